@@ -1,0 +1,108 @@
+//! Phase and outcome records: what an engine did, when, to whom. Data only.
+//!
+//! Every engine reports through [`Event`]; `stillpoint --json` prints one per line, and `stillpoint measure`
+//! merges them with the clients' latencies. All times are `CLOCK_MONOTONIC` nanoseconds of the machine that
+//! ran the engine, so records of one machine share one clock without any translation.
+//!
+//! The crate decides nothing and performs no I/O. Adding a field or an event kind is compatible; changing the
+//! meaning of one raises [`VERSION`].
+
+use serde::{Deserialize, Serialize};
+
+/// Version of the event records, printed as `"v"` in every JSON line.
+pub const VERSION: u32 = 1;
+
+/// One thing that happened, on the engine's clock.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    /// Version of the record, [`VERSION`].
+    pub v: u32,
+    /// `CLOCK_MONOTONIC` in nanoseconds at the end of what is reported.
+    pub t_ns: u64,
+    /// Process concerned, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<i32>,
+    /// What happened.
+    #[serde(flatten)]
+    pub kind: EventKind,
+}
+
+/// What an [`Event`] tells. The tag is `"event"` in JSON.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub enum EventKind {
+    /// A phase of an operation begins (`check`, `inject`, `arm`, `migrate`, `commit`, ...).
+    PhaseStarted {
+        /// Operation that the phase belongs to: `apply`, `revert`, `abort`, `check`.
+        operation: String,
+        /// Name of the phase.
+        phase: String,
+    },
+    /// The phase ended.
+    PhaseEnded {
+        /// Operation that the phase belongs to.
+        operation: String,
+        /// Name of the phase.
+        phase: String,
+        /// How long it took.
+        duration_ns: u64,
+    },
+    /// A thread was stopped and let go again.
+    ThreadStopped {
+        /// The thread.
+        tid: i32,
+        /// Why: `probe`, `freeze`, `carrier`, `signal`.
+        reason: String,
+        /// From the thread being observed stopped to its being let go.
+        stopped_ns: u64,
+    },
+    /// A thread runs the new generation from now on.
+    ThreadMigrated {
+        /// The thread.
+        tid: i32,
+        /// Number of the transition it migrated to.
+        transition: u32,
+    },
+    /// A thread could not be migrated yet.
+    ThreadBusy {
+        /// The thread.
+        tid: i32,
+        /// Function found on its stack.
+        function: String,
+    },
+    /// Every thread runs the new generation and the entries are direct jumps.
+    Committed {
+        /// Number of the transition.
+        transition: u32,
+        /// Patches active from now on, oldest first; empty for the code as shipped.
+        active: Vec<String>,
+        /// From the start of the transition to here.
+        duration_ns: u64,
+        /// Threads migrated.
+        threads: u32,
+    },
+    /// The transition was abandoned and every thread is back on the old side.
+    FellBack {
+        /// Number of the transition.
+        transition: u32,
+        /// Why.
+        reason: String,
+    },
+    /// The operation had nothing to do.
+    AlreadyThere {
+        /// What is so already.
+        what: String,
+    },
+    /// Something the operator should know.
+    Warning {
+        /// The text.
+        text: String,
+    },
+}
+
+impl Event {
+    /// An event of this version.
+    pub fn new(t_ns: u64, pid: Option<i32>, kind: EventKind) -> Self {
+        Event { v: VERSION, t_ns, pid, kind }
+    }
+}

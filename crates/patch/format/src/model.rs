@@ -1,0 +1,356 @@
+//! What a patch holds.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A *stated* virtual memory address: as the target's ELF file says, before any load bias.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Svma(pub u64);
+
+/// An *actual* virtual memory address: in a running process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Avma(pub u64);
+
+impl fmt::Display for Svma {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+impl fmt::Display for Avma {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// The GNU build-id of an ELF file (`.note.gnu.build-id`), as bytes; prints as lower-case hex.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct BuildId(pub Vec<u8>);
+
+impl fmt::Display for BuildId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|b| write!(f, "{b:02x}"))
+    }
+}
+
+impl fmt::Debug for BuildId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BuildId({self})")
+    }
+}
+
+/// A live patch for one ELF file: code, data, and everything needed to put them into a running process.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Patch {
+    /// Name of the patch, unique among those of one target: `[A-Za-z0-9._+:~-]{1,128}`.
+    pub name: String,
+    /// One line for people.
+    pub description: String,
+    /// CVE identifiers that the patch fixes.
+    pub cves: Vec<String>,
+    /// Names of patches that this one replaces; with `replace_all` every older one.
+    pub replaces: Vec<String>,
+    /// Where the code came from.
+    pub source: Source,
+    /// Diffs that must be in force already (brought by active patches) because this patch was built on top of them.
+    pub based_on: Vec<DiffFact>,
+    /// What compiled it.
+    pub toolchain: Toolchain,
+    /// The one ELF file that it fits.
+    pub target: Target,
+    /// How far apart old and new code may run at the same time.
+    pub scope: Scope,
+    /// Whether the scope was stated by the author (otherwise the builder inferred it).
+    pub scope_stated: bool,
+    /// Pieces of memory to bring in; every function is a section of its own.
+    pub sections: Vec<Section>,
+    /// Names that relocations refer to.
+    pub symbols: Vec<Symbol>,
+    /// Indices into `symbols` of what later patches of the series may refer to as [`SymbolValue::OtherPatch`]: new
+    /// globals by their name, new statics as `unit.c:name`.
+    pub exports: Vec<u32>,
+    /// Functions whose entry is redirected.
+    pub functions: Vec<Function>,
+    /// Further code of the target that must be on no stack when a thread migrates (the functions' own ranges always count).
+    pub off_stack: Vec<OffStack>,
+    /// Functions of the patch to be called around the transition.
+    pub hooks: Hooks,
+    /// Types that were compared member by member.
+    pub types: Vec<TypeFact>,
+    /// Symbols of the patch whose address may be stored in live data and outlive a revert.
+    pub escaping: Vec<String>,
+    /// What the author was warned of.
+    pub warnings: Vec<String>,
+}
+
+/// Where the code of a patch came from.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Source {
+    /// Source package, for instance `redis`.
+    pub package: Option<String>,
+    /// Its version, for instance `5:7.0.15-1~deb12u10`.
+    pub version: Option<String>,
+    /// The diffs, in the order applied.
+    pub diffs: Vec<DiffFact>,
+    /// The translation units that were compiled, relative to the source directory.
+    pub units: Vec<UnitFact>,
+}
+
+/// One diff that went into a patch.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DiffFact {
+    /// Its file name.
+    pub name: String,
+    /// SHA-256 of its text.
+    pub sha256: [u8; 32],
+}
+
+/// One translation unit that went into a patch.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct UnitFact {
+    /// Path relative to the source directory.
+    pub path: String,
+    /// Functions of the unit found in the shipped text, byte for byte.
+    pub functions_placed: u32,
+    /// Functions of the unit in all.
+    pub functions_total: u32,
+}
+
+/// What compiled a patch.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Toolchain {
+    /// First line of `cc --version`.
+    pub compiler: String,
+    /// Version of stillpoint.
+    pub stillpoint: String,
+}
+
+/// The ELF file that a patch fits.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Target {
+    /// Its build-id; empty only where the file has none.
+    pub build_id: BuildId,
+    /// SHA-256 of the bytes of its executable segment, as in the file: binds where there is no build-id.
+    pub text_sha256: [u8; 32],
+    /// File name, for people.
+    pub file_name: String,
+    /// What kind of ELF file.
+    pub kind: TargetKind,
+}
+
+/// Kind of ELF file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TargetKind {
+    /// `ET_EXEC`: addresses are final.
+    Executable,
+    /// `ET_DYN` with an interpreter.
+    PieExecutable,
+    /// `ET_DYN` without one.
+    SharedLibrary,
+}
+
+/// How far apart old and new code may run at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scope {
+    /// Threads may run different versions for a while (the usual text-only fix).
+    ThreadLocal,
+    /// The threads of a group must change together.
+    ThreadGroup,
+    /// All threads of the process must change together.
+    Process,
+}
+
+/// Protection and nature of a section.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SectionKind {
+    /// Executable, one function (or one cold part) each.
+    Text,
+    /// Read-only after relocation.
+    RoData,
+    /// Writable, initialised.
+    Data,
+    /// Writable, zero.
+    Bss,
+    /// `.eh_frame` of the new code (CIEs and FDEs as the compiler wrote them).
+    EhFrame,
+    /// `.gcc_except_table`.
+    ExceptTable,
+}
+
+/// A piece of memory that the patch brings along.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Section {
+    /// Name as in the object, for instance `.text.lookupKey`.
+    pub name: String,
+    /// What it is.
+    pub kind: SectionKind,
+    /// Alignment in bytes, a power of two up to 4096.
+    pub align: u32,
+    /// Size in bytes; equals `bytes.len()` unless `Bss`.
+    pub size: u64,
+    /// Contents; empty for `Bss`.
+    pub bytes: Vec<u8>,
+    /// What has to be filled in.
+    pub relocations: Vec<Relocation>,
+}
+
+/// A place in a section to be filled in. `S` symbol, `A` addend, `P` place, as in the x86-64 psABI.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Relocation {
+    /// Offset in the section, bytes.
+    pub offset: u32,
+    /// How the value is made.
+    pub kind: RelocationKind,
+    /// Index into [`Patch::symbols`].
+    pub symbol: u32,
+    /// `A`.
+    pub addend: i64,
+}
+
+/// How the value of a relocation is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RelocationKind {
+    /// 64 bits, `S + A`.
+    Abs64,
+    /// 32 bits unsigned, `S + A` (non-PIE targets).
+    Abs32,
+    /// 32 bits signed, `S + A` (non-PIE targets).
+    Abs32Signed,
+    /// 32 bits, `S + A - P`, data or an address taken.
+    Pc32,
+    /// 64 bits, `S + A - P`.
+    Pc64,
+    /// 32 bits, `S + A - P`, a call or jump: may go through a stub of the engine when out of reach.
+    Branch32,
+    /// 32 bits, `G + A - P`, where `G` is a slot made by the engine that holds `S`.
+    GotPc32,
+    /// 32 bits, offset of a thread-local from the thread pointer, plus `A`.
+    TpOff32,
+    /// 32 bits, `G + A - P`, where `G` is a slot made by the engine that holds the offset from the thread pointer.
+    GotTpOff32,
+}
+
+/// A name that relocations refer to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Symbol {
+    /// Name as in the source; statics keep theirs, without the compiler's suffix where it is known to be one.
+    pub name: String,
+    /// What it stands for.
+    pub value: SymbolValue,
+    /// How its value was found, for `patch inspect`.
+    pub resolved_by: ResolvedBy,
+}
+
+/// What a symbol stands for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum SymbolValue {
+    /// Somewhere in a section of this patch.
+    Patch {
+        /// Index into [`Patch::sections`].
+        section: u32,
+        /// Bytes from its start.
+        offset: u64,
+    },
+    /// An address in the target (function entry, data, PLT stub).
+    Target(Svma),
+    /// The value that the target's GOT slot at this address holds at run time (imported data, bound functions). An
+    /// unbound lazy slot holds the address of its PLT stub, which is callable as well.
+    TargetSlot(Svma),
+    /// A thread-local of the target: bytes from the start of its `PT_TLS` segment.
+    TargetTls(u64),
+    /// A GOT slot of the target that holds a thread-local's offset from the thread pointer (GOTTPOFF).
+    TargetTlsSlot(Svma),
+    /// Defined in another mapped library; the engine looks it up there.
+    Import {
+        /// Symbol version, for instance `GLIBC_2.14`; `None` takes the default version.
+        version: Option<String>,
+    },
+    /// Another live patch in the same process defines it (a global that an earlier patch of the series added).
+    OtherPatch,
+}
+
+/// How the value of a symbol was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ResolvedBy {
+    /// The patch defines it.
+    Patch,
+    /// The target's `.symtab`.
+    Symtab,
+    /// The target's `.dynsym`.
+    Dynsym,
+    /// The unit's function was found in the shipped text by masked comparison.
+    Placement,
+    /// Read back out of the shipped text ("reverse relocation").
+    ReverseRelocation,
+    /// At run time.
+    Runtime,
+}
+
+/// Start and length of some code of the target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Range {
+    /// First byte.
+    pub start: Svma,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// A function whose entry is redirected.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Function {
+    /// Its name.
+    pub name: String,
+    /// The translation unit that defines it.
+    pub unit: String,
+    /// The old code: entry and size of the hot part.
+    pub old: Range,
+    /// `.cold` and `.part` children of the old code.
+    pub old_parts: Vec<Range>,
+    /// The old hot part's bytes as in the target's file, for comparison with memory before anything is touched.
+    pub old_bytes: Vec<u8>,
+    /// Index into [`Patch::symbols`] of the new code.
+    pub new: u32,
+    /// Why it is in the patch, one line each ("instructions differ", "inlines `decodeLen`, which changed").
+    pub reasons: Vec<String>,
+}
+
+/// Code of the target that must be on no stack when a thread migrates.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OffStack {
+    /// Name, for messages.
+    pub name: String,
+    /// Where.
+    pub range: Range,
+    /// Why: "stated by the author", "inlines `f`", ...
+    pub reason: String,
+}
+
+/// Functions of the patch (indices into [`Patch::symbols`]) to be called by one thread of the target at a safe point.
+/// Each has the C type `int (*)(void)`; a `pre_*` hook that returns non-zero abandons the operation.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Hooks {
+    /// Before the first thread migrates.
+    pub pre_apply: Vec<u32>,
+    /// After the commit.
+    pub post_apply: Vec<u32>,
+    /// Before the first thread goes back.
+    pub pre_revert: Vec<u32>,
+    /// After all have gone back.
+    pub post_revert: Vec<u32>,
+}
+
+/// A type that was compared member by member on both sides of the change.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TypeFact {
+    /// For instance `struct redisServer`.
+    pub name: String,
+    /// Size in bytes.
+    pub size: u64,
+    /// Members compared.
+    pub members: u32,
+}

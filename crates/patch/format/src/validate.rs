@@ -1,0 +1,142 @@
+//! Every rule that a [`Patch`] keeps, so that no later step has to check again.
+
+use crate::{Error, Patch, Range, Relocation, RelocationKind, Section, SectionKind, SymbolValue};
+
+const NAME_MAX: usize = 128;
+const TEXT_MAX: usize = 64 << 10;
+const SECTION_SIZE_MAX: u64 = 64 << 20;
+
+fn refuse<T>(why: impl Into<String>) -> Result<T, Error> {
+    Err(Error::Inconsistent(why.into()))
+}
+
+/// Checks all of `patch`; the error names the first rule broken and by what.
+pub(crate) fn validate(patch: &Patch) -> Result<(), Error> {
+    name(&patch.name)?;
+    patch.replaces.iter().try_for_each(|n| name(n))?;
+    let texts = patch.warnings.iter().chain(&patch.escaping).chain(&patch.cves).chain([&patch.description]);
+    for text in texts {
+        if text.len() > TEXT_MAX {
+            return refuse(format!("a text of {} bytes exceeds {TEXT_MAX}", text.len()));
+        }
+    }
+    if patch.functions.is_empty() {
+        return refuse("no function is patched");
+    }
+    if patch.target.build_id.0.len() > 64 {
+        return refuse("build-id longer than 64 bytes");
+    }
+    patch.sections.iter().try_for_each(|s| section(patch, s))?;
+    symbols(patch)?;
+    for &export in &patch.exports {
+        if !matches!(patch.symbols.get(export as usize).map(|s| &s.value), Some(SymbolValue::Patch { .. })) {
+            return refuse(format!("export {export} is not a symbol of this patch"));
+        }
+    }
+    functions(patch)?;
+    let hooks = &patch.hooks;
+    for &hook in hooks.pre_apply.iter().chain(&hooks.post_apply).chain(&hooks.pre_revert).chain(&hooks.post_revert) {
+        text_symbol(patch, hook, "hook")?;
+    }
+    patch.off_stack.iter().try_for_each(|o| range(&o.name, o.range))
+}
+
+fn name(name: &str) -> Result<(), Error> {
+    let fits = |b: u8| b.is_ascii_alphanumeric() || b"._+:~-".contains(&b);
+    if name.is_empty() || name.len() > NAME_MAX || !name.bytes().all(fits) {
+        return refuse(format!("patch name {name:?} is not 1 to {NAME_MAX} characters of A-Z a-z 0-9 . _ + : ~ -"));
+    }
+    Ok(())
+}
+
+fn section(patch: &Patch, s: &Section) -> Result<(), Error> {
+    if !s.align.is_power_of_two() || s.align > 4096 {
+        return refuse(format!("section {}: alignment {}", s.name, s.align));
+    }
+    if s.size > SECTION_SIZE_MAX {
+        return refuse(format!("section {}: size {} exceeds {SECTION_SIZE_MAX}", s.name, s.size));
+    }
+    let stored = if s.kind == SectionKind::Bss { 0 } else { s.size };
+    if s.bytes.len() as u64 != stored {
+        return refuse(format!("section {}: {} bytes stored, {stored} stated", s.name, s.bytes.len()));
+    }
+    s.relocations.iter().try_for_each(|r| relocation(patch, s, r))
+}
+
+fn relocation(patch: &Patch, s: &Section, r: &Relocation) -> Result<(), Error> {
+    let width = match r.kind {
+        RelocationKind::Abs64 | RelocationKind::Pc64 => 8,
+        _ => 4,
+    };
+    if u64::from(r.offset) + width > s.bytes.len() as u64 {
+        return refuse(format!("section {}: relocation at {:#x} reaches past its end", s.name, r.offset));
+    }
+    let Some(symbol) = patch.symbols.get(r.symbol as usize) else {
+        return refuse(format!("section {}: relocation names symbol {} of {}", s.name, r.symbol, patch.symbols.len()));
+    };
+    let tls_kind = matches!(r.kind, RelocationKind::TpOff32 | RelocationKind::GotTpOff32);
+    let tls_symbol = matches!(symbol.value, SymbolValue::TargetTls(_) | SymbolValue::TargetTlsSlot(_));
+    if tls_kind != tls_symbol {
+        return refuse(format!("section {}: {:?} against {}", s.name, r.kind, symbol.name));
+    }
+    Ok(())
+}
+
+fn symbols(patch: &Patch) -> Result<(), Error> {
+    for symbol in &patch.symbols {
+        if symbol.name.len() > TEXT_MAX {
+            return refuse(format!("a symbol name of {} bytes exceeds {TEXT_MAX}", symbol.name.len()));
+        }
+        if let SymbolValue::Patch { section, offset } = symbol.value {
+            match patch.sections.get(section as usize) {
+                Some(s) if offset <= s.size => {}
+                _ => {
+                    return refuse(format!(
+                        "symbol {}: section {section} offset {offset:#x} does not exist",
+                        symbol.name
+                    ));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn text_symbol(patch: &Patch, index: u32, what: &str) -> Result<(), Error> {
+    let section = match patch.symbols.get(index as usize).map(|s| &s.value) {
+        Some(SymbolValue::Patch { section, offset: _ }) => patch.sections.get(*section as usize),
+        _ => None,
+    };
+    match section {
+        Some(s) if s.kind == SectionKind::Text => Ok(()),
+        _ => refuse(format!("{what}: symbol {index} is not code of this patch")),
+    }
+}
+
+fn range(name: &str, r: Range) -> Result<(), Error> {
+    if r.len == 0 || r.start.0.checked_add(r.len).is_none() {
+        return refuse(format!("{name}: range of {} bytes at {}", r.len, r.start));
+    }
+    Ok(())
+}
+
+fn functions(patch: &Patch) -> Result<(), Error> {
+    let mut hot: Vec<(Range, &str)> = Vec::new();
+    for f in &patch.functions {
+        range(&f.name, f.old)?;
+        f.old_parts.iter().try_for_each(|part| range(&f.name, *part))?;
+        if f.old_bytes.len() as u64 != f.old.len {
+            return refuse(format!("{}: {} old bytes stored, {} stated", f.name, f.old_bytes.len(), f.old.len));
+        }
+        text_symbol(patch, f.new, &f.name)?;
+        hot.push((f.old, &f.name));
+    }
+    hot.sort_by_key(|(r, _)| r.start);
+    for pair in hot.windows(2) {
+        let ((a, a_name), (b, b_name)) = (pair[0], pair[1]);
+        if a.start.0 + a.len > b.start.0 {
+            return refuse(format!("{a_name} and {b_name} overlap"));
+        }
+    }
+    Ok(())
+}

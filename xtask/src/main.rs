@@ -1,0 +1,2 @@
+//! Checks on the tree itself.
+fn main() {}
