@@ -1,0 +1,142 @@
+//! The patch file: round trip, damage of every kind, signatures, and each rule of validation.
+
+use stillpoint_patch_format::*;
+
+fn patch() -> Patch {
+    let text = Section {
+        name: ".text.answer".into(),
+        kind: SectionKind::Text,
+        align: 16,
+        size: 11,
+        bytes: vec![0xb8, 42, 0, 0, 0, 0xe8, 0, 0, 0, 0, 0xc3],
+        relocations: vec![Relocation { offset: 6, kind: RelocationKind::Branch32, symbol: 1, addend: -4 }],
+    };
+    Patch {
+        name: "answer-1".into(),
+        description: "answers 42".into(),
+        cves: vec!["CVE-2026-0001".into()],
+        replaces: vec![],
+        source: Source {
+            units: vec![UnitFact { path: "a.c".into(), functions_placed: 1, functions_total: 1 }],
+            ..Source::default()
+        },
+        based_on: vec![DiffFact { name: "first.patch".into(), sha256: [7; 32] }],
+        toolchain: Toolchain { compiler: "cc".into(), stillpoint: "0".into() },
+        target: Target {
+            build_id: BuildId(vec![1; 20]),
+            text_sha256: [2; 32],
+            file_name: "victim".into(),
+            kind: TargetKind::PieExecutable,
+        },
+        scope: Scope::ThreadLocal,
+        scope_stated: false,
+        sections: vec![text],
+        symbols: vec![
+            Symbol {
+                name: "answer".into(),
+                value: SymbolValue::Patch { section: 0, offset: 0 },
+                resolved_by: ResolvedBy::Patch,
+            },
+            Symbol {
+                name: "helper".into(),
+                value: SymbolValue::Target(Svma(0x1200)),
+                resolved_by: ResolvedBy::Placement,
+            },
+            Symbol { name: "tls".into(), value: SymbolValue::TargetTls(8), resolved_by: ResolvedBy::Placement },
+        ],
+        exports: vec![0],
+        functions: vec![Function {
+            name: "answer".into(),
+            unit: "a.c".into(),
+            old: Range { start: Svma(0x1000), len: 4 },
+            old_parts: vec![],
+            old_bytes: vec![0x90, 0x90, 0x90, 0xc3],
+            new: 0,
+            reasons: vec!["instructions differ".into()],
+        }],
+        off_stack: vec![OffStack {
+            name: "loop".into(),
+            range: Range { start: Svma(0x1100), len: 16 },
+            reason: "stated by the author".into(),
+        }],
+        hooks: Hooks { pre_apply: vec![0], ..Hooks::default() },
+        types: vec![],
+        escaping: vec![],
+        warnings: vec![],
+    }
+}
+
+#[test]
+fn what_was_written_is_read() {
+    let patch = patch();
+    let read = decode(&encode(&patch).unwrap()).unwrap();
+    assert_eq!(read.patch, patch);
+    assert_eq!(read.key_id(), None);
+    assert!(matches!(read.verify(&[]), Err(Error::Unsigned)));
+}
+
+#[test]
+fn every_flipped_bit_is_seen() {
+    let key = SecretKey::from_seed([9; 32]);
+    for good in [encode(&patch()).unwrap(), encode_signed(&patch(), &key).unwrap()] {
+        for at in 0..good.len() * 8 {
+            let mut bad = good.clone();
+            bad[at / 8] ^= 1 << (at % 8);
+            // A flip in the signature block leaves the patch readable, and must fail verification.
+            let accepted = decode(&bad).is_ok_and(|signed| signed.verify(&[key.public()]).is_ok());
+            let unsigned_accepted = decode(&bad).is_ok_and(|signed| signed.key_id().is_none());
+            assert!(!accepted && !unsigned_accepted, "flipped bit {at} went unnoticed");
+        }
+    }
+}
+
+#[test]
+fn every_truncation_and_every_tail_is_seen() {
+    let good = encode(&patch()).unwrap();
+    for len in 0..good.len() {
+        assert!(matches!(decode(&good[..len]), Err(Error::Truncated { .. })), "{len} bytes were accepted");
+    }
+    let long = [&good[..], b"x"].concat();
+    assert!(matches!(decode(&long), Err(Error::TrailingBytes(1))));
+    assert!(matches!(decode(b"\x7fELF\x02\x01\x01\x00 and more"), Err(Error::Magic)));
+}
+
+#[test]
+fn signatures_name_their_key() {
+    let (ours, theirs) = (SecretKey::from_seed([1; 32]), SecretKey::from_seed([2; 32]));
+    let read = decode(&encode_signed(&patch(), &ours).unwrap()).unwrap();
+    assert_eq!(read.verify(&[theirs.public(), ours.public()]).unwrap(), ours.public().id());
+    assert!(matches!(read.verify(&[theirs.public()]), Err(Error::UnknownKey(id)) if id == ours.public().id()));
+    let again = PublicKey::parse(&ours.public().to_text()).unwrap();
+    assert_eq!(again.id(), SecretKey::parse(&ours.to_text()).unwrap().public().id());
+    assert!(PublicKey::parse("zz").is_err());
+    assert!(!format!("{ours:?}").contains(ours.to_text().trim()), "a secret key was printed");
+}
+
+#[test]
+fn each_rule_refuses_its_breach() {
+    type Breach = (&'static str, fn(&mut Patch));
+    let breaches: &[Breach] = &[
+        ("patch name", |p| p.name = "no spaces".into()),
+        ("no function", |p| p.functions.clear()),
+        ("alignment", |p| p.sections[0].align = 3),
+        ("bytes stored", |p| p.sections[0].size = 12),
+        ("reaches past", |p| p.sections[0].relocations[0].offset = 8),
+        ("names symbol", |p| p.sections[0].relocations[0].symbol = 99),
+        ("against tls", |p| p.sections[0].relocations[0].symbol = 2),
+        ("does not exist", |p| p.symbols[0].value = SymbolValue::Patch { section: 0, offset: 99 }),
+        ("is not code", |p| p.functions[0].new = 1),
+        ("old bytes", |p| p.functions[0].old.len = 5),
+        ("overlap", |p| p.functions.push(Function { name: "again".into(), ..p.functions[0].clone() })),
+        ("export", |p| p.exports = vec![1]),
+        ("hook", |p| p.hooks.post_revert = vec![1]),
+        ("range of 0 bytes", |p| p.off_stack[0].range.len = 0),
+        ("build-id", |p| p.target.build_id = BuildId(vec![0; 65])),
+    ];
+    for (fragment, breach) in breaches {
+        let mut patch = patch();
+        breach(&mut patch);
+        let error = encode(&patch).expect_err(fragment).to_string();
+        assert!(error.contains(fragment), "{error:?} does not say {fragment:?}");
+    }
+}
