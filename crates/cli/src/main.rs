@@ -1,2 +1,50 @@
 //! The `stillpoint` binary: arguments, output and exit codes; everything else lives in the engines.
-fn main() {}
+//!
+//! One file per subcommand. A subcommand is a clap `Args` type and a `run(args, &Output) -> Result<(), Failure>`;
+//! what it reports goes through [`output::Output`], what goes wrong comes back as [`output::Failure`], which carries
+//! the exit code, the state of the service and what to try next. Nothing else prints or exits.
+
+mod measure;
+mod output;
+mod patch;
+
+use clap::{Parser, Subcommand};
+use output::Output;
+use std::process::ExitCode;
+
+/// Keeps databases running through what otherwise stops them.
+#[derive(Parser)]
+#[command(name = "stillpoint", version, propagate_version = true, max_term_width = 120)]
+struct Cli {
+    /// Print one versioned JSON object per event line on stdout instead of text.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Build live patches, and put them into running programs.
+    #[command(subcommand)]
+    Patch(patch::Command),
+    /// Load a server, record every latency, and report.
+    Measure(measure::Args),
+}
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_env("STILLPOINT_LOG"))
+        .with_writer(std::io::stderr)
+        .init();
+    let cli = Cli::parse();
+    let output = Output::new(cli.json);
+    let result = match cli.command {
+        Command::Patch(command) => patch::run(command, &output),
+        Command::Measure(args) => measure::run(args, &output),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => output.failure(&failure),
+    }
+}

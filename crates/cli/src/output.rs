@@ -1,0 +1,190 @@
+//! What the user sees: lines or JSON on stdout, progress and errors on stderr, the exit code.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use std::cell::RefCell;
+use std::fmt;
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use std::time::Duration;
+use stillpoint_events::{Event, EventKind};
+
+/// How a command that did not succeed ends. Success is exit code 0, also for "already in that state".
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// Failed; the service is on the old side and healthy.
+    Failed = 1,
+    /// Usage.
+    Usage = 2,
+    /// Refused; nothing was touched.
+    Refused = 3,
+    /// Tried, and fell back.
+    FellBack = 4,
+    /// State unknown; an operator is needed.
+    Unknown = 5,
+}
+
+/// Why a command did not succeed, where the service is now, and what to do next.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    /// The exit code.
+    pub(crate) exit: Exit,
+    /// What went wrong, outermost first.
+    pub(crate) error: anyhow::Error,
+    /// The state of the service now, for the `state:` line.
+    pub(crate) state: String,
+    /// What to do next, for the `try:` line.
+    pub(crate) hint: Option<String>,
+}
+
+impl Failure {
+    /// Refused before anything was touched.
+    pub(crate) fn refused(error: impl Into<anyhow::Error>) -> Self {
+        Failure { exit: Exit::Refused, error: error.into(), state: "nothing was touched".into(), hint: None }
+    }
+
+    /// Failed; `state` says where things are.
+    pub(crate) fn failed(error: impl Into<anyhow::Error>, state: impl Into<String>) -> Self {
+        Failure { exit: Exit::Failed, error: error.into(), state: state.into(), hint: None }
+    }
+
+    /// The arguments contradict each other.
+    pub(crate) fn usage(text: impl fmt::Display) -> Self {
+        Failure {
+            exit: Exit::Usage,
+            error: anyhow::anyhow!("{text}"),
+            state: "nothing was touched".into(),
+            hint: Some("--help".into()),
+        }
+    }
+
+    /// Adds what to do next.
+    pub(crate) fn hint(self, hint: impl Into<String>) -> Self {
+        Failure { hint: Some(hint.into()), ..self }
+    }
+}
+
+/// Where a command's results and progress go.
+pub(crate) struct Output {
+    json: bool,
+    bar: RefCell<Option<ProgressBar>>,
+}
+
+#[derive(Serialize)]
+struct FailureLine<'a> {
+    v: u32,
+    event: &'static str,
+    exit: i32,
+    error: String,
+    causes: Vec<String>,
+    state: &'a str,
+    #[serde(rename = "try")]
+    hint: Option<&'a str>,
+}
+
+impl Output {
+    /// Text for people, or JSON lines.
+    pub(crate) fn new(json: bool) -> Self {
+        Output { json, bar: RefCell::new(None) }
+    }
+
+    /// Whether results are to be JSON.
+    pub(crate) fn is_json(&self) -> bool {
+        self.json
+    }
+
+    /// One line of a result for people; silent with `--json`.
+    pub(crate) fn line(&self, text: impl fmt::Display) {
+        if !self.json {
+            self.write(&text.to_string());
+        }
+    }
+
+    /// One result as a line of JSON; silent without `--json`.
+    pub(crate) fn json(&self, value: &impl Serialize) {
+        if self.json {
+            match serde_json::to_string(value) {
+                Ok(text) => self.write(&text),
+                Err(error) => tracing::error!(%error, "a result does not serialise"),
+            }
+        }
+    }
+
+    /// An event of an engine: a JSON line, or a line for people where it tells them something; moves the progress.
+    pub(crate) fn event(&self, event: &Event) {
+        if self.json {
+            return self.json(event);
+        }
+        match &event.kind {
+            EventKind::PhaseStarted { operation, phase } => self.progress(&format!("{operation}: {phase}")),
+            EventKind::ThreadBusy { tid, function } => {
+                self.progress(&format!("waiting for thread {tid}, which stands in {function}"));
+            }
+            EventKind::Warning { text } => self.warn(text),
+            _ => {}
+        }
+    }
+
+    /// Tells on stderr what goes on, only to a terminal.
+    pub(crate) fn progress(&self, text: &str) {
+        if self.json || !std::io::stderr().is_terminal() {
+            return;
+        }
+        let mut bar = self.bar.borrow_mut();
+        let bar = bar.get_or_insert_with(|| {
+            let bar = ProgressBar::new_spinner();
+            if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
+                bar.set_style(style);
+            }
+            bar.enable_steady_tick(Duration::from_millis(120));
+            bar
+        });
+        bar.set_message(text.to_owned());
+    }
+
+    /// Takes the progress away.
+    pub(crate) fn progress_done(&self) {
+        if let Some(bar) = self.bar.borrow_mut().take() {
+            bar.finish_and_clear();
+        }
+    }
+
+    /// A warning on stderr; with `--json` engines report theirs as events.
+    pub(crate) fn warn(&self, text: impl fmt::Display) {
+        self.progress_done();
+        let _ = writeln!(std::io::stderr(), "warning: {text}");
+    }
+
+    /// Prints how a command failed and tells the exit code.
+    pub(crate) fn failure(&self, failure: &Failure) -> ExitCode {
+        self.progress_done();
+        let causes: Vec<String> = failure.error.chain().skip(1).map(ToString::to_string).collect();
+        if self.json {
+            self.json(&FailureLine {
+                v: stillpoint_events::VERSION,
+                event: "failed",
+                exit: failure.exit as i32,
+                error: failure.error.to_string(),
+                causes: causes.clone(),
+                state: &failure.state,
+                hint: failure.hint.as_deref(),
+            });
+        }
+        let mut text = format!("error: {}\n", failure.error);
+        for cause in &causes {
+            text += &format!("  caused by: {cause}\n");
+        }
+        text += &format!("state: {}\n", failure.state);
+        if let Some(hint) = &failure.hint {
+            text += &format!("try: {hint}\n");
+        }
+        let _ = std::io::stderr().write_all(text.as_bytes());
+        ExitCode::from(failure.exit as u8)
+    }
+
+    fn write(&self, text: &str) {
+        self.progress_done();
+        // a reader that went away is no error: `stillpoint patch list | head -1`
+        let _ = writeln!(std::io::stdout(), "{text}");
+    }
+}

@@ -1,0 +1,51 @@
+//! `stillpoint patch`: one file per subcommand.
+
+mod apply;
+mod build;
+mod check;
+mod gdb;
+mod inspect;
+mod key;
+mod list;
+mod revert;
+mod status;
+
+use crate::output::{Failure, Output};
+
+/// `stillpoint patch ...`
+#[derive(clap::Subcommand)]
+pub(crate) enum Command {
+    /// Build a live patch from source diffs.
+    Build(build::Args),
+    /// Show what a patch file holds, and why.
+    Inspect(inspect::Args),
+    /// Make keys, and sign patch files.
+    Key(key::Args),
+    /// Put patches into running processes.
+    Apply(apply::Args),
+    /// Everything short of touching, and which threads would block.
+    Check(check::Args),
+    /// What a process carries, verified against its memory.
+    Status(status::Args),
+    /// Take patches back.
+    Revert(revert::Args),
+    /// Every process of this machine that carries patches.
+    List(list::Args),
+    /// Files that let gdb and perf see the patched code.
+    Gdb(gdb::Args),
+}
+
+/// Runs `stillpoint patch ...`.
+pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
+    match command {
+        Command::Build(args) => build::run(args, output),
+        Command::Inspect(args) => inspect::run(args, output),
+        Command::Key(args) => key::run(args, output),
+        Command::Apply(args) => apply::run(args, output),
+        Command::Check(args) => check::run(args, output),
+        Command::Status(args) => status::run(args, output),
+        Command::Revert(args) => revert::run(args, output),
+        Command::List(args) => list::run(args, output),
+        Command::Gdb(args) => gdb::run(args, output),
+    }
+}
