@@ -1,1 +1,64 @@
-//! Helpers shared by the end-to-end tests.
+//! Starts real servers, talks to them, runs the `stillpoint` binary: what every end-to-end test needs.
+//!
+//! The caller guarantees a Debian machine with `apt` (only [`packages`] needs it, to download, never to install) and
+//! that a server is dropped by the thread that started it, or that this thread lives as long as the server.
+//!
+//! The crate guarantees: servers listen on 127.0.0.1 on a port of their own, keep their files in a directory of their
+//! own, and are gone when their handle is dropped, also when the test panics or is killed. Every wait is for a
+//! condition, has a limit, and says what it waited for when the limit passes. A test that cannot run here says why
+//! and passes; with `REQUIRE_ALL=1` in the environment it fails instead (see [`skip!`]).
+//!
+//! It does not judge results, and it installs nothing.
+//!
+//! ```no_run
+//! use stillpoint_e2e::{cli::Stillpoint, packages, server::Redis};
+//! let binary = packages::redis(None).unwrap();
+//! let redis = Redis::start(&binary, &[]);
+//! let run = Stillpoint::new().args(["patch", "status", "--pid"]).arg(redis.pid()).json().run();
+//! assert_eq!(run.code, Some(0), "{run}");
+//! assert_eq!(redis.client().command(&["PING"]).unwrap().text(), "PONG");
+//! ```
+
+pub mod cli;
+pub mod packages;
+pub mod resp;
+pub mod server;
+pub mod wait;
+
+use std::path::{Path, PathBuf};
+
+/// The root of the source tree.
+pub fn workspace_root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("e2e lies in the workspace")
+}
+
+/// Where downloads and builds are kept between runs: `$STILLPOINT_CACHE`, otherwise `.cache` in the source tree.
+pub fn cache_dir() -> PathBuf {
+    std::env::var_os("STILLPOINT_CACHE").map_or_else(|| workspace_root().join(".cache"), PathBuf::from)
+}
+
+/// Whether a test that cannot run here must fail.
+pub fn require_all() -> bool {
+    std::env::var_os("REQUIRE_ALL").is_some_and(|v| v == "1")
+}
+
+/// Ends the calling test because this machine lacks something: prints `SKIPPED` and why (`make test` counts these
+/// lines), or panics when `REQUIRE_ALL=1`.
+#[macro_export]
+macro_rules! skip {
+    ($($why:tt)*) => {{
+        let why = format!($($why)*);
+        assert!(!$crate::require_all(), "cannot run here and REQUIRE_ALL=1: {why}");
+        $crate::print_skipped(&why);
+        return;
+    }};
+}
+
+/// Prints the line that [`skip!`] promises. Goes to the process's own standard error, past libtest's capture, so that
+/// the line shows for a passing test as well.
+pub fn print_skipped(why: &str) {
+    use std::io::Write;
+    let name = std::thread::current().name().unwrap_or("?").to_owned();
+    // Nothing sensible can be done when standard error is closed.
+    let _ = writeln!(std::io::stderr().lock(), "SKIPPED {name}: {why}");
+}

@@ -1,0 +1,159 @@
+//! Runs the `stillpoint` binary and reads what it prints.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use stillpoint_events::Event;
+
+/// The binary under test: `$STILLPOINT_BIN`, otherwise built now in this test's own profile, so that a test never
+/// judges a stale one.
+pub fn binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| std::env::var_os("STILLPOINT_BIN").map_or_else(build, PathBuf::from))
+}
+
+fn build() -> PathBuf {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(["build", "--quiet", "--locked", "-p", "stillpoint", "--bin", "stillpoint"]);
+    let profile = if cfg!(debug_assertions) { "debug" } else { "release" };
+    if profile == "release" {
+        command.arg("--release");
+    }
+    let status = command.current_dir(crate::workspace_root()).status().expect("run cargo");
+    assert!(status.success(), "`cargo build -p stillpoint` ended with {status}");
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| crate::workspace_root().join("target"), PathBuf::from);
+    target.join(profile).join("stillpoint")
+}
+
+/// One call of the binary.
+#[derive(Debug, Clone, Default)]
+pub struct Stillpoint {
+    arguments: Vec<OsString>,
+    environment: Vec<(OsString, OsString)>,
+}
+
+impl Stillpoint {
+    /// A call without arguments.
+    pub fn new() -> Stillpoint {
+        Stillpoint::default()
+    }
+
+    /// Adds one argument: a text, a path or a number.
+    pub fn arg(mut self, argument: impl Argument) -> Stillpoint {
+        self.arguments.push(argument.into_argument());
+        self
+    }
+
+    /// Adds arguments.
+    pub fn args<A: Argument>(mut self, arguments: impl IntoIterator<Item = A>) -> Stillpoint {
+        self.arguments.extend(arguments.into_iter().map(Argument::into_argument));
+        self
+    }
+
+    /// Asks for one JSON object per line, see [`Run::json`] and [`Run::events`].
+    pub fn json(self) -> Stillpoint {
+        self.arg("--json")
+    }
+
+    /// Sets an environment variable.
+    pub fn env(mut self, key: impl Into<OsString>, value: impl Into<OsString>) -> Stillpoint {
+        self.environment.push((key.into(), value.into()));
+        self
+    }
+
+    /// The command, for callers that start it themselves.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(binary());
+        command.args(&self.arguments).envs(self.environment.iter().map(|(k, v)| (k, v)));
+        command.stdin(Stdio::null());
+        command
+    }
+
+    /// Runs it to its end.
+    pub fn run(&self) -> Run {
+        let output = self.command().output().unwrap_or_else(|e| panic!("run {}: {e}", binary().display()));
+        Run {
+            line: self.to_string(),
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
+    /// Runs it to its end and panics with all it printed unless it exits with 0.
+    #[track_caller]
+    pub fn succeed(&self) -> Run {
+        let run = self.run();
+        assert_eq!(run.code, Some(0), "{run}");
+        run
+    }
+}
+
+impl fmt::Display for Stillpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("stillpoint")?;
+        self.arguments.iter().try_for_each(|word| write!(f, " {}", word.to_string_lossy()))
+    }
+}
+
+/// What can be an argument.
+pub trait Argument {
+    /// As the program receives it.
+    fn into_argument(self) -> OsString;
+}
+
+macro_rules! is_argument {
+    (text: $($text:ty)*; number: $($number:ty)*) => {
+        $(impl Argument for $text {
+            fn into_argument(self) -> OsString {
+                let text: &OsStr = self.as_ref();
+                text.to_owned()
+            }
+        })*
+        $(impl Argument for $number {
+            fn into_argument(self) -> OsString {
+                self.to_string().into()
+            }
+        })*
+    };
+}
+is_argument!(text: &str String &String &Path PathBuf &PathBuf &OsStr OsString; number: i32 u16 u32 u64 usize);
+
+/// How a call ended and what it printed. Displays as all of it.
+#[derive(Debug, Clone)]
+pub struct Run {
+    /// The command line, for messages.
+    pub line: String,
+    /// Exit code; `None` when a signal ended it.
+    pub code: Option<i32>,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+impl Run {
+    /// The objects printed with `--json`, one per line; panics on a line that is none.
+    #[track_caller]
+    pub fn json(&self) -> Vec<serde_json::Value> {
+        let parse = |line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{line:?} is not JSON: {e}\n{self}"));
+        self.stdout.lines().map(parse).collect()
+    }
+
+    /// Those of the objects that are events.
+    #[track_caller]
+    pub fn events(&self) -> Vec<Event> {
+        self.json().into_iter().filter_map(|value| serde_json::from_value(value).ok()).collect()
+    }
+}
+
+impl fmt::Display for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let code = self.code.map_or_else(|| "a signal".to_owned(), |code| format!("exit {code}"));
+        write!(f, "`{}`: {code}\n--- stdout\n{}--- stderr\n{}", self.line, self.stdout, self.stderr)
+    }
+}

@@ -1,0 +1,123 @@
+//! Debian's own binaries, unpacked and never installed.
+//!
+//! The obvious way is to install the package; that starts a service, changes the machine, and keeps one version only.
+//! We download the archive and what it depends on (as far as it is not installed) and unpack it below the cache.
+
+use crate::cache_dir;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A program and the directories in which it finds its libraries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Binary {
+    /// The executable.
+    pub path: PathBuf,
+    /// Directories of libraries that are not installed on this machine.
+    pub libraries: Vec<PathBuf>,
+}
+
+impl Binary {
+    /// The environment that the program needs on top of the caller's.
+    pub fn environment(&self) -> Vec<(&'static str, OsString)> {
+        let joined = std::env::join_paths(&self.libraries).expect("paths of the cache hold no colon");
+        if joined.is_empty() { Vec::new() } else { vec![("LD_LIBRARY_PATH", joined)] }
+    }
+}
+
+/// Debian's `redis-server`, in `version` or the newest that the archive offers.
+pub fn redis(version: Option<&str>) -> Result<Binary, String> {
+    binary(&["redis-server", "redis-tools"], version, "usr/bin/redis-server")
+}
+
+/// Debian's `memcached`, in `version` or the newest that the archive offers.
+pub fn memcached(version: Option<&str>) -> Result<Binary, String> {
+    binary(&["memcached"], version, "usr/bin/memcached")
+}
+
+/// A program of our own build, with the libraries that Debian's package of the same program uses.
+pub fn with_libraries_of(path: &Path, packaged: &Binary) -> Binary {
+    Binary { path: path.to_owned(), libraries: packaged.libraries.clone() }
+}
+
+fn binary(packages: &[&str], version: Option<&str>, path: &str) -> Result<Binary, String> {
+    let version = match version {
+        Some(version) => version.to_owned(),
+        None => newest(packages[0])?,
+    };
+    let root = unpacked(packages, &version)?;
+    let library_dir = root.join("usr/lib/x86_64-linux-gnu");
+    Ok(Binary { path: root.join(path), libraries: library_dir.is_dir().then_some(library_dir).into_iter().collect() })
+}
+
+/// Version of `package` that the archive offers now.
+fn newest(package: &str) -> Result<String, String> {
+    let out = run(Command::new("apt-cache").args(["policy", package]))?;
+    out.lines()
+        .find_map(|line| line.trim().strip_prefix("Candidate: "))
+        .filter(|version| *version != "(none)")
+        .map(str::to_owned)
+        .ok_or_else(|| format!("the package lists know no {package}; try `make setup`"))
+}
+
+/// Versions of `package` that the archive offers, newest first.
+pub fn versions(package: &str) -> Result<Vec<String>, String> {
+    let out = run(Command::new("apt-cache").args(["madison", package]))?;
+    let mut versions = Vec::new();
+    for line in out.lines().filter(|line| line.contains("Packages")) {
+        if let Some(version) = line.split('|').nth(1).map(|v| v.trim().to_owned())
+            && !versions.contains(&version)
+        {
+            versions.push(version);
+        }
+    }
+    Ok(versions)
+}
+
+/// The directory into which the packages (all of one version) and their missing dependencies are unpacked.
+fn unpacked(packages: &[&str], version: &str) -> Result<PathBuf, String> {
+    let shelf = cache_dir().join("packages");
+    let root = shelf.join(format!("{}_{}", packages[0], version.replace(':', "%3a")));
+    if root.is_dir() {
+        return Ok(root);
+    }
+    std::fs::create_dir_all(&shelf).map_err(|e| format!("make {}: {e}", shelf.display()))?;
+    // Everything happens in a directory of our own that gets its name at the end: a second process that does the same
+    // at the same time, or a download that is cut off, leaves no half-filled directory behind.
+    let work = tempfile::tempdir_in(&shelf).map_err(|e| format!("make a directory in {}: {e}", shelf.display()))?;
+    let archives = work.path().join("archives");
+    let tree = work.path().join("root");
+    for dir in [&archives.join("partial"), &tree] {
+        std::fs::create_dir_all(dir).map_err(|e| format!("make {}: {e}", dir.display()))?;
+    }
+    download(packages, version, &archives)?;
+    for entry in std::fs::read_dir(&archives).map_err(|e| format!("list {}: {e}", archives.display()))?.flatten() {
+        if entry.path().extension().is_some_and(|ext| ext == "deb") {
+            run(Command::new("dpkg-deb").arg("-x").args([&entry.path(), &tree]))?;
+        }
+    }
+    match std::fs::rename(&tree, &root) {
+        Err(_) if root.is_dir() => Ok(root),
+        other => other.map(|()| root.clone()).map_err(|e| format!("name {}: {e}", root.display())),
+    }
+}
+
+fn download(packages: &[&str], version: &str, archives: &Path) -> Result<(), String> {
+    let mut apt = Command::new("apt-get");
+    apt.args(["install", "-y", "--download-only", "--reinstall", "--no-install-recommends", "--allow-downgrades"]);
+    // Nothing is installed, so the system's locks are neither needed nor wanted, and root is not needed either.
+    apt.args(["-o", "Debug::NoLocking=1", "-o", "APT::Sandbox::User="]);
+    apt.args(["-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache="]);
+    apt.arg("-o").arg(format!("Dir::Cache::archives={}", archives.display()));
+    apt.args(packages.iter().map(|package| format!("{package}={version}")));
+    run(apt.env("DEBIAN_FRONTEND", "noninteractive")).map(drop)
+}
+
+fn run(command: &mut Command) -> Result<String, String> {
+    let out = command.output().map_err(|e| format!("run {:?}: {e}", command.get_program()))?;
+    if !out.status.success() {
+        let errors = String::from_utf8_lossy(&out.stderr);
+        return Err(format!("{command:?} ended with {}: {}", out.status, errors.trim()));
+    }
+    Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+}

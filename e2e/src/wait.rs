@@ -1,0 +1,57 @@
+//! Waiting for conditions, never for times.
+
+use std::time::{Duration, Instant};
+
+/// Generous on purpose: tests run on two noisy cores. Speed is judged in benchmarks.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// Asks `condition` until it yields a value; panics after [`LIMIT`] and says `what` was awaited.
+#[track_caller]
+pub fn until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
+    match within(LIMIT, condition) {
+        Some(value) => value,
+        None => panic!("waited {LIMIT:?} in vain for: {what}"),
+    }
+}
+
+/// Asks `condition` until it yields a value or `limit` has passed.
+pub fn within<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Option<T> {
+    let end = Instant::now() + limit;
+    // Starts short so that quick conditions cost little, grows so that slow ones do not burn a core.
+    let mut pause = Duration::from_micros(200);
+    loop {
+        if let Some(value) = condition() {
+            return Some(value);
+        }
+        if Instant::now() >= end {
+            return None;
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn yields_the_value_once_it_is_there() {
+        let mut asked = 0;
+        let got = until("the third answer", || {
+            asked += 1;
+            (asked == 3).then_some(asked)
+        });
+        assert_eq!(got, 3);
+    }
+
+    #[test]
+    fn gives_up_after_the_limit() {
+        assert_eq!(within(Duration::from_millis(5), || None::<()>), None);
+    }
+
+    #[test]
+    fn asks_at_least_once_even_without_time() {
+        assert_eq!(within(Duration::ZERO, || Some(7)), Some(7));
+    }
+}

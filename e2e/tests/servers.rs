@@ -1,0 +1,58 @@
+//! The helpers themselves: servers start, answer and are gone afterwards.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use stillpoint_e2e::server::{Memcached, Redis};
+use stillpoint_e2e::{packages, skip, wait};
+
+fn is_there(pid: i32) -> bool {
+    PathBuf::from(format!("/proc/{pid}")).exists()
+}
+
+#[test]
+fn redis_of_debian_starts_answers_and_is_gone() {
+    let binary = match packages::redis(None) {
+        Ok(binary) => binary,
+        Err(why) => skip!("{why}"),
+    };
+    let redis = Redis::start(&binary, &[]);
+    let (pid, dir) = (redis.pid(), redis.dir().to_owned());
+    assert_eq!(std::fs::read_link(format!("/proc/{pid}/exe")).unwrap().file_name().unwrap(), "redis-check-rdb");
+    redis.populate(1000);
+    let mut client = redis.client();
+    assert_eq!(client.command(&["SET", "a", "b"]).unwrap().text(), "OK");
+    assert_eq!(client.command(&["GET", "a"]).unwrap().text(), "b");
+    assert!(client.command(&["NO-SUCH-COMMAND"]).unwrap().text().starts_with("ERR unknown command"));
+    drop(redis);
+    assert!(!is_there(pid), "redis {pid} outlived its handle");
+    assert!(!dir.exists(), "{} outlived its handle", dir.display());
+}
+
+#[test]
+fn memcached_of_debian_starts_answers_and_is_gone() {
+    let binary = match packages::memcached(None) {
+        Ok(binary) => binary,
+        Err(why) => skip!("{why}"),
+    };
+    let memcached = Memcached::start(&binary, &["-t", "2"]);
+    let pid = memcached.pid();
+    let mut stream = TcpStream::connect(("127.0.0.1", memcached.port())).unwrap();
+    stream.set_read_timeout(Some(wait::LIMIT)).unwrap();
+    stream.write_all(b"set k 0 0 1\r\nv\r\nget k\r\n").unwrap();
+    let expected = b"STORED\r\nVALUE k 0 1\r\nv\r\nEND\r\n";
+    let mut answer = vec![0; expected.len()];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(answer, expected);
+    drop(memcached);
+    assert!(!is_there(pid), "memcached {pid} outlived its handle");
+}
+
+#[test]
+fn an_unknown_version_is_refused_by_name() {
+    if let Err(why) = packages::redis(None) {
+        skip!("{why}");
+    }
+    let why = packages::redis(Some("5:0.0.0-0")).unwrap_err();
+    assert!(why.contains("5:0.0.0-0"), "{why}");
+}
