@@ -1,1 +1,44 @@
-//! Not yet written.
+//! Redirects function entries: how many bytes a jump displaces, the displaced code at its new place, jumps, dispatchers.
+//!
+//! The caller guarantees that `code` is the *whole* hot part of one function as it stands in memory (a branch that is
+//! not shown here is not seen), that cold parts are looked at with [`branch_targets`], and that nobody executes the
+//! inner bytes of an entry while it is written.
+//!
+//! The crate guarantees that [`displace`] yields code that, run at its new address, does exactly what the displaced
+//! instructions did and then continues in the old function behind them: branches and rip-relative operands keep their
+//! targets, and a call leaves the *original* return address on the stack, so that unwinding sees the old text. What it
+//! cannot move like that it refuses by name; nothing is ever approximated.
+//!
+//! It does not look through indirect jumps: a jump table that leads into the first bytes of its own function would not
+//! be seen (compilers make none: what stands before the table's jump stands before its targets).
+//!
+//! ```text
+//! entry: jmp D            D: cmpl $T, %fs:off         P: displaced prologue
+//!        (inner bytes)       je  then  (new code)        jmp entry+displaced_len
+//! entry+displaced_len:       jmp otherwise (P)
+//! ```
+//!
+//! ```
+//! use stillpoint_patch_format::{Avma, Svma};
+//! // push rbx; mov rbx,rdi; add rbx,rsi; mov rax,rbx; pop rbx; ret
+//! let code = [0x53, 0x48, 0x89, 0xfb, 0x48, 0x01, 0xf3, 0x48, 0x89, 0xd8, 0x5b, 0xc3];
+//! let plan = stillpoint_patch_insn::plan_entry(&code, Svma(0x1000))?;
+//! assert_eq!((plan.displaced_len, &plan.inner_boundaries[..]), (7, &[1, 4][..]));
+//! let moved = stillpoint_patch_insn::displace(&code, Svma(0x1000), &plan, Avma(0x55001000), Avma(0x55800000))?;
+//! assert_eq!(moved[..7], code[..7]);
+//! assert_eq!(moved[7], 0xe9); // and back
+//! # Ok::<(), stillpoint_patch_insn::Error>(())
+//! ```
+//!
+//! Follows "Text poking" and "Per-thread generation" of the design, Intel SDM volume 2 for encodings.
+#![forbid(unsafe_code)]
+
+mod displace;
+mod entry;
+mod error;
+mod jump;
+
+pub use displace::{DISPLACED_MAX, displace};
+pub use entry::{EntryPlan, branch_targets, is_padding, plan_entry};
+pub use error::Error;
+pub use jump::{DISPATCH_LEN, FAR_STUB_LEN, JUMP_LEN, dispatch, far_stub, jump_target, jump5};
