@@ -1,0 +1,59 @@
+# stillpoint: `make help` lists what there is. Every target may be run alone and installs what it needs first.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+CARGO ?= cargo
+# A rustup toolchain is found even by a shell that has not read its profile.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
+
+.PHONY: help setup build test check demo bench soak fuzz install uninstall clean
+
+help: ## this list
+	@echo 'stillpoint: live patches for unmodified, running programs. Start with `make demo`.'
+	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  make \1 \t\2/p' Makefile | expand -t 18
+
+setup: ## install what building and testing needs (Debian 12; no service is started)
+	@setup/install
+
+build: setup ## build the `stillpoint` binary (target/release/stillpoint)
+	@$(CARGO) build --locked --release -p stillpoint
+
+test: setup ## all tests; the last line is the count (REQUIRE_ALL=1: what cannot run fails)
+	@$(CARGO) run --quiet --locked -p xtask -- test
+
+check: setup ## formatting, lints, and the rules of the tree (layers, purity, words)
+	@$(CARGO) run --quiet --locked -p xtask -- check
+
+demo: build ## patch a running redis 17 times under load and show what its clients noticed
+	@$(CARGO) build --locked --release -p stillpoint-e2e --bin demo
+	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/demo $(DEMO_ARGS)
+
+bench: build ## measure everything that README states (about 40 minutes; BENCH_ARGS=--short: 5)
+	@$(CARGO) build --locked --release -p stillpoint-e2e --bin bench
+	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/bench $(BENCH_ARGS)
+
+soak: build ## apply and revert for hours under load; goes on where it stopped (SOAK_HOURS=8)
+	@$(CARGO) build --locked --release -p stillpoint-e2e --bin soak
+	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/soak --hours "$${SOAK_HOURS:-8}"
+
+fuzz: setup ## feed every decoder of outside bytes with garbage (FUZZ_SECONDS=60 for each)
+	@STILLPOINT_FUZZ_SECONDS="$${FUZZ_SECONDS:-60}" $(CARGO) run --quiet --locked -p xtask -- fuzz
+
+install: build ## install the binary, its man pages and the key directory (PREFIX, DESTDIR)
+	@install -D -m 755 $(RELEASE)/stillpoint '$(DESTDIR)$(PREFIX)/bin/stillpoint'
+	@install -d '$(DESTDIR)$(PREFIX)/share/man/man1' '$(DESTDIR)$(PREFIX)/share/man/man7'
+	@for page in man/*.[1-8]; do install -m 644 "$$page" "$(DESTDIR)$(PREFIX)/share/man/man$${page##*.}/"; done
+	@install -d -m 755 '$(DESTDIR)/etc/stillpoint/keys'
+	@echo 'installed $(DESTDIR)$(PREFIX)/bin/stillpoint'
+
+uninstall: ## remove what `install` put there (the key directory stays)
+	@rm -f '$(DESTDIR)$(PREFIX)/bin/stillpoint'
+	@for page in man/*.[1-8]; do rm -f "$(DESTDIR)$(PREFIX)/share/man/man$${page##*.}/$${page##*/}"; done
+
+clean: ## remove everything built or downloaded
+	@rm -rf target fuzz/target .cache
