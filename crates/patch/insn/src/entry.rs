@@ -1,9 +1,7 @@
 //! Which bytes of a function a jump at its entry displaces, and whether it may.
 
 use crate::{Error, JUMP_LEN};
-use iced_x86::{
-    Code, Decoder, DecoderOptions, FlowControl, Formatter, Instruction, IntelFormatter, Mnemonic, Register,
-};
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Formatter, Instruction, IntelFormatter, Mnemonic, Register};
 use stillpoint_patch_format::Svma;
 
 /// What a jump at an entry displaces.

@@ -6,7 +6,7 @@ use stillpoint_patch_format::Avma;
 /// Bytes of `jmp rel32`.
 pub const JUMP_LEN: usize = 5;
 /// Bytes of a dispatcher.
-pub const DISPATCH_LEN: usize = 23;
+pub const DISPATCH_LEN: usize = 43;
 /// Bytes of the stub that reaches any address.
 pub const FAR_STUB_LEN: usize = 6;
 
@@ -33,23 +33,60 @@ pub fn jump_target(bytes: &[u8], at: Avma) -> Option<Avma> {
     }
 }
 
-/// `cmpl $transition, %fs:tp_offset; je then; jmp otherwise`, placed at `at`.
+/// What the state byte of a transition says to its dispatchers. One byte, so that writing it cannot tear: it is the
+/// commit point of the whole transition, for every entry, every thread and every thread yet to be born.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DispatchState {
+    /// Each thread by its own word.
+    PerThread = 0,
+    /// Everyone to the new side, whatever the words say.
+    AllThen = 1,
+    /// Everyone to the old side, whatever the words say.
+    AllOtherwise = 2,
+}
+
+impl DispatchState {
+    /// The state that a byte in memory stands for.
+    pub fn from_byte(byte: u8) -> Option<Self> {
+        [Self::PerThread, Self::AllThen, Self::AllOtherwise].into_iter().find(|s| *s as u8 == byte)
+    }
+}
+
+/// A dispatcher, placed at `at`:
+///
+/// ```text
+///       cmpb $1, state(%rip)
+///       jb   1f
+///       je   then
+///       jmp  otherwise
+/// 1:    cmpl $transition, %fs:tp_offset
+///       je   then
+///       jmp  otherwise
+/// ```
 ///
 /// Uses no register and no stack; flags are dead at every function entry (psABI).
 pub fn dispatch(
     at: Avma,
+    state: Avma,
     tp_offset: i32,
     transition: u32,
     then: Avma,
     otherwise: Avma,
 ) -> Result<[u8; DISPATCH_LEN], Error> {
     let mut out = [0; DISPATCH_LEN];
-    out[..4].copy_from_slice(&[0x64, 0x81, 0x3c, 0x25]);
-    out[4..8].copy_from_slice(&tp_offset.to_le_bytes());
-    out[8..12].copy_from_slice(&transition.to_le_bytes());
-    out[12..14].copy_from_slice(&[0x0f, 0x84]);
-    out[14..18].copy_from_slice(&rel32(Avma(at.0 + 12), 6, then)?);
-    out[18..].copy_from_slice(&jump5(Avma(at.0 + 18), otherwise)?);
+    out[..2].copy_from_slice(&[0x80, 0x3d]);
+    out[2..6].copy_from_slice(&rel32(at, 7, state)?);
+    out[6] = DispatchState::AllThen as u8;
+    out[7..9].copy_from_slice(&[0x72, 11]);
+    out[9..11].copy_from_slice(&[0x0f, 0x84]);
+    out[11..15].copy_from_slice(&rel32(Avma(at.0 + 9), 6, then)?);
+    out[15..20].copy_from_slice(&jump5(Avma(at.0 + 15), otherwise)?);
+    out[20..24].copy_from_slice(&[0x64, 0x81, 0x3c, 0x25]);
+    out[24..28].copy_from_slice(&tp_offset.to_le_bytes());
+    out[28..32].copy_from_slice(&transition.to_le_bytes());
+    out[32..34].copy_from_slice(&[0x0f, 0x84]);
+    out[34..38].copy_from_slice(&rel32(Avma(at.0 + 32), 6, then)?);
+    out[38..].copy_from_slice(&jump5(Avma(at.0 + 38), otherwise)?);
     Ok(out)
 }
 

@@ -13,9 +13,10 @@
 //! be seen (compilers make none: what stands before the table's jump stands before its targets).
 //!
 //! ```text
-//! entry: jmp D            D: cmpl $T, %fs:off         P: displaced prologue
-//!        (inner bytes)       je  then  (new code)        jmp entry+displaced_len
-//! entry+displaced_len:       jmp otherwise (P)
+//! entry: jmp D            D: what the state byte says, else  P: displaced prologue
+//!        (inner bytes)       cmpl $T, %fs:off                   jmp entry+displaced_len
+//! entry+displaced_len:       je  then  (new code)
+//!                            jmp otherwise (P)
 //! ```
 //!
 //! ```
@@ -41,4 +42,4 @@ mod jump;
 pub use displace::{DISPLACED_MAX, displace};
 pub use entry::{EntryPlan, branch_targets, is_padding, plan_entry};
 pub use error::Error;
-pub use jump::{DISPATCH_LEN, FAR_STUB_LEN, JUMP_LEN, dispatch, far_stub, jump_target, jump5};
+pub use jump::{DISPATCH_LEN, DispatchState, FAR_STUB_LEN, JUMP_LEN, dispatch, far_stub, jump_target, jump5};

@@ -3,7 +3,7 @@
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
 use stillpoint_patch_format::{Avma, Svma};
 use stillpoint_patch_insn::{
-    Error, branch_targets, dispatch, displace, far_stub, is_padding, jump_target, jump5, plan_entry,
+    DispatchState, Error, branch_targets, dispatch, displace, far_stub, is_padding, jump_target, jump5, plan_entry,
 };
 
 fn decode(bytes: &[u8], at: u64) -> Vec<Instruction> {
@@ -80,14 +80,20 @@ fn an_indirect_displaced_call_jumps_through_the_same_operand() {
 #[test]
 fn fixed_sequences_decode_back() {
     let (at, then, otherwise) = (Avma(0x5000_0000), Avma(0x5100_0000), Avma(0x4f00_0000));
-    let list = decode(&dispatch(at, 0x280, 0xdead_beef, then, otherwise).expect("dispatch"), at.0);
-    assert_eq!(
-        list.iter().map(Instruction::mnemonic).collect::<Vec<_>>(),
-        [Mnemonic::Cmp, Mnemonic::Je, Mnemonic::Jmp]
-    );
-    assert_eq!(list[0].memory_segment(), iced_x86::Register::FS);
-    assert_eq!((list[0].memory_displacement64(), list[0].immediate32()), (0x280, 0xdead_beef));
-    assert_eq!((list[1].near_branch_target(), list[2].near_branch_target()), (then.0, otherwise.0));
+    let state = Avma(0x5000_2000);
+    let list = decode(&dispatch(at, state, 0x278, 0xdead_beef, then, otherwise).expect("dispatch"), at.0);
+    let mnemonics: Vec<_> = list.iter().map(Instruction::mnemonic).collect();
+    use Mnemonic::{Cmp, Jb, Je, Jmp};
+    assert_eq!(mnemonics, [Cmp, Jb, Je, Jmp, Cmp, Je, Jmp]);
+    assert_eq!((list[0].ip_rel_memory_address(), list[0].immediate8()), (state.0, 1));
+    assert_eq!(list[1].near_branch_target(), list[4].ip());
+    assert_eq!(list[4].memory_segment(), iced_x86::Register::FS);
+    assert_eq!((list[4].memory_displacement64(), list[4].immediate32()), (0x278, 0xdead_beef));
+    for (je, jmp) in [(2, 3), (5, 6)] {
+        assert_eq!((list[je].near_branch_target(), list[jmp].near_branch_target()), (then.0, otherwise.0));
+    }
+    assert_eq!(DispatchState::from_byte(2), Some(DispatchState::AllOtherwise));
+    assert_eq!(DispatchState::from_byte(3), None);
     assert_eq!(jump_target(&jump5(at, then).expect("jump"), at), Some(then));
     assert_eq!(jump_target(&[0xeb, 0, 0, 0, 0], at), None);
     let list = decode(&far_stub(at, otherwise).expect("stub"), at.0);
