@@ -1,1 +1,28 @@
-//! Not yet written.
+//! Processes seen through `/proc` and held through ptrace, without ever endangering them.
+#![warn(missing_docs)]
+
+mod error;
+mod freeze;
+mod ids;
+mod maps;
+mod memory;
+mod module;
+mod process;
+mod registers;
+mod remote;
+mod session;
+mod status;
+mod stopped;
+
+pub use error::Error;
+pub use freeze::Frozen;
+pub use ids::{Pid, Tid};
+pub use maps::Mapping;
+pub use memory::Memory;
+pub use module::{Libc, Module};
+pub use process::Process;
+pub use registers::Registers;
+pub use remote::Remote;
+pub use session::{Birth, Event, Session, Stop, attach};
+pub use status::{Status, ThreadActivity, ThreadInfo};
+pub use stopped::{Held, Stopped};
