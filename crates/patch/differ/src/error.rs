@@ -223,6 +223,18 @@ pub enum Refusal {
         /// Which member, from where to where: "member `clients` moved from byte 24 to 32".
         what: String,
     },
+    /// A function is called differently, and not everybody who calls it changed with it.
+    #[error("function `{function}` changed from `{before}` to `{after}`, but {user}")]
+    SignatureChanged {
+        /// The function.
+        function: String,
+        /// Its type as shipped.
+        before: String,
+        /// Its type after the change.
+        after: String,
+        /// Who refers to it as before.
+        user: String,
+    },
     /// DWARF is missing or damaged, so that types cannot be compared.
     #[error("debug information of {unit}: {why}")]
     DebugInfo {
@@ -262,6 +274,7 @@ impl Refusal {
             Refusal::UnknownSection { .. } => "unknown-section",
             Refusal::UnknownName { .. } => "unknown-name",
             Refusal::TypeLayoutChanged { .. } => "type-layout-changed",
+            Refusal::SignatureChanged { .. } => "signature-changed",
             Refusal::DebugInfo { .. } => "debug-info",
             Refusal::Format(_) => "format",
         }

@@ -1,11 +1,82 @@
-//! Comparison of the types that live data crosses a change with, member by member.
+//! Comparison, member by member, of the types that live data crosses a change with.
+//!
+//! # What the caller guarantees
+//! Both objects are the same translation unit, compiled with DWARF 4 or 5 (`-g`): `shipped` as the running program was,
+//! `after` with the change. `used_by` names the functions of `after` that are changed or new.
+//!
+//! # What this module guarantees
+//! When [`compare`] succeeds, an object that the running program built with the layout of `shipped` reads and writes the
+//! same through the code of `after`:
+//!
+//! ```text
+//! for every named type t of both units:   size, alignment, kind        equal
+//!     for every member m of shipped:      offset, bits, type(m)        equal, and m exists after
+//!     for every enumerator e of shipped:  value(e)                     equal, and e exists after
+//! for every variable v of both units:     type(v)                      equal, unless v is constant
+//! for every f in used_by, of both units:  parameters, result           equal, or nobody else refers to f
+//! ```
+//!
+//! The types reached from parameters, locals, results, calls and inlined code of `used_by`, and from the unit's
+//! variables, are listed as facts. All other named types of the unit are compared as well, because a cast leaves no
+//! trace in DWARF, but not listed. If nothing is used, nothing crosses, and nothing is compared.
+//!
+//! A new type is fine. A type grown at its end is not: the objects that live have the old size. A member put where there
+//! was padding is not: the objects that live hold nothing there. An enumerator added, or an alternative added to a union
+//! that does not grow, is fine and noted.
+//!
+//! # What it does not do
+//! It does not see data that is described by no type (buffers filled by hand), nor a changed meaning of an unchanged
+//! layout. It does not compare constant data: that is compared by content. Functions that a unit only declares are
+//! compared in the unit that defines them.
+//!
+//! The index holds names only; a type's members are read when it is compared. Each pair of types is compared once, so
+//! that cost grows with the size of the unit and cycles end.
+
+mod dwarf;
+mod layout;
+mod mentions;
+mod shape;
+mod signature;
 
 use crate::Refusal;
+use dwarf::{Sections, Side};
+use layout::Comparison;
+use std::collections::BTreeSet;
 use stillpoint_patch_format::TypeFact;
 
+/// What a comparison found when nothing stands in the way.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Compared {
+    /// The named types that data crosses the change with, sorted by name.
+    pub facts: Vec<TypeFact>,
+    /// Changes of types that are allowed and worth a look, one line each.
+    pub notes: Vec<String>,
+}
+
 /// Compares every type that the functions in `used_by` (names in `after`) or static data reach, as `shipped` and as
-/// `after` lay it out. Both are whole object files with DWARF.
-pub fn compare(shipped: &[u8], after: &[u8], used_by: &[String]) -> Result<Vec<TypeFact>, Vec<Refusal>> {
-    let _ = (shipped, after, used_by);
-    Ok(Vec::new())
+/// `after` lay it out. Both are whole object files with DWARF; an empty one has nothing to compare with.
+pub fn compare(shipped: &[u8], after: &[u8], used_by: &[String]) -> Result<Compared, Vec<Refusal>> {
+    if shipped.is_empty() || after.is_empty() || used_by.is_empty() {
+        return Ok(Compared::default());
+    }
+    let damaged = |side: &str, why: String| vec![Refusal::DebugInfo { unit: format!("{side} object"), why }];
+    let old_sections = Sections::load(shipped).map_err(|e| damaged("shipped", e.to_string()))?;
+    let new_sections = Sections::load(after).map_err(|e| damaged("after", e.to_string()))?;
+    let old = Side::index(&old_sections).map_err(|e| damaged("shipped", e.to_string()))?;
+    let new = Side::index(&new_sections).map_err(|e| damaged("after", e.to_string()))?;
+    let functions: BTreeSet<&str> = used_by.iter().map(|name| source_name(name)).collect();
+
+    let mut comparison = Comparison::new(&old, &new);
+    let outcome =
+        comparison.run(&functions).and_then(|()| signature::compare(&mut comparison, shipped, after, &functions));
+    let unit = || new.unit_name().unwrap_or_else(|| "after object".to_owned());
+    match outcome {
+        Err(e) => Err(vec![Refusal::DebugInfo { unit: unit(), why: e.to_string() }]),
+        Ok(()) => comparison.finish(&unit()),
+    }
+}
+
+/// The function's name in the source: without the suffixes of compiler-made clones (`.part.0`, `.cold`, ...).
+fn source_name(symbol: &str) -> &str {
+    symbol.split_once('.').map_or(symbol, |(name, _)| name)
 }

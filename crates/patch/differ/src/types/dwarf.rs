@@ -1,0 +1,327 @@
+//! Debug sections of a relocatable object, and an index of the names in them.
+
+use gimli::{AttributeValue, DwAt, EndianSlice, LittleEndian, constants as dw};
+use object::{Object, ObjectSection, ObjectSymbol, RelocationKind, RelocationTarget};
+use std::collections::HashMap;
+
+pub(super) type Reader<'a> = EndianSlice<'a, LittleEndian>;
+pub(super) type Entry<'a> = gimli::DebuggingInformationEntry<Reader<'a>>;
+type Node<'abbrev, 'tree, 'a> = gimli::EntriesTreeNode<'abbrev, 'tree, Reader<'a>>;
+
+/// References that lead nowhere new are cut after this many steps.
+pub(super) const NESTING_MAX: usize = 64;
+
+/// Why debug information could not be read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unreadable {
+    #[error("no debug information, compile with -g")]
+    Missing,
+    #[error("{0}")]
+    Object(#[from] object::Error),
+    #[error("damaged: {0}")]
+    Dwarf(#[from] gimli::Error),
+    #[error("types in units of their own (-fdebug-types-section) are not supported")]
+    TypeUnits,
+    #[error("types in a file of their own (-gsplit-dwarf) are not supported")]
+    Split,
+    #[error("types nested deeper than {NESTING_MAX}")]
+    Nesting,
+}
+
+/// The debug sections of one object, relocated.
+pub(super) struct Sections(gimli::DwarfSections<Vec<u8>>);
+
+impl Sections {
+    pub(super) fn load(object: &[u8]) -> Result<Self, Unreadable> {
+        let file = object::File::parse(object)?;
+        let named = |name: &str| file.sections().filter(|s| s.name() == Ok(name)).count();
+        if named(".debug_types") > 0 || named(".debug_info") > 1 {
+            return Err(Unreadable::TypeUnits);
+        }
+        if named(".debug_info.dwo") > 0 || named(".debug_addr") > 0 {
+            return Err(Unreadable::Split);
+        }
+        if named(".debug_info") == 0 {
+            return Err(Unreadable::Missing);
+        }
+        // Only names and types are read: lists of locations and ranges, the bulk of the relocations, stay out. The
+        // lines' header belongs to what gimli calls a unit.
+        let wanted =
+            [".debug_info", ".debug_abbrev", ".debug_str", ".debug_line_str", ".debug_str_offsets", ".debug_line"];
+        gimli::DwarfSections::load(|id| match wanted.contains(&id.name()) {
+            true => relocated(&file, id.name()),
+            false => Ok(Vec::new()),
+        })
+        .map(Sections)
+    }
+}
+
+fn relocated(file: &object::File<'_>, name: &str) -> Result<Vec<u8>, Unreadable> {
+    let Some(section) = file.section_by_name(name) else { return Ok(Vec::new()) };
+    let mut bytes = section.uncompressed_data()?.into_owned();
+    for (offset, relocation) in section.relocations() {
+        let RelocationTarget::Symbol(symbol) = relocation.target() else { continue };
+        // Other kinds are offsets of thread-locals in location expressions, which nobody reads.
+        if relocation.kind() != RelocationKind::Absolute {
+            continue;
+        }
+        let value = file.symbol_by_index(symbol)?.address().wrapping_add_signed(relocation.addend());
+        let width = usize::from(relocation.size() / 8);
+        let place = usize::try_from(offset).ok().and_then(|at| bytes.get_mut(at..at.checked_add(width)?));
+        if let (Some(place), true) = (place, width <= 8) {
+            place.copy_from_slice(&value.to_le_bytes()[..width]);
+        }
+    }
+    Ok(bytes)
+}
+
+/// One debugging information entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Die {
+    unit: usize,
+    offset: usize,
+}
+
+impl Die {
+    /// The unit that its attributes are to be read in.
+    pub(super) fn unit(self) -> usize {
+        self.unit
+    }
+}
+
+/// What names a type: tags (`struct s`) and plain names live apart in C.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct TypeKey {
+    pub(super) tag: bool,
+    pub(super) name: String,
+}
+
+/// One object's debug information, indexed by name.
+pub(super) struct Side<'a> {
+    dwarf: gimli::Dwarf<Reader<'a>>,
+    units: Vec<gimli::Unit<Reader<'a>>>,
+    /// Complete named types outside functions; the first of a name counts.
+    pub(super) types: HashMap<TypeKey, Die>,
+    /// Every entry of a function: declaration, abstract and concrete instances; also by linkage name.
+    pub(super) functions: HashMap<String, Vec<Die>>,
+    /// Variables outside functions: declarations and definitions.
+    pub(super) variables: HashMap<String, Vec<Die>>,
+}
+
+impl<'a> Side<'a> {
+    pub(super) fn index(sections: &'a Sections) -> Result<Self, Unreadable> {
+        let dwarf = sections.0.borrow(|bytes| EndianSlice::new(bytes, LittleEndian));
+        let mut units = Vec::new();
+        let mut headers = dwarf.units();
+        while let Some(header) = headers.next()? {
+            if matches!(header.type_(), gimli::UnitType::Type { .. } | gimli::UnitType::SplitType { .. }) {
+                return Err(Unreadable::TypeUnits);
+            }
+            units.push(dwarf.unit(header)?);
+        }
+        if units.is_empty() {
+            return Err(Unreadable::Missing);
+        }
+        let mut side =
+            Side { dwarf, units, types: HashMap::new(), functions: HashMap::new(), variables: HashMap::new() };
+        let mut found = Vec::new();
+        for unit in 0..side.units.len() {
+            let mut tree = side.units[unit].entries_tree(None)?;
+            side.scan(unit, tree.root()?, "", &mut found)?;
+        }
+        for (name, what) in found {
+            match what {
+                Found::Type(tag, die) => _ = side.types.entry(TypeKey { tag, name }).or_insert(die),
+                Found::Function(die) => side.functions.entry(name).or_default().push(die),
+                Found::Variable(die) => side.variables.entry(name).or_default().push(die),
+            }
+        }
+        Ok(side)
+    }
+
+    /// Children of a file, namespace or class; the bodies of functions stay unread.
+    fn scan(
+        &self,
+        unit: usize,
+        node: Node<'_, '_, 'a>,
+        scope: &str,
+        found: &mut Vec<(String, Found)>,
+    ) -> Result<(), Unreadable> {
+        let mut children = node.children();
+        while let Some(child) = children.next()? {
+            let entry = child.entry();
+            let die = Die { unit, offset: entry.offset().0 };
+            let tag = entry.tag();
+            match tag {
+                dw::DW_TAG_subprogram => {
+                    let linkage = self.linkage_name(entry, unit)?;
+                    let names = [self.name_of(entry, unit)?, linkage];
+                    found.extend(names.into_iter().flatten().map(|name| (name.to_owned(), Found::Function(die))));
+                    continue;
+                }
+                dw::DW_TAG_variable => {
+                    found.extend(
+                        self.name_of(entry, unit)?.map(|name| (format!("{scope}{name}"), Found::Variable(die))),
+                    );
+                    continue;
+                }
+                dw::DW_TAG_namespace => {}
+                dw::DW_TAG_typedef => {}
+                tag if is_tagged(tag) => {}
+                _ => continue,
+            }
+            let qualified = self.string(entry, dw::DW_AT_name, unit)?.map(|name| format!("{scope}{name}"));
+            let complete = !entry.has_attr(dw::DW_AT_declaration);
+            if let (Some(name), true, true) = (&qualified, complete, tag != dw::DW_TAG_namespace) {
+                found.push((name.clone(), Found::Type(tag != dw::DW_TAG_typedef, die)));
+            }
+            // In C, types do not nest: what stands inside of a structure is members.
+            if tag == dw::DW_TAG_namespace || (self.is_cxx(unit) && is_aggregate(tag)) {
+                let inner = qualified.unwrap_or_else(|| format!("{scope}(anonymous)")) + "::";
+                self.scan(unit, child, &inner, found)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_cxx(&self, unit: usize) -> bool {
+        let root = self.units[unit].entries_tree(None).and_then(|mut tree| Ok(tree.root()?.entry().clone()));
+        let language = root.ok().and_then(|root| root.attr_value(dw::DW_AT_language));
+        match language {
+            Some(AttributeValue::Language(language)) => {
+                let c = [dw::DW_LANG_C, dw::DW_LANG_C89, dw::DW_LANG_C99, dw::DW_LANG_C11, dw::DW_LANG_C17];
+                !c.contains(&language)
+            }
+            _ => true,
+        }
+    }
+
+    /// The source file's name.
+    pub(super) fn unit_name(&self) -> Option<String> {
+        let name = self.units.first()?.name?;
+        Some(name.to_string_lossy().into_owned())
+    }
+
+    pub(super) fn entry(&self, die: Die) -> Result<Entry<'a>, Unreadable> {
+        Ok(self.units[die.unit].entry(gimli::UnitOffset(die.offset))?)
+    }
+
+    /// Calls `visit` for the entries below `die`, its direct children alone or all.
+    pub(super) fn below(
+        &self,
+        die: Die,
+        all: bool,
+        mut visit: impl FnMut(Die, &Entry<'a>) -> Result<(), Unreadable>,
+    ) -> Result<(), Unreadable> {
+        let mut tree = self.units[die.unit].entries_tree(Some(gimli::UnitOffset(die.offset)))?;
+        walk(tree.root()?, die.unit, all, &mut visit)
+    }
+
+    /// The entry that an attribute of an entry in `unit` refers to.
+    pub(super) fn reference(&self, entry: &Entry<'a>, at: DwAt, unit: usize) -> Result<Option<Die>, Unreadable> {
+        match entry.attr_value(at) {
+            None => Ok(None),
+            Some(AttributeValue::UnitRef(offset)) => Ok(Some(Die { unit, offset: offset.0 })),
+            Some(AttributeValue::DebugInfoRef(offset)) => {
+                let holds = |u: &gimli::Unit<Reader<'a>>| offset.to_unit_offset(&u.header).map(|o| o.0);
+                let hit = self.units.iter().enumerate().find_map(|(unit, u)| Some(Die { unit, offset: holds(u)? }));
+                Ok(Some(hit.ok_or(gimli::Error::NoEntryAtGivenOffset(offset.0 as u64))?))
+            }
+            Some(_) => Err(Unreadable::TypeUnits),
+        }
+    }
+
+    /// The type that an entry has; `None` is `void`.
+    pub(super) fn type_of(&self, die: Die) -> Result<Option<Die>, Unreadable> {
+        let mut at = die;
+        for _ in 0..NESTING_MAX {
+            let entry = self.entry(at)?;
+            if entry.has_attr(dw::DW_AT_type) {
+                return self.reference(&entry, dw::DW_AT_type, at.unit);
+            }
+            match self.origin(&entry, at.unit)? {
+                Some(origin) => at = origin,
+                None => return Ok(None),
+            }
+        }
+        Err(Unreadable::Nesting)
+    }
+
+    /// The entry that an instance or definition goes back to in the end; itself if none.
+    pub(super) fn root(&self, die: Die) -> Result<Die, Unreadable> {
+        let mut at = die;
+        for _ in 0..NESTING_MAX {
+            match self.origin(&self.entry(at)?, at.unit)? {
+                Some(origin) => at = origin,
+                None => return Ok(at),
+            }
+        }
+        Err(Unreadable::Nesting)
+    }
+
+    /// What an instance or definition completes.
+    pub(super) fn origin(&self, entry: &Entry<'a>, unit: usize) -> Result<Option<Die>, Unreadable> {
+        match self.reference(entry, dw::DW_AT_abstract_origin, unit)? {
+            Some(die) => Ok(Some(die)),
+            None => self.reference(entry, dw::DW_AT_specification, unit),
+        }
+    }
+
+    /// The name of an entry, its own or that of what it completes.
+    pub(super) fn name_of(&self, entry: &Entry<'a>, unit: usize) -> Result<Option<&'a str>, Unreadable> {
+        self.inherited(entry, unit, &[dw::DW_AT_name])
+    }
+
+    fn linkage_name(&self, entry: &Entry<'a>, unit: usize) -> Result<Option<&'a str>, Unreadable> {
+        self.inherited(entry, unit, &[dw::DW_AT_linkage_name, dw::DW_AT_MIPS_linkage_name])
+    }
+
+    fn inherited(&self, entry: &Entry<'a>, unit: usize, names: &[DwAt]) -> Result<Option<&'a str>, Unreadable> {
+        let (mut entry, mut unit) = (entry.clone(), unit);
+        for _ in 0..NESTING_MAX {
+            for name in names {
+                if let Some(text) = self.string(&entry, *name, unit)? {
+                    return Ok(Some(text));
+                }
+            }
+            let Some(origin) = self.origin(&entry, unit)? else { return Ok(None) };
+            (entry, unit) = (self.entry(origin)?, origin.unit);
+        }
+        Err(Unreadable::Nesting)
+    }
+
+    pub(super) fn string(&self, entry: &Entry<'a>, at: DwAt, unit: usize) -> Result<Option<&'a str>, Unreadable> {
+        let Some(value) = entry.attr_value(at) else { return Ok(None) };
+        Ok(Some(self.dwarf.attr_string(&self.units[unit], value)?.to_string()?))
+    }
+}
+
+enum Found {
+    Type(bool, Die),
+    Function(Die),
+    Variable(Die),
+}
+
+pub(super) fn is_aggregate(tag: gimli::DwTag) -> bool {
+    matches!(tag, dw::DW_TAG_structure_type | dw::DW_TAG_class_type | dw::DW_TAG_union_type)
+}
+
+pub(super) fn is_tagged(tag: gimli::DwTag) -> bool {
+    is_aggregate(tag) || tag == dw::DW_TAG_enumeration_type
+}
+
+fn walk<'a>(
+    node: Node<'_, '_, 'a>,
+    unit: usize,
+    all: bool,
+    visit: &mut impl FnMut(Die, &Entry<'a>) -> Result<(), Unreadable>,
+) -> Result<(), Unreadable> {
+    let mut children = node.children();
+    while let Some(child) = children.next()? {
+        visit(Die { unit, offset: child.entry().offset().0 }, child.entry())?;
+        if all {
+            walk(child, unit, all, visit)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,110 @@
+//! Functions whose way of being called changed while somebody still calls them the old way.
+
+use super::dwarf::{Die, Side, Unreadable};
+use super::layout::Comparison;
+use super::source_name;
+use crate::Refusal;
+use gimli::constants as dw;
+use object::{Object, ObjectSection, ObjectSymbol, RelocationTarget, SectionIndex, SectionKind, SymbolKind};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Refuses each of `functions` whose parameters or result changed when unchanged code or data refers to it.
+pub(super) fn compare(
+    comparison: &mut Comparison<'_, '_>,
+    shipped: &[u8],
+    after: &[u8],
+    functions: &BTreeSet<&str>,
+) -> Result<(), Unreadable> {
+    let mut changed = Vec::new();
+    for function in functions {
+        let old = prototype(comparison.old, function)?;
+        let new = prototype(comparison.new, function)?;
+        if let (Some(old), Some(new)) = (old, new)
+            && !comparison.same_call(old, new, function, 0)?
+        {
+            changed.push((*function, comparison.old.describe(Some(old))?, comparison.new.describe(Some(new))?));
+        }
+    }
+    if changed.is_empty() {
+        return Ok(());
+    }
+    let (old_users, new_users) = (users(shipped)?, users(after)?);
+    for (function, before, now) in changed {
+        let code = new_users.get(function).into_iter().flatten().filter(|user| !functions.contains(user.name.as_str()));
+        let data = old_users.get(function).into_iter().flatten().filter(|user| user.is_data);
+        if let Some(user) = code.chain(data).next() {
+            let user = if user.is_data {
+                format!("data `{}` holds its address", user.name)
+            } else {
+                format!("`{}`, which calls it, did not", user.name)
+            };
+            comparison.refuse(Refusal::SignatureChanged { function: function.to_owned(), before, after: now, user });
+        }
+    }
+    Ok(())
+}
+
+/// The entry that tells how a function is called: one with a body here, and with parameters.
+fn prototype(side: &Side<'_>, function: &str) -> Result<Option<Die>, Unreadable> {
+    let mut found = None;
+    for &die in side.functions.get(function).into_iter().flatten() {
+        let entry = side.entry(die)?;
+        // An instance repeats the parameters of its abstract original, or leaves out those that are not passed.
+        if !entry.has_attr(dw::DW_AT_declaration) && !entry.has_attr(dw::DW_AT_abstract_origin) {
+            found = Some(die);
+        }
+    }
+    Ok(found)
+}
+
+/// Who refers to a function.
+struct User {
+    name: String,
+    is_data: bool,
+}
+
+/// Every reference from code and data of an object to a function, by the function's name.
+fn users(object: &[u8]) -> Result<BTreeMap<String, Vec<User>>, Unreadable> {
+    let file = object::File::parse(object)?;
+    let mut defined = BTreeMap::new();
+    for symbol in file.symbols().filter(|s| matches!(s.kind(), SymbolKind::Text | SymbolKind::Data)) {
+        if let (Some(section), Ok(name)) = (symbol.section_index(), symbol.name()) {
+            defined.insert((section.0, symbol.address()), name);
+        }
+    }
+    let covering = |section: SectionIndex, address: u64| {
+        defined.range((section.0, 0)..=(section.0, address)).next_back().map(|(_, name)| *name)
+    };
+    let mut users: BTreeMap<String, Vec<User>> = BTreeMap::new();
+    for section in file.sections() {
+        let is_data = match section.kind() {
+            SectionKind::Text => false,
+            SectionKind::Data | SectionKind::ReadOnlyData | SectionKind::ReadOnlyDataWithRel => true,
+            _ => continue,
+        };
+        if section.name().is_ok_and(|name| name.starts_with(".eh_frame")) {
+            continue;
+        }
+        for (offset, relocation) in section.relocations() {
+            let RelocationTarget::Symbol(index) = relocation.target() else { continue };
+            let symbol = file.symbol_by_index(index)?;
+            let target = match (symbol.kind(), symbol.section_index()) {
+                (SymbolKind::Section, Some(target)) => {
+                    // A displacement counts from the end of its four bytes.
+                    let end = if is_data { 0 } else { 4 };
+                    let address = u64::try_from(relocation.addend() + end).unwrap_or(0);
+                    covering(target, address)
+                }
+                _ => symbol.name().ok(),
+            };
+            let user = covering(section.index(), offset).or(section.name().ok());
+            if let (Some(target), Some(user)) = (target, user)
+                && source_name(target) != source_name(user)
+            {
+                let user = User { name: source_name(user).to_owned(), is_data };
+                users.entry(source_name(target).to_owned()).or_default().push(user);
+            }
+        }
+    }
+    Ok(users)
+}
