@@ -4,8 +4,9 @@
 //! merges them with the clients' latencies. All times are `CLOCK_MONOTONIC` nanoseconds of the machine that
 //! ran the engine, so records of one machine share one clock without any translation.
 //!
-//! The crate decides nothing and performs no I/O. Adding a field or an event kind is compatible; changing the
-//! meaning of one raises [`VERSION`].
+//! The caller takes `t_ns` from that clock. Guarantees: what this version writes, it reads; adding a field or an event
+//! kind is compatible, changing the meaning of one raises [`VERSION`]. The crate decides nothing and performs no I/O.
+#![forbid(unsafe_code)]
 
 use serde::{Deserialize, Serialize};
 

@@ -1,0 +1,108 @@
+//! Every decoder of outside bytes under libFuzzer, on a stable compiler.
+//!
+//! The obvious way is `cargo fuzz`; it wants a nightly compiler, which a fresh machine lacks. The instrumentation is a
+//! pass of LLVM that every stable compiler carries, so we name it ourselves and build `fuzz/` with it. What is missed is
+//! the address sanitizer, which says little about decoders that forbid unsafe code.
+
+use crate::runner::report;
+use crate::step::{self, Counts};
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const TRIPLE: &str = "x86_64-unknown-linux-gnu";
+
+/// As cargo-fuzz sets them, without a sanitizer; overflow and debug assertions are findings too.
+const FLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+    -Cllvm-args=-sanitizer-coverage-trace-compares -Cdebug-assertions -Coverflow-checks";
+
+/// Seconds for each target.
+fn seconds() -> Result<u32> {
+    match std::env::var("STILLPOINT_FUZZ_SECONDS") {
+        Ok(text) => text.parse().with_context(|| format!("STILLPOINT_FUZZ_SECONDS is {text:?}, not a number")),
+        Err(_) => Ok(12),
+    }
+}
+
+/// Names of the targets: the files of `fuzz/targets`.
+fn targets(root: &Path) -> Result<Vec<String>> {
+    let dir = root.join("fuzz/targets");
+    let mut names: Vec<String> = std::fs::read_dir(&dir)
+        .with_context(|| format!("list {}", dir.display()))?
+        .flatten()
+        .filter_map(|entry| entry.path().file_stem().map(|stem| stem.to_string_lossy().into_owned()))
+        .collect();
+    names.sort();
+    Ok(names)
+}
+
+/// `make fuzz`: true when nothing was found.
+pub(crate) fn run(root: &Path) -> Result<bool> {
+    let logs = root.join("target/test-logs");
+    std::fs::create_dir_all(&logs)?;
+    let counts = test(root, &logs)?;
+    println!("{counts}");
+    Ok(counts.failed == 0)
+}
+
+/// Builds and runs every target; each is one test.
+pub(crate) fn test(root: &Path, logs: &Path) -> Result<Counts> {
+    let target_dir = root.join("target/fuzz");
+    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    build.args(["build", "--release", "--locked", "--target", TRIPLE, "--manifest-path"]);
+    build.arg(root.join("fuzz/Cargo.toml")).arg("--target-dir").arg(&target_dir).env("RUSTFLAGS", FLAGS);
+    let outcome = step::run("fuzz build", &mut build, &logs.join("fuzz-build.log"))?;
+    if !outcome.succeeded {
+        report("fuzz build", &outcome, Counts::one(false));
+        return Ok(Counts::one(false));
+    }
+    let mut total = Counts::default();
+    for name in targets(root)? {
+        total += fuzz_one(root, &target_dir, &name, logs)?;
+    }
+    if total == Counts::default() {
+        bail!("fuzz/targets holds no target");
+    }
+    Ok(total)
+}
+
+fn fuzz_one(root: &Path, target_dir: &Path, name: &str, logs: &Path) -> Result<Counts> {
+    // What earlier runs found worth keeping comes first; new finds go to the first directory.
+    let corpus = root.join(".cache/fuzz").join(name);
+    let findings = root.join("fuzz/findings");
+    for dir in [&corpus, &findings] {
+        std::fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
+    }
+    let program: PathBuf = target_dir.join(TRIPLE).join("release").join(name);
+    seed(&program, &corpus)?;
+    let mut command = Command::new(&program);
+    command.arg(&corpus);
+    command
+        .arg(format!("-max_total_time={}", seconds()?))
+        .arg(format!("-artifact_prefix={}/{name}-", findings.display()));
+    // A decoder that allocates what a hostile length says meets the limit of memory, one that loops that of time.
+    command.args(["-rss_limit_mb=2048", "-malloc_limit_mb=512", "-timeout=10", "-print_final_stats=1"]);
+    let outcome = step::run(&format!("fuzz {name}"), &mut command, &logs.join(format!("fuzz-{name}.log")))?;
+    let counts = Counts::one(outcome.succeeded);
+    report(&format!("fuzz {name} ({} inputs)", executed(&outcome.output)), &outcome, counts);
+    Ok(counts)
+}
+
+/// Each target writes its own first inputs, made from real files, into its corpus.
+fn seed(program: &Path, corpus: &Path) -> Result<()> {
+    let status = Command::new(program)
+        .arg("-runs=0")
+        .env("STILLPOINT_FUZZ_SEED", corpus)
+        .output()
+        .with_context(|| format!("start {}", program.display()))?
+        .status;
+    if !status.success() {
+        bail!("{} cannot write its first inputs ({status})", program.display());
+    }
+    Ok(())
+}
+
+fn executed(output: &str) -> &str {
+    output.lines().find_map(|line| line.strip_prefix("stat::number_of_executed_units:")).map_or("?", str::trim)
+}

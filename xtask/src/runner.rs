@@ -1,0 +1,212 @@
+//! `xtask test` and `xtask check`: steps one after another, quick ones first, one line each.
+
+use crate::step::{self, Counts, Outcome};
+use crate::{fuzz, tidy};
+use anyhow::{Context, Result, bail};
+use cargo_metadata::{Artifact, Message, TargetKind};
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Packages in the order of their tests: what is quick and what others build on comes first. Any other package comes
+/// before the last.
+const ORDER: [&str; 12] = [
+    "xtask",
+    "stillpoint-events",
+    "stillpoint-patch-format",
+    "stillpoint-patch-insn",
+    "stillpoint-patch-unwind",
+    "stillpoint-measure",
+    "stillpoint-patch-tracee",
+    "stillpoint-patch-engine",
+    "stillpoint",
+    "stillpoint-patch-differ",
+    "stillpoint-patch-builder",
+    "stillpoint-e2e",
+];
+
+/// One test program.
+struct TestProgram {
+    package: String,
+    package_dir: PathBuf,
+    /// `unit` or the name of the integration test.
+    target: String,
+    is_unit: bool,
+    executable: PathBuf,
+}
+
+impl TestProgram {
+    fn rank(&self) -> (usize, bool, &str) {
+        let place = ORDER.iter().position(|name| *name == self.package).map_or(2 * ORDER.len() - 3, |i| 2 * i);
+        (place, !self.is_unit, &self.target)
+    }
+
+    fn name(&self) -> String {
+        format!("{} {}", self.package, self.target)
+    }
+
+    /// How to run it alone.
+    fn again(&self) -> String {
+        if self.is_unit {
+            format!("cargo test -p {} --lib --bins", self.package)
+        } else {
+            format!("cargo test -p {} --test {}", self.package, self.target)
+        }
+    }
+}
+
+/// Runs every test of the tree; true when none failed. The last line is the count.
+pub(crate) fn test(root: &Path) -> Result<bool> {
+    let start = Instant::now();
+    println!("Every test of the tree, quick ones first. Servers are downloaded to .cache, nothing is installed;");
+    println!("each line: time, counts, what ran. A failure shows its output and how to run it again.\n");
+    println!("building the tests");
+    let mut programs = build_tests(root)?;
+    programs.sort_by(|a, b| a.rank().cmp(&b.rank()));
+    println!("built in {} s\n", start.elapsed().as_secs());
+    let logs = root.join("target/test-logs");
+    std::fs::create_dir_all(&logs).with_context(|| format!("make {}", logs.display()))?;
+
+    let mut total = Counts::default();
+    let mut again: Vec<String> = Vec::new();
+    let (end_to_end, before): (Vec<_>, Vec<_>) =
+        programs.iter().partition(|program| program.package == "stillpoint-e2e");
+    let mut run_programs = |programs: &[&TestProgram], total: &mut Counts| -> Result<()> {
+        for program in programs {
+            let outcome = run_program(root, program, &logs)?;
+            let counts = step::counts(&outcome);
+            report(&program.name(), &outcome, counts);
+            if counts.failed > 0 {
+                again.push(program.again());
+            }
+            *total += counts;
+        }
+        Ok(())
+    };
+    run_programs(&before, &mut total)?;
+    run_programs(&end_to_end, &mut total)?;
+    for (name, counts) in [("doc examples", doc_tests(root, &logs)?), ("fuzz", fuzz::test(root, &logs)?)] {
+        if counts.failed > 0 {
+            again.push(if name == "fuzz" { "make fuzz".to_owned() } else { "cargo test --workspace --doc".to_owned() });
+        }
+        total += counts;
+    }
+    println!("\n{} s in all; logs in target/test-logs", start.elapsed().as_secs());
+    for command in &again {
+        println!("failed; run it alone: {command}");
+    }
+    println!("{total}");
+    Ok(total.failed == 0)
+}
+
+fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+fn build_tests(root: &Path) -> Result<Vec<TestProgram>> {
+    let mut command = cargo();
+    command.args(["test", "--workspace", "--locked", "--no-run", "--message-format=json-render-diagnostics"]);
+    let mut child =
+        command.current_dir(root).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("start cargo")?;
+    let stdout = child.stdout.take().context("cargo has an output")?;
+    let mut programs = Vec::new();
+    for message in Message::parse_stream(BufReader::new(stdout)) {
+        if let Message::CompilerArtifact(artifact) = message?
+            && artifact.profile.test
+        {
+            programs.extend(test_program(root, artifact)?);
+        }
+    }
+    let status = child.wait()?;
+    if !status.success() {
+        bail!("the tests do not build ({status}); mend what the compiler says above");
+    }
+    Ok(programs)
+}
+
+fn test_program(root: &Path, artifact: Artifact) -> Result<Option<TestProgram>> {
+    let Some(executable) = artifact.executable else { return Ok(None) };
+    let manifest = artifact.manifest_path.as_std_path();
+    let package_dir = manifest.parent().context("a manifest lies in a directory")?.to_owned();
+    let is_unit = !artifact.target.kind.contains(&TargetKind::Test);
+    let package = crate::metadata(root)?
+        .packages
+        .into_iter()
+        .find(|package| package.id == artifact.package_id)
+        .context("an artifact belongs to a package")?
+        .name
+        .to_string();
+    let target = if is_unit { "unit".to_owned() } else { artifact.target.name };
+    Ok(Some(TestProgram { package, package_dir, target, is_unit, executable: executable.into_std_path_buf() }))
+}
+
+/// Runs the program as cargo does: in its package's directory.
+fn run_program(root: &Path, program: &TestProgram, logs: &Path) -> Result<Outcome> {
+    let mut command = Command::new(&program.executable);
+    command
+        .current_dir(&program.package_dir)
+        .env("CARGO_MANIFEST_DIR", &program.package_dir)
+        .env("RUST_BACKTRACE", "1");
+    command.env("CARGO_TARGET_DIR", target_dir(root));
+    step::run(&program.name(), &mut command, &logs.join(format!("{}.log", program.name().replace(' ', "-"))))
+}
+
+fn target_dir(root: &Path) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
+}
+
+fn doc_tests(root: &Path, logs: &Path) -> Result<Counts> {
+    let mut command = cargo();
+    command.args(["test", "--workspace", "--locked", "--doc"]).current_dir(root);
+    let outcome = step::run("doc examples", &mut command, &logs.join("doc.log"))?;
+    let counts = step::counts(&outcome);
+    report("doc examples", &outcome, counts);
+    Ok(counts)
+}
+
+/// One line for a step, the reasons of what was skipped, and the end of the output of what failed.
+pub(crate) fn report(name: &str, outcome: &Outcome, counts: Counts) {
+    let failed = counts.failed > 0 || !outcome.succeeded;
+    let word = if failed { "FAILED" } else { "ok" };
+    println!("{word:>6} {:>7.1} s  {:<36} {name}", outcome.elapsed.as_secs_f64(), counts.to_string());
+    for line in outcome.output.lines().filter(|line| step::is_skip(line)) {
+        println!("          {line}");
+    }
+    if failed {
+        println!("          it ended with: {}", outcome.ended);
+        let lines: Vec<&str> = outcome.output.lines().collect();
+        let from = lines.iter().position(|line| *line == "failures:").unwrap_or(lines.len().saturating_sub(60));
+        for line in lines[from..].iter().take(200) {
+            println!("          | {line}");
+        }
+    }
+}
+
+/// Formatting, lints, the rules of the tree, and a look at repeated code.
+pub(crate) fn check(root: &Path) -> Result<bool> {
+    let mut all_held = true;
+    let lints = ["clippy", "--workspace", "--all-targets", "--locked", "--quiet", "--", "-D", "warnings"];
+    for (name, words) in [("formatting", &["fmt", "--all", "--check"][..]), ("lints", &lints)] {
+        let start = Instant::now();
+        let status = cargo().args(words).current_dir(root).status().context("start cargo")?;
+        line(name, status.success(), start.elapsed());
+        all_held &= status.success();
+    }
+    let start = Instant::now();
+    let tidy = tidy::run(root)?;
+    line("rules of the tree", tidy, start.elapsed());
+    repeated_code(root);
+    Ok(all_held && tidy)
+}
+
+fn line(name: &str, held: bool, elapsed: Duration) {
+    println!("{:>6} {:>7.1} s  {name}", if held { "ok" } else { "FAILED" }, elapsed.as_secs_f64());
+}
+
+/// Shows repeated code where the machine has a tool for it. A place to look, not a verdict.
+fn repeated_code(root: &Path) {
+    if let Ok(output) = Command::new("duplicates").arg("--repo").arg(root).args(["--most", "5"]).output() {
+        println!("repeated code, worth a look:\n{}", String::from_utf8_lossy(&output.stdout).trim_end());
+    }
+}

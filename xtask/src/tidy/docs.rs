@@ -1,0 +1,179 @@
+//! Documents say what is so: crate headers, commands, terms, licences.
+
+use super::{Finding, SourceFile, Tree};
+
+/// Every library opens with a header that states what it guarantees.
+pub(super) fn crate_headers(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in tree.packages.iter().filter_map(|package| tree.file(&format!("{}/src/lib.rs", package.dir))) {
+        let header: Vec<&str> = file.text.lines().map_while(|line| line.strip_prefix("//!")).collect();
+        if header.is_empty() {
+            findings.push(Finding::new(&file.path, 1, "a crate opens with a `//!` header"));
+        } else if !header.iter().any(|line| line.to_lowercase().contains("guarantee")) {
+            findings.push(Finding::new(&file.path, 1, "the crate's header does not say what it guarantees"));
+        }
+    }
+    findings
+}
+
+/// Documents whose commands are checked.
+const DOCUMENTS: [&str; 5] = ["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "PROGRESS.md", ".ci/run"];
+
+/// Every `make` target that a document names exists, and so does every `stillpoint patch` subcommand.
+pub(super) fn commands_exist(tree: &Tree) -> Vec<Finding> {
+    let targets: Vec<&str> = tree.file("Makefile").map(make_targets).unwrap_or_default();
+    let mut findings = Vec::new();
+    for file in DOCUMENTS.iter().filter_map(|path| tree.file(path)) {
+        for (number, line) in file.text.lines().enumerate() {
+            let missing = words_after(line, "make").filter(|word| !targets.contains(word));
+            findings
+                .extend(missing.map(|word| Finding::new(&file.path, number + 1, format!("no target `make {word}`"))));
+            let missing = words_after(line, "stillpoint patch")
+                .filter(|word| tree.file(&format!("crates/cli/src/patch/{word}.rs")).is_none());
+            findings.extend(
+                missing
+                    .map(|word| Finding::new(&file.path, number + 1, format!("no command `stillpoint patch {word}`"))),
+            );
+        }
+    }
+    findings
+}
+
+fn make_targets(makefile: &SourceFile) -> Vec<&str> {
+    let is_target = |name: &&str| !name.is_empty() && name.chars().all(|c| c.is_ascii_lowercase() || c == '-');
+    makefile.text.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name).filter(is_target).collect()
+}
+
+/// The word after each `command` that is written as code: after a backtick, or at the start of an indented line. Prose
+/// may say that they make a difference.
+fn words_after<'a>(line: &'a str, command: &str) -> impl Iterator<Item = &'a str> {
+    let indented = line.starts_with("    ") || line.starts_with("exec ");
+    let pattern = format!("{command} ");
+    let found: Vec<&str> = line
+        .match_indices(&pattern)
+        .filter(|(at, _)| {
+            line[..*at].ends_with('`') || (indented && line[..*at].trim_start_matches("exec").trim().is_empty())
+        })
+        .map(|(at, _)| &line[at + pattern.len()..])
+        .filter_map(|rest| rest.split(|c: char| !(c.is_ascii_lowercase() || c == '-')).next())
+        .filter(|word| !word.is_empty() && !word.starts_with('-'))
+        .collect();
+    found.into_iter()
+}
+
+/// The table of GLOSSARY.md is law: its third column lists words that must not be used for the term.
+pub(super) fn glossary(tree: &Tree) -> Vec<Finding> {
+    let Some(glossary) = tree.file("GLOSSARY.md") else {
+        return vec![Finding::new("GLOSSARY.md", 0, "is missing")];
+    };
+    let mut findings = Vec::new();
+    let mut terms: Vec<String> = Vec::new();
+    let mut avoided: Vec<(String, String)> = Vec::new();
+    for (number, line) in glossary.text.lines().enumerate() {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let &[term, _, not] = cells.as_slice() else { continue };
+        if !line.starts_with('|') || term == "term" || term.starts_with("--") {
+            continue;
+        }
+        if terms.iter().any(|known| known.eq_ignore_ascii_case(term)) {
+            findings.push(Finding::new("GLOSSARY.md", number + 1, format!("`{term}` is defined twice")));
+        }
+        terms.push(term.to_owned());
+        avoided.extend(
+            not.split(',')
+                .map(str::trim)
+                .filter(|word| !word.is_empty())
+                .map(|word| (word.to_owned(), term.to_owned())),
+        );
+    }
+    let is_ours = |file: &&SourceFile| file.path != "GLOSSARY.md" && (file.is_rust() || file.path.ends_with(".md"));
+    for file in tree.files.iter().filter(is_ours) {
+        for (number, line) in file.text.lines().enumerate() {
+            let line = line.to_lowercase();
+            for (word, term) in avoided.iter().filter(|(word, _)| line.contains(word.as_str())) {
+                findings.push(Finding::new(&file.path, number + 1, format!("`{word}`: GLOSSARY.md calls it `{term}`")));
+            }
+        }
+    }
+    findings
+}
+
+/// One licence for all, and its texts are there.
+pub(super) fn licences(tree: &Tree) -> Vec<Finding> {
+    const LICENCE: &str = "MIT OR Apache-2.0";
+    let mut findings: Vec<Finding> = tree
+        .packages
+        .iter()
+        .filter(|package| package.license.as_deref() != Some(LICENCE))
+        .map(|package| Finding::new(&format!("{}/Cargo.toml", package.dir), 0, format!("licence is not `{LICENCE}`")))
+        .collect();
+    let texts = ["LICENSE-MIT", "LICENSE-APACHE"];
+    findings
+        .extend(texts.iter().filter(|path| tree.file(path).is_none()).map(|path| Finding::new(path, 0, "is missing")));
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Package;
+    use super::*;
+
+    const MAKEFILE: (&str, &str) = ("Makefile", ".PHONY: test\ntest: setup ## all\n\t@x\nPREFIX ?= a:b\n");
+
+    #[test]
+    fn commands_that_exist_are_fine() {
+        let tree = Tree::of_files([
+            MAKEFILE,
+            ("README.md", "Run `make test`; they make sure.\n\n    make test FAST=1\n    stillpoint patch apply x\n"),
+            ("crates/cli/src/patch/apply.rs", ""),
+        ]);
+        assert_eq!(commands_exist(&tree), []);
+    }
+
+    #[test]
+    fn commands_that_do_not_exist_are_found() {
+        let tree = Tree::of_files([
+            MAKEFILE,
+            ("README.md", "`make tests`\n    make demo\n`stillpoint patch frobnicate`\n"),
+            (".ci/run", "exec make all </dev/null\n"),
+        ]);
+        let lines: Vec<usize> = commands_exist(&tree).iter().map(|finding| finding.line).collect();
+        assert_eq!(lines, [1, 2, 3, 1]);
+    }
+
+    #[test]
+    fn words_that_the_glossary_avoids_are_found() {
+        let glossary = "| term | meaning | not |\n|---|---|---|\n| blackout | no answer | dead time, outage |\n";
+        let tree = Tree::of_files([("GLOSSARY.md", glossary), ("a.rs", "// fine\n// an Outage\n"), ("b.c", "outage")]);
+        let found = glossary_findings(&tree);
+        assert_eq!(found, ["a.rs:2: `outage`: GLOSSARY.md calls it `blackout`"]);
+    }
+
+    #[test]
+    fn a_term_defined_twice_is_found() {
+        let tree = Tree::of_files([("GLOSSARY.md", "| a | x | |\n| A | y | |\n")]);
+        assert_eq!(glossary_findings(&tree), ["GLOSSARY.md:2: `A` is defined twice"]);
+    }
+
+    fn glossary_findings(tree: &Tree) -> Vec<String> {
+        glossary(tree).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_crate_without_a_header_or_guarantee_is_found() {
+        for (text, count) in [("//! Does.\n//! Guarantees: all.\n", 0), ("//! Does.\n", 1), ("fn f() {}\n", 1)] {
+            let mut tree = Tree::of_files([("crates/x/src/lib.rs", text)]);
+            tree.packages.push(Package { dir: "crates/x".into(), ..Package::default() });
+            assert_eq!(crate_headers(&tree).len(), count, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn another_licence_or_none_is_found() {
+        for (license, count) in [(Some("MIT OR Apache-2.0"), 2), (Some("GPL-2.0"), 3), (None, 3)] {
+            let package = Package { license: license.map(str::to_owned), ..Package::default() };
+            let tree = Tree { packages: vec![package], files: Vec::new() };
+            assert_eq!(licences(&tree).len(), count, "{license:?}: texts are missing as well");
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Which package may use which: `cli -> engines -> edge -> pure`, and no pillar uses another.
+
+use super::{Finding, Package, Tree};
+
+/// How far a package stands from the outside world. A package uses those of lower layers only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Layer {
+    /// Decides by data alone.
+    Pure,
+    /// Unsafe code, ptrace, raw system calls.
+    Edge,
+    /// Brings things about.
+    Engine,
+    /// The binary.
+    Cli,
+    /// Tests, fuzzers and checks: whatever they need.
+    Tool,
+}
+
+/// What a package is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pillar {
+    /// Serves all.
+    Shared,
+    /// `stillpoint patch`.
+    Patch,
+    /// `stillpoint measure`: reaches the engines through `events` only.
+    Measure,
+}
+
+/// The place of every package: the only list of its kind, and the architecture.
+const PLACES: &[(&str, Layer, Pillar)] = &[
+    ("stillpoint-events", Layer::Pure, Pillar::Shared),
+    ("stillpoint-patch-format", Layer::Pure, Pillar::Patch),
+    ("stillpoint-patch-insn", Layer::Pure, Pillar::Patch),
+    ("stillpoint-patch-unwind", Layer::Pure, Pillar::Patch),
+    ("stillpoint-patch-differ", Layer::Pure, Pillar::Patch),
+    ("stillpoint-patch-tracee", Layer::Edge, Pillar::Patch),
+    ("stillpoint-patch-builder", Layer::Engine, Pillar::Patch),
+    ("stillpoint-patch-engine", Layer::Engine, Pillar::Patch),
+    ("stillpoint-measure", Layer::Engine, Pillar::Measure),
+    ("stillpoint", Layer::Cli, Pillar::Shared),
+    ("stillpoint-e2e", Layer::Tool, Pillar::Shared),
+    ("xtask", Layer::Tool, Pillar::Shared),
+];
+
+/// Where a package stands, if it has been given a place.
+pub(super) fn place(name: &str) -> Option<(Layer, Pillar)> {
+    PLACES.iter().find(|(known, ..)| *known == name).map(|&(_, layer, pillar)| (layer, pillar))
+}
+
+/// Every arrow points down, and stays in its pillar or goes to what serves all.
+pub(super) fn directions(tree: &Tree) -> Vec<Finding> {
+    tree.packages.iter().flat_map(directions_of).collect()
+}
+
+fn directions_of(package: &Package) -> Vec<Finding> {
+    let manifest = format!("{}/Cargo.toml", package.dir);
+    let Some((layer, pillar)) = place(&package.name) else {
+        return vec![Finding::new(
+            &manifest,
+            0,
+            format!("package `{}` has no place in xtask's layers.rs", package.name),
+        )];
+    };
+    let mut findings = Vec::new();
+    for used in &package.dependencies {
+        let Some((used_layer, used_pillar)) = place(used) else { continue };
+        // Pure packages may use each other: their only order is that of cargo, which knows no cycles.
+        let goes_down = used_layer < layer || (used_layer, layer) == (Layer::Pure, Layer::Pure) || layer == Layer::Tool;
+        if !goes_down {
+            let message = format!("`{}` ({layer:?}) uses `{used}` ({used_layer:?}): arrows point down", package.name);
+            findings.push(Finding::new(&manifest, 0, message));
+        }
+        if pillar != Pillar::Shared && used_pillar != Pillar::Shared && pillar != used_pillar {
+            let message = format!(
+                "`{}` ({pillar:?}) uses `{used}` ({used_pillar:?}): pillars meet in `events` only",
+                package.name
+            );
+            findings.push(Finding::new(&manifest, 0, message));
+        }
+    }
+    findings
+}
+
+/// Every package takes the workspace's lints.
+pub(super) fn manifests(tree: &Tree) -> Vec<Finding> {
+    let manifest = |package: &Package| format!("{}/Cargo.toml", package.dir);
+    tree.packages
+        .iter()
+        .filter_map(|package| tree.file(&manifest(package)))
+        .filter(|file| !file.text.contains("[lints]\nworkspace = true"))
+        .map(|file| Finding::new(&file.path, 0, "lacks `[lints] workspace = true`"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(name: &str, dependencies: &[&str]) -> Tree {
+        let package = Package {
+            name: name.into(),
+            dir: "crates/x".into(),
+            license: None,
+            dependencies: dependencies.iter().map(ToString::to_string).collect(),
+        };
+        Tree { packages: vec![package], files: Vec::new() }
+    }
+
+    fn messages(name: &str, dependencies: &[&str]) -> Vec<String> {
+        directions(&tree(name, dependencies)).into_iter().map(|finding| finding.message).collect()
+    }
+
+    #[test]
+    fn arrows_that_point_down_are_fine() {
+        assert!(messages("stillpoint", &["stillpoint-patch-engine", "stillpoint-measure", "clap"]).is_empty());
+        assert!(messages("stillpoint-patch-engine", &["stillpoint-patch-tracee", "stillpoint-events"]).is_empty());
+        assert!(messages("stillpoint-patch-differ", &["stillpoint-patch-insn", "object"]).is_empty());
+        assert!(messages("stillpoint-e2e", &["stillpoint-patch-builder"]).is_empty());
+    }
+
+    #[test]
+    fn arrows_that_point_up_or_sideways_are_found() {
+        for (name, used) in [
+            ("stillpoint-patch-format", "stillpoint-patch-tracee"),
+            ("stillpoint-patch-tracee", "stillpoint-patch-engine"),
+            ("stillpoint-patch-engine", "stillpoint-patch-builder"),
+            ("stillpoint-patch-engine", "stillpoint"),
+        ] {
+            assert!(messages(name, &[used])[0].contains("arrows point down"), "{name} -> {used}");
+        }
+    }
+
+    #[test]
+    fn pillars_do_not_meet() {
+        let found = messages("stillpoint-measure", &["stillpoint-patch-format"]);
+        assert!(found[0].contains("pillars meet in `events` only"), "{found:?}");
+    }
+
+    #[test]
+    fn a_package_without_a_place_is_found() {
+        assert!(messages("stillpoint-new", &[])[0].contains("has no place"));
+    }
+
+    #[test]
+    fn a_package_without_the_lints_is_found() {
+        let mut tree = tree("stillpoint", &[]);
+        tree.files = Tree::of_files([("crates/x/Cargo.toml", "[package]\n")]).files;
+        assert_eq!(manifests(&tree).len(), 1);
+        tree.files[0].text = "[lints]\nworkspace = true\n".into();
+        assert!(manifests(&tree).is_empty());
+    }
+}

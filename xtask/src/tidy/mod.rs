@@ -1,0 +1,84 @@
+//! Rules of the tree. Each rule is a function from a [`Tree`] to [`Finding`]s, so that tests hand it small wrong trees.
+
+mod docs;
+mod layers;
+mod lexer;
+mod purity;
+mod text;
+mod tree;
+
+use anyhow::Result;
+use std::fmt;
+use std::path::Path;
+pub(crate) use tree::{Package, SourceFile, Tree};
+
+/// One place where a rule does not hold.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Finding {
+    /// File, relative to the root.
+    pub(crate) path: String,
+    /// Line from 1; 0 for the file as a whole.
+    pub(crate) line: usize,
+    /// The rule and what to do.
+    pub(crate) message: String,
+}
+
+impl Finding {
+    fn new(path: &str, line: usize, message: impl Into<String>) -> Finding {
+        Finding { path: path.to_owned(), line, message: message.into() }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            0 => write!(f, "{}: {}", self.path, self.message),
+            line => write!(f, "{}:{line}: {}", self.path, self.message),
+        }
+    }
+}
+
+/// All findings of all rules, sorted.
+fn findings(tree: &Tree) -> Vec<Finding> {
+    let rules = [
+        layers::directions,
+        layers::manifests,
+        purity::pure_crates,
+        purity::unsafe_only_at_the_edge,
+        text::markers,
+        text::host_names,
+        docs::crate_headers,
+        docs::commands_exist,
+        docs::glossary,
+        docs::licences,
+    ];
+    let mut all: Vec<Finding> = rules.iter().flat_map(|rule| rule(tree)).collect();
+    all.sort();
+    all
+}
+
+/// Prints what is wrong; true when nothing is. Long files are mentioned and do not count: a guide for the eye.
+pub(crate) fn run(root: &Path) -> Result<bool> {
+    let tree = Tree::load(root)?;
+    for note in text::long_files(&tree) {
+        println!("note: {note}");
+    }
+    let findings = findings(&tree);
+    for finding in &findings {
+        println!("{finding}");
+    }
+    println!("tidy: {} files, {} packages, {} findings", tree.files.len(), tree.packages.len(), findings.len());
+    Ok(findings.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_tree_is_tidy() {
+        let findings = findings(&Tree::load(&crate::root()).unwrap());
+        let lines: Vec<String> = findings.iter().map(ToString::to_string).collect();
+        assert!(lines.is_empty(), "{} findings:\n{}", lines.len(), lines.join("\n"));
+    }
+}

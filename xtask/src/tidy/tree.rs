@@ -1,0 +1,121 @@
+//! What the rules look at: packages from `cargo metadata`, and every text file.
+
+use anyhow::{Context, Result};
+use std::path::Path;
+
+/// The source tree.
+#[derive(Debug, Default)]
+pub(crate) struct Tree {
+    /// Packages of the workspace.
+    pub(crate) packages: Vec<Package>,
+    /// Text files, with paths relative to the root.
+    pub(crate) files: Vec<SourceFile>,
+}
+
+/// A package of the workspace.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Package {
+    /// Name in its manifest.
+    pub(crate) name: String,
+    /// Directory relative to the root.
+    pub(crate) dir: String,
+    /// `license` of its manifest.
+    pub(crate) license: Option<String>,
+    /// Names of packages that it needs to be built and run; those that only its tests need do not count.
+    pub(crate) dependencies: Vec<String>,
+}
+
+/// A text file.
+#[derive(Debug, Clone)]
+pub(crate) struct SourceFile {
+    /// Path relative to the root.
+    pub(crate) path: String,
+    /// Contents.
+    pub(crate) text: String,
+}
+
+impl SourceFile {
+    /// Whether it is Rust.
+    pub(crate) fn is_rust(&self) -> bool {
+        self.path.ends_with(".rs")
+    }
+
+    /// Whether it is compiled for tests only, as its place tells.
+    pub(crate) fn is_test(&self) -> bool {
+        self.path.starts_with("e2e/") || self.path.split('/').any(|part| part == "tests" || part == "tests.rs")
+    }
+}
+
+/// Directories that hold nothing of ours.
+const NOT_OURS: [&str; 4] = [".git", "target", ".cache", "node_modules"];
+/// Larger files are data.
+const TEXT_MAX: u64 = 2 << 20;
+
+impl Tree {
+    /// Reads the tree below `root`.
+    pub(crate) fn load(root: &Path) -> Result<Tree> {
+        let mut files = Vec::new();
+        walk(root, root, &mut files)?;
+        files.sort_by(|a, b| a.path.cmp(&b.path));
+        let metadata = crate::metadata(root)?;
+        let packages = metadata.workspace_packages().into_iter().map(|package| package_of(root, package)).collect();
+        Ok(Tree { packages, files })
+    }
+
+    /// The file at `path`, if there is one.
+    pub(crate) fn file(&self, path: &str) -> Option<&SourceFile> {
+        self.files.iter().find(|file| file.path == path)
+    }
+
+    /// Rust files below `dir`.
+    pub(crate) fn rust_below<'a>(&'a self, dir: &'a str) -> impl Iterator<Item = &'a SourceFile> {
+        self.files
+            .iter()
+            .filter(move |file| file.is_rust() && file.path.strip_prefix(dir).is_some_and(|rest| rest.starts_with('/')))
+    }
+}
+
+fn package_of(root: &Path, package: &cargo_metadata::Package) -> Package {
+    let dir = package.manifest_path.parent().expect("a manifest lies in a directory");
+    Package {
+        name: package.name.to_string(),
+        dir: dir.as_std_path().strip_prefix(root).unwrap_or(dir.as_std_path()).to_string_lossy().into_owned(),
+        license: package.license.clone(),
+        dependencies: package
+            .dependencies
+            .iter()
+            .filter(|dependency| dependency.kind != cargo_metadata::DependencyKind::Development)
+            .map(|dependency| dependency.name.clone())
+            .collect(),
+    }
+}
+
+fn walk(root: &Path, dir: &Path, files: &mut Vec<SourceFile>) -> Result<()> {
+    for entry in std::fs::read_dir(dir).with_context(|| format!("list {}", dir.display()))? {
+        let entry = entry?;
+        let (path, kind) = (entry.path(), entry.file_type()?);
+        if kind.is_dir() {
+            if !NOT_OURS.iter().any(|name| entry.file_name() == *name) {
+                walk(root, &path, files)?;
+            }
+        } else if kind.is_file() && entry.metadata()?.len() <= TEXT_MAX {
+            // What is not UTF-8 is not text: object files and recorded data.
+            if let Ok(text) =
+                String::from_utf8(std::fs::read(&path).with_context(|| format!("read {}", path.display()))?)
+            {
+                let path = path.strip_prefix(root).expect("the walk stays below the root");
+                files.push(SourceFile { path: path.to_string_lossy().into_owned(), text });
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+impl Tree {
+    /// A tree of files only, for the rules' tests.
+    pub(crate) fn of_files<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Tree {
+        let files = files.into_iter().map(|(path, text)| SourceFile { path: path.into(), text: text.into() }).collect();
+        Tree { packages: Vec::new(), files }
+    }
+}
