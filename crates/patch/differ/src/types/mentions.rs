@@ -27,12 +27,13 @@ pub(super) fn mentions(side: &Side<'_>, function: &str, out: &mut Mentions) -> R
         let owner = side.name_of(&entry, die.unit())?.unwrap_or(function).to_owned();
         reach(side, side.type_of(die)?, out, 0)?;
         side.below(die, true, |die, entry| {
-            for at in [dw::DW_AT_abstract_origin, dw::DW_AT_call_origin] {
-                if let Some(origin) = side.reference(entry, at, die.unit())?
-                    && side.entry(origin)?.tag() == dw::DW_TAG_subprogram
-                {
-                    todo.push(origin);
-                }
+            if let Some(inlined) = side.reference(entry, dw::DW_AT_abstract_origin, die.unit())?
+                && side.entry(inlined)?.tag() == dw::DW_TAG_subprogram
+            {
+                todo.push(inlined);
+            }
+            if let Some(called) = side.reference(entry, dw::DW_AT_call_origin, die.unit())? {
+                reach_call(side, called, out, 0)?;
             }
             if is_tagged(entry.tag()) || entry.tag() == dw::DW_TAG_typedef {
                 return reach(side, Some(die), out, 0);
@@ -69,11 +70,7 @@ fn reach(side: &Side<'_>, ty: Option<Die>, out: &mut Mentions, depth: usize) -> 
     }
     match side.shape(Some(die))? {
         Shape::Pointer { to, .. } | Shape::Array { element: to, .. } => reach(side, to, out, depth + 1),
-        Shape::Function { die } => {
-            let (parameters, _) = side.parameters(die)?;
-            reach(side, side.type_of(die)?, out, depth + 1)?;
-            parameters.into_iter().try_for_each(|ty| reach(side, ty, out, depth + 1))
-        }
+        Shape::Function { die } => reach_call(side, die, out, depth + 1),
         Shape::Aggregate { die: inner, name: Some(name), .. } | Shape::Enumeration { die: inner, name: Some(name) } => {
             let entry = side.entry(inner)?;
             let tag = entry.has_attr(dw::DW_AT_name);
@@ -88,4 +85,11 @@ fn reach(side: &Side<'_>, ty: Option<Die>, out: &mut Mentions, depth: usize) -> 
         }
         _ => Ok(()),
     }
+}
+
+/// What passes between a function and who calls it.
+fn reach_call(side: &Side<'_>, function: Die, out: &mut Mentions, depth: usize) -> Result<(), Unreadable> {
+    let (parameters, _) = side.parameters(function)?;
+    reach(side, side.type_of(function)?, out, depth)?;
+    parameters.into_iter().try_for_each(|ty| reach(side, ty, out, depth))
 }
