@@ -20,9 +20,11 @@
 //! ```
 
 pub mod cli;
+pub mod kill_at;
 pub mod packages;
 pub mod resp;
 pub mod server;
+pub mod victim;
 pub mod wait;
 
 use std::path::{Path, PathBuf};
