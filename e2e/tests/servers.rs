@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
+use stillpoint_e2e::effects::EFFECTS;
 use stillpoint_e2e::server::{Memcached, Redis};
 use stillpoint_e2e::{packages, skip, wait};
 
@@ -55,4 +56,33 @@ fn an_unknown_version_is_refused_by_name() {
     }
     let why = packages::redis(Some("5:0.0.0-0")).unwrap_err();
     assert!(why.contains("5:0.0.0-0"), "{why}");
+}
+
+#[test]
+fn every_effect_shows_on_debians_newest_redis() {
+    let binary = match packages::redis(None) {
+        Ok(binary) => binary,
+        Err(why) => skip!("{why}"),
+    };
+    let redis = Redis::start(&binary, &[]);
+    for effect in EFFECTS {
+        let answer = effect.ask(redis.port()).unwrap_or_else(|e| panic!("{effect:?}: {e}"));
+        assert!(answer.fixed, "{effect:?}: {answer:?}");
+    }
+    assert_eq!(redis.client().command(&["DBSIZE"]).unwrap().integer(), 0, "an effect leaves nothing behind");
+}
+
+#[test]
+fn debians_older_redis_lacks_the_newest_effect() {
+    let older = packages::versions("redis-server").ok().and_then(|versions| versions.get(1).cloned());
+    let Some(older) = older else { skip!("the archive offers one version of redis only") };
+    let binary = match packages::redis(Some(&older)) {
+        Ok(binary) => binary,
+        Err(why) => skip!("{why}"),
+    };
+    let redis = Redis::start(&binary, &[]);
+    for effect in EFFECTS {
+        let answer = effect.ask(redis.port()).unwrap_or_else(|e| panic!("{effect:?}: {e}"));
+        assert_eq!(answer.fixed, effect.cve < "CVE-2026-25243", "{effect:?}: {answer:?}");
+    }
 }
