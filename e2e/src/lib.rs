@@ -20,6 +20,7 @@
 //! ```
 
 pub mod cli;
+pub mod effects;
 pub mod kill_at;
 pub mod packages;
 pub mod resp;
