@@ -2,7 +2,12 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod names;
+mod object_file;
 mod options;
+mod place;
+mod reverse;
+mod shipped;
 mod target;
 pub mod types;
 
@@ -18,6 +23,8 @@ pub fn diff(target: &TargetElf, units: &[UnitInput<'_>], options: &Options) -> R
 
 /// Finds one unit, compiled exactly as shipped, in the target.
 pub fn place(target: &TargetElf, path: &str, shipped: &[u8]) -> Result<Placement, Refusal> {
-    let _ = (target, path, shipped);
-    Ok(Placement::default())
+    match shipped::Shipped::find(target, path, shipped) {
+        Ok(found) => Ok(found.placement(target)),
+        Err(refusals) => Err(refusals.into_iter().next().unwrap_or(Refusal::BadTarget("nothing found".to_owned()))),
+    }
 }

@@ -1,30 +1,395 @@
 //! The ELF file to be patched, parsed once.
 
 use crate::Refusal;
-use stillpoint_patch_format::{BuildId, Target, TargetKind};
+use gimli::{BaseAddresses, CieOrFde, EhFrame, LittleEndian, UnwindSection};
+use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, OpKind, Register};
+use object::elf;
+use object::read::elf::{Dyn, ElfFile64, FileHeader, ProgramHeader, Sym};
+use object::{Endianness, Object as _, ObjectSection as _, ObjectSymbol as _, RelocationFlags, RelocationTarget};
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, HashMap};
+use stillpoint_patch_format::{BuildId, ResolvedBy, Svma, Target, TargetKind};
+
+/// No target is larger than this: addresses of code and data stay within reach of 32-bit displacements.
+const SIZE_MAX: u64 = 2 << 30;
+
+/// A name of the target's own symbol tables.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TargetSymbol {
+    pub(crate) at: u64,
+    pub(crate) how: ResolvedBy,
+    pub(crate) tls: bool,
+    pub(crate) global: bool,
+}
+
+/// What the dynamic linker writes at an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Dynamic {
+    /// The address of a name (`GLOB_DAT`, `JUMP_SLOT`, `64`).
+    Name(String),
+    /// An address within the file.
+    Relative(u64),
+    /// The result of an indirect function.
+    Indirect,
+    /// The offset of a thread-local from the thread pointer: another module's by name, or our own by offset.
+    TlsName(String),
+    TlsOffset(u64),
+    /// Part of a `tls_index`.
+    TlsModule,
+}
+
+#[derive(Debug, Clone)]
+struct Load {
+    start: u64,
+    size: u64,
+    bytes: Vec<u8>,
+    executable: bool,
+    writable: bool,
+}
+
+/// The `PT_TLS` segment.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tls {
+    pub(crate) size: u64,
+    pub(crate) align: u64,
+}
+
+impl Tls {
+    /// Distance from the start of the segment to the thread pointer.
+    pub(crate) fn span(self) -> u64 {
+        self.size.next_multiple_of(self.align.max(1))
+    }
+}
 
 /// The ELF file to be patched, parsed once: text, symbols, unwind ranges, PLT and GOT, thread-locals, identity.
 #[derive(Debug, Clone)]
 pub struct TargetElf {
     identity: Target,
+    loads: Vec<Load>,
+    needed: Vec<String>,
+    /// Start to length of every range that `.eh_frame` describes.
+    pub(crate) frames: BTreeMap<u64, u64>,
+    pub(crate) symbols: HashMap<String, Vec<TargetSymbol>>,
+    pub(crate) dynamic: BTreeMap<u64, Dynamic>,
+    /// Name to copy-relocated address.
+    pub(crate) copies: HashMap<String, u64>,
+    /// Start of a PLT stub to its GOT slot.
+    pub(crate) stubs: BTreeMap<u64, u64>,
+    pub(crate) tls: Option<Tls>,
+    /// Direct jumps that lead into the first bytes of a function, behind its first: where to, where from.
+    inner_branches: BTreeMap<u64, u64>,
+}
+
+type File<'a> = ElfFile64<'a, Endianness>;
+const E: Endianness = Endianness::Little;
+
+fn bad<T>(why: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal::BadTarget(why.into()))
 }
 
 impl TargetElf {
-    /// Parses an executable or shared library. `file_name` is for messages and [`Target::file_name`].
+    /// Parses an executable or shared library. `file_name` is for messages and [`Target::file_name`]. Never panics,
+    /// whatever the bytes.
     pub fn parse(bytes: &[u8], file_name: &str) -> Result<Self, Refusal> {
-        let _ = bytes;
-        Ok(TargetElf {
-            identity: Target {
-                build_id: BuildId(Vec::new()),
-                text_sha256: [0; 32],
-                file_name: file_name.to_owned(),
-                kind: TargetKind::PieExecutable,
-            },
-        })
+        let text = |e: object::Error| Refusal::BadTarget(format!("{file_name}: {e}"));
+        let file = File::parse(bytes).map_err(text)?;
+        let header = file.elf_header();
+        if file.endianness() != E || header.e_machine(E) != elf::EM_X86_64 {
+            return bad(format!("{file_name} is not an x86-64 ELF file"));
+        }
+        let loads = read_loads(&file, bytes)?;
+        let build_id = BuildId(file.build_id().map_err(text)?.unwrap_or_default().to_vec());
+        let mut digest = Sha256::new();
+        loads.iter().filter(|load| load.executable).for_each(|load| digest.update(&load.bytes));
+        let kind = kind(&file, file_name)?;
+        let identity =
+            Target { build_id, text_sha256: digest.finalize().into(), file_name: file_name.to_owned(), kind };
+        let mut target = TargetElf {
+            identity,
+            needed: needed(&file),
+            frames: read_frames(&file),
+            symbols: HashMap::new(),
+            dynamic: BTreeMap::new(),
+            copies: HashMap::new(),
+            stubs: BTreeMap::new(),
+            tls: read_tls(&file)?,
+            inner_branches: BTreeMap::new(),
+            loads,
+        };
+        target.read_symbols(&file);
+        target.read_dynamic(&file);
+        target.read_stubs(&file);
+        target.read_branches();
+        Ok(target)
     }
 
     /// What a patch binds to.
     pub fn identity(&self) -> &Target {
         &self.identity
     }
+
+    /// Names of the libraries that it needs (`DT_NEEDED`).
+    pub fn needed(&self) -> &[String] {
+        &self.needed
+    }
+
+    /// Bytes as the file holds them; `None` when not all of them are in one segment of the file.
+    pub(crate) fn bytes(&self, at: u64, len: u64) -> Option<&[u8]> {
+        let load = self.loads.iter().find(|l| l.start <= at && at - l.start < l.size)?;
+        let start = usize::try_from(at - load.start).ok()?;
+        load.bytes.get(start..start.checked_add(usize::try_from(len).ok()?)?)
+    }
+
+    pub(crate) fn i32_at(&self, at: u64) -> Option<i32> {
+        Some(i32::from_le_bytes(self.bytes(at, 4)?.try_into().ok()?))
+    }
+
+    /// The pointer at `at` as it will be once relocated, when it points into the file.
+    pub(crate) fn pointer_at(&self, at: u64) -> Option<u64> {
+        match self.dynamic.get(&at) {
+            Some(Dynamic::Relative(value)) => Some(*value),
+            Some(Dynamic::Name(name)) => self.symbols.get(name)?.first().map(|s| s.at),
+            Some(_) => None,
+            None => Some(u64::from_le_bytes(self.bytes(at, 8)?.try_into().ok()?)),
+        }
+    }
+
+    pub(crate) fn is_text(&self, at: u64) -> bool {
+        self.loads.iter().any(|l| l.executable && l.start <= at && at - l.start < l.bytes.len() as u64)
+    }
+
+    pub(crate) fn is_writable(&self, at: u64) -> bool {
+        self.loads.iter().any(|l| l.writable && l.start <= at && at - l.start < l.size)
+    }
+
+    /// Whether `len` bytes at `at` are mapped at all.
+    pub(crate) fn is_mapped(&self, at: u64, len: u64) -> bool {
+        self.loads.iter().any(|l| l.start <= at && at - l.start <= l.size && l.size - (at - l.start) >= len)
+    }
+
+    /// A direct jump from elsewhere in the text to one of the bytes behind `entry` that a jump there would overwrite.
+    pub(crate) fn branch_into(&self, entry: u64) -> Option<(u64, u64)> {
+        let end = entry.checked_add(5)?;
+        self.inner_branches.range(entry + 1..end).next().map(|(to, from)| (*from, *to))
+    }
+
+    /// Name of the function that the stub at `at` calls, when the dynamic linker knows it by name.
+    pub(crate) fn stub_name(&self, at: u64) -> Option<&str> {
+        match self.dynamic.get(self.stubs.get(&at)?)? {
+            Dynamic::Name(name) => Some(name),
+            _ => None,
+        }
+    }
+
+    /// The PLT stub of an imported function.
+    pub(crate) fn stub_of(&self, name: &str) -> Option<u64> {
+        self.stubs.keys().copied().find(|at| self.stub_name(*at) == Some(name))
+    }
+
+    /// A GOT slot that holds the address of `name`.
+    pub(crate) fn slot_of(&self, name: &str) -> Option<u64> {
+        self.dynamic.iter().find(|(_, d)| matches!(d, Dynamic::Name(n) if n == name)).map(|(at, _)| *at)
+    }
+
+    fn read_symbols(&mut self, file: &File<'_>) {
+        let tables = [
+            (file.symbols().collect::<Vec<_>>(), ResolvedBy::Symtab),
+            (file.dynamic_symbols().collect::<Vec<_>>(), ResolvedBy::Dynsym),
+        ];
+        for (symbols, how) in tables {
+            for symbol in symbols {
+                let raw = symbol.elf_symbol();
+                let kind = raw.st_type();
+                let named = kind == elf::STT_FUNC
+                    || kind == elf::STT_OBJECT
+                    || kind == elf::STT_NOTYPE
+                    || kind == elf::STT_TLS
+                    || kind == elf::STT_GNU_IFUNC;
+                let Ok(name) = symbol.name() else { continue };
+                if named && symbol.is_definition() && !name.is_empty() && raw.st_shndx(E) != elf::SHN_ABS {
+                    let tls = kind == elf::STT_TLS;
+                    let entry = TargetSymbol { at: symbol.address(), how, tls, global: symbol.is_global() };
+                    self.symbols.entry(name.to_owned()).or_default().push(entry);
+                }
+            }
+        }
+    }
+
+    fn read_dynamic(&mut self, file: &File<'_>) {
+        for (at, reloc) in file.dynamic_relocations().into_iter().flatten() {
+            let RelocationFlags::Elf { r_type } = reloc.flags() else { continue };
+            let name = match reloc.target() {
+                RelocationTarget::Symbol(index) => file
+                    .dynamic_symbol_table()
+                    .and_then(|t| object::ObjectSymbolTable::symbol_by_index(&t, index).ok())
+                    .and_then(|s| s.name().ok().map(str::to_owned))
+                    .filter(|n| !n.is_empty()),
+                _ => None,
+            };
+            let addend = reloc.addend();
+            let value = match (r_type, name) {
+                (elf::R_X86_64_RELATIVE, _) => Dynamic::Relative(addend as u64),
+                (elf::R_X86_64_IRELATIVE, _) => Dynamic::Indirect,
+                (elf::R_X86_64_COPY, Some(name)) => {
+                    self.copies.insert(name, at);
+                    continue;
+                }
+                (elf::R_X86_64_GLOB_DAT | elf::R_X86_64_JUMP_SLOT, Some(name)) => Dynamic::Name(name),
+                (elf::R_X86_64_64, Some(name)) if addend == 0 => Dynamic::Name(name),
+                (elf::R_X86_64_TPOFF64, Some(name)) => Dynamic::TlsName(name),
+                (elf::R_X86_64_TPOFF64, None) => Dynamic::TlsOffset(addend as u64),
+                _ => Dynamic::TlsModule,
+            };
+            self.dynamic.insert(at, value);
+        }
+    }
+
+    /// A stub is what stands before an indirect jump through a slot that the dynamic linker fills.
+    fn read_stubs(&mut self, file: &File<'_>) {
+        for section in file.sections() {
+            let Ok(name) = section.name() else { continue };
+            if !(name == ".plt" || name.starts_with(".plt.") || name == ".iplt") {
+                continue;
+            }
+            let Ok(code) = section.data() else { continue };
+            let mut decoder = Decoder::with_ip(64, code, section.address(), DecoderOptions::NONE);
+            let mut instruction = Instruction::default();
+            let mut landing = None;
+            while decoder.can_decode() {
+                decoder.decode_out(&mut instruction);
+                if instruction.code() == Code::Endbr64 {
+                    landing = Some(instruction.ip());
+                    continue;
+                }
+                if let Some(slot) = indirect_jump_slot(&instruction).filter(|slot| self.dynamic.contains_key(slot)) {
+                    self.stubs.insert(landing.unwrap_or(instruction.ip()), slot);
+                }
+                landing = None;
+            }
+        }
+    }
+
+    fn read_branches(&mut self) {
+        let mut found = BTreeMap::new();
+        let mut covered = 0;
+        for (&start, &len) in &self.frames {
+            // Overlapping ranges are damage; decoding each once keeps the work within the size of the file.
+            let Some(code) = self.bytes(start, len).filter(|_| start >= covered) else { continue };
+            covered = start + len;
+            let mut decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);
+            let mut instruction = Instruction::default();
+            while decoder.can_decode() {
+                decoder.decode_out(&mut instruction);
+                let jumps = matches!(
+                    instruction.flow_control(),
+                    FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch | FlowControl::Call
+                );
+                let to = if jumps { instruction.near_branch_target() } else { 0 };
+                if to == 0 {
+                    continue;
+                }
+                if let Some((&entry, _)) = self.frames.range(..=to).next_back()
+                    && to > entry
+                    && to - entry < 5
+                {
+                    found.insert(to, instruction.ip());
+                }
+            }
+        }
+        self.inner_branches = found;
+    }
+}
+
+fn indirect_jump_slot(instruction: &Instruction) -> Option<u64> {
+    let indirect = instruction.code() == Code::Jmp_rm64
+        && instruction.op0_kind() == OpKind::Memory
+        && instruction.memory_base() == Register::RIP;
+    indirect.then(|| instruction.ip_rel_memory_address())
+}
+
+fn read_loads(file: &File<'_>, bytes: &[u8]) -> Result<Vec<Load>, Refusal> {
+    let mut loads = Vec::new();
+    for segment in file.elf_program_headers().iter().filter(|s| s.p_type(E) == elf::PT_LOAD) {
+        let data = segment.data(E, bytes).map_err(|()| Refusal::BadTarget("truncated segment".to_owned()))?;
+        let (start, size) = (segment.p_vaddr(E), segment.p_memsz(E));
+        if size > SIZE_MAX || start.checked_add(size).is_none() || data.len() as u64 > size {
+            return bad(format!("segment of {size} bytes at {start:#x}"));
+        }
+        let flags = segment.p_flags(E);
+        let executable = flags.0 & elf::PF_X.0 != 0;
+        let writable = flags.0 & elf::PF_W.0 != 0;
+        loads.push(Load { start, size, bytes: data.to_vec(), executable, writable });
+    }
+    if !loads.iter().any(|load| load.executable) {
+        return bad("no executable segment");
+    }
+    Ok(loads)
+}
+
+fn kind(file: &File<'_>, name: &str) -> Result<TargetKind, Refusal> {
+    let segment = |kind| file.elf_program_headers().iter().any(|s| s.p_type(E) == kind);
+    let (interpreted, dynamic) = (segment(elf::PT_INTERP), segment(elf::PT_DYNAMIC));
+    match file.elf_header().e_type(E) {
+        elf::ET_EXEC if !interpreted => bad(format!("{name} is statically linked")),
+        elf::ET_EXEC => Ok(TargetKind::Executable),
+        elf::ET_DYN if !dynamic => bad(format!("{name} has no dynamic section")),
+        elf::ET_DYN if interpreted && !has_soname(file) => Ok(TargetKind::PieExecutable),
+        elf::ET_DYN if dynamic_flag(file, elf::DT_FLAGS_1) & u64::from(elf::DF_1_PIE.0) != 0 && !interpreted => {
+            bad(format!("{name} is statically linked (static PIE)"))
+        }
+        elf::ET_DYN => Ok(TargetKind::SharedLibrary),
+        other => bad(format!("{name} has ELF type {}", other.0)),
+    }
+}
+
+fn dynamic_entries(file: &File<'_>) -> Vec<(elf::DynamicTag, u64)> {
+    let table = file.elf_dynamic_table();
+    table.map(|t| t.iter().map(|d| (d.tag, d.val)).collect()).unwrap_or_default()
+}
+
+fn dynamic_flag(file: &File<'_>, tag: elf::DynamicTag) -> u64 {
+    dynamic_entries(file).iter().find(|(t, _)| *t == tag).map_or(0, |(_, v)| *v)
+}
+
+fn has_soname(file: &File<'_>) -> bool {
+    dynamic_entries(file).iter().any(|(t, _)| *t == elf::DT_SONAME)
+}
+
+fn needed(file: &File<'_>) -> Vec<String> {
+    let libraries = file.import_libraries().ok();
+    let names = libraries.into_iter().flatten().filter_map(|l| l.ok().map(|l| l.name().to_vec()));
+    names.map(|n| String::from_utf8_lossy(&n).into_owned()).collect()
+}
+
+fn read_frames(file: &File<'_>) -> BTreeMap<u64, u64> {
+    let mut out = BTreeMap::new();
+    let Some(section) = file.section_by_name(".eh_frame") else { return out };
+    let Ok(data) = section.data() else { return out };
+    let frames = EhFrame::new(data, LittleEndian);
+    let mut bases = BaseAddresses::default().set_eh_frame(section.address());
+    if let Some(text) = file.section_by_name(".text") {
+        bases = bases.set_text(text.address());
+    }
+    let mut entries = frames.entries(&bases);
+    while let Ok(Some(entry)) = entries.next() {
+        let CieOrFde::Fde(partial) = entry else { continue };
+        if let Ok(fde) = partial.parse(EhFrame::cie_from_offset)
+            && fde.len() > 0
+            && fde.initial_address().checked_add(fde.len()).is_some()
+        {
+            out.insert(fde.initial_address(), fde.len());
+        }
+    }
+    out
+}
+
+fn read_tls(file: &File<'_>) -> Result<Option<Tls>, Refusal> {
+    let Some(segment) = file.elf_program_headers().iter().find(|s| s.p_type(E) == elf::PT_TLS) else {
+        return Ok(None);
+    };
+    let (size, align) = (segment.p_memsz(E), segment.p_align(E).max(1));
+    if size > SIZE_MAX || align > SIZE_MAX || !align.is_power_of_two() {
+        return bad(format!("thread-local segment of {size} bytes aligned to {align}"));
+    }
+    Ok(Some(Tls { size, align }))
 }

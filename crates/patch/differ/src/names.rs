@@ -1,0 +1,68 @@
+//! Names as the compiler decorates them.
+
+/// Whether `name` is a cold part (`f.cold`, `f.part.0.cold.1`).
+pub(crate) fn is_cold(name: &str) -> bool {
+    cold_parent(name).is_some()
+}
+
+/// The function that a cold part belongs to.
+pub(crate) fn cold_parent(name: &str) -> Option<&str> {
+    let undecorated = strip_number(name).filter(|rest| rest.ends_with(".cold")).unwrap_or(name);
+    undecorated.strip_suffix(".cold")
+}
+
+fn strip_number(name: &str) -> Option<&str> {
+    let (stem, digits) = name.rsplit_once('.')?;
+    (!digits.is_empty() && !stem.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())).then_some(stem)
+}
+
+/// `name` without everything that the compiler appended: `.part.0`, `.isra.1`, `.constprop.0`, `.cold`, `.7`.
+pub(crate) fn stem(name: &str) -> &str {
+    const CLONES: [&str; 6] = [".part", ".isra", ".constprop", ".lto_priv", ".localalias", ".cold"];
+    let mut name = name;
+    loop {
+        if let Some(rest) = CLONES.iter().find_map(|c| name.strip_suffix(c)).filter(|rest| !rest.is_empty()) {
+            name = rest;
+        } else if let Some(rest) = strip_number(name) {
+            name = rest;
+        } else {
+            return name;
+        }
+    }
+}
+
+/// The stem, and the kinds of clone in the order made, without their numbers: `f.part.0.isra.1` gives `.part.isra`.
+pub(crate) fn clone_key(name: &str) -> (&str, String) {
+    let stem = stem(name);
+    let kinds = name[stem.len()..].split('.').filter(|part| !part.is_empty() && !part.bytes().all(|b| b.is_ascii_digit()));
+    (stem, kinds.flat_map(|kind| [".", kind]).collect())
+}
+
+/// Whether `name` is a static with a number of the compiler's (`counter.3`): the number means nothing outside its object.
+pub(crate) fn is_numbered(name: &str) -> bool {
+    strip_number(name).is_some()
+}
+
+/// Whether the object is one that the compiler made for its own use and that only its content identifies.
+pub(crate) fn is_anonymous(name: &str) -> bool {
+    const MADE: [&str; 5] = ["CSWTCH", "__func__", "__FUNCTION__", "__PRETTY_FUNCTION__", "__compound_literal"];
+    name.is_empty() || name.starts_with(".L") || (is_numbered(name) && MADE.contains(&stem(name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decorations_are_taken_apart() {
+        assert_eq!(stem("f.part.0.isra.1.cold"), "f");
+        assert_eq!(stem("counter.3"), "counter");
+        assert_eq!(stem("plain"), "plain");
+        assert_eq!(clone_key("f.part.0.isra.1"), ("f", ".part.isra".to_owned()));
+        assert_eq!(cold_parent("f.part.0.cold"), Some("f.part.0"));
+        assert_eq!(cold_parent("f.cold.3"), Some("f"));
+        assert_eq!(cold_parent("f.3"), None);
+        assert!(is_anonymous("CSWTCH.12") && is_anonymous("__func__.0") && is_anonymous(".LC4"));
+        assert!(!is_anonymous("count.0") && !is_anonymous("CSWTCH_like"));
+    }
+}

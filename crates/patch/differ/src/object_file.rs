@@ -1,0 +1,406 @@
+//! A relocatable object, read once: sections, symbols, and what every relocation points at.
+
+use crate::Refusal;
+use crate::names;
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
+use object::elf;
+use object::read::elf::{ElfFile64, FileHeader, Rela, SectionHeader, Sym};
+use object::{Endianness, Object as _, ObjectSection as _};
+
+/// What a section of an object holds, as far as a patch is concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Nature {
+    /// Executable code.
+    Text,
+    /// Constants, possibly holding relocated pointers (`.data.rel.ro`).
+    Constant,
+    /// Constants that the linker merges: by entry size, or by terminator when `strings`.
+    Merged { entry: u64, strings: bool },
+    /// Writable, initialised.
+    Data,
+    /// Writable, zero.
+    Zero,
+    /// Thread-local.
+    Tls,
+    /// `.init_array` and its kin.
+    StartUp,
+    /// `.eh_frame`.
+    Unwind,
+    /// `.gcc_except_table*`.
+    Exceptions,
+    /// Not loaded, or of no consequence for running code (notes, patchable entries).
+    Aside,
+    /// Loaded, and placed by name by whoever wrote it (`__attribute__((section))` with a name of their own).
+    Custom { write: bool },
+}
+
+#[derive(Debug)]
+pub(crate) struct Section<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) nature: Nature,
+    pub(crate) align: u64,
+    pub(crate) size: u64,
+    /// Empty for `.bss`.
+    pub(crate) bytes: &'a [u8],
+    /// Sorted by offset.
+    pub(crate) relocations: Vec<Reloc>,
+    /// Indices of the functions and objects that it defines, sorted by value.
+    pub(crate) symbols: Vec<usize>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reloc {
+    pub(crate) offset: u64,
+    pub(crate) kind: u32,
+    pub(crate) symbol: usize,
+    pub(crate) addend: i64,
+    /// From the place to the end of its instruction; the width of the place in data.
+    pub(crate) to_end: i64,
+    /// Whether the instruction is a call or jump.
+    pub(crate) branch: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Home {
+    Undefined,
+    Absolute,
+    Common,
+    Section(usize),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SymbolType {
+    Function,
+    Indirect,
+    Object,
+    Tls,
+    Section,
+    Other,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Symbol<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) home: Home,
+    pub(crate) value: u64,
+    pub(crate) size: u64,
+    pub(crate) kind: SymbolType,
+    pub(crate) local: bool,
+    pub(crate) weak: bool,
+}
+
+impl Symbol<'_> {
+    pub(crate) fn is_function(&self) -> bool {
+        matches!(self.kind, SymbolType::Function | SymbolType::Indirect)
+    }
+}
+
+/// What a relocation points at, with the instruction's own bytes taken into account.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Site<'a> {
+    /// A name that another object defines, and bytes from it.
+    Extern(&'a str, i64),
+    /// A byte of a section of this object. `anchor` is the byte that names it: the start of a literal when the
+    /// reference is relative to one, else the byte itself.
+    Inside { section: usize, offset: i64, anchor: i64 },
+    /// An absolute value.
+    Value(i64),
+}
+
+#[derive(Debug)]
+pub(crate) struct Object<'a> {
+    pub(crate) sections: Vec<Section<'a>>,
+    pub(crate) symbols: Vec<Symbol<'a>>,
+}
+
+pub(crate) fn is_pc_relative(kind: u32) -> bool {
+    matches!(
+        elf::RelocationType(kind),
+        elf::R_X86_64_PC32
+            | elf::R_X86_64_PLT32
+            | elf::R_X86_64_PC64
+            | elf::R_X86_64_GOTPCREL
+            | elf::R_X86_64_GOTPCRELX
+            | elf::R_X86_64_REX_GOTPCRELX
+            | elf::R_X86_64_GOTTPOFF
+            | elf::R_X86_64_TLSGD
+            | elf::R_X86_64_TLSLD
+    )
+}
+
+type Elf64 = elf::FileHeader64<Endianness>;
+
+fn nature(name: &str, header: &elf::SectionHeader64<Endianness>) -> Nature {
+    let (e, starts) = (Endianness::Little, |prefix: &str| name == prefix || name.starts_with(&format!("{prefix}.")));
+    let flags = header.sh_flags(e).0;
+    let has = |flag: elf::SectionFlags| flags & flag.0 != 0;
+    let kind = header.sh_type(e);
+    if !has(elf::SHF_ALLOC) || kind == elf::SHT_NOTE || starts("__patchable_function_entries") || starts(".note") {
+        return Nature::Aside;
+    }
+    let start_up = kind == elf::SHT_INIT_ARRAY || kind == elf::SHT_FINI_ARRAY || kind == elf::SHT_PREINIT_ARRAY;
+    if start_up || [".init_array", ".fini_array", ".preinit_array", ".ctors", ".dtors"].iter().any(|p| starts(p)) {
+        return Nature::StartUp;
+    }
+    if name == ".eh_frame" {
+        return Nature::Unwind;
+    }
+    if starts(".gcc_except_table") {
+        return Nature::Exceptions;
+    }
+    if has(elf::SHF_EXECINSTR) {
+        return if name == ".init" || name == ".fini" { Nature::StartUp } else { Nature::Text };
+    }
+    if has(elf::SHF_TLS) {
+        return Nature::Tls;
+    }
+    if has(elf::SHF_MERGE) && header.sh_entsize(e) > 0 {
+        return Nature::Merged { entry: header.sh_entsize(e), strings: has(elf::SHF_STRINGS) };
+    }
+    if starts(".data.rel.ro") || starts(".rodata") {
+        return Nature::Constant;
+    }
+    match (has(elf::SHF_WRITE), kind == elf::SHT_NOBITS) {
+        (true, true) if starts(".bss") => Nature::Zero,
+        (true, false) if starts(".data") => Nature::Data,
+        (write, _) => Nature::Custom { write },
+    }
+}
+
+impl<'a> Object<'a> {
+    /// Reads an object; never panics, whatever the bytes.
+    pub(crate) fn parse(bytes: &'a [u8], unit: &str, side: &'static str) -> Result<Self, Refusal> {
+        let bad = |why: String| Refusal::BadObject { unit: unit.to_owned(), side, why };
+        let file = ElfFile64::<Endianness>::parse(bytes).map_err(|e| bad(e.to_string()))?;
+        let e = Endianness::Little;
+        let header = file.elf_header();
+        if file.endianness() != e || header.e_machine(e) != elf::EM_X86_64 || header.e_type(e) != elf::ET_REL {
+            return Err(bad("not a relocatable x86-64 ELF file".to_owned()));
+        }
+        let mut sections = vec![empty_section()];
+        for section in file.sections() {
+            let name = section.name().map_err(|e| bad(e.to_string()))?;
+            if name.starts_with(".gnu.lto_") {
+                return Err(Refusal::Lto { unit: unit.to_owned(), side, section: name.to_owned() });
+            }
+            while sections.len() < section.index().0 {
+                sections.push(empty_section());
+            }
+            let header = section.elf_section_header();
+            let nature = nature(name, header);
+            let data = if nature == Nature::Aside { &[] } else { section.data().map_err(|e| bad(e.to_string()))? };
+            sections.push(Section {
+                name,
+                nature,
+                align: section.align().max(1),
+                size: section.size(),
+                bytes: data,
+                relocations: Vec::new(),
+                symbols: Vec::new(),
+            });
+        }
+        let mut object = Object { symbols: read_symbols(&file, sections.len()).map_err(bad)?, sections };
+        object.read_relocations(&file).map_err(bad)?;
+        object.index_symbols();
+        Ok(object)
+    }
+
+    fn read_relocations(&mut self, file: &ElfFile64<'a, Endianness>) -> Result<(), String> {
+        for section in file.sections() {
+            let Some(entry) = self.sections.get_mut(section.index().0) else { continue };
+            if entry.nature == Nature::Aside {
+                continue;
+            }
+            for rela in section.elf_linked_rela().map_err(|e| e.to_string())? {
+                let e = Endianness::Little;
+                let (offset, kind) = (Rela::r_offset(rela, e), rela.r_type(e, false).0);
+                let symbol = rela.r_sym(e, false) as usize;
+                let width: u64 = match elf::RelocationType(kind) {
+                    elf::R_X86_64_NONE => continue,
+                    elf::R_X86_64_64 | elf::R_X86_64_PC64 => 8,
+                    _ => 4,
+                };
+                let end = offset.checked_add(width).ok_or("relocation past the end of its section")?;
+                if symbol >= self.symbols.len() || end > entry.bytes.len() as u64 {
+                    return Err(format!("relocation at {}+{offset:#x} is out of range", entry.name));
+                }
+                let addend = rela.r_addend(e);
+                entry.relocations.push(Reloc { offset, kind, symbol, addend, to_end: width as i64, branch: false });
+            }
+            entry.relocations.sort_by_key(|r| r.offset);
+            if entry.nature == Nature::Text {
+                mark_instructions(entry.bytes, &mut entry.relocations);
+            }
+        }
+        Ok(())
+    }
+
+    fn index_symbols(&mut self) {
+        for (index, symbol) in self.symbols.iter().enumerate() {
+            let Home::Section(home) = symbol.home else { continue };
+            if !matches!(symbol.kind, SymbolType::Section) && !symbol.name.is_empty() && !symbol.name.starts_with(".L") {
+                self.sections[home].symbols.push(index);
+            }
+        }
+        for section in &mut self.sections {
+            let symbols = &self.symbols;
+            section.symbols.sort_by_key(|&s| (symbols[s].value, symbols[s].local, s));
+        }
+    }
+
+    /// What the relocation points at.
+    pub(crate) fn site(&self, reloc: &Reloc) -> Site<'a> {
+        let symbol = &self.symbols[reloc.symbol];
+        let shift = if is_pc_relative(reloc.kind) { reloc.addend.wrapping_add(reloc.to_end) } else { reloc.addend };
+        match symbol.home {
+            Home::Undefined | Home::Common => Site::Extern(symbol.name, shift),
+            Home::Absolute => Site::Value((symbol.value as i64).wrapping_add(shift)),
+            Home::Section(section) => {
+                let offset = (symbol.value as i64).wrapping_add(shift);
+                let anchored = symbol.kind != SymbolType::Section;
+                Site::Inside { section, offset, anchor: if anchored { symbol.value as i64 } else { offset } }
+            }
+        }
+    }
+
+    /// The function or object whose bytes include `offset` of `section`; a section with only one owns all of it and
+    /// the bytes around it, for code refers to `array - 8` and `array + length`.
+    pub(crate) fn owner(&self, section: usize, offset: i64) -> Option<usize> {
+        let symbols = &self.sections[section].symbols;
+        let first = *symbols.first()?;
+        if symbols.iter().all(|&s| self.symbols[s].value == self.symbols[first].value) {
+            return Some(first);
+        }
+        let inside = |s: usize| {
+            let (symbol, at) = (&self.symbols[s], u64::try_from(offset).ok()?);
+            (symbol.value <= at && at - symbol.value < symbol.size.max(1)).then_some(s)
+        };
+        symbols.iter().find_map(|&s| inside(s))
+    }
+
+    /// All functions that it defines, cold parts included.
+    pub(crate) fn functions(&self) -> impl Iterator<Item = (usize, &Symbol<'a>)> {
+        self.symbols.iter().enumerate().filter(|(_, symbol)| {
+            let Home::Section(home) = symbol.home else { return false };
+            symbol.is_function() && self.sections[home].nature == Nature::Text && !symbol.name.starts_with(".L")
+        })
+    }
+
+    /// The defined symbol of that name, if any.
+    pub(crate) fn defined(&self, name: &str) -> Option<(usize, &Symbol<'a>)> {
+        let found = |s: &&Symbol<'_>| s.name == name && matches!(s.home, Home::Section(_) | Home::Common);
+        self.symbols.iter().enumerate().find(|(_, s)| found(s) && s.kind != SymbolType::Section)
+    }
+
+    /// The cold parts of the function called `name`.
+    pub(crate) fn cold_parts(&self, name: &str) -> impl Iterator<Item = (usize, &Symbol<'a>)> {
+        self.functions().filter(move |(_, s)| names::cold_parent(s.name) == Some(name))
+    }
+
+    /// The literal at `at` of a merged section: up to its terminator, or one entry.
+    pub(crate) fn literal(&self, section: usize, at: i64) -> Option<&'a [u8]> {
+        let Section { bytes, nature: Nature::Merged { entry, strings }, .. } = self.sections[section] else { return None };
+        let (rest, width) = (bytes.get(usize::try_from(at).ok()?..)?, usize::try_from(entry).ok()?);
+        if !strings {
+            return rest.get(..width);
+        }
+        let end = rest.chunks_exact(width).position(|unit| unit.iter().all(|b| *b == 0))?;
+        rest.get(..(end + 1) * width)
+    }
+}
+
+fn empty_section<'a>() -> Section<'a> {
+    let (relocations, symbols) = (Vec::new(), Vec::new());
+    Section { name: "", nature: Nature::Aside, align: 1, size: 0, bytes: &[], relocations, symbols }
+}
+
+fn read_symbols<'a>(file: &ElfFile64<'a, Endianness>, sections: usize) -> Result<Vec<Symbol<'a>>, String> {
+    let (e, table) = (Endianness::Little, file.elf_symbol_table());
+    let null = Symbol {
+        name: "",
+        home: Home::Undefined,
+        value: 0,
+        size: 0,
+        kind: SymbolType::Other,
+        local: true,
+        weak: false,
+    };
+    let mut out = vec![null];
+    for (index, symbol) in table.enumerate().filter(|(index, _)| index.0 > 0) {
+        let name = Sym::name(symbol, e, table.strings()).map_err(|e| e.to_string())?;
+        let name = std::str::from_utf8(name).map_err(|_| "a symbol name is not UTF-8".to_owned())?;
+        let home = match symbol.st_shndx(e) {
+            elf::SHN_UNDEF => Home::Undefined,
+            elf::SHN_ABS => Home::Absolute,
+            elf::SHN_COMMON => Home::Common,
+            _ => match table.symbol_section(e, symbol, index).map_err(|e| e.to_string())? {
+                Some(section) if section.0 < sections => Home::Section(section.0),
+                _ => return Err(format!("symbol `{name}` is in a section that does not exist")),
+            },
+        };
+        let kind = match symbol.st_type() {
+            elf::STT_FUNC => SymbolType::Function,
+            elf::STT_GNU_IFUNC => SymbolType::Indirect,
+            elf::STT_OBJECT | elf::STT_COMMON => SymbolType::Object,
+            elf::STT_TLS => SymbolType::Tls,
+            elf::STT_SECTION => SymbolType::Section,
+            _ => SymbolType::Other,
+        };
+        let (local, weak) = (symbol.st_bind() == elf::STB_LOCAL, symbol.st_bind() == elf::STB_WEAK);
+        out.push(Symbol { name, home, value: symbol.st_value(e), size: symbol.st_size(e), kind, local, weak });
+    }
+    Ok(out)
+}
+
+/// Tells each relocation where its instruction ends and whether that is a branch. A place outside of every decoded
+/// instruction (data in text) keeps the width of its field.
+fn mark_instructions(code: &[u8], relocations: &mut [Reloc]) {
+    let mut decoder = Decoder::with_ip(64, code, 0, DecoderOptions::NONE);
+    let mut instruction = Instruction::default();
+    let mut rest = relocations.iter_mut().peekable();
+    while decoder.can_decode() && rest.peek().is_some() {
+        decoder.decode_out(&mut instruction);
+        let end = instruction.next_ip();
+        while let Some(reloc) = rest.next_if(|r| r.offset < end) {
+            if reloc.offset >= instruction.ip() && !instruction.is_invalid() {
+                reloc.to_end = (end - reloc.offset) as i64;
+                reloc.branch = is_branch(&instruction);
+            }
+        }
+    }
+}
+
+fn is_branch(instruction: &Instruction) -> bool {
+    let direct = instruction.is_jcc_short_or_near() || instruction.is_jmp_short_or_near() || instruction.is_call_near();
+    direct && instruction.flow_control() != FlowControl::Next
+}
+
+/// Name of a relocation type as in the psABI.
+pub(crate) fn relocation_name(kind: u32) -> String {
+    let known = [
+        (elf::R_X86_64_TLSGD, "R_X86_64_TLSGD"),
+        (elf::R_X86_64_TLSLD, "R_X86_64_TLSLD"),
+        (elf::R_X86_64_DTPOFF32, "R_X86_64_DTPOFF32"),
+        (elf::R_X86_64_DTPOFF64, "R_X86_64_DTPOFF64"),
+        (elf::R_X86_64_GOTPC32_TLSDESC, "R_X86_64_GOTPC32_TLSDESC"),
+        (elf::R_X86_64_TLSDESC_CALL, "R_X86_64_TLSDESC_CALL"),
+        (elf::R_X86_64_GOT32, "R_X86_64_GOT32"),
+        (elf::R_X86_64_GOT64, "R_X86_64_GOT64"),
+        (elf::R_X86_64_GOTPC32, "R_X86_64_GOTPC32"),
+        (elf::R_X86_64_GOTPC64, "R_X86_64_GOTPC64"),
+        (elf::R_X86_64_GOTOFF64, "R_X86_64_GOTOFF64"),
+        (elf::R_X86_64_GOTPCREL64, "R_X86_64_GOTPCREL64"),
+        (elf::R_X86_64_PLTOFF64, "R_X86_64_PLTOFF64"),
+        (elf::R_X86_64_TPOFF64, "R_X86_64_TPOFF64"),
+        (elf::R_X86_64_8, "R_X86_64_8"),
+        (elf::R_X86_64_16, "R_X86_64_16"),
+        (elf::R_X86_64_PC8, "R_X86_64_PC8"),
+        (elf::R_X86_64_PC16, "R_X86_64_PC16"),
+        (elf::R_X86_64_SIZE32, "R_X86_64_SIZE32"),
+        (elf::R_X86_64_SIZE64, "R_X86_64_SIZE64"),
+    ];
+    known
+        .iter()
+        .find(|(k, _)| k.0 == kind)
+        .map_or_else(|| format!("of type {kind}"), |(_, name)| (*name).to_owned())
+}

@@ -1,0 +1,325 @@
+//! Reverse relocation: every value that the linker filled in, read back out of the target.
+
+use crate::object_file::{Home, Nature, Object, Reloc, Site, SymbolType};
+use crate::place::Piece;
+use crate::target::{Dynamic, TargetElf};
+use object::elf;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// What is known about one name. A function may have an address, a PLT stub and a GOT slot at once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Name {
+    /// Its own address.
+    pub(crate) direct: Option<u64>,
+    /// A stub that jumps to it.
+    pub(crate) stub: Option<u64>,
+    /// A slot that holds its address.
+    pub(crate) slot: Option<u64>,
+    /// Bytes from the start of the thread-local segment.
+    pub(crate) tls: Option<u64>,
+    /// A slot that holds its offset from the thread pointer.
+    pub(crate) tls_slot: Option<u64>,
+}
+
+/// A value that contradicts one read before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Conflict {
+    pub(crate) name: String,
+    pub(crate) one: String,
+    pub(crate) other: String,
+}
+
+/// Everything read so far.
+#[derive(Debug, Default)]
+pub(crate) struct Known<'a> {
+    pub(crate) names: HashMap<&'a str, Name>,
+    /// Section to its address; thread-local sections to their offset in the segment.
+    pub(crate) bases: BTreeMap<usize, u64>,
+    pub(crate) conflicts: Vec<Conflict>,
+    /// Data sections whose relocations have been read.
+    read: BTreeSet<usize>,
+}
+
+impl Known<'_> {
+    /// Address of a text section, when a relocation or a named function told it.
+    pub(crate) fn text_base(&self, object: &Object<'_>, section: usize) -> Option<u64> {
+        self.bases.get(&section).copied().or_else(|| {
+            object.sections[section].symbols.iter().find_map(|&s| {
+                let symbol = &object.symbols[s];
+                let name = self.names.get(symbol.name)?;
+                name.direct?.checked_sub(symbol.value)
+            })
+        })
+    }
+}
+
+/// A relocated value as the target holds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Value {
+    /// The symbol's address.
+    Address(u64),
+    /// A GOT slot with the symbol's address.
+    Slot(u64),
+    /// Bytes from the start of the thread-local segment.
+    Tls(u64),
+    /// A GOT slot with its offset from the thread pointer.
+    TlsSlot(u64),
+    /// Nothing can be said (thread-local sequences that the linker rewrites at will).
+    Unreadable,
+}
+
+/// Reads one place; `None` when the bytes are none that a linker makes of it.
+fn read(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> Option<Value> {
+    let field = || target.i32_at(at).map(i64::from);
+    let relative = |v: i64| at.wrapping_add_signed(v).wrapping_add_signed(-reloc.addend);
+    match elf::RelocationType(reloc.kind) {
+        elf::R_X86_64_PC32 | elf::R_X86_64_PLT32 => Some(Value::Address(relative(field()?))),
+        elf::R_X86_64_PC64 => {
+            let v = i64::from_le_bytes(target.bytes(at, 8)?.try_into().ok()?);
+            Some(Value::Address(relative(v)))
+        }
+        elf::R_X86_64_32 => {
+            Some(Value::Address(u64::from(target.i32_at(at)? as u32).wrapping_add_signed(-reloc.addend)))
+        }
+        elf::R_X86_64_32S => Some(Value::Address((field()? - reloc.addend) as u64)),
+        elf::R_X86_64_64 => Some(Value::Address(target.pointer_at(at)?.wrapping_add_signed(-reloc.addend))),
+        elf::R_X86_64_GOTPCREL | elf::R_X86_64_GOTPCRELX | elf::R_X86_64_REX_GOTPCRELX => {
+            read_got(target, code, reloc, at)
+        }
+        elf::R_X86_64_TPOFF32 => {
+            let span = target.tls?.span() as i64;
+            u64::try_from(field()?.checked_sub(reloc.addend)?.checked_add(span)?).ok().map(Value::Tls)
+        }
+        elf::R_X86_64_GOTTPOFF => read_tls_got(target, code, reloc, at),
+        _ => Some(Value::Unreadable),
+    }
+}
+
+/// A load through the GOT, or what the linker relaxed it to.
+fn read_got(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> Option<Value> {
+    let place = usize::try_from(reloc.offset).ok()?;
+    let ours = code.get(place.checked_sub(2)?..place)?;
+    let theirs = target.bytes(at.checked_sub(2)?, 6)?;
+    let field = i64::from(target.i32_at(at)?);
+    let next = at.wrapping_add(4).wrapping_add_signed(field);
+    // The addend is -4 unless an immediate follows the field.
+    let slot = at.wrapping_add_signed(field).wrapping_add_signed(-reloc.addend);
+    match (ours, &theirs[..2]) {
+        (a, b) if a == b => Some(Value::Slot(slot)),
+        ([0x8b, modrm], [0x8d, m]) if modrm == m => Some(Value::Address(next)),
+        ([0xff, 0x15], [0x67, 0xe8]) => Some(Value::Address(next)),
+        ([0xff, 0x15], [0xe8, _]) | ([0xff, 0x25], [0xe9, _]) if theirs[5] == 0x90 => {
+            let short = i32::from_le_bytes(theirs[1..5].try_into().ok()?);
+            Some(Value::Address(at.wrapping_add(3).wrapping_add_signed(i64::from(short))))
+        }
+        ([0x8b, _], [0xc7, m]) | ([0x85, _], [0xf7, m]) | ([_, _], [0x81, m]) if m & 0xc0 == 0xc0 => {
+            Some(Value::Address(field as u64))
+        }
+        _ => None,
+    }
+}
+
+/// A load of a thread-local's offset, or what the linker relaxed it to.
+fn read_tls_got(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> Option<Value> {
+    let place = usize::try_from(reloc.offset).ok()?;
+    let ours = code.get(place.checked_sub(2)?..place)?;
+    let theirs = target.bytes(at.checked_sub(2)?, 2)?;
+    let field = i64::from(target.i32_at(at)?);
+    if ours == theirs {
+        return Some(Value::TlsSlot(at.wrapping_add(4).wrapping_add_signed(field)));
+    }
+    let relaxed = match theirs {
+        [0xc7 | 0x81, m] => m & 0xc0 == 0xc0,
+        [0x8d, m] => m & 0xc0 == 0x80,
+        _ => false,
+    };
+    let span = target.tls?.span() as i64;
+    if relaxed { u64::try_from(field.checked_add(span)?).ok().map(Value::Tls) } else { None }
+}
+
+/// Relocations of a piece, each with the address of its place.
+fn within<'o>(object: &'o Object<'_>, piece: &Piece) -> impl Iterator<Item = (&'o Reloc, u64)> {
+    let (start, end, base) = (piece.start, piece.end, piece.base());
+    let inside = move |r: &&Reloc| (start..end).contains(&r.offset);
+    object.sections[piece.section].relocations.iter().filter(inside).map(move |r| (r, base.wrapping_add(r.offset)))
+}
+
+/// Whether the relocation's symbol is a name that means something outside of this object's numbering.
+fn linkage_name<'a>(object: &Object<'a>, reloc: &Reloc) -> Option<&'a str> {
+    let symbol = &object.symbols[reloc.symbol];
+    let named = symbol.kind != SymbolType::Section && !symbol.name.is_empty() && !symbol.name.starts_with(".L");
+    named.then_some(symbol.name)
+}
+
+/// Whether a piece at that address contradicts nothing that is known; a contradiction means it is elsewhere.
+pub(crate) fn is_consistent(target: &TargetElf, object: &Object<'_>, known: &Known<'_>, piece: &Piece) -> bool {
+    let code = object.sections[piece.section].bytes;
+    within(object, piece).all(|(reloc, at)| {
+        let Some(value) = read(target, code, reloc, at) else { return false };
+        let Value::Address(address) = value else { return true };
+        if let Some(name) = linkage_name(object, reloc) {
+            let seen = known.names.get(name).and_then(|n| n.direct).is_none_or(|d| d == address);
+            let listed = target.symbols.get(name).is_none_or(|all| all.iter().any(|s| s.at == address || !s.global));
+            let stub = target.stub_name(address);
+            return stub.map_or(seen && (listed || object.symbols[reloc.symbol].local), |n| n == name);
+        }
+        let Home::Section(section) = object.symbols[reloc.symbol].home else { return true };
+        if section == piece.section {
+            return address.wrapping_sub(object.symbols[reloc.symbol].value) == piece.base();
+        }
+        match object.sections[section].nature {
+            Nature::Merged { .. } => literal_matches(target, object, reloc, address),
+            _ => {
+                let base = address.wrapping_sub(object.symbols[reloc.symbol].value);
+                known.bases.get(&section).is_none_or(|b| *b == base)
+            }
+        }
+    })
+}
+
+/// Whether the literal that the relocation names stands at the address read back.
+fn literal_matches(target: &TargetElf, object: &Object<'_>, reloc: &Reloc, address: u64) -> bool {
+    let Site::Inside { section, offset, anchor } = object.site(reloc) else { return true };
+    let symbol = &object.symbols[reloc.symbol];
+    // Relative to a section, the linker maps the place pointed at; relative to a literal, the literal.
+    let at = if symbol.kind == SymbolType::Section { address.wrapping_add_signed(offset) } else { address };
+    if symbol.kind == SymbolType::Section && offset != anchor {
+        return true;
+    }
+    let Some(literal) = object.literal(section, anchor) else { return true };
+    target.bytes(at, literal.len() as u64) == Some(literal)
+}
+
+/// Reads every relocated value of a piece of code, and of the data that it leads to.
+pub(crate) fn read_code<'a>(target: &TargetElf, object: &Object<'a>, known: &mut Known<'a>, piece: &Piece) {
+    if piece.start == 0 && piece.end == object.sections[piece.section].size {
+        known.note_base(object, piece.section, piece.address);
+    }
+    known.read_piece(target, object, piece);
+    // Data found on the way is read as well: pointers in it name functions that no code calls.
+    while let Some((section, base)) = known.unread_data(object) {
+        known.read.insert(section);
+        let whole = Piece { section, start: 0, end: object.sections[section].size, address: base };
+        if data_matches(target, object, &whole) {
+            known.read_piece(target, object, &whole);
+        } else {
+            known.conflicts.push(Conflict {
+                name: object.sections[section].name.to_owned(),
+                one: format!("{base:#x}"),
+                other: "another place: the contents there differ".to_owned(),
+            });
+        }
+    }
+}
+
+/// Whether a data section stands at the piece's address, equal but for relocated places.
+fn data_matches(target: &TargetElf, object: &Object<'_>, piece: &Piece) -> bool {
+    let section = &object.sections[piece.section];
+    let Some(there) = target.bytes(piece.address, section.bytes.len() as u64) else { return false };
+    let mut at = 0;
+    for reloc in &section.relocations {
+        let (from, to) = (reloc.offset as usize, (reloc.offset as i64 + reloc.to_end) as usize);
+        if from > at && section.bytes.get(at..from) != there.get(at..from) {
+            return false;
+        }
+        at = at.max(to);
+    }
+    section.bytes.get(at..) == there.get(at..)
+}
+
+impl<'a> Known<'a> {
+    fn unread_data(&self, object: &Object<'_>) -> Option<(usize, u64)> {
+        let holds_data = |section: &usize| {
+            let natures = matches!(object.sections[*section].nature, Nature::Constant | Nature::Data | Nature::Custom { .. });
+            natures && !object.sections[*section].bytes.is_empty() && !self.read.contains(section)
+        };
+        self.bases.iter().find(|(section, _)| holds_data(section)).map(|(s, b)| (*s, *b))
+    }
+
+    fn conflict(&mut self, name: &str, one: u64, other: u64) {
+        let conflict = Conflict { name: name.to_owned(), one: format!("{one:#x}"), other: format!("{other:#x}") };
+        if !self.conflicts.contains(&conflict) {
+            self.conflicts.push(conflict);
+        }
+    }
+
+    fn note_base(&mut self, object: &Object<'_>, section: usize, base: u64) {
+        let before = *self.bases.entry(section).or_insert(base);
+        if before != base {
+            self.conflict(object.sections[section].name, before, base);
+        }
+    }
+
+    fn read_piece(&mut self, target: &TargetElf, object: &Object<'a>, piece: &Piece) {
+        let code = object.sections[piece.section].bytes;
+        let mut hidden_until = 0;
+        for (reloc, at) in within(object, piece) {
+            // The call that belongs to a thread-local sequence is rewritten along with it.
+            if reloc.offset < hidden_until {
+                continue;
+            }
+            match elf::RelocationType(reloc.kind) {
+                elf::R_X86_64_TLSGD => hidden_until = reloc.offset + 12,
+                elf::R_X86_64_TLSLD => hidden_until = reloc.offset + 9,
+                _ => {}
+            }
+            match read(target, code, reloc, at) {
+                Some(value) => self.note(target, object, reloc, value),
+                None => self.conflict(object.symbols[reloc.symbol].name, at, 0),
+            }
+        }
+    }
+
+    fn note(&mut self, target: &TargetElf, object: &Object<'a>, reloc: &Reloc, value: Value) {
+        if let Some(name) = linkage_name(object, reloc) {
+            return self.note_name(target, object, reloc, name, value);
+        }
+        let symbol = &object.symbols[reloc.symbol];
+        let Home::Section(section) = symbol.home else { return };
+        if let Nature::Merged { .. } = object.sections[section].nature {
+            if let Value::Address(address) = value
+                && !literal_matches(target, object, reloc, address)
+            {
+                self.conflict(object.sections[section].name, address, 0);
+            }
+            return;
+        }
+        if let Value::Address(at) | Value::Tls(at) = value {
+            self.note_base(object, section, at.wrapping_sub(symbol.value));
+        }
+    }
+
+    fn note_name(&mut self, target: &TargetElf, object: &Object<'a>, reloc: &Reloc, name: &'a str, value: Value) {
+        let weak_absent = |at: u64| at == 0 && object.symbols[reloc.symbol].weak;
+        let entry = self.names.entry(name).or_default();
+        let (place, value) = match value {
+            Value::Address(at) if weak_absent(at) => return,
+            Value::Address(at) if target.stubs.contains_key(&at) && target.stub_name(at).is_none_or(|n| n == name) => {
+                (&mut entry.stub, at)
+            }
+            Value::Address(at) => (&mut entry.direct, at),
+            Value::Slot(at) => {
+                if let Some(Dynamic::Relative(to)) = target.dynamic.get(&at)
+                    && entry.direct.is_none()
+                {
+                    entry.direct = Some(*to);
+                }
+                (&mut entry.slot, at)
+            }
+            Value::Tls(at) => (&mut entry.tls, at),
+            Value::TlsSlot(at) => {
+                if let Some(Dynamic::TlsOffset(to)) = target.dynamic.get(&at) {
+                    entry.tls = Some(*to);
+                }
+                (&mut entry.tls_slot, at)
+            }
+            Value::Unreadable => return,
+        };
+        // A name may be called through several stubs and slots (lazy and eager ones); the first will do.
+        let before = *place.get_or_insert(value);
+        let is_address = entry.direct == Some(before) || entry.tls == Some(before);
+        if before != value && is_address {
+            self.conflict(name, before, value);
+        }
+    }
+}

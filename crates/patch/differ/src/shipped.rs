@@ -1,0 +1,133 @@
+//! One unit as shipped: its object, where its code stands in the target, and every name read back.
+
+use crate::names;
+use crate::object_file::{Home, Nature, Object, SymbolType};
+use crate::place::{self, Places};
+use crate::reverse::Name;
+use crate::target::TargetElf;
+use crate::{Placed, Placement, Refusal};
+use std::collections::BTreeMap;
+use stillpoint_patch_format::{Range, ResolvedBy, Svma, SymbolValue};
+
+/// One unit as shipped.
+#[derive(Debug)]
+pub(crate) struct Shipped<'a> {
+    pub(crate) unit: String,
+    pub(crate) object: Object<'a>,
+    places: Places<'a>,
+}
+
+impl<'a> Shipped<'a> {
+    /// Reads the object, finds it in the target, and checks what was read back against itself and the symbol tables.
+    pub(crate) fn find(target: &TargetElf, unit: &str, bytes: &'a [u8]) -> Result<Self, Vec<Refusal>> {
+        let object = Object::parse(bytes, unit, "shipped").map_err(|refusal| vec![refusal])?;
+        let places = place::locate(target, &object);
+        let shipped = Shipped { unit: unit.to_owned(), object, places };
+        let mut refusals: Vec<Refusal> = shipped.places.known.conflicts.iter().map(|c| shipped.conflict(c)).collect();
+        shipped.check_tables(target, &mut refusals);
+        if refusals.is_empty() { Ok(shipped) } else { Err(refusals) }
+    }
+
+    fn conflict(&self, conflict: &crate::reverse::Conflict) -> Refusal {
+        let (name, one, other) = (conflict.name.clone(), conflict.one.clone(), conflict.other.clone());
+        Refusal::SymbolConflict { unit: self.unit.clone(), name, one, other }
+    }
+
+    /// Every global that the target's own tables list must be where it was found.
+    fn check_tables(&self, target: &TargetElf, refusals: &mut Vec<Refusal>) {
+        for symbol in self.object.symbols.iter().filter(|s| !s.local && !s.name.is_empty()) {
+            let Some(found) = self.name(symbol.name).and_then(|n| n.direct) else { continue };
+            let Some(listed) = target.symbols.get(symbol.name) else { continue };
+            let mut listed = listed.iter().filter(|s| s.global && !s.tls).peekable();
+            let Some(first) = listed.peek().map(|s| s.at) else { continue };
+            if !listed.any(|s| s.at == found) {
+                refusals.push(Refusal::SymbolConflict {
+                    unit: self.unit.clone(),
+                    name: symbol.name.to_owned(),
+                    one: format!("{found:#x}"),
+                    other: format!("{first:#x} by the target's symbol table"),
+                });
+            }
+        }
+    }
+
+    /// Where the code of the function or cold part called `name` stands, when it was found.
+    pub(crate) fn code(&self, name: &str) -> Option<Range> {
+        let (_, symbol) = self.object.functions().find(|(_, s)| s.name == name)?;
+        let Home::Section(section) = symbol.home else { return None };
+        let start = self.places.code_address(section, symbol.value)?;
+        let len = if symbol.size > 0 { symbol.size } else { self.object.sections[section].size - symbol.value };
+        Some(Range { start: Svma(start), len })
+    }
+
+    /// Why the code of `name` has no place.
+    pub(crate) fn why_not(&self, name: &str) -> String {
+        let Some((_, symbol)) = self.object.functions().find(|(_, s)| s.name == name) else {
+            return "the unit does not define it".to_owned();
+        };
+        let Home::Section(section) = symbol.home else { return "it has no section".to_owned() };
+        let ambiguous = self.places.ambiguous.iter().find(|((s, start), _)| *s == section && *start <= symbol.value);
+        match ambiguous {
+            Some((_, count)) => format!("it matches at {count} places"),
+            None => "no bytes match".to_owned(),
+        }
+    }
+
+    /// All that is known about a name of the unit, defined or not.
+    pub(crate) fn name(&self, name: &str) -> Option<Name> {
+        let mut known = self.places.known.names.get(name).copied().unwrap_or_default();
+        if let Some((_, symbol)) = self.object.defined(name)
+            && let Home::Section(section) = symbol.home
+        {
+            if self.object.sections[section].nature == Nature::Text {
+                known.direct = self.places.code_address(section, symbol.value).or(known.direct);
+            } else if let Some(base) = self.places.known.bases.get(&section) {
+                let at = Some(base.wrapping_add(symbol.value));
+                if symbol.kind == SymbolType::Tls { known.tls = at } else { known.direct = at }
+            }
+        }
+        (known != Name::default()).then_some(known)
+    }
+
+    /// Hot functions in all, and those that were found.
+    pub(crate) fn counts(&self) -> (u32, u32) {
+        let hot = || self.object.functions().filter(|(_, s)| !names::is_cold(s.name));
+        let placed = hot().filter(|(_, s)| self.code(s.name).is_some()).count();
+        (placed as u32, hot().count() as u32)
+    }
+
+    /// For callers outside of the differ.
+    pub(crate) fn placement(&self, target: &TargetElf) -> Placement {
+        let (functions_placed, functions_total) = self.counts();
+        let hot = self.object.functions().filter(|(_, s)| !names::is_cold(s.name));
+        let unplaced = hot.filter(|(_, s)| self.code(s.name).is_none()).map(|(_, s)| s.name.to_owned()).collect();
+        let mut symbols = BTreeMap::new();
+        for symbol in &self.object.symbols {
+            if symbol.name.is_empty() || symbol.name.starts_with(".L") || symbol.kind == SymbolType::Section {
+                continue;
+            }
+            let Some(name) = self.name(symbol.name) else { continue };
+            let defined = matches!(symbol.home, Home::Section(_) | Home::Common);
+            let Some(value) = value_of(name) else { continue };
+            let listed = target.symbols.get(symbol.name).and_then(|all| all.iter().find(|s| Some(s.at) == name.direct));
+            let how = match listed {
+                Some(symbol) => symbol.how,
+                None if defined && symbol.is_function() => ResolvedBy::Placement,
+                None => ResolvedBy::ReverseRelocation,
+            };
+            let size = if defined { symbol.size } else { 0 };
+            symbols.insert(symbol.name.to_owned(), Placed { value, how, size, is_static: symbol.local });
+        }
+        Placement { symbols, functions_placed, functions_total, unplaced }
+    }
+}
+
+/// The value to show for a name: its own address before a stub before a slot.
+fn value_of(name: Name) -> Option<SymbolValue> {
+    name.direct
+        .or(name.stub)
+        .map(|at| SymbolValue::Target(Svma(at)))
+        .or(name.tls.map(SymbolValue::TargetTls))
+        .or(name.slot.map(|at| SymbolValue::TargetSlot(Svma(at))))
+        .or(name.tls_slot.map(|at| SymbolValue::TargetTlsSlot(Svma(at))))
+}
