@@ -1,12 +1,372 @@
 //! `stillpoint measure`: load a server, record every latency, and report.
 
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
+
+use clap::{Args as ClapArgs, Subcommand, ValueEnum};
+use serde::Serialize;
+use stillpoint_measure::load::{Arrivals, Finished, Load, Mix, Plan, Protocol, Snapshot, Target, fill};
+use stillpoint_measure::summary::{Latency, Summary};
+
 use crate::output::{Failure, Output};
 
+/// Version of the JSON objects printed by this command.
+const JSON_VERSION: u32 = 1;
+
 /// Arguments of `stillpoint measure`.
-#[derive(clap::Args)]
-pub(crate) struct Args {}
+#[derive(ClapArgs)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Load a Redis server: reads, writes, scripts, blocking pops; every answer is checked.
+    Redis(RedisArgs),
+    /// Load a memcached server (text protocol); every answer is checked.
+    Memcached(MemcachedArgs),
+    /// Load an echo server over TCP.
+    Tcp(TcpArgs),
+    /// Probe a server with GET requests over HTTP/1.1.
+    Http(HttpArgs),
+    /// Fill the key space of a server, pipelined.
+    Load(LoadArgs),
+}
+
+/// Where the server listens.
+#[derive(ClapArgs)]
+struct TargetArgs {
+    /// Address of the server.
+    #[arg(long, value_name = "HOST:PORT", required_unless_present = "socket", conflicts_with = "socket")]
+    addr: Option<String>,
+    /// Unix socket of the server.
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+}
+
+/// How much, how often, how long.
+#[derive(ClapArgs)]
+struct LoopArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    /// Connections that carry requests.
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    connections: u32,
+    /// Requests a second. They are sent by schedule, whether or not answers come (open loop).
+    #[arg(long, value_name = "R", default_value_t = 10_000.0)]
+    rate: f64,
+    /// How the times between requests are spread.
+    #[arg(long, value_enum, default_value_t = ArrivalsArg::Poisson)]
+    arrivals: ArrivalsArg,
+    /// Most requests under way on one connection; what finds no room waits, and the wait counts.
+    #[arg(long, value_name = "P", default_value_t = 16)]
+    pipeline: u32,
+    /// Connections that are only kept open; each is asked at the end whether it is still alive.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    idle: u32,
+    /// Seconds for which requests are sent.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "10")]
+    duration: Duration,
+    /// Seconds after which a request that has no answer has failed.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "10")]
+    timeout: Duration,
+    /// Microseconds before a due time at which sleeping ends and polling begins.
+    #[arg(long, value_name = "US", default_value_t = 20)]
+    spin_us: u64,
+    /// Seed of all random choices.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Record every request in this file, for `stillpoint measure report`.
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// Exit with 1 when a request failed or a connection was dropped.
+    #[arg(long)]
+    strict: bool,
+}
+
+/// The key space.
+#[derive(ClapArgs)]
+struct KeyArgs {
+    /// Keys in the key space.
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    keys: u64,
+    /// Bytes of a value.
+    #[arg(long, value_name = "BYTES", default_value_t = 64)]
+    value_bytes: u32,
+}
+
+#[derive(ClapArgs)]
+struct RedisArgs {
+    #[command(flatten)]
+    run: LoopArgs,
+    #[command(flatten)]
+    keys: KeyArgs,
+    /// Kinds of requests with weights: get, set, lua, blpop, incr, ping.
+    #[arg(long, value_name = "KIND=WEIGHT,...", default_value = "get=70,set=30")]
+    mix: Mix,
+    /// Connections blocked in BLPOP. With `blpop` in the mix a feeder pushes to them, and the time from the due push
+    /// to the pop is measured; without it they block to the end and are then fed once to see whether they live.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    blocking: u32,
+}
+
+#[derive(ClapArgs)]
+struct MemcachedArgs {
+    #[command(flatten)]
+    run: LoopArgs,
+    #[command(flatten)]
+    keys: KeyArgs,
+    /// Kinds of requests with weights: get, set, version.
+    #[arg(long, value_name = "KIND=WEIGHT,...", default_value = "get=90,set=10")]
+    mix: Mix,
+}
+
+#[derive(ClapArgs)]
+struct TcpArgs {
+    #[command(flatten)]
+    run: LoopArgs,
+    /// Bytes of a message.
+    #[arg(long, value_name = "BYTES", default_value_t = 64)]
+    value_bytes: u32,
+}
+
+#[derive(ClapArgs)]
+struct HttpArgs {
+    #[command(flatten)]
+    run: LoopArgs,
+    /// Path that is asked for.
+    #[arg(long, default_value = "/")]
+    path: String,
+}
+
+#[derive(ClapArgs)]
+struct LoadArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    keys: KeyArgs,
+    /// What the server speaks.
+    #[arg(long, value_enum, default_value_t = ProtocolArg::Redis)]
+    protocol: ProtocolArg,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum ArrivalsArg {
+    /// One every 1/rate.
+    Constant,
+    /// Independent of each other.
+    Poisson,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum ProtocolArg {
+    Redis,
+    Memcached,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let number: f64 = text.trim_end_matches('s').parse().map_err(|_| format!("`{text}` is no number of seconds"))?;
+    Duration::try_from_secs_f64(number).map_err(|error| error.to_string())
+}
+
+impl TargetArgs {
+    fn target(self) -> Target {
+        match (self.addr, self.socket) {
+            (_, Some(path)) => Target::Unix(path),
+            (addr, None) => Target::Tcp(addr.unwrap_or_default()),
+        }
+    }
+}
+
+impl LoopArgs {
+    fn plan(self, protocol: Protocol) -> Plan {
+        Plan {
+            connections: self.connections,
+            idle: self.idle,
+            pipeline: self.pipeline,
+            rate: self.rate,
+            arrivals: match self.arrivals {
+                ArrivalsArg::Constant => Arrivals::Constant,
+                ArrivalsArg::Poisson => Arrivals::Poisson,
+            },
+            duration: self.duration,
+            timeout: self.timeout,
+            spin: Duration::from_micros(self.spin_us),
+            seed: self.seed,
+            record: self.record,
+            ..Plan::new(self.target.target(), protocol)
+        }
+    }
+}
 
 /// Runs `stillpoint measure`.
-pub(crate) fn run(_args: Args, _output: &Output) -> Result<(), Failure> {
-    Err(Failure::refused(anyhow::anyhow!("`stillpoint measure` is not part of this build")))
+pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
+    match args.command {
+        Command::Redis(args) => {
+            let protocol =
+                Protocol::Redis { mix: args.mix, keys: args.keys.keys, value_bytes: args.keys.value_bytes };
+            let strict = args.run.strict;
+            run_plan(Plan { blocking: args.blocking, ..args.run.plan(protocol) }, strict, output)
+        }
+        Command::Memcached(args) => {
+            let protocol =
+                Protocol::Memcached { mix: args.mix, keys: args.keys.keys, value_bytes: args.keys.value_bytes };
+            let strict = args.run.strict;
+            run_plan(args.run.plan(protocol), strict, output)
+        }
+        Command::Tcp(args) => {
+            let strict = args.run.strict;
+            run_plan(args.run.plan(Protocol::Tcp { value_bytes: args.value_bytes }), strict, output)
+        }
+        Command::Http(args) => {
+            let strict = args.run.strict;
+            run_plan(args.run.plan(Protocol::Http { path: args.path }), strict, output)
+        }
+        Command::Load(args) => run_fill(args, output),
+    }
+}
+
+#[derive(Serialize)]
+struct Line<'a, T> {
+    v: u32,
+    event: &'a str,
+    #[serde(flatten)]
+    body: &'a T,
+}
+
+fn json<T: Serialize>(output: &Output, event: &str, body: &T) {
+    output.json(&Line { v: JSON_VERSION, event, body });
+}
+
+fn run_fill(args: LoadArgs, output: &Output) -> Result<(), Failure> {
+    let KeyArgs { keys, value_bytes } = args.keys;
+    // Which kinds a mix has does not matter for filling.
+    let mix = Mix(Vec::new());
+    let protocol = match args.protocol {
+        ProtocolArg::Redis => Protocol::Redis { mix, keys, value_bytes },
+        ProtocolArg::Memcached => Protocol::Memcached { mix, keys, value_bytes },
+    };
+    let target = args.target.target();
+    let progress = |done| output.progress(&format!("{done} of {keys} keys"));
+    let filled = fill(&target, &protocol, progress).map_err(failure)?;
+    output.progress_done();
+    output.line(format!(
+        "{} keys of {value_bytes} bytes stored in {target} in {:.2} s ({:.0} a second)",
+        filled.keys,
+        filled.seconds,
+        filled.keys as f64 / filled.seconds.max(1e-9)
+    ));
+    json(output, "filled", &filled);
+    Ok(())
+}
+
+fn run_plan(plan: Plan, strict: bool, output: &Output) -> Result<(), Failure> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        // The second signal ends the program as usual.
+        signal_hook::flag::register_conditional_default(signal, Arc::clone(&interrupted))
+            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&interrupted)))
+            .map_err(|error| Failure::failed(error, "nothing was measured"))?;
+    }
+    let load = Load::start(plan).map_err(failure)?;
+    while !load.is_finished() {
+        if interrupted.load(Ordering::Relaxed) {
+            load.stop();
+        }
+        output.progress(&live(&load.counters().snapshot()));
+        sleep(Duration::from_millis(50));
+    }
+    let finished = load.wait().map_err(failure)?;
+    output.progress_done();
+    output.line(describe(&finished));
+    json(output, "measured", &finished);
+    if strict && !finished.is_clean() {
+        let problem = "not every request was answered rightly on a connection that stayed open";
+        return Err(Failure::failed(anyhow::anyhow!(problem), "the load has ended"));
+    }
+    Ok(())
+}
+
+/// A measurement changes nothing in the service but the keys it was told to use.
+fn failure(error: stillpoint_measure::Error) -> Failure {
+    match error {
+        stillpoint_measure::Error::Plan { .. } => Failure::usage(error),
+        error => Failure::failed(error, "the service was only measured; nothing in it was changed"),
+    }
+}
+
+fn live(now: &Snapshot) -> String {
+    let counts = now.counts;
+    format!("{} requests, {} failed, {} connections dropped", counts.requests, counts.failed(), now.dropped)
+}
+
+/// The result for people.
+fn describe(finished: &Finished) -> String {
+    let (header, summary, end) = (&finished.header, &finished.summary, &finished.end);
+    let mut text = format!(
+        "{} at {}: {:.1} s, {} connections, {} requests a second wanted ({}), {:.0} answered\n",
+        header.protocol,
+        header.target,
+        summary.duration_ns as f64 / 1e9,
+        header.connections,
+        header.rate,
+        header.arrivals,
+        summary.throughput
+    );
+    let counts = summary.counts;
+    let _ = writeln!(
+        text,
+        "requests {}   errors {}   wrong answers {}   timed out {}   lost {}   dropped connections {}",
+        counts.requests, counts.errors, counts.wrong, counts.timeouts, counts.lost, end.dropped
+    );
+    if header.idle + header.blocking > 0 {
+        let _ = writeln!(
+            text,
+            "alive at the end: {} of {} idle, {} of {} blocking",
+            end.idle_alive, header.idle, end.blocking_alive, header.blocking
+        );
+    }
+    text += &table(summary);
+    let _ = write!(text, "blackout {}", time(summary.blackout.duration_ns));
+    for complaint in &finished.complaints {
+        let _ = write!(text, "\n  {complaint}");
+    }
+    text
+}
+
+fn table(summary: &Summary) -> String {
+    let mut text = format!("{:<10}{:>10}", "", "requests");
+    for head in ["p50", "p90", "p99", "p99.9", "max"] {
+        let _ = write!(text, "{head:>11}");
+    }
+    text.push('\n');
+    let mut row = |name: &str, latency: &Latency| {
+        let _ = write!(text, "{name:<10}{:>10}", latency.count);
+        let Latency { p50_ns, p90_ns, p99_ns, p999_ns, max_ns, .. } = *latency;
+        for ns in [p50_ns, p90_ns, p99_ns, p999_ns, max_ns] {
+            let _ = write!(text, "{:>11}", time(ns));
+        }
+        text.push('\n');
+    };
+    row("latency", &summary.latency);
+    if summary.kinds.len() > 1 {
+        summary.kinds.iter().for_each(|kind| row(&format!("  {}", kind.kind), &kind.latency));
+    }
+    row("lateness", &summary.lateness);
+    text
+}
+
+/// A time in the unit that suits it.
+fn time(ns: u64) -> String {
+    match ns {
+        0..1_000 => format!("{ns} ns"),
+        1_000..1_000_000 => format!("{:.1} us", ns as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.2} ms", ns as f64 / 1e6),
+        _ => format!("{:.2} s", ns as f64 / 1e9),
+    }
 }

@@ -1,0 +1,188 @@
+//! Blackout: the longest interval in which some client waited and none got a right answer. Pure.
+//!
+//! A request waits from the moment it is due to the moment it ends. Let `g(1) < g(2) < ...` be the times at which
+//! right answers came. Between two of them the service was dark from
+//!
+//! ```text
+//! max( g(k) , min { due(r) : request r ended after g(k) } )   to   g(k+1)
+//! ```
+//!
+//! so an interval without requests is no blackout, while an interval with nothing but errors is one. The beginning of
+//! a window counts like an answer before it, its end like an answer after it.
+
+use serde::{Deserialize, Serialize};
+
+/// An interval without any right answer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blackout {
+    /// When it began (`CLOCK_MONOTONIC`, ns); 0 when there was none.
+    pub from_ns: u64,
+    /// How long it was.
+    pub duration_ns: u64,
+}
+
+impl Blackout {
+    fn between(from_ns: u64, to_ns: u64) -> Self {
+        Blackout { from_ns, duration_ns: to_ns.saturating_sub(from_ns) }
+    }
+
+    fn longer(self, other: Blackout) -> Blackout {
+        if other.duration_ns > self.duration_ns { other } else { self }
+    }
+}
+
+/// Finds the blackout while a load runs.
+#[derive(Debug, Default)]
+pub(crate) struct Tracker {
+    /// Since when somebody has been waiting without any right answer having come.
+    dark_since: Option<u64>,
+    last_answer_ns: u64,
+    longest: Blackout,
+}
+
+impl Tracker {
+    pub(crate) fn waiting_since(&mut self, due_ns: u64) {
+        self.dark_since.get_or_insert(due_ns.max(self.last_answer_ns));
+    }
+
+    pub(crate) fn answered(&mut self, t_ns: u64, others_wait: bool) {
+        if let Some(since) = self.dark_since {
+            self.longest = self.longest.longer(Blackout::between(since, t_ns));
+        }
+        self.last_answer_ns = self.last_answer_ns.max(t_ns);
+        self.dark_since = others_wait.then_some(t_ns);
+    }
+
+    pub(crate) fn ended(&mut self, t_ns: u64) {
+        if let Some(since) = self.dark_since.take() {
+            self.longest = self.longest.longer(Blackout::between(since, t_ns));
+        }
+    }
+
+    pub(crate) fn longest(&self) -> Blackout {
+        self.longest
+    }
+}
+
+/// The blackout of requests given as (due, ended, answered rightly), within a window.
+pub(crate) fn longest(mut spans: Vec<(u64, u64, bool)>, from_ns: u64, to_ns: u64) -> Blackout {
+    spans.retain(|&(due, end, _)| due <= to_ns && end >= from_ns);
+    spans.sort_unstable_by_key(|&(_, end, _)| end);
+    let mut longest = Blackout::default();
+    // From the last to the first, so that the earliest due time of all requests that end later is at hand.
+    let mut later_due = u64::MAX;
+    let mut next_answer = to_ns;
+    let mut consider = |answer: u64, later_due: u64, next_answer: u64| {
+        let dark = Blackout::between(answer.max(later_due).clamp(from_ns, to_ns), next_answer);
+        // Of two equally long ones the first is reported.
+        if dark.duration_ns > 0 && dark.duration_ns >= longest.duration_ns {
+            longest = dark;
+        }
+    };
+    for &(due, end, right) in spans.iter().rev() {
+        if right && end <= to_ns {
+            consider(end, later_due, next_answer);
+            next_answer = end;
+        }
+        later_due = later_due.min(due);
+    }
+    consider(from_ns, later_due, next_answer);
+    longest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn dark(spans: &[(u64, u64, bool)], from: u64, to: u64) -> (u64, u64) {
+        let blackout = longest(spans.to_vec(), from, to);
+        (blackout.from_ns, blackout.duration_ns)
+    }
+
+    #[test]
+    fn a_pause_under_load_is_a_blackout() {
+        let mut spans: Vec<_> = (0..100).map(|n| (n * 10, n * 10 + 3, true)).collect();
+        // The server stops at 500 and goes on at 700: what was due meanwhile is answered then.
+        spans.retain(|&(due, _, _)| due < 500);
+        spans.extend((50..70).map(|n| (n * 10, 700 + n, true)));
+        assert_eq!(dark(&spans, 0, 1_000), (500, 250));
+    }
+
+    #[test]
+    fn an_interval_without_requests_is_none() {
+        let spans = [(0, 2, true), (10, 11, true), (500, 503, true)];
+        assert_eq!(dark(&spans, 0, 1_000), (500, 3));
+    }
+
+    #[test]
+    fn errors_are_no_answers() {
+        let mut spans: Vec<_> = (0..10).map(|n| (n * 10, n * 10 + 1, false)).collect();
+        spans.push((0, 1, true));
+        spans.push((90, 95, true));
+        assert_eq!(dark(&spans, 0, 100), (10, 85));
+    }
+
+    #[test]
+    fn a_window_ends_a_blackout_at_its_edges() {
+        let spans = [(100, 900, true)];
+        assert_eq!(dark(&spans, 200, 300), (200, 100));
+        assert_eq!(dark(&spans, 0, 50), (0, 0));
+        assert_eq!(dark(&spans, 0, 1_000), (100, 800));
+    }
+
+    #[test]
+    fn without_any_answer_the_first_request_begins_it() {
+        assert_eq!(dark(&[(40, 80, false)], 0, 100), (40, 60));
+    }
+
+    proptest! {
+        /// The definition, read literally, against both implementations.
+        #[test]
+        fn the_three_ways_agree(raw in proptest::collection::vec((0u64..500, 1u64..80, any::<bool>()), 1..60)) {
+            // Distinct ends, so that "before" and "after" are defined.
+            let mut spans: Vec<(u64, u64, bool)> = Vec::new();
+            for (due, latency, right) in raw {
+                let mut end = due + latency;
+                while spans.iter().any(|&(_, other, _)| other == end) {
+                    end += 1;
+                }
+                spans.push((due, end, right));
+            }
+            let to = spans.iter().map(|&(_, end, _)| end).max().unwrap();
+
+            let mut answers: Vec<u64> = spans.iter().filter(|s| s.2).map(|s| s.1).collect();
+            answers.sort_unstable();
+            answers.insert(0, 0);
+            answers.push(to);
+            let literal = answers.windows(2).filter_map(|pair| {
+                let due = spans.iter().filter(|s| s.1 > pair[0]).map(|s| s.0).min()?;
+                Some(pair[1].saturating_sub(pair[0].max(due)))
+            }).max().unwrap_or(0);
+            prop_assert_eq!(longest(spans.clone(), 0, to).duration_ns, literal);
+
+            // As the driver does it: events in order of time.
+            let mut events: Vec<(u64, u8, usize)> = Vec::new();
+            for (index, &(due, end, _)) in spans.iter().enumerate() {
+                events.push((due, 1, index));
+                events.push((end, 0, index));
+            }
+            events.sort_unstable();
+            let mut tracker = Tracker::default();
+            let mut waiting = 0;
+            for (t, what, index) in events {
+                if what == 1 {
+                    waiting += 1;
+                    tracker.waiting_since(t);
+                } else {
+                    waiting -= 1;
+                    if spans[index].2 {
+                        tracker.answered(t, waiting > 0);
+                    }
+                }
+            }
+            tracker.ended(to);
+            prop_assert_eq!(tracker.longest().duration_ns, literal);
+        }
+    }
+}

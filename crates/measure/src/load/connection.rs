@@ -1,0 +1,202 @@
+//! One connection: its socket, what is to be written, what was read, and which answers are awaited.
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use mio::event::Source;
+use mio::net::{TcpStream, UnixStream};
+use mio::{Interest, Registry, Token};
+
+/// Where connections go.
+#[derive(Debug, Clone)]
+pub(crate) enum Address {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Carries requests.
+    Worker,
+    /// Pushes what the blocked ones wait for.
+    Feeder,
+    /// Blocks in a pop.
+    Blocked,
+    /// Is only kept open.
+    Idle,
+}
+
+/// Where a connection stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Not open; to be opened at that time.
+    Down { retry_ns: u64 },
+    /// The handshake is under way.
+    Connecting,
+    /// Open.
+    Open,
+}
+
+/// A request whose answer is awaited.
+#[derive(Debug)]
+pub(crate) struct Pending<E> {
+    pub(crate) scheduled_ns: u64,
+    pub(crate) late_us: u32,
+    pub(crate) kind: u8,
+    /// Whether it is one of the requests that are measured.
+    pub(crate) measured: bool,
+    /// It has been reported as timed out; its answer is only awaited to keep the order.
+    pub(crate) given_up: bool,
+    pub(crate) expect: E,
+}
+
+#[derive(Debug)]
+enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// A connection and all that belongs to it.
+#[derive(Debug)]
+pub(crate) struct Connection<E> {
+    pub(crate) role: Role,
+    pub(crate) state: State,
+    /// How often it was opened again.
+    pub(crate) epoch: u32,
+    pub(crate) failures: u32,
+    pub(crate) output: Vec<u8>,
+    written: usize,
+    pub(crate) input: Vec<u8>,
+    pub(crate) pending: VecDeque<Pending<E>>,
+    /// Answered rightly when it was asked at the end.
+    pub(crate) alive: bool,
+    /// Stands in the driver's list of connections with something to write.
+    pub(crate) dirty: bool,
+    stream: Option<Stream>,
+}
+
+impl<E> Connection<E> {
+    pub(crate) fn new(role: Role) -> Self {
+        Connection {
+            role,
+            state: State::Down { retry_ns: 0 },
+            epoch: 0,
+            failures: 0,
+            output: Vec::new(),
+            written: 0,
+            input: Vec::new(),
+            pending: VecDeque::new(),
+            alive: false,
+            dirty: false,
+            stream: None,
+        }
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.state == State::Open
+    }
+
+    /// Begins to connect.
+    pub(crate) fn open(&mut self, address: &Address, registry: &Registry, token: Token) -> io::Result<()> {
+        let mut stream = match address {
+            Address::Tcp(address) => Stream::Tcp(TcpStream::connect(*address)?),
+            Address::Unix(path) => Stream::Unix(UnixStream::connect(path)?),
+        };
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        match &mut stream {
+            Stream::Tcp(tcp) => tcp.register(registry, token, interest)?,
+            Stream::Unix(unix) => unix.register(registry, token, interest)?,
+        }
+        self.stream = Some(stream);
+        self.state = State::Connecting;
+        Ok(())
+    }
+
+    /// Whether the handshake is over; called when the socket has become writable.
+    pub(crate) fn connected(&mut self) -> io::Result<bool> {
+        let open = match &self.stream {
+            Some(Stream::Tcp(tcp)) => match tcp.take_error()? {
+                Some(error) => return Err(error),
+                None => match tcp.peer_addr() {
+                    Ok(_) => {
+                        tcp.set_nodelay(true)?;
+                        true
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::NotConnected => false,
+                    Err(error) => return Err(error),
+                },
+            },
+            Some(Stream::Unix(unix)) => match unix.take_error()? {
+                Some(error) => return Err(error),
+                None => true,
+            },
+            None => false,
+        };
+        if open {
+            self.state = State::Open;
+            self.failures = 0;
+        }
+        Ok(open)
+    }
+
+    /// Gives the socket back to the kernel and forgets what was half read or written.
+    pub(crate) fn close(&mut self, retry_ns: u64) {
+        self.stream = None;
+        self.state = State::Down { retry_ns };
+        self.output.clear();
+        self.written = 0;
+        self.input.clear();
+        self.epoch += 1;
+    }
+
+    /// Writes as much as the kernel takes.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        while self.is_open() && self.written < self.output.len() {
+            let Some(stream) = &mut self.stream else { break };
+            match stream.write(&self.output[self.written..]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => self.written += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if self.written == self.output.len() {
+            self.output.clear();
+            self.written = 0;
+        }
+        Ok(())
+    }
+
+    /// Reads once; `Ok(None)` when there is nothing to read.
+    pub(crate) fn read(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        let Some(stream) = &mut self.stream else { return Ok(None) };
+        loop {
+            return match stream.read(buffer) {
+                Ok(count) => Ok(Some(count)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => Err(error),
+            };
+        }
+    }
+}
+
+impl Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(tcp) => tcp.read(buffer),
+            Stream::Unix(unix) => unix.read(buffer),
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(tcp) => tcp.write(bytes),
+            Stream::Unix(unix) => unix.write(bytes),
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! What a running load tells others while it runs.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use serde::{Deserialize, Serialize};
+
+use crate::record::{Outcome, Sample};
+use crate::summary::Counts;
+
+/// Live counters of a load; any thread may read them at any time.
+#[derive(Debug, Default)]
+pub struct Counters {
+    outcomes: [AtomicU64; Outcome::ALL.len()],
+    dropped: AtomicU64,
+    reconnect_failures: AtomicU64,
+    open: AtomicU64,
+    last_ok_ns: AtomicU64,
+    latency_max_ns: AtomicU64,
+    late: AtomicU64,
+    pub(crate) stop: AtomicBool,
+}
+
+/// The counters at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// How the requests so far ended.
+    pub counts: Counts,
+    /// Connections that ended although the client did not end them.
+    pub dropped: u64,
+    /// Attempts to open a dropped connection again that failed.
+    pub reconnect_failures: u64,
+    /// Connections open now, of all roles.
+    pub open: u64,
+    /// When the last right answer came (`CLOCK_MONOTONIC`).
+    pub last_ok_ns: u64,
+    /// Longest latency since [`Counters::take_latency_max_ns`] was last called.
+    pub latency_max_ns: u64,
+    /// By how much the request that was taken up last was late.
+    pub late_ns: u64,
+}
+
+impl Counters {
+    /// Reads all counters. They are read one after the other: a request that ends meanwhile may be in some only.
+    pub fn snapshot(&self) -> Snapshot {
+        let [ok, errors, wrong, timeouts, lost] = self.outcomes.each_ref().map(|count| count.load(Relaxed));
+        let requests = ok + errors + wrong + timeouts + lost;
+        Snapshot {
+            counts: Counts { requests, ok, errors, wrong, timeouts, lost },
+            dropped: self.dropped.load(Relaxed),
+            reconnect_failures: self.reconnect_failures.load(Relaxed),
+            open: self.open.load(Relaxed),
+            last_ok_ns: self.last_ok_ns.load(Relaxed),
+            latency_max_ns: self.latency_max_ns.load(Relaxed),
+            late_ns: self.late.load(Relaxed),
+        }
+    }
+
+    /// The longest latency since the last call.
+    pub fn take_latency_max_ns(&self) -> u64 {
+        self.latency_max_ns.swap(0, Relaxed)
+    }
+
+    // The load is the only writer, so a load and a store do what a locked instruction would.
+    fn bump(counter: &AtomicU64) {
+        counter.store(counter.load(Relaxed) + 1, Relaxed);
+    }
+
+    pub(crate) fn sample(&self, sample: &Sample) {
+        Self::bump(&self.outcomes[sample.outcome as usize]);
+        if sample.outcome == Outcome::Ok {
+            self.last_ok_ns.store(sample.ended_ns(), Relaxed);
+        }
+        if sample.latency_ns > self.latency_max_ns.load(Relaxed) {
+            self.latency_max_ns.store(sample.latency_ns, Relaxed);
+        }
+        self.late.store(u64::from(sample.late_us) * 1000, Relaxed);
+    }
+
+    pub(crate) fn opened(&self) {
+        Self::bump(&self.open);
+    }
+
+    pub(crate) fn dropped(&self) {
+        Self::bump(&self.dropped);
+        self.open.store(self.open.load(Relaxed).saturating_sub(1), Relaxed);
+    }
+
+    pub(crate) fn reconnect_failed(&self) {
+        Self::bump(&self.reconnect_failures);
+    }
+}

@@ -1,0 +1,172 @@
+//! Filling the key space, pipelined, before a load.
+
+use std::io::{self, BufWriter, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::connection::Address;
+use super::plan::{Plan, Protocol, Target};
+use super::redis::key_name;
+use super::resp::{self, Reply};
+use super::values::Values;
+use super::{memcached, plan};
+use crate::error::{Error, Result};
+
+/// Commands under way at once; their answers fit the socket buffers, so writing never waits for reading.
+const BATCH: u64 = 2_000;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a filling did.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Fill {
+    /// Keys stored.
+    pub keys: u64,
+    /// Seconds it took.
+    pub seconds: f64,
+}
+
+/// Stores every key of the key space with its initial value.
+///
+/// # Errors
+/// The server cannot be reached, or one of its answers is not that a value was stored; earlier keys stay stored.
+pub fn fill(target: &Target, protocol: &Protocol, mut progress: impl FnMut(u64)) -> Result<Fill> {
+    let (keys, value_bytes) = protocol.size();
+    let (Protocol::Redis { .. } | Protocol::Memcached { .. }) = protocol else {
+        return Err(Error::Plan { option: "load", problem: format!("{} has no keys", protocol.name()) });
+    };
+    plan::check_value_bytes(value_bytes)?;
+    if keys == 0 || keys > u64::from(u32::MAX) {
+        return Err(Error::Plan { option: "--keys", problem: format!("{keys} is not between 1 and {}", u32::MAX) });
+    }
+    let began = Instant::now();
+    let mut client = Client::connect(target)?;
+    // The stamp needs no table of keys; run 0 is that of the filling.
+    let values = Values::new(0, 0, value_bytes);
+    let (mut out, mut scratch) = (Vec::new(), Vec::new());
+    let redis = matches!(protocol, Protocol::Redis { .. });
+    for first in (0..keys).step_by(BATCH as usize) {
+        out.clear();
+        let batch = first..(first + BATCH).min(keys);
+        for key in batch.clone() {
+            let key = key as u32;
+            if redis {
+                resp::array_head(&mut out, 3);
+                out.extend_from_slice(b"$3\r\nSET\r\n");
+                let name = key_name(&mut scratch, key);
+                resp::bulk_head(&mut out, name.len());
+                out.extend_from_slice(name);
+                out.extend_from_slice(b"\r\n");
+                resp::bulk_head(&mut out, value_bytes as usize);
+                values.append(key, 0, &mut out);
+                out.extend_from_slice(b"\r\n");
+            } else {
+                memcached::set(&values, key, 0, &mut scratch, &mut out);
+            }
+        }
+        let stored: &[u8] = if redis { b"+OK\r\n" } else { b"STORED\r\n" };
+        client.store(&out, stored, batch.end - batch.start, first)?;
+        progress(batch.end);
+    }
+    Ok(Fill { keys, seconds: began.elapsed().as_secs_f64() })
+}
+
+/// Whether the first, the middle and the last key are there: then a miss later on is a wrong answer.
+pub(super) fn is_loaded(plan: &Plan, keys: u64) -> Result<bool> {
+    let mut client = Client::connect(&plan.target)?;
+    let (mut out, mut scratch) = (Vec::new(), Vec::new());
+    for key in [0, keys / 2, keys - 1] {
+        let name = key_name(&mut scratch, key as u32);
+        out.clear();
+        let redis = matches!(plan.protocol, Protocol::Redis { .. });
+        if redis {
+            resp::command(&mut out, &[b"EXISTS", name]);
+        } else {
+            out.extend_from_slice(b"get ");
+            out.extend_from_slice(name);
+            out.extend_from_slice(b"\r\n");
+        }
+        let found = client.ask(&out, |input| {
+            if redis {
+                let reply = resp::parse(input).map_err(|malformed| malformed.0)?;
+                return Ok(reply.map(|(reply, _)| reply == Reply::Integer(1)));
+            }
+            Ok(input.ends_with(b"END\r\n").then(|| input.starts_with(b"VALUE ")))
+        });
+        if !found.map_err(|source| Error::Connect { target: plan.target.to_string(), source })? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+trait Stream: Read + Write {}
+impl<S: Read + Write> Stream for S {}
+
+/// A plain blocking connection.
+struct Client {
+    stream: BufWriter<Box<dyn Stream>>,
+    target: String,
+}
+
+impl Client {
+    fn connect(target: &Target) -> Result<Client> {
+        let name = target.to_string();
+        let fail = |source| Error::Connect { target: name.clone(), source };
+        let stream: Box<dyn Stream> = match target.resolve()? {
+            Address::Tcp(address) => {
+                let stream = TcpStream::connect_timeout(&address, PATIENCE).map_err(fail)?;
+                stream.set_nodelay(true).and_then(|()| stream.set_read_timeout(Some(PATIENCE))).map_err(fail)?;
+                Box::new(stream)
+            }
+            Address::Unix(path) => {
+                let stream = UnixStream::connect(path).map_err(fail)?;
+                stream.set_read_timeout(Some(PATIENCE)).map_err(fail)?;
+                Box::new(stream)
+            }
+        };
+        Ok(Client { stream: BufWriter::new(stream), target: name })
+    }
+
+    /// Sends a batch and reads `count` times `stored`.
+    fn store(&mut self, batch: &[u8], stored: &[u8], count: u64, first: u64) -> Result<()> {
+        let fail = |source| Error::Connect { target: self.target.clone(), source };
+        self.stream.write_all(batch).and_then(|()| self.stream.flush()).map_err(fail)?;
+        let mut answers = vec![0; stored.len() * count as usize];
+        let mut got = 0;
+        while got < answers.len() {
+            match self.stream.get_mut().read(&mut answers[got..]) {
+                Ok(0) => return Err(fail(io::ErrorKind::UnexpectedEof.into())),
+                Ok(count) => got += count,
+                Err(source) => return Err(fail(source)),
+            }
+            // Looked at as it comes: an error is shorter than what is awaited, and waiting on would take a minute.
+            let whole = &answers[..got - got % stored.len()];
+            if let Some(at) = whole.chunks(stored.len()).position(|chunk| chunk != stored) {
+                let text = String::from_utf8_lossy(&answers[at * stored.len()..got]).into_owned();
+                let answer = text.lines().next().unwrap_or_default().to_owned();
+                return Err(Error::Fill { target: self.target.clone(), key: first + at as u64, answer });
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a question and reads until `judge` has an answer.
+    fn ask<T>(&mut self, question: &[u8], judge: impl Fn(&[u8]) -> Result<Option<T>, String>) -> io::Result<T> {
+        self.stream.write_all(question)?;
+        self.stream.flush()?;
+        let (mut input, mut buffer) = (Vec::new(), [0; 4096]);
+        loop {
+            let count = self.stream.get_mut().read(&mut buffer)?;
+            if count == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            input.extend_from_slice(&buffer[..count]);
+            if let Some(answer) = judge(&input).map_err(io::Error::other)? {
+                return Ok(answer);
+            }
+        }
+    }
+}

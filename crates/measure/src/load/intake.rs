@@ -1,0 +1,352 @@
+//! The other half of the loop: what comes in, what does not come, and connections that end.
+
+use std::io;
+use std::time::Duration;
+
+use mio::Token;
+
+use super::connection::{Pending, Role, State};
+use super::driver::{Driver, HOUSEKEEPING_NS};
+use super::schedule::Schedule;
+use super::workload::{Verdict, Workload};
+use crate::clock::{now_ns, ns};
+use crate::error::Result;
+use crate::record::{Mark, MarkKind, Outcome, Sample};
+
+const RECORD_FLUSH_NS: u64 = 1_000_000_000;
+const RETRY_MIN_NS: u64 = 10_000_000;
+const RETRY_MAX_NS: u64 = 500_000_000;
+/// Handshakes under way at once: Redis listens with a backlog of 511, and a lost SYN costs a second.
+const CONNECTING_MAX: usize = 128;
+/// Answers that are no good and told in words; the others are only counted.
+const COMPLAINTS_MAX: usize = 20;
+/// How long the connections that only wait have for their answer at the end.
+const ALIVE_PATIENCE_NS: u64 = 5_000_000_000;
+
+impl<W: Workload> Driver<'_, W> {
+    /// A socket has something to tell.
+    pub(super) fn ready(&mut self, index: usize, writable: bool, closed: bool) -> Result<()> {
+        if self.connections[index].state == State::Connecting && (writable || closed) {
+            match self.connections[index].connected() {
+                Ok(true) => self.opened(index)?,
+                Ok(false) => return Ok(()),
+                Err(error) => return self.connect_failed(index, &error),
+            }
+        }
+        if writable {
+            self.touch(index);
+        }
+        self.take_in(index, closed)
+    }
+
+    fn opened(&mut self, index: usize) -> Result<()> {
+        self.counters.opened();
+        let connection = &mut self.connections[index];
+        let again = connection.epoch > 0;
+        if connection.role == Role::Blocked {
+            self.workload.block(index as u32, connection.epoch, &mut connection.output);
+            self.touch(index);
+        }
+        if again { self.mark(index, MarkKind::Reconnected, "opened again".into()) } else { Ok(()) }
+    }
+
+    fn connect_failed(&mut self, index: usize, error: &io::Error) -> Result<()> {
+        let connection = &mut self.connections[index];
+        connection.failures += 1;
+        let wait = (RETRY_MIN_NS << connection.failures.min(8)).min(RETRY_MAX_NS);
+        connection.close(now_ns() + wait);
+        self.end.reconnect_failures += 1;
+        self.counters.reconnect_failed();
+        self.complain(index, error.to_string())
+    }
+
+    /// Reads all there is and judges it.
+    fn take_in(&mut self, index: usize, closed: bool) -> Result<()> {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        let ended = loop {
+            match self.connections[index].read(&mut buffer) {
+                Ok(None) => break None,
+                Ok(Some(0)) => break Some("closed by the server".to_owned()),
+                Ok(Some(count)) => {
+                    let t_ns = now_ns();
+                    if let Err(problem) = self.judge_all(index, &buffer[..count], t_ns)? {
+                        break Some(problem);
+                    }
+                    // The event is edge-triggered, but a read that was not filled has emptied the socket. Only the
+                    // end of the stream would still have to be fetched.
+                    if count < buffer.len() && !closed {
+                        break None;
+                    }
+                }
+                Err(error) => break Some(error.to_string()),
+            }
+        };
+        self.buffer = buffer;
+        match ended {
+            Some(why) => self.drop_connection(index, &why),
+            None => Ok(()),
+        }
+    }
+
+    /// Judges every complete answer; what is left waits for more bytes. The inner error says why the connection
+    /// cannot be used any further.
+    fn judge_all(&mut self, index: usize, bytes: &[u8], t_ns: u64) -> Result<Result<(), String>> {
+        let mut kept = std::mem::take(&mut self.connections[index].input);
+        let input = if kept.is_empty() {
+            bytes
+        } else {
+            kept.extend_from_slice(bytes);
+            kept.as_slice()
+        };
+        let mut at = 0;
+        while at < input.len() {
+            let connection = &mut self.connections[index];
+            let Some(front) = connection.pending.front() else {
+                let text = String::from_utf8_lossy(&input[at..input.len().min(at + 80)]);
+                let text = format!("an answer that nobody asked for: `{}`", text.trim_end());
+                self.complain(index, text.clone())?;
+                return Ok(Err(text));
+            };
+            match self.workload.judge(&front.expect, &input[at..]) {
+                Ok(None) => break,
+                Ok(Some(answer)) => {
+                    at += answer.used;
+                    self.answered(index, answer.verdict, t_ns)?;
+                }
+                Err(malformed) => {
+                    self.answered(index, Verdict::Wrong(malformed.0.clone()), t_ns)?;
+                    return Ok(Err(malformed.0));
+                }
+            }
+        }
+        let rest = input.len() - at;
+        if at > 0 || kept.is_empty() {
+            let input = input[input.len() - rest..].to_vec();
+            kept = input;
+        }
+        self.connections[index].input = kept;
+        Ok(Ok(()))
+    }
+
+    fn answered(&mut self, index: usize, verdict: Verdict, t_ns: u64) -> Result<()> {
+        let connection = &mut self.connections[index];
+        let Some(pending) = connection.pending.pop_front() else { return Ok(()) };
+        if connection.role == Role::Blocked {
+            self.workload.block(index as u32, connection.epoch, &mut connection.output);
+            self.touch(index);
+        }
+        let outcome = match verdict {
+            Verdict::Ok => Outcome::Ok,
+            Verdict::Error(text) => {
+                self.complain(index, text)?;
+                Outcome::ErrorReply
+            }
+            Verdict::Wrong(text) => {
+                self.complain(index, text)?;
+                Outcome::WrongAnswer
+            }
+        };
+        if pending.given_up {
+            return Ok(());
+        }
+        if pending.measured {
+            self.waiting -= 1;
+            return self.report(index, &pending, t_ns, outcome);
+        }
+        self.connections[index].alive = outcome == Outcome::Ok;
+        if outcome != Outcome::Ok && self.connections[index].role == Role::Feeder {
+            // The pop that belongs to it will time out; this is what it died of.
+            return self.report(index, &pending, t_ns, outcome);
+        }
+        Ok(())
+    }
+
+    fn report(&mut self, index: usize, pending: &Pending<W::Expect>, t_ns: u64, outcome: Outcome) -> Result<()> {
+        self.emit(&Sample {
+            scheduled_ns: pending.scheduled_ns,
+            latency_ns: t_ns.saturating_sub(pending.scheduled_ns),
+            late_us: pending.late_us,
+            connection: index as u32,
+            kind: pending.kind,
+            outcome,
+        })
+    }
+
+    fn emit(&mut self, sample: &Sample) -> Result<()> {
+        self.counters.sample(sample);
+        if let Some(tally) = &mut self.tally {
+            tally.add(sample, self.waiting > 0);
+        }
+        self.sink.as_mut().map_or(Ok(()), |sink| sink.sample(sample))
+    }
+
+    /// The connection is no more: what was under way on it is lost.
+    pub(super) fn drop_connection(&mut self, index: usize, why: &str) -> Result<()> {
+        if matches!(self.connections[index].state, State::Down { .. }) {
+            return Ok(());
+        }
+        if self.connections[index].state == State::Connecting {
+            return self.connect_failed(index, &io::Error::other(why.to_owned()));
+        }
+        let now = now_ns();
+        self.connections[index].close(now + RETRY_MIN_NS);
+        self.end.dropped += 1;
+        self.counters.dropped();
+        if self.complaints.len() < COMPLAINTS_MAX {
+            self.complaints.push(format!("connection {index}: dropped: {why}"));
+        }
+        self.mark(index, MarkKind::Dropped, why.to_owned())?;
+        for pending in std::mem::take(&mut self.connections[index].pending) {
+            if pending.measured && !pending.given_up {
+                self.waiting -= 1;
+                self.report(index, &pending, now, Outcome::Lost)?;
+            }
+            self.workload.abandon(pending.expect);
+        }
+        Ok(())
+    }
+
+    /// Opens what is down and due to be opened, a few at a time.
+    pub(super) fn open_some(&mut self, now: u64) -> io::Result<()> {
+        let mut connecting = self.connections.iter().filter(|c| c.state == State::Connecting).count();
+        for (index, connection) in self.connections.iter_mut().enumerate() {
+            if connecting >= CONNECTING_MAX {
+                break;
+            }
+            if matches!(connection.state, State::Down { retry_ns } if retry_ns <= now) {
+                match connection.open(&self.address, self.poll.registry(), Token(index)) {
+                    Ok(()) => connecting += 1,
+                    // The backlog of a Unix socket is full.
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Time-outs, reconnects and the record, now and then.
+    pub(super) fn housekeeping(&mut self, schedule: &mut Schedule) -> Result<()> {
+        let now = now_ns();
+        if now < self.housekeeping_ns {
+            return Ok(());
+        }
+        self.housekeeping_ns = now + HOUSEKEEPING_NS;
+        self.reopen(now)?;
+        let limit = now.saturating_sub(ns(self.plan.timeout));
+        self.give_up_under_way(limit, now)?;
+        self.give_up_unsent(schedule, limit, now)?;
+        if now >= self.record_flush_ns {
+            self.record_flush_ns = now + RECORD_FLUSH_NS;
+            if let Some(sink) = &mut self.sink {
+                sink.flush()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn reopen(&mut self, now: u64) -> Result<()> {
+        // With a server that is gone a Unix socket fails at once, where TCP fails by an event.
+        if let Err(error) = self.open_some(now) {
+            for index in 0..self.connections.len() {
+                if matches!(self.connections[index].state, State::Down { retry_ns } if retry_ns <= now) {
+                    self.connect_failed(index, &error)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn give_up_under_way(&mut self, limit: u64, now: u64) -> Result<()> {
+        for index in 0..self.connections.len() {
+            for at in 0..self.connections[index].pending.len() {
+                let pending = &mut self.connections[index].pending[at];
+                if pending.scheduled_ns > limit {
+                    break;
+                }
+                if !pending.measured || pending.given_up {
+                    continue;
+                }
+                pending.given_up = true;
+                let sample = Sample {
+                    scheduled_ns: pending.scheduled_ns,
+                    latency_ns: now - pending.scheduled_ns,
+                    late_us: pending.late_us,
+                    connection: index as u32,
+                    kind: pending.kind,
+                    outcome: Outcome::Timeout,
+                };
+                self.waiting -= 1;
+                self.emit(&sample)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What was due so long ago and found no room counts as timed out like what was sent.
+    fn give_up_unsent(&mut self, schedule: &mut Schedule, limit: u64, now: u64) -> Result<()> {
+        while let Some(due) = schedule.due_ns().filter(|&due| due <= limit) {
+            let kind = self.drawn.take().unwrap_or_else(|| self.workload.draw(&mut self.rng));
+            let waited = now - due;
+            let late_us = u32::try_from(waited / 1000).unwrap_or(u32::MAX);
+            let sample = Sample {
+                scheduled_ns: due,
+                latency_ns: waited,
+                late_us,
+                connection: self.next_worker as u32,
+                kind,
+                outcome: Outcome::Timeout,
+            };
+            schedule.advance();
+            self.emit(&sample)?;
+        }
+        Ok(())
+    }
+
+    /// Asks every idle connection and feeds every blocked one: those that answer are alive.
+    pub(super) fn check_alive(&mut self) -> Result<()> {
+        let now = now_ns();
+        for index in 0..self.connections.len() {
+            let connection = &mut self.connections[index];
+            connection.alive = false;
+            if !connection.is_open() {
+                continue;
+            }
+            match (connection.role, self.feeder) {
+                (Role::Idle, _) => {
+                    let expect = self.workload.ping(&mut connection.output);
+                    let (scheduled_ns, late_us, kind) = (now, 0, 0);
+                    let pending = Pending { scheduled_ns, late_us, kind, measured: false, given_up: false, expect };
+                    connection.pending.push_back(pending);
+                    self.touch(index);
+                }
+                (Role::Blocked, Some(feeder)) => self.push_to(feeder, index, 0, now, 0, false),
+                _ => {}
+            }
+        }
+        while self.connections.iter().any(|c| c.role != Role::Worker && !c.pending.is_empty())
+            && now_ns() < now + ALIVE_PATIENCE_NS
+        {
+            self.flush_dirty()?;
+            self.wait_for_events(Duration::from_millis(5))?;
+        }
+        let alive = |role| self.connections.iter().filter(|c| c.role == role && c.alive).count() as u32;
+        self.end.idle_alive = alive(Role::Idle);
+        self.end.blocking_alive = alive(Role::Blocked);
+        Ok(())
+    }
+
+    /// Tells in words what went wrong, for the first few times.
+    fn complain(&mut self, index: usize, text: String) -> Result<()> {
+        if self.complaints.len() >= COMPLAINTS_MAX {
+            return Ok(());
+        }
+        self.complaints.push(format!("connection {index}: {text}"));
+        self.mark(index, MarkKind::Complaint, text)
+    }
+
+    fn mark(&mut self, index: usize, what: MarkKind, text: String) -> Result<()> {
+        let mark = Mark { t_ns: now_ns(), connection: index as u32, what, text };
+        self.sink.as_mut().map_or(Ok(()), |sink| sink.mark(&mark))
+    }
+}

@@ -1,0 +1,204 @@
+//! The load generator: an open loop on one thread.
+//!
+//! Requests are due by a schedule that does not wait for answers, and a latency counts from the due time: a server
+//! that pauses for 200 ms shows in every request that was due meanwhile, not in one per connection ("coordinated
+//! omission"). What is due and finds no free connection waits in the schedule itself.
+//!
+//! Resolution: due times and answers are taken with `CLOCK_MONOTONIC` in nanoseconds. Between requests the thread
+//! sleeps on a timerfd until [`Plan::spin`] before the due time and polls from there on, so a request goes out within
+//! some microseconds of its time as long as the kernel lets the thread run. By how much it was late is recorded for
+//! each request (`late_us`) and reported as `lateness`, so that a pause of the client is not taken for one of the
+//! server.
+
+mod connection;
+mod counters;
+mod driver;
+mod fill;
+mod intake;
+mod memcached;
+mod plain;
+mod plan;
+mod redis;
+mod resp;
+mod schedule;
+mod sink;
+mod timer;
+mod values;
+mod workload;
+
+pub use counters::{Counters, Snapshot};
+pub use fill::{Fill, fill};
+pub use plan::{Mix, Plan, Protocol, Target};
+pub use schedule::Arrivals;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::clock::now_ns;
+use crate::error::{Error, Result};
+use crate::record::{End, Header};
+use crate::summary::Summary;
+use driver::Driver;
+use sink::Sink;
+use workload::Workload;
+
+/// The schedule begins so long after the last connection is open.
+const LEAD_NS: u64 = 2_000_000;
+
+/// What came out of a load.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Finished {
+    /// What was run.
+    pub header: Header,
+    /// Counts, latencies and blackout.
+    pub summary: Summary,
+    /// What happened to the connections.
+    pub end: End,
+    /// The first errors, wrong answers and dropped connections, in words.
+    pub complaints: Vec<String>,
+}
+
+impl Finished {
+    /// Whether every request was answered rightly and no connection was lost.
+    pub fn is_clean(&self) -> bool {
+        let end = &self.end;
+        let all_alive = end.idle_alive == self.header.idle && end.blocking_alive == self.header.blocking;
+        self.summary.counts.failed() == 0 && end.dropped == 0 && all_alive
+    }
+}
+
+/// A load that runs in a thread of its own.
+///
+/// Dropping it stops the load without waiting for it.
+#[derive(Debug)]
+pub struct Load {
+    counters: Arc<Counters>,
+    header: Header,
+    thread: Option<JoinHandle<Result<Finished>>>,
+}
+
+impl Load {
+    /// Checks the plan, opens all connections and starts the schedule. When this returns, requests are being sent.
+    ///
+    /// # Errors
+    /// The plan contradicts itself, the record cannot be created, or the server cannot be reached.
+    pub fn start(plan: Plan) -> Result<Load> {
+        plan.check()?;
+        let counters = Arc::new(Counters::default());
+        let (ready, started) = sync_channel(1);
+        let for_thread = Arc::clone(&counters);
+        let thread = std::thread::Builder::new()
+            .name("load".into())
+            .spawn(move || dispatch(&plan, for_thread, &ready))
+            .map_err(|source| Error::System { call: "clone", source })?;
+        match started.recv() {
+            Ok(header) => Ok(Load { counters, header, thread: Some(thread) }),
+            // The thread ended before it began.
+            Err(_) => match join(thread) {
+                Ok(_) => Err(Error::Panicked("it ended before it began".into())),
+                Err(error) => Err(error),
+            },
+        }
+    }
+
+    /// The live counters.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// A handle to the live counters that may outlive this one.
+    pub fn shared_counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.counters)
+    }
+
+    /// What is being run.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Whether it has ended by itself.
+    pub fn is_finished(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Ends the schedule now; what is under way is still waited for.
+    pub fn stop(&self) {
+        self.counters.stop();
+    }
+
+    /// Waits for the end of the schedule and of all requests.
+    pub fn wait(mut self) -> Result<Finished> {
+        match self.thread.take() {
+            Some(thread) => join(thread),
+            None => Err(Error::Panicked("it has been waited for before".into())),
+        }
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        if self.thread.is_some() {
+            self.stop();
+        }
+    }
+}
+
+impl Counters {
+    /// Ends the schedule of the load now.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+fn join(thread: JoinHandle<Result<Finished>>) -> Result<Finished> {
+    thread.join().unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        Err(Error::Panicked(text.unwrap_or_else(|| "no message".into())))
+    })
+}
+
+fn dispatch(plan: &Plan, counters: Arc<Counters>, ready: &SyncSender<Header>) -> Result<Finished> {
+    // Another run of the same program must not be taken for this one.
+    let run = (now_ns() ^ plan.seed ^ u64::from(std::process::id()) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let run = (run >> 32) as u32;
+    match &plan.protocol {
+        Protocol::Redis { mix, keys, value_bytes } => {
+            let mut redis = redis::Redis::new(&mix.0, run, *keys, *value_bytes, plan.connections);
+            redis.set_loaded(fill::is_loaded(plan, *keys)?);
+            drive(plan, redis, counters, ready)
+        }
+        Protocol::Memcached { mix, keys, value_bytes } => {
+            let mut memcached = memcached::Memcached::new(&mix.0, run, *keys, *value_bytes);
+            memcached.set_loaded(fill::is_loaded(plan, *keys)?);
+            drive(plan, memcached, counters, ready)
+        }
+        Protocol::Tcp { value_bytes } => drive(plan, plain::Echo::new(*value_bytes), counters, ready),
+        Protocol::Http { path } => drive(plan, plain::Http::new(&plan.target.host(), path), counters, ready),
+    }
+}
+
+fn drive<W: Workload>(
+    plan: &Plan,
+    workload: W,
+    counters: Arc<Counters>,
+    ready: &SyncSender<Header>,
+) -> Result<Finished> {
+    plan.allow_files()?;
+    let kinds = workload.kinds();
+    let mut driver = Driver::new(plan, workload, plan.target.resolve()?, counters)?;
+    driver.connect()?;
+    let start_ns = now_ns() + LEAD_NS;
+    let started_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let header = plan.header(kinds, start_ns, started_unix_s);
+    let sink = plan.record.as_deref().map(|path| Sink::create(path, &header)).transpose()?;
+    // Whoever started the load may have gone away already; the load goes on all the same.
+    let _ = ready.send(header.clone());
+    let ended = driver.run(start_ns, sink)?;
+    Ok(Finished { header, summary: ended.summary, end: ended.end, complaints: ended.complaints })
+}

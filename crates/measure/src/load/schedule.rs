@@ -1,0 +1,141 @@
+//! When requests are due: an open loop, which does not wait for answers. Pure.
+
+use serde::{Deserialize, Serialize};
+
+/// How the times between requests are spread.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Arrivals {
+    /// One every 1/rate.
+    Constant,
+    /// Independent of each other, as those of many users are; 1/rate on average.
+    #[default]
+    Poisson,
+}
+
+impl Arrivals {
+    /// The name as in a record.
+    pub fn name(self) -> &'static str {
+        match self {
+            Arrivals::Constant => "constant",
+            Arrivals::Poisson => "poisson",
+        }
+    }
+}
+
+/// The due times of all requests of a run, one after the other. What is due and not yet sent *is* the backlog: it
+/// needs no queue, however long the server pauses.
+#[derive(Debug)]
+pub(crate) struct Schedule {
+    arrivals: Arrivals,
+    rate: f64,
+    start_ns: u64,
+    end_ns: u64,
+    count: u64,
+    /// Time of the next request since the start, in ns; a fraction is carried so that the rate does not drift.
+    offset_ns: f64,
+    rng: Random,
+}
+
+impl Schedule {
+    pub(crate) fn new(arrivals: Arrivals, rate: f64, start_ns: u64, end_ns: u64, seed: u64) -> Self {
+        let mut schedule =
+            Schedule { arrivals, rate, start_ns, end_ns, count: 0, offset_ns: 0.0, rng: Random::new(seed) };
+        if arrivals == Arrivals::Poisson {
+            schedule.advance();
+        }
+        schedule
+    }
+
+    /// When the next request is due; `None` after the end.
+    pub(crate) fn due_ns(&self) -> Option<u64> {
+        let due = self.start_ns + self.offset_ns as u64;
+        (due < self.end_ns).then_some(due)
+    }
+
+    /// Goes on to the request after it.
+    pub(crate) fn advance(&mut self) {
+        self.count += 1;
+        match self.arrivals {
+            Arrivals::Constant => self.offset_ns = self.count as f64 * 1e9 / self.rate,
+            Arrivals::Poisson => self.offset_ns += -self.rng.open01().ln() * 1e9 / self.rate,
+        }
+    }
+
+    /// Leaves out everything that is due after `end_ns`.
+    pub(crate) fn end_at(&mut self, end_ns: u64) {
+        self.end_ns = self.end_ns.min(end_ns);
+    }
+}
+
+/// SplitMix64: a few nanoseconds a number, and the same sequence for the same seed on every machine.
+#[derive(Debug, Clone)]
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Random(seed)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Below `limit`, which must not be 0.
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
+    }
+
+    /// Strictly between 0 and 1, so that a logarithm is finite.
+    fn open01(&mut self) -> f64 {
+        ((self.next() >> 11) as f64 + 0.5) / (1u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(arrivals: Arrivals, rate: f64, seconds: u64) -> Vec<u64> {
+        let mut schedule = Schedule::new(arrivals, rate, 1_000, 1_000 + seconds * 1_000_000_000, 7);
+        let mut times = Vec::new();
+        while let Some(due) = schedule.due_ns() {
+            times.push(due);
+            schedule.advance();
+        }
+        times
+    }
+
+    #[test]
+    fn constant_arrivals_do_not_drift() {
+        let times = all(Arrivals::Constant, 30_000.0, 10);
+        assert_eq!(times.len(), 300_000);
+        assert_eq!(times[0], 1_000);
+        assert_eq!(times[299_970], 1_000 + 9_999_000_000);
+    }
+
+    #[test]
+    fn poisson_arrivals_have_the_rate_and_the_spread_of_a_poisson_process() {
+        let times = all(Arrivals::Poisson, 10_000.0, 20);
+        let count = times.len() as f64;
+        assert!((count - 200_000.0).abs() < 4.0 * 200_000f64.sqrt(), "{count} arrivals");
+        assert!(times.is_sorted());
+        // For exponential gaps the standard deviation equals the mean.
+        let gaps: Vec<f64> = times.windows(2).map(|pair| (pair[1] - pair[0]) as f64).collect();
+        let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+        let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
+        assert!((variance.sqrt() / mean - 1.0).abs() < 0.03, "{} against {mean}", variance.sqrt());
+    }
+
+    #[test]
+    fn an_end_brought_forward_ends_the_schedule() {
+        let mut schedule = Schedule::new(Arrivals::Constant, 1_000.0, 0, 1_000_000_000, 1);
+        schedule.advance();
+        schedule.end_at(500_000);
+        assert_eq!(schedule.due_ns(), None);
+    }
+}

@@ -1,0 +1,381 @@
+//! Blocks to bytes and back. Pure: no I/O, no clock; every byte sequence is either decoded or refused.
+
+use super::{End, Header, KINDS_MAX, Mark, Outcome, Sample};
+
+/// First bytes of a record file.
+pub const MAGIC: [u8; 8] = *b"stpl-rec";
+/// Version of the format, stored after the magic.
+pub const VERSION: u16 = 1;
+/// Largest payload of a block; a longer one is damage, so a reader needs no more memory than this.
+pub const BLOCK_PAYLOAD_MAX: usize = 1 << 20;
+/// A samples block is closed when its payload has reached this size.
+pub(super) const SAMPLES_PAYLOAD_TARGET: usize = 48 << 10;
+/// Magic and version.
+pub(super) const PREAMBLE_LEN: usize = 10;
+const HEAD_LEN: usize = 9;
+const SAMPLES_HEAD_LEN: usize = 12;
+
+const HEADER: u8 = 1;
+const SAMPLES: u8 = 2;
+const MARK: u8 = 3;
+const END: u8 = 4;
+
+/// What is wrong with the bytes of a record.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Damage {
+    /// Not a record file.
+    #[error("the first bytes are not those of a record")]
+    Magic,
+    /// Written by a version that this one does not know.
+    #[error("format version {0} is not known (this program reads version 1)")]
+    Version(u16),
+    /// The file ends inside a block. A reader may use all blocks before it.
+    #[error("the record ends inside a block")]
+    Truncated,
+    /// A kind of block that version 1 does not have.
+    #[error("unknown block kind {0}")]
+    Kind(u8),
+    /// A block that claims to be larger than any block is.
+    #[error("a block claims {0} bytes")]
+    Length(u32),
+    /// The bytes are not those that were written.
+    #[error("checksum {found:08x} where {stored:08x} is stored")]
+    Checksum {
+        /// What the block says.
+        stored: u32,
+        /// What its bytes give.
+        found: u32,
+    },
+    /// The checksum is right but the content is not.
+    #[error("{0}")]
+    Content(&'static str),
+    /// One of the above at a place in a file.
+    #[error("block at offset {offset}")]
+    At {
+        /// Offset of the block's first byte.
+        offset: u64,
+        /// What is wrong with it.
+        #[source]
+        source: Box<Damage>,
+    },
+}
+
+/// The fixed part in front of every block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockHead {
+    kind: u8,
+    length: u32,
+    crc: u32,
+}
+
+impl BlockHead {
+    /// Size of a head in the file.
+    pub const LEN: usize = HEAD_LEN;
+
+    /// Bytes of payload that follow.
+    pub fn payload_len(&self) -> usize {
+        self.length as usize
+    }
+
+    /// Whether the head is all zero, as in a file that was grown but not written before a crash.
+    pub fn is_zero(&self) -> bool {
+        self.kind == 0 && self.length == 0 && self.crc == 0
+    }
+}
+
+/// A decoded block.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Block {
+    /// What was run.
+    Header(Header),
+    /// Requests, in the order of their ends.
+    Samples(Vec<Sample>),
+    /// Something that happened to a connection.
+    Mark(Mark),
+    /// The run ended in order.
+    End(End),
+}
+
+/// Reads the head of a block.
+pub fn decode_head(bytes: &[u8; HEAD_LEN]) -> Result<BlockHead, Damage> {
+    let [kind, l0, l1, l2, l3, c0, c1, c2, c3] = *bytes;
+    let head =
+        BlockHead { kind, length: u32::from_le_bytes([l0, l1, l2, l3]), crc: u32::from_le_bytes([c0, c1, c2, c3]) };
+    if head.is_zero() {
+        return Ok(head);
+    }
+    if !(HEADER..=END).contains(&kind) {
+        return Err(Damage::Kind(kind));
+    }
+    if head.payload_len() > BLOCK_PAYLOAD_MAX {
+        return Err(Damage::Length(head.length));
+    }
+    Ok(head)
+}
+
+/// Decodes the payload that belongs to `head`.
+pub fn decode_block(head: BlockHead, payload: &[u8]) -> Result<Block, Damage> {
+    if payload.len() != head.payload_len() {
+        return Err(Damage::Truncated);
+    }
+    let found = block_crc(head.kind, payload);
+    if found != head.crc {
+        return Err(Damage::Checksum { stored: head.crc, found });
+    }
+    match head.kind {
+        HEADER => {
+            let header: Header = json(payload, "the header is not what a header should be")?;
+            if header.kinds.len() > KINDS_MAX {
+                return Err(Damage::Content("the header names more kinds of requests than a sample can tell apart"));
+            }
+            Ok(Block::Header(header))
+        }
+        SAMPLES => decode_samples(payload).map(Block::Samples),
+        MARK => json(payload, "a mark is not what a mark should be").map(Block::Mark),
+        END => json(payload, "the end block is not what an end block should be").map(Block::End),
+        other => Err(Damage::Kind(other)),
+    }
+}
+
+pub(super) fn preamble() -> [u8; PREAMBLE_LEN] {
+    let mut out = [0; PREAMBLE_LEN];
+    out[..8].copy_from_slice(&MAGIC);
+    out[8..].copy_from_slice(&VERSION.to_le_bytes());
+    out
+}
+
+pub(super) fn check_preamble(bytes: &[u8; PREAMBLE_LEN]) -> Result<(), Damage> {
+    if bytes[..8] != MAGIC {
+        return Err(Damage::Magic);
+    }
+    match u16::from_le_bytes([bytes[8], bytes[9]]) {
+        VERSION => Ok(()),
+        other => Err(Damage::Version(other)),
+    }
+}
+
+pub(super) fn encode_header(header: &Header) -> Vec<u8> {
+    encode_json(HEADER, header)
+}
+
+pub(super) fn encode_mark(mark: &Mark) -> Vec<u8> {
+    encode_json(MARK, mark)
+}
+
+pub(super) fn encode_end(end: &End) -> Vec<u8> {
+    encode_json(END, end)
+}
+
+fn encode_json<T: serde::Serialize>(kind: u8, value: &T) -> Vec<u8> {
+    // These types hold strings, numbers and lists only; serde_json cannot fail on them.
+    let payload = serde_json::to_vec(value).unwrap_or_default();
+    let mut out = Vec::with_capacity(HEAD_LEN + payload.len());
+    push_block(&mut out, kind, &payload);
+    out
+}
+
+fn json<T: serde::de::DeserializeOwned>(payload: &[u8], problem: &'static str) -> Result<T, Damage> {
+    serde_json::from_slice(payload).map_err(|_| Damage::Content(problem))
+}
+
+fn push_block(out: &mut Vec<u8>, kind: u8, payload: &[u8]) {
+    out.push(kind);
+    out.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+    out.extend_from_slice(&block_crc(kind, payload).to_le_bytes());
+    out.extend_from_slice(payload);
+}
+
+/// Collects samples into one block after the other.
+#[derive(Debug, Default)]
+pub struct SampleEncoder {
+    body: Vec<u8>,
+    base_ns: u64,
+    previous_ns: u64,
+    count: u32,
+}
+
+impl SampleEncoder {
+    /// An encoder with no samples in it.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a sample; returns the bytes of a complete block whenever one is full.
+    pub fn push(&mut self, sample: &Sample) -> Option<Vec<u8>> {
+        debug_assert!(usize::from(sample.kind) < KINDS_MAX);
+        if self.count == 0 {
+            self.base_ns = sample.scheduled_ns;
+            self.previous_ns = sample.scheduled_ns;
+        }
+        self.body.push(sample.kind << 3 | sample.outcome.code());
+        let step = sample.scheduled_ns.wrapping_sub(self.previous_ns) as i64;
+        put_varint(&mut self.body, ((step << 1) ^ (step >> 63)) as u64);
+        put_varint(&mut self.body, sample.latency_ns);
+        put_varint(&mut self.body, u64::from(sample.late_us));
+        put_varint(&mut self.body, u64::from(sample.connection));
+        self.previous_ns = sample.scheduled_ns;
+        self.count += 1;
+        (self.body.len() >= SAMPLES_PAYLOAD_TARGET).then(|| self.take_block())
+    }
+
+    /// The bytes of a block with the samples collected so far, if there are any.
+    pub fn flush(&mut self) -> Option<Vec<u8>> {
+        (self.count > 0).then(|| self.take_block())
+    }
+
+    fn take_block(&mut self) -> Vec<u8> {
+        let mut payload = Vec::with_capacity(SAMPLES_HEAD_LEN + self.body.len());
+        payload.extend_from_slice(&self.base_ns.to_le_bytes());
+        payload.extend_from_slice(&self.count.to_le_bytes());
+        payload.append(&mut self.body);
+        self.count = 0;
+        let mut out = Vec::with_capacity(HEAD_LEN + payload.len());
+        push_block(&mut out, SAMPLES, &payload);
+        out
+    }
+}
+
+fn decode_samples(payload: &[u8]) -> Result<Vec<Sample>, Damage> {
+    let short = Damage::Content("a samples block is shorter than its count says");
+    let Some((head, mut body)) = payload.split_at_checked(SAMPLES_HEAD_LEN) else { return Err(short) };
+    let mut base = [0; 8];
+    base.copy_from_slice(&head[..8]);
+    let mut count = [0; 4];
+    count.copy_from_slice(&head[8..]);
+    let count = u32::from_le_bytes(count) as usize;
+    // A sample has at least five bytes: no count can make us reserve more than the payload justifies.
+    if count > body.len() / 5 {
+        return Err(short);
+    }
+    let mut previous = u64::from_le_bytes(base);
+    let mut samples = Vec::with_capacity(count);
+    for _ in 0..count {
+        let sample = take_sample(&mut body, previous)?;
+        previous = sample.scheduled_ns;
+        samples.push(sample);
+    }
+    if !body.is_empty() {
+        return Err(Damage::Content("a samples block is longer than its count says"));
+    }
+    Ok(samples)
+}
+
+fn take_sample(body: &mut &[u8], previous_ns: u64) -> Result<Sample, Damage> {
+    let (&tag, rest) = body.split_first().ok_or(Damage::Content("a sample is cut off"))?;
+    *body = rest;
+    let outcome = Outcome::from_code(tag & 7).ok_or(Damage::Content("a sample has an unknown outcome"))?;
+    let step = take_varint(body)?;
+    let step = (step >> 1) as i64 ^ -((step & 1) as i64);
+    let latency_ns = take_varint(body)?;
+    let narrow = |value: u64| u32::try_from(value).map_err(|_| Damage::Content("a number does not fit its field"));
+    let late_us = narrow(take_varint(body)?)?;
+    let connection = narrow(take_varint(body)?)?;
+    let scheduled_ns = previous_ns.wrapping_add(step as u64);
+    Ok(Sample { scheduled_ns, latency_ns, late_us, connection, kind: tag >> 3, outcome })
+}
+
+fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+fn take_varint(body: &mut &[u8]) -> Result<u64, Damage> {
+    let mut value = 0u64;
+    for (index, &byte) in body.iter().enumerate().take(10) {
+        let part = u64::from(byte & 0x7f);
+        if index == 9 && part > 1 {
+            return Err(Damage::Content("a number has more than 64 bits"));
+        }
+        value |= part << (7 * index);
+        if byte & 0x80 == 0 {
+            *body = &body[index + 1..];
+            return Ok(value);
+        }
+    }
+    Err(Damage::Content("a number does not end"))
+}
+
+fn block_crc(kind: u8, payload: &[u8]) -> u32 {
+    let mut head = [0; 5];
+    head[0] = kind;
+    head[1..].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+    !crc32(crc32(!0, &head), payload)
+}
+
+/// CRC-32 (IEEE 802.3, reflected), one byte at a time: a block is 48 KiB and there are a dozen a second.
+fn crc32(mut crc: u32, bytes: &[u8]) -> u32 {
+    for &byte in bytes {
+        crc = CRC_TABLE[usize::from(crc as u8 ^ byte)] ^ (crc >> 8);
+    }
+    crc
+}
+
+const CRC_TABLE: [u32; 256] = {
+    let mut table = [0; 256];
+    let mut index = 0;
+    while index < 256 {
+        let mut crc = index as u32;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 1 == 1 { 0xedb8_8320 ^ (crc >> 1) } else { crc >> 1 };
+            bit += 1;
+        }
+        table[index] = crc;
+        index += 1;
+    }
+    table
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_checksum_is_the_crc32_that_everybody_knows() {
+        assert_eq!(!crc32(!0, b"123456789"), 0xcbf4_3926);
+    }
+
+    #[test]
+    fn varints_end_after_ten_bytes_at_the_latest() {
+        for value in [0, 1, 127, 128, 16_383, 16_384, u64::from(u32::MAX), u64::MAX] {
+            let mut bytes = Vec::new();
+            put_varint(&mut bytes, value);
+            let mut rest = bytes.as_slice();
+            assert_eq!(take_varint(&mut rest), Ok(value));
+            assert!(rest.is_empty());
+        }
+        assert!(take_varint(&mut [0xff; 11].as_slice()).is_err());
+        assert!(take_varint(&mut [0x80; 3].as_slice()).is_err());
+        assert!(take_varint(&mut [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02].as_slice()).is_err());
+    }
+
+    #[test]
+    fn a_count_that_the_payload_cannot_hold_is_refused_before_memory_is_reserved() {
+        let mut payload = vec![0; 12];
+        payload[8..].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(matches!(decode_samples(&payload), Err(Damage::Content(_))));
+    }
+
+    #[test]
+    fn a_typical_request_takes_less_than_twelve_bytes() {
+        let mut encoder = SampleEncoder::new();
+        let mut bytes = 0;
+        let count = 20_000u64;
+        for n in 0..count {
+            let sample = Sample {
+                scheduled_ns: 5_000_000_000_000 + n * 16_667,
+                latency_ns: 80_000 + (n * 7_919) % 900_000,
+                late_us: (n % 90) as u32,
+                connection: (n % 200) as u32,
+                kind: (n % 4) as u8,
+                outcome: Outcome::Ok,
+            };
+            bytes += encoder.push(&sample).map_or(0, |block| block.len());
+        }
+        bytes += encoder.flush().map_or(0, |block| block.len());
+        assert!(bytes as u64 <= 10 * count, "{bytes} bytes for {count} samples");
+    }
+}

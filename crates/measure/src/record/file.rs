@@ -1,0 +1,249 @@
+//! Records in files: a writer that streams whole blocks and a reader that survives a cut-off end.
+
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::path::Path;
+
+use super::codec::{self, Block, BlockHead, Damage, PREAMBLE_LEN, SampleEncoder};
+use super::{End, Header, Mark, Sample};
+use crate::error::{Error, Result};
+
+/// Writes a record, block by block; what was flushed survives a crash of the writer.
+#[derive(Debug)]
+pub struct Writer<W: Write> {
+    sink: W,
+    samples: SampleEncoder,
+}
+
+impl Writer<BufWriter<File>> {
+    /// Creates the file and writes its header.
+    pub fn create(path: &Path, header: &Header) -> Result<Self> {
+        let fail = |action| move |source| Error::File { action, path: path.to_owned(), source };
+        let file = File::create(path).map_err(fail("create"))?;
+        Writer::new(BufWriter::with_capacity(256 << 10, file), header).map_err(fail("write"))
+    }
+}
+
+impl<W: Write> Writer<W> {
+    /// Begins a record on any sink.
+    pub fn new(mut sink: W, header: &Header) -> io::Result<Self> {
+        sink.write_all(&codec::preamble())?;
+        sink.write_all(&codec::encode_header(header))?;
+        sink.flush()?;
+        Ok(Writer { sink, samples: SampleEncoder::new() })
+    }
+
+    /// Adds a request.
+    pub fn sample(&mut self, sample: &Sample) -> io::Result<()> {
+        match self.samples.push(sample) {
+            Some(block) => self.block(&block),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds something that happened to a connection.
+    pub fn mark(&mut self, mark: &Mark) -> io::Result<()> {
+        self.sink.write_all(&codec::encode_mark(mark))
+    }
+
+    /// Writes out the samples collected so far.
+    pub fn flush(&mut self) -> io::Result<()> {
+        match self.samples.flush() {
+            Some(block) => self.block(&block),
+            None => self.sink.flush(),
+        }
+    }
+
+    /// Closes the record.
+    pub fn end(mut self, end: &End) -> io::Result<W> {
+        if let Some(block) = self.samples.flush() {
+            self.sink.write_all(&block)?;
+        }
+        self.sink.write_all(&codec::encode_end(end))?;
+        self.sink.flush()?;
+        Ok(self.sink)
+    }
+
+    fn block(&mut self, block: &[u8]) -> io::Result<()> {
+        self.sink.write_all(block)?;
+        self.sink.flush()
+    }
+}
+
+/// What a [`Reader`] finds after the header.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Item {
+    /// Requests, in the order of their ends.
+    Samples(Vec<Sample>),
+    /// Something that happened to a connection.
+    Mark(Mark),
+    /// The run ended in order; nothing follows.
+    End(End),
+    /// The file ends without an end block: the writer crashed or still runs. All blocks before are good.
+    CutOff,
+}
+
+/// Why reading failed: the bytes or the file.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The bytes are not those of a record.
+    #[error(transparent)]
+    Damage(#[from] Damage),
+    /// The file could not be read.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// Streams a record; memory is bounded by one block.
+#[derive(Debug)]
+pub struct Reader<R: Read> {
+    source: R,
+    header: Header,
+    offset: u64,
+    done: bool,
+}
+
+impl<R: Read> Reader<R> {
+    /// Reads the header.
+    pub fn new(mut source: R) -> Result<Self, ReadError> {
+        let mut preamble = [0; PREAMBLE_LEN];
+        if fill(&mut source, &mut preamble)? < PREAMBLE_LEN {
+            return Err(Damage::Magic.into());
+        }
+        codec::check_preamble(&preamble)?;
+        let mut offset = PREAMBLE_LEN as u64;
+        match next_block(&mut source, &mut offset)? {
+            Some(Block::Header(header)) => Ok(Reader { source, header, offset, done: false }),
+            Some(_) => Err(Damage::Content("the first block is not a header").into()),
+            None => Err(Damage::Truncated.into()),
+        }
+    }
+
+    /// What was run.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// The next item; `None` after [`Item::End`] or [`Item::CutOff`].
+    pub fn next_item(&mut self) -> Result<Option<Item>, ReadError> {
+        if self.done {
+            return Ok(None);
+        }
+        let start = self.offset;
+        let at = |source: Damage| Damage::At { offset: start, source: Box::new(source) };
+        let item = match next_block(&mut self.source, &mut self.offset) {
+            Ok(Some(Block::Samples(samples))) => Item::Samples(samples),
+            Ok(Some(Block::Mark(mark))) => Item::Mark(mark),
+            Ok(Some(Block::End(end))) => Item::End(end),
+            Ok(Some(Block::Header(_))) => return Err(at(Damage::Content("a second header")).into()),
+            Ok(None) => Item::CutOff,
+            Err(ReadError::Damage(damage)) => return Err(at(damage).into()),
+            Err(error) => return Err(error),
+        };
+        self.done = matches!(item, Item::End(_) | Item::CutOff);
+        Ok(Some(item))
+    }
+}
+
+/// The next block, or `None` where the file ends (in order, cut off, or in zeros).
+fn next_block(source: &mut impl Read, offset: &mut u64) -> Result<Option<Block>, ReadError> {
+    let mut bytes = [0; BlockHead::LEN];
+    if fill(source, &mut bytes)? < bytes.len() {
+        return Ok(None);
+    }
+    let head = codec::decode_head(&bytes)?;
+    if head.is_zero() {
+        return if only_zeros(source)? { Ok(None) } else { Err(Damage::Kind(0).into()) };
+    }
+    let mut payload = vec![0; head.payload_len()];
+    let got = fill(source, &mut payload)?;
+    if got < payload.len() {
+        return Ok(None);
+    }
+    match codec::decode_block(head, &payload) {
+        Ok(block) => {
+            *offset += (bytes.len() + payload.len()) as u64;
+            Ok(Some(block))
+        }
+        // A file system may have grown the file without its data when the machine went down.
+        Err(Damage::Checksum { .. }) if payload.ends_with(&[0; 16]) && only_zeros(source)? => Ok(None),
+        Err(damage) => Err(damage.into()),
+    }
+}
+
+/// Like `read_exact`, but tells how much there was.
+fn fill(source: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut got = 0;
+    while got < buffer.len() {
+        match source.read(&mut buffer[got..]) {
+            Ok(0) => break,
+            Ok(count) => got += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(got)
+}
+
+fn only_zeros(source: &mut impl Read) -> io::Result<bool> {
+    let mut buffer = [0; 4096];
+    loop {
+        let got = fill(source, &mut buffer)?;
+        if buffer[..got].iter().any(|&byte| byte != 0) {
+            return Ok(false);
+        }
+        if got < buffer.len() {
+            return Ok(true);
+        }
+    }
+}
+
+/// A whole record in memory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Record {
+    /// What was run.
+    pub header: Header,
+    /// Every request, in the order of their ends.
+    pub samples: Vec<Sample>,
+    /// What happened to connections.
+    pub marks: Vec<Mark>,
+    /// How the run ended; `None` when the record is cut off.
+    pub end: Option<End>,
+}
+
+impl Record {
+    /// Reads a record file.
+    pub fn open(path: &Path) -> Result<Record> {
+        let file = File::open(path).map_err(|source| Error::File { action: "open", path: path.to_owned(), source })?;
+        Record::read(BufReader::with_capacity(256 << 10, file)).map_err(|error| match error {
+            ReadError::Damage(source) => Error::Record { path: path.to_owned(), source },
+            ReadError::Io(source) => Error::File { action: "read", path: path.to_owned(), source },
+        })
+    }
+
+    /// Reads a record from any source.
+    pub fn read(source: impl Read) -> Result<Record, ReadError> {
+        let mut reader = Reader::new(source)?;
+        let header = reader.header().clone();
+        let mut record = Record { header, samples: Vec::new(), marks: Vec::new(), end: None };
+        while let Some(item) = reader.next_item()? {
+            match item {
+                Item::Samples(mut samples) => record.samples.append(&mut samples),
+                Item::Mark(mark) => record.marks.push(mark),
+                Item::End(end) => record.end = Some(end),
+                Item::CutOff => {}
+            }
+        }
+        let kinds = record.header.kinds.len();
+        if record.samples.iter().any(|sample| usize::from(sample.kind) >= kinds) {
+            return Err(Damage::Content("a sample is of a kind that the header does not name").into());
+        }
+        Ok(record)
+    }
+
+    /// When the run ended, or the last answer came where the record is cut off.
+    pub fn ended_ns(&self) -> u64 {
+        let last = self.samples.iter().map(Sample::ended_ns).max().unwrap_or(self.header.started_ns);
+        self.end.map_or(last, |end| end.ended_ns.max(last))
+    }
+}
