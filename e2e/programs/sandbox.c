@@ -7,6 +7,7 @@
  * is refused.
  *
  *   sandbox [--kernel-mdwe | --filter-mdwe] [--no-membarrier] PROGRAM ARGUMENTS...
+ *   sandbox --missing NUMBER PROGRAM ARGUMENTS...    (nothing else: a kernel that lacks this system call)
  *
  *   --kernel-mdwe   PR_SET_MDWE (systemd 254 and later)
  *   --filter-mdwe   by seccomp (systemd 252, Debian 12): mmap with write and exec, mprotect with exec, shmat with exec
@@ -18,6 +19,7 @@
 #include <linux/seccomp.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -113,7 +115,17 @@ static int restrict_namespaces(void) {
     return install(code, sizeof code / sizeof *code);
 }
 
+static int missing(unsigned nr) {
+    struct sock_filter code[] = {LOAD(nr), IF_EQUAL(nr, 1), RETURN(SECCOMP_RET_ERRNO | ENOSYS), RETURN(SECCOMP_RET_ALLOW)};
+    return install(code, sizeof code / sizeof *code);
+}
+
 int main(int argc, char **argv) {
+    if (argc > 3 && !strcmp(argv[1], "--missing")) {
+        if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || missing((unsigned)atoi(argv[2]))) return perror("seccomp"), 3;
+        execvp(argv[3], argv + 3);
+        return perror(argv[3]), 3;
+    }
     int kernel = 0, filter = 0, membarrier = 1, i = 1;
     for (; i < argc && argv[i][0] == '-'; i++) {
         if (!strcmp(argv[i], "--kernel-mdwe")) kernel = 1;

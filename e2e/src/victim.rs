@@ -432,6 +432,14 @@ impl Victim {
     }
 }
 
+impl Drop for Victim {
+    /// Ends by itself where it can: a wrapper (`unshare`) would sit out a polite signal.
+    fn drop(&mut self) {
+        self.stop();
+        wait::within(std::time::Duration::from_secs(2), || self.process.ended());
+    }
+}
+
 /// Roles of threads that do not call anything while they wait.
 fn idle(role: &str) -> bool {
     matches!(role, "blocked" | "sleeper" | "")
@@ -628,5 +636,63 @@ pub fn assert_refused(run: &Run, thing: &str) {
 impl fmt::Display for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}: {} calls, version {}", self.role, self.tid, self.calls, self.version)
+    }
+}
+
+/// That the victims notice what they are there to notice.
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    fn fails(what: impl FnOnce()) -> bool {
+        catch_unwind(AssertUnwindSafe(what)).is_err()
+    }
+
+    #[test]
+    fn an_unpatched_victim_is_consistent_and_pristine() {
+        for (name, arguments) in [("victim", &["2"][..]), ("prologues", &["2"]), ("blocked", &["--contract"])] {
+            let program = Program::build(name);
+            let mut victim = program.start(arguments);
+            victim.assert_settled(1);
+            victim.assert_no_residue();
+            victim.assert_pristine();
+            let before = victim.snapshot();
+            victim.assert_answering();
+            before.assert_untouched(victim.pid());
+        }
+    }
+
+    #[test]
+    fn the_wrong_version_is_a_violation() {
+        let program = Program::build("victim");
+        let mut victim = program.start(&["2"]);
+        assert!(fails(|| victim.assert_settled(2)));
+    }
+
+    #[test]
+    fn a_byte_of_the_text_that_changed_is_residue() {
+        for (byte, len) in [(0xcc, 1), (0xe9, 1), (0x90, 5)] {
+            let program = Program::build("victim");
+            let victim = program.start(&["2"]);
+            let entries = function_entries(program.elf());
+            let (entry, _) = entries.iter().find(|(_, name)| *name == "never_called").expect("the function is there");
+            let address = Maps::of(victim.pid()).bias(program.elf()) + entry;
+            let memory = File::options().write(true).open(format!("/proc/{}/mem", victim.pid())).expect("open mem");
+            memory.write_all_at(&vec![byte; len], address).expect("write an entry");
+            assert!(fails(|| victim.assert_no_residue()), "{byte:#x}");
+            assert!(fails(|| victim.assert_pristine()), "{byte:#x}");
+        }
+    }
+
+    #[test]
+    fn a_stopped_victim_does_not_answer() {
+        let program = Program::build("victim");
+        let mut victim = program.start(&["2"]);
+        victim.process().signal(rustix::process::Signal::STOP);
+        wait::until("the victim to stop", || (!residue(victim.pid()).is_empty()).then_some(()));
+        victim.process().signal(rustix::process::Signal::CONT);
+        victim.assert_answering();
+        assert!(residue(victim.pid()).is_empty());
     }
 }

@@ -1,0 +1,207 @@
+//! Functions that sixteen threads hammer are patched and reverted: no thread sees a mixture, none goes back, none dies.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+use stillpoint_e2e::cli::Stillpoint;
+use stillpoint_e2e::victim::{Kind, Phase, Program, Victim, apply, assert_refused, revert, soak, status};
+use stillpoint_e2e::wait;
+
+/// Applies and reverts `count` times, and looks at everything each time.
+#[track_caller]
+fn cycles(victim: &mut Victim, patch: &std::path::Path, count: u32, options: &[&str]) {
+    for cycle in 0..count {
+        println!("cycle {cycle} of {count}");
+        victim.announce(Phase::Over(1, 2));
+        apply(patch, victim.pid()).args(options.iter().copied()).succeed();
+        victim.assert_no_residue();
+        victim.assert_settled(2);
+        victim.announce(Phase::Over(2, 1));
+        revert(victim.pid()).args(options.iter().copied()).succeed();
+        victim.assert_settled(1);
+        victim.assert_pristine();
+    }
+    victim.assert_running();
+}
+
+#[test]
+fn sixteen_threads_see_each_change_once() {
+    let program = Program::build("victim");
+    let patch = program.patch(2);
+    let mut victim = program.start(&["16"]);
+    cycles(&mut victim, &patch, if soak() { 1000 } else { 30 }, &[]);
+}
+
+#[test]
+fn a_stripped_executable_at_a_fixed_address_is_patched_alike() {
+    let program = Program::build_as("victim", Kind::Executable, &[], &[]).strip();
+    let patch = program.patch(2);
+    let mut victim = program.start(&["4"]);
+    cycles_of_a_stripped_program(&mut victim, &patch, 5);
+}
+
+/// Without symbols the entries are not known here; that the text is as it was in the end can be told all the same.
+#[track_caller]
+fn cycles_of_a_stripped_program(victim: &mut Victim, patch: &std::path::Path, count: u32) {
+    for _ in 0..count {
+        victim.announce(Phase::Over(1, 2));
+        apply(patch, victim.pid()).succeed();
+        victim.assert_settled(2);
+        victim.announce(Phase::Over(2, 1));
+        revert(victim.pid()).succeed();
+        victim.assert_settled(1);
+        victim.assert_pristine();
+    }
+}
+
+#[test]
+fn stopping_all_threads_at_once_is_as_right() {
+    let program = Program::build("victim");
+    let patch = program.patch(2);
+    let mut victim = program.start(&["16"]);
+    cycles(&mut victim, &patch, if soak() { 200 } else { 5 }, &["--quiescence", "stop"]);
+}
+
+#[test]
+fn prologues_that_are_hard_to_displace() {
+    for kind in [Kind::Pie, Kind::Executable] {
+        let program = Program::build_as("prologues", kind, &[], &[]);
+        let patch = program.patch(2);
+        let mut victim = program.start(&["16"]);
+        cycles(&mut victim, &patch, if soak() { 300 } else { 8 }, &[]);
+    }
+}
+
+#[test]
+fn functions_without_room_for_a_jump_are_named_or_patched_through_their_callers() {
+    for case in ["-DONE_BYTE", "-DTHREE_BYTES", "-DFOUR_BYTES", "-DJUMP_INSIDE"] {
+        let program = Program::build_as("short", Kind::Pie, &[case, "-fno-align-functions"], &[]);
+        let path = program.dir().join("short.patch");
+        let mut victim = program.start(&[]);
+        let before = victim.snapshot();
+        let built = program.builder(2, &path).run();
+        if built.code != Some(0) {
+            assert_refused(&built, "short_function");
+            continue;
+        }
+        victim.announce(Phase::Over(1, 2));
+        let applied = apply(&path, victim.pid()).run();
+        if applied.code == Some(0) {
+            victim.assert_settled(2);
+            victim.announce(Phase::Over(2, 1));
+            revert(victim.pid()).succeed();
+        } else {
+            assert_refused(&applied, "short_function");
+            before.assert_untouched(victim.pid());
+        }
+        victim.assert_settled(1);
+        victim.assert_pristine();
+    }
+}
+
+#[test]
+fn a_second_apply_and_a_second_revert_have_nothing_to_do() {
+    let program = Program::build("victim");
+    let patch = program.patch(2);
+    let mut victim = program.start(&["4"]);
+    apply(&patch, victim.pid()).succeed();
+    victim.assert_settled(2);
+    let before = victim.snapshot();
+    let again = apply(&patch, victim.pid()).succeed();
+    assert!(format!("{}{}", again.stdout, again.stderr).contains("already"), "{again}");
+    before.assert_untouched(victim.pid());
+    victim.assert_settled(2);
+    revert(victim.pid()).succeed();
+    victim.assert_settled(1);
+    let before = victim.snapshot();
+    revert(victim.pid()).succeed();
+    before.assert_untouched(victim.pid());
+}
+
+#[test]
+fn looking_touches_nothing() {
+    let program = Program::build("victim");
+    let patch = program.patch(2);
+    let mut victim = program.start(&["4"]);
+    let before = victim.snapshot();
+    Stillpoint::new().args(["patch", "check"]).arg(&patch).arg("--pid").arg(victim.pid()).succeed();
+    apply(&patch, victim.pid()).arg("--dry-run").succeed();
+    status(victim.pid()).succeed();
+    before.assert_untouched(victim.pid());
+    victim.assert_settled(1);
+}
+
+#[test]
+fn a_thread_inside_an_old_function_keeps_it_until_it_returns() {
+    let program = Program::build("blocked");
+    let patch = program.patch(2);
+    let mut victim = program.start(&[]);
+    let sleeper = |victim: &Victim| victim.slots().into_iter().find(|slot| slot.role == "sleeper").expect("a sleeper");
+    wait::until("the sleeper to sleep", || reads_standard_input(&victim).then_some(()));
+
+    victim.announce(Phase::Over(1, 2));
+    let mut tool = apply(&patch, victim.pid()).args(["--timeout", "60s"]).command().spawn().expect("start the tool");
+    // The others go over although one thread cannot.
+    wait::until("all other threads to run the new code", || {
+        victim.assert_running();
+        assert_eq!(tool.try_wait().expect("ask for the tool"), None, "the tool did not wait for the sleeper");
+        let slots = victim.slots();
+        slots.iter().filter(|slot| slot.role == "hammer").all(|slot| slot.version == 2).then_some(())
+    });
+    assert_eq!(sleeper(&victim).calls, 0);
+    victim.stdin().write_all(b"x").expect("wake the sleeper");
+    wait::until("the sleeper to return", || (sleeper(&victim).calls == 1).then_some(()));
+    assert_eq!(sleeper(&victim).version, 1, "the call that began before the patch was answered by the new code");
+    assert!(tool.wait().expect("wait for the tool").success());
+    victim.stdin().write_all(b"xx").expect("wake the sleeper");
+    wait::until("the sleeper to return again", || (sleeper(&victim).calls == 3).then_some(()));
+    assert_eq!(sleeper(&victim).version, 2);
+    victim.assert_settled(2);
+}
+
+#[test]
+fn a_thread_that_does_not_return_in_time_makes_all_go_back() {
+    let program = Program::build("blocked");
+    let patch = program.patch(2);
+    let mut victim = program.start(&[]);
+    wait::until("the sleeper to sleep", || reads_standard_input(&victim).then_some(()));
+    for _ in 0..if soak() { 100 } else { 3 } {
+        victim.announce(Phase::OverAndBack(1, 2));
+        let run = apply(&patch, victim.pid()).args(["--timeout", "300ms"]).run();
+        assert_eq!(run.code, Some(4), "{run}");
+        assert!(run.stderr.contains("stands_here"), "who blocks is not named\n{run}");
+        victim.assert_settled(1);
+        victim.assert_pristine();
+    }
+    // Nothing of the attempts is in the way.
+    victim.announce(Phase::Over(1, 2));
+    victim.stdin().write_all(b"x").expect("wake the sleeper");
+    let check = Stillpoint::new().args(["patch", "check"]).arg(&patch).arg("--pid").arg(victim.pid()).run();
+    assert!(format!("{}{}", check.stdout, check.stderr).contains("stands_here"), "check does not predict it\n{check}");
+}
+
+/// Whether a thread of the victim stands in a read of descriptor 0.
+fn reads_standard_input(victim: &Victim) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", victim.pid())).expect("list the threads");
+    let calls = tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("syscall")).ok());
+    calls.into_iter().any(|call| call.starts_with("0 0x0 "))
+}
+
+#[test]
+fn a_contract_between_two_functions_is_kept() {
+    let program = Program::build("blocked");
+    let patch = program.patch_with(2, &["--off-stack", "transaction"]);
+    let mut victim = program.start(&["--contract"]);
+    let end = Instant::now() + Duration::from_secs(if soak() { 120 } else { 8 });
+    let mut rounds = 0;
+    // Always at least twice: a slow machine tests less, not nothing.
+    while rounds < 2 || Instant::now() < end {
+        victim.announce(Phase::Over(1, 2));
+        apply(&patch, victim.pid()).succeed();
+        victim.assert_settled(2);
+        victim.announce(Phase::Over(2, 1));
+        revert(victim.pid()).succeed();
+        victim.assert_settled(1);
+        rounds += 1;
+    }
+    victim.assert_pristine();
+}
