@@ -1,1 +1,111 @@
-//! Not yet written.
+//! Drives compilers and Debian source packages: from source diffs to a live patch.
+//!
+//! The caller names a program as it runs ("Debian's redis-server without its CVE fixes", or a source directory with
+//! its compile commands), the diffs that are in force already, and the diffs that make the patch. The builder finds
+//! the units that change, compiles each of them three times, and lets [`stillpoint_patch_differ`] do the rest.
+//!
+//! ```text
+//!   shipped ----- base diffs -----> before ----- the patch's diffs -----> after      three source trees
+//!      |                              |                                     |
+//!   exact flags               sections, -g                          sections, -g     one object of a unit in each
+//!      |                              |                                     |
+//!   placed in the target              +---- code compared -----------------+         the differ
+//!      +---------------- types compared ------------------------------------+
+//! ```
+//!
+//! A unit is compiled when, and only when, its preprocessed text differs between *before* and *after*. Code that a
+//! diff does not touch keeps the line numbers it was shipped with ([`numbering`]), so that `__LINE__` in an assert
+//! makes no difference. Every tree stands at the same path while it is compiled, in a private mount namespace; for
+//! packages inside a clean root that holds the build dependencies and nothing else.
+//!
+//! **The caller must guarantee** that the source is the one the program was built from. The differ checks it: machine
+//! code that is not in the target, byte for byte, refuses the patch.
+//!
+//! **It guarantees** that the user's sources and the system's package configuration are never written to, that cached
+//! results are complete or absent, and that several builders may share one cache. On failure nothing is left but
+//! cached intermediate results.
+//!
+//! **It does not** run configure steps or generators again for the *after* side: a diff of a build file is refused.
+//! Nothing of an unpacked package is installed or run on this system; package builds run in the clean root, without
+//! network.
+//!
+//! ```no_run
+//! use stillpoint_patch_builder::{Builder, Cache, DebianRequest, Shipped, ShippedAs, Statement};
+//! let builder = Builder::new(Cache::open()?, 2, &|text| eprintln!("{text}"));
+//! let request = DebianRequest {
+//!     package: "redis".into(),
+//!     version: None,
+//!     quilt: vec!["CVE-2025-49844".into()],
+//!     on_top_of: Vec::new(),
+//!     shipped: ShippedAs::Series(Shipped::WithoutCves),
+//!     binary: Some("redis-server".into()),
+//! };
+//! let built = builder.build_debian(&request, &Statement::default())?;
+//! println!("{:?}", built.report.changed);
+//! # Ok::<(), stillpoint_patch_builder::Error>(())
+//! ```
+//!
+//! The idea of comparing objects follows kpatch; recovering a stripped program's names by compiling it again is ours.
+#![forbid(unsafe_code)]
+
+mod apt;
+mod build;
+mod cache;
+mod commands;
+mod compile;
+mod debian;
+pub mod diff;
+mod elf;
+mod error;
+pub mod numbering;
+mod package;
+mod preprocess;
+mod request;
+mod root;
+mod sandbox;
+mod sources;
+mod tree;
+
+pub use build::{Built, Report, Statement};
+pub use cache::{Cache, write_whole};
+pub use debian::{Diff, Series};
+pub use error::Error;
+pub use package::{BuiltPackage, Shipped, SourcePackage};
+pub use request::{DebianRequest, ShippedAs, SourceRequest};
+pub use stillpoint_patch_differ::{HookNames, Refusal};
+
+use error::At;
+use std::path::Path;
+
+/// Header and source of shadow variables, for hooks.
+pub const SHADOW_SOURCES: [(&str, &str); 2] = [
+    ("stillpoint-shadow.h", include_str!("../hooks/stillpoint-shadow.h")),
+    ("stillpoint-shadow.c", include_str!("../hooks/stillpoint-shadow.c")),
+];
+
+fn write_shadow_sources(directory: &Path) -> Result<(), Error> {
+    for (name, text) in SHADOW_SOURCES {
+        let path = directory.join(name);
+        std::fs::write(&path, text).at("writing", &path)?;
+    }
+    Ok(())
+}
+
+/// Builds patches and what they need, with one cache.
+pub struct Builder<'a> {
+    cache: Cache,
+    jobs: usize,
+    tell: &'a (dyn Fn(&str) + Sync),
+}
+
+impl<'a> Builder<'a> {
+    /// `jobs` compilers run at a time; `tell` hears what goes on, for people.
+    pub fn new(cache: Cache, jobs: usize, tell: &'a (dyn Fn(&str) + Sync)) -> Self {
+        Builder { cache, jobs: jobs.max(1), tell }
+    }
+
+    fn progress(&self, text: &str) {
+        tracing::debug!("{text}");
+        (self.tell)(text);
+    }
+}

@@ -1,0 +1,369 @@
+//! From a request to a patch: which units changed, three objects of each, and what the differ makes of them.
+
+use crate::compile::{Compiler, Project, parallel};
+use crate::debian::Diff;
+use crate::error::At;
+use crate::preprocess::Text;
+use crate::tree::{self, Tree, UNITS};
+use crate::{Builder, Error};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use stillpoint_patch_differ::{HookNames, Options, Outcome, TargetElf, UnitInput, diff, place};
+use stillpoint_patch_format::{Patch, Scope, Source, SymbolValue, Toolchain};
+
+/// What the author states about a patch, whatever it is built from.
+#[derive(Debug, Clone, Default)]
+pub struct Statement {
+    /// Name of the patch; the diff's name when there is one diff.
+    pub name: Option<String>,
+    /// One line for people; the diff's subject when there is one diff.
+    pub description: Option<String>,
+    /// CVE identifiers besides those that the diffs name.
+    pub cves: Vec<String>,
+    /// How far apart old and new code may run.
+    pub scope: Option<Scope>,
+    /// Functions that must be on no stack.
+    pub off_stack: Vec<String>,
+    /// Functions that run around the transition.
+    pub hooks: HookNames,
+    /// Patches that this one replaces.
+    pub replaces: Vec<String>,
+    /// Patches of the series that are in force already.
+    pub earlier: Vec<Patch>,
+    /// Sources beside the program's own: hooks, for instance.
+    pub extra_units: Vec<PathBuf>,
+    /// Whether to bring shadow variables along.
+    pub shadow_variables: bool,
+}
+
+/// What was looked at on the way to a patch.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    /// The target's file.
+    pub target: PathBuf,
+    /// Whether a build of the whole program has the target's build-id; `None` when none was built.
+    pub reproduced: Option<bool>,
+    /// Units of the program.
+    pub units: usize,
+    /// Units that read a changed file and were preprocessed on both sides.
+    pub preprocessed: usize,
+    /// Units whose preprocessed text differs: the ones that were compiled.
+    pub changed: Vec<String>,
+    /// Diffs that were applied.
+    pub diffs: Vec<String>,
+    /// Diffs that they stand on.
+    pub based_on: Vec<String>,
+    /// What the author should know.
+    pub warnings: Vec<String>,
+}
+
+/// A patch, or nothing to patch, and what was looked at.
+#[derive(Debug)]
+pub struct Built {
+    /// The patch; `None` when both sides are the same code and data.
+    pub patch: Option<Patch>,
+    /// What was looked at.
+    pub report: Report,
+}
+
+/// Everything that decides one patch.
+pub(crate) struct Job<'a> {
+    pub(crate) project: Project,
+    pub(crate) base: Vec<Diff>,
+    pub(crate) diffs: Vec<Diff>,
+    pub(crate) target: PathBuf,
+    /// Whether `project` holds exactly the units of the target.
+    pub(crate) units_known: bool,
+    pub(crate) package: Option<(String, String)>,
+    pub(crate) statement: &'a Statement,
+    pub(crate) report: Report,
+}
+
+/// A unit whose text differs, in its three builds.
+struct Unit {
+    path: String,
+    shipped: Vec<u8>,
+    before: Vec<u8>,
+    after: Vec<u8>,
+}
+
+type Command<'a> = &'a (String, crate::commands::CompileCommand);
+
+impl Builder<'_> {
+    /// Builds the patch of a job.
+    pub(crate) fn build(&self, mut job: Job) -> Result<Built, Error> {
+        job.report.diffs = job.diffs.iter().map(|d| d.name.clone()).collect();
+        job.report.based_on = job.base.iter().map(|d| d.name.clone()).collect();
+        job.report.target = job.target.clone();
+        job.report.units = job.project.commands.len();
+        let compiler = Compiler::new(&job.project, &self.cache)?;
+        let inputs = self.recorded_inputs(&compiler);
+        let (before, after) = self.trees(&job, &inputs)?;
+        let mut warnings = after.warnings.clone();
+        let changed = self.changed_units(&compiler, &before, &after, &inputs, &mut job.report)?;
+        job.report.changed = changed.iter().map(|((path, _), _, _)| path.clone()).collect();
+        job.report.changed.dedup();
+        warnings.extend(left_out(&job, &before, &after, &changed));
+        let bytes = fs::read(&job.target).at("reading", &job.target)?;
+        let file_name = job.target.file_name().unwrap_or(job.target.as_os_str()).to_string_lossy().into_owned();
+        let target = TargetElf::parse(&bytes, &file_name).map_err(|r| Error::Refused(vec![r]))?;
+        check_earlier(&job.statement.earlier, &target)?;
+        let mut units = self.objects(&compiler, &before, &after, &changed)?;
+        if !job.units_known {
+            units = choose_variants(&target, units)?;
+        }
+        units.extend(self.extra_units(&compiler, &after, &changed, job.statement)?);
+        job.report.warnings.extend(warnings);
+        if units.is_empty() {
+            return Ok(Built { patch: None, report: job.report });
+        }
+        self.progress(&format!("comparing {} units", units.len()));
+        let compiled_by = match changed.first().map(|(command, ..)| *command).or(job.project.commands.first()) {
+            Some((_, command)) => compiler.version(command)?,
+            None => String::new(),
+        };
+        let options = options(&job, compiled_by);
+        let inputs: Vec<UnitInput> = units
+            .iter()
+            .map(|u| UnitInput { path: &u.path, shipped: &u.shipped, before: &u.before, after: &u.after })
+            .collect();
+        let patch = match diff(&target, &inputs, &options).map_err(Error::Refused)? {
+            Outcome::NothingToPatch => None,
+            Outcome::Patch(mut patch) => {
+                patch.warnings.extend(job.report.warnings.iter().cloned());
+                Some(*patch)
+            }
+        };
+        Ok(Built { patch, report: job.report })
+    }
+
+    /// Files that each unit read in the recorded build; `None` where that is not known.
+    fn recorded_inputs(&self, compiler: &Compiler) -> Vec<Option<BTreeSet<String>>> {
+        compiler.project.commands.iter().map(|(_, command)| compiler.shipped_files(command)).collect()
+    }
+
+    fn trees(&self, job: &Job, inputs: &[Option<BTreeSet<String>>]) -> Result<(Tree, Tree), Error> {
+        self.progress("applying the diffs");
+        let read: BTreeSet<&str> = inputs.iter().flatten().flatten().map(String::as_str).collect();
+        let is_input = |file: &str| read.contains(file);
+        let (project, all) = (&job.project, [&job.base[..], &job.diffs[..]].concat());
+        let tree =
+            |diffs: &[Diff]| tree::patched(&project.trees, &project.shipped, &project.identity, diffs, &is_input);
+        Ok((tree(&job.base)?, tree(&all)?))
+    }
+
+    /// Units whose preprocessed text differs, with both texts. Only units that read a file that differs from the
+    /// shipped tree, or could find a new file in place of one they read, need a look.
+    fn changed_units<'p>(
+        &self,
+        compiler: &Compiler<'p>,
+        before: &Tree,
+        after: &Tree,
+        inputs: &[Option<BTreeSet<String>>],
+        report: &mut Report,
+    ) -> Result<Vec<(Command<'p>, Text, Text)>, Error> {
+        let touched = differing(&compiler.project.shipped, &before.path, &after.path, &after.touched);
+        let name = |path: &str| path.rsplit('/').next().unwrap_or(path).to_owned();
+        let names: BTreeSet<String> = touched.iter().map(|f| name(f)).collect();
+        let looks = |files: &Option<BTreeSet<String>>| {
+            files.as_ref().is_none_or(|files| files.iter().any(|f| names.contains(&name(f))))
+        };
+        let commands = compiler.project.commands.iter().zip(inputs);
+        let candidates: Vec<Command<'p>> = commands.filter(|(_, files)| looks(files)).map(|(c, _)| c).collect();
+        report.preprocessed = candidates.len();
+        self.progress(&format!("preprocessing {} of {} units", candidates.len(), report.units));
+        let texts = parallel(self.jobs, &candidates, |(unit, command)| {
+            let failed = |side| {
+                let unit = unit.clone();
+                move |output| Error::Compile { unit, side, output }
+            };
+            let one = compiler.text(&before.path, unit, command)?.map_err(failed("before"))?;
+            let two = compiler.text(&after.path, unit, command)?.map_err(failed("after"))?;
+            Ok::<_, Error>((one, two))
+        });
+        let mut changed = Vec::new();
+        for (command, texts) in candidates.into_iter().zip(texts) {
+            let (one, two) = texts?;
+            if one.text != two.text {
+                changed.push((command, one, two));
+            }
+        }
+        Ok(changed)
+    }
+
+    fn objects(
+        &self,
+        compiler: &Compiler,
+        before: &Tree,
+        after: &Tree,
+        changed: &[(Command, Text, Text)],
+    ) -> Result<Vec<Unit>, Error> {
+        use crate::commands::Job::Sections;
+        let done = std::sync::atomic::AtomicUsize::new(0);
+        let made = parallel(self.jobs, changed, |((path, command), one, two)| {
+            let unit = Unit {
+                path: path.clone(),
+                shipped: compiler.shipped_object(path, command)?,
+                before: compiler.object(&before.path, path, command, Sections, one, "before")?,
+                after: compiler.object(&after.path, path, command, Sections, two, "after")?,
+            };
+            let done = done.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1;
+            self.progress(&format!("compiling {done} of {} units", changed.len()));
+            Ok::<_, Error>(unit)
+        });
+        made.into_iter().collect()
+    }
+
+    /// Units beside the program's own.
+    fn extra_units(
+        &self,
+        compiler: &Compiler,
+        after: &Tree,
+        changed: &[(Command, Text, Text)],
+        statement: &Statement,
+    ) -> Result<Vec<Unit>, Error> {
+        let mut sources = statement.extra_units.clone();
+        if sources.is_empty() && !statement.shadow_variables {
+            return Ok(Vec::new());
+        }
+        let own = tempfile::tempdir().at("making", Path::new("a temporary directory"))?;
+        crate::write_shadow_sources(own.path())?;
+        let known = statement.earlier.iter().any(|p| exports(p).any(|name| name == "sp_shadow_get"));
+        if statement.shadow_variables && !known {
+            sources.push(own.path().join("stillpoint-shadow.c"));
+        }
+        let like = changed.first().map(|(command, ..)| *command).or(compiler.project.commands.first());
+        let Some((_, like)) = like else {
+            return Err(Error::Target("no unit is known whose flags an extra unit could be compiled with".into()));
+        };
+        let mut units = Vec::new();
+        for source in sources {
+            let path = source.file_name().unwrap_or(source.as_os_str()).to_string_lossy().into_owned();
+            let after = compiler.extra(&after.path, &source, own.path(), like)?;
+            units.push(Unit { path, shipped: Vec::new(), before: Vec::new(), after });
+        }
+        Ok(units)
+    }
+}
+
+/// Files among `touched` that are not the same in all three trees.
+fn differing(shipped: &Path, before: &Path, after: &Path, touched: &BTreeSet<String>) -> BTreeSet<String> {
+    let differs = |file: &&String| {
+        let read = |tree: &Path| fs::read(tree.join(file)).ok();
+        let after = read(after);
+        read(before) != after || read(shipped) != after
+    };
+    touched.iter().filter(differs).cloned().collect()
+}
+
+/// Changed sources that no compiled unit reads: parts of other programs, tests.
+fn left_out(job: &Job, before: &Tree, after: &Tree, changed: &[(Command, Text, Text)]) -> Vec<String> {
+    let read: BTreeSet<&str> =
+        changed.iter().flat_map(|(_, one, two)| one.files.iter().chain(&two.files)).map(String::as_str).collect();
+    let is_unit = |file: &str| Path::new(file).extension().and_then(|e| e.to_str()).is_some_and(|e| UNITS.contains(&e));
+    let differs = |file: &&String| fs::read(before.path.join(file)).ok() != fs::read(after.path.join(file)).ok();
+    let target = job.target.file_name().unwrap_or_default().to_string_lossy();
+    let missing = after.touched.iter().filter(differs).filter(|f| is_unit(f) && !read.contains(f.as_str()));
+    missing.map(|file| format!("{file} changes too and is no part of {target}: left out")).collect()
+}
+
+/// Where one file is compiled in several ways (for several programs), takes the way that is in the target.
+fn choose_variants(target: &TargetElf, units: Vec<Unit>) -> Result<Vec<Unit>, Error> {
+    let mut best: BTreeMap<String, (u32, Unit)> = BTreeMap::new();
+    for unit in units {
+        let placement = place(target, &unit.path, &unit.shipped).map_err(|r| Error::Refused(vec![r]))?;
+        let (placed, functions) = (placement.functions_placed, placement.functions_total);
+        let score = if functions == 0 { u32::MAX } else { placed * 1000 / functions };
+        match best.get(&unit.path) {
+            Some((other, _)) if *other >= score => {}
+            _ if score == 0 && !best.contains_key(&unit.path) => {
+                best.insert(unit.path.clone(), (0, unit));
+            }
+            _ => drop(best.insert(unit.path.clone(), (score, unit))),
+        }
+    }
+    let mut chosen = Vec::new();
+    for (score, unit) in best.into_values() {
+        if score == 0 {
+            let target = target.identity().file_name.clone();
+            return Err(Error::NotInTarget { unit: unit.path, target });
+        }
+        chosen.push(unit);
+    }
+    Ok(chosen)
+}
+
+/// Names that later patches of the series may refer to.
+fn exports(patch: &Patch) -> impl Iterator<Item = &str> {
+    let symbols = patch.exports.iter().filter_map(|&i| patch.symbols.get(i as usize));
+    symbols.filter(|s| matches!(s.value, SymbolValue::Patch { .. })).map(|s| s.name.as_str())
+}
+
+fn check_earlier(earlier: &[Patch], target: &TargetElf) -> Result<(), Error> {
+    let wanted = target.identity();
+    for patch in earlier {
+        let fits = patch.target.build_id == wanted.build_id && patch.target.text_sha256 == wanted.text_sha256;
+        if !fits {
+            let (theirs, ours) = (&patch.target, wanted);
+            return Err(Error::Target(format!(
+                "earlier patch {} fits {} (build-id {}), this one is to fit {} (build-id {})",
+                patch.name, theirs.file_name, theirs.build_id, ours.file_name, ours.build_id
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn options(job: &Job, compiler: String) -> Options {
+    let statement = job.statement;
+    let mut cves: Vec<String> =
+        job.diffs.iter().flat_map(|d| d.cves.iter().cloned()).chain(statement.cves.clone()).collect();
+    cves.sort();
+    cves.dedup();
+    let (package, version) = job.package.clone().unzip();
+    let diffs = job.diffs.iter().map(Diff::fact).collect();
+    Options {
+        name: statement.name.clone().unwrap_or_else(|| default_name(&job.diffs)),
+        description: statement.description.clone().unwrap_or_else(|| default_description(&job.diffs)),
+        cves,
+        replaces: statement.replaces.clone(),
+        scope: statement.scope,
+        off_stack: statement.off_stack.clone(),
+        hooks: statement.hooks.clone(),
+        based_on: job.base.iter().map(Diff::fact).collect(),
+        known: statement.earlier.iter().flat_map(exports).map(str::to_owned).collect(),
+        source: Source { package, version, diffs, units: Vec::new() },
+        toolchain: Toolchain { compiler, stillpoint: env!("CARGO_PKG_VERSION").to_owned() },
+    }
+}
+
+/// The first diff's name as a patch may be called, and how many more there are.
+fn default_name(diffs: &[Diff]) -> String {
+    let first = diffs.first().map_or("patch", |d| d.short_name());
+    let fits = |c: char| if c.is_ascii_alphanumeric() || "._+:~-".contains(c) { c } else { '-' };
+    let mut name: String = first.chars().map(fits).take(100).collect();
+    if diffs.len() > 1 {
+        name += &format!("+{}", diffs.len() - 1);
+    }
+    name
+}
+
+fn default_description(diffs: &[Diff]) -> String {
+    match diffs {
+        [one] => one.subject.chars().take(500).collect(),
+        _ => format!("{} diffs", diffs.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_fit_the_patch_file() {
+        let diff = |name: &str| Diff::new(name, Vec::new());
+        assert_eq!(default_name(&[diff("debian/0001 fix(x).patch")]), "0001-fix-x-");
+        assert_eq!(default_name(&[diff("a.diff"), diff("b.diff"), diff("c.diff")]), "a+2");
+    }
+}

@@ -1,0 +1,369 @@
+//! Compile commands: from `compile_commands.json`, or recorded while a package was built by its own rules.
+
+use crate::Error;
+use crate::error::At;
+use crate::tree::UNITS;
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+/// How one unit is compiled. Paths are as the compiler sees them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CompileCommand {
+    /// Where it runs.
+    pub(crate) directory: PathBuf,
+    /// The source file, absolute.
+    pub(crate) file: PathBuf,
+    /// The object it makes, absolute.
+    pub(crate) object: Option<PathBuf>,
+    /// Compiler and arguments.
+    pub(crate) argv: Vec<String>,
+    /// Variables that change what the compiler does.
+    pub(crate) env: Vec<(String, OsString)>,
+    /// What the compiler wrote of the files it read.
+    pub(crate) dependency_files: Vec<PathBuf>,
+}
+
+/// What to do with a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Job {
+    /// Exactly as shipped, with debug information.
+    Shipped,
+    /// As shipped, one section for each function and object, with debug information.
+    Sections,
+    /// Only preprocess.
+    Preprocess,
+}
+
+/// Options that make no code and would write beside it.
+const DROPPED: [&str; 9] = ["-MD", "-MMD", "-MP", "-MG", "-MM", "-M", "-c", "-gsplit-dwarf", "-save-temps"];
+const DROPPED_WITH_VALUE: [&str; 4] = ["-MF", "-MT", "-MQ", "-o"];
+/// Variables that change what a compiler does.
+const ENV: [&str; 4] = ["SOURCE_DATE_EPOCH", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"];
+
+impl CompileCommand {
+    /// The command for a job, writing to `output`.
+    pub(crate) fn arguments(&self, job: Job, output: &Path) -> Vec<OsString> {
+        let mut kept: Vec<OsString> = Vec::new();
+        let mut arguments = self.argv.iter();
+        while let Some(argument) = arguments.next() {
+            if DROPPED_WITH_VALUE.contains(&argument.as_str()) {
+                arguments.next();
+            } else if !is_dropped(argument) {
+                kept.push(argument.into());
+            }
+        }
+        let has_debug = self.argv.iter().any(|a| matches!(a.as_str(), "-g" | "-g1" | "-g2" | "-g3" | "-ggdb"));
+        match job {
+            Job::Preprocess => kept.push("-E".into()),
+            Job::Shipped if has_debug => kept.push("-c".into()),
+            Job::Shipped => kept.extend(["-c".into(), "-g".into()]),
+            Job::Sections => kept.extend(["-c", "-g", "-ffunction-sections", "-fdata-sections"].map(OsString::from)),
+        }
+        kept.extend(["-o".into(), output.into()]);
+        kept
+    }
+
+    /// Flags as text: what decides the code besides the source.
+    pub(crate) fn identity(&self) -> Vec<u8> {
+        let mut identity = Vec::new();
+        for argument in self.arguments(Job::Preprocess, Path::new("")) {
+            identity.extend_from_slice(argument.as_encoded_bytes());
+            identity.push(0);
+        }
+        identity.extend_from_slice(self.directory.as_os_str().as_encoded_bytes());
+        for (name, value) in &self.env {
+            identity.push(0);
+            identity.extend_from_slice(name.as_bytes());
+            identity.extend_from_slice(value.as_encoded_bytes());
+        }
+        identity
+    }
+}
+
+fn is_dropped(argument: &str) -> bool {
+    let joined = ["-MF", "-MT", "-MQ"].iter().any(|o| argument.starts_with(o));
+    let through = argument.starts_with("-Wp,-M");
+    let output = argument.starts_with("-o") && argument.len() > 2;
+    DROPPED.contains(&argument) || joined || through || output || argument.starts_with("-save-temps=")
+}
+
+fn is_unit(argument: &str) -> bool {
+    !argument.starts_with('-')
+        && Path::new(argument).extension().and_then(|e| e.to_str()).is_some_and(|e| UNITS.contains(&e))
+}
+
+fn value_of<'a>(argv: &'a [String], option: &str) -> Option<&'a str> {
+    let at = argv.iter().position(|a| a == option)?;
+    argv.get(at + 1).map(String::as_str)
+}
+
+/// Joins and takes `.` and `..` out, without looking at any file.
+pub(crate) fn resolve(directory: &Path, path: &Path) -> PathBuf {
+    let mut out = PathBuf::new();
+    for component in directory.join(path).components() {
+        match component {
+            Component::CurDir => {}
+            Component::ParentDir => drop(out.pop()),
+            other => out.push(other),
+        }
+    }
+    out
+}
+
+/// Makes a command from what was run, if it compiled exactly one unit to an object.
+pub(crate) fn compile(directory: &Path, argv: Vec<String>, env: Vec<(String, OsString)>) -> Option<CompileCommand> {
+    let stops = ["-E", "-S", "-M", "-MM", "-fsyntax-only"];
+    if !argv.iter().any(|a| a == "-c") || argv.iter().any(|a| stops.contains(&a.as_str())) {
+        return None;
+    }
+    let mut units = argv.iter().skip(1).filter(|a| is_unit(a));
+    let (unit, more) = (units.next()?, units.next());
+    if more.is_some() {
+        return None;
+    }
+    let file = resolve(directory, Path::new(unit));
+    let object = match value_of(&argv, "-o") {
+        Some(path) => resolve(directory, Path::new(path)),
+        None => directory.join(Path::new(file.file_name()?).with_extension("o")),
+    };
+    let dependency_files = dependency_files(directory, &argv, &object);
+    Some(CompileCommand { directory: directory.to_owned(), file, object: Some(object), argv, env, dependency_files })
+}
+
+/// Where the compiler wrote what it read. Automake gives the file another name when the compilation succeeded.
+fn dependency_files(directory: &Path, argv: &[String], object: &Path) -> Vec<PathBuf> {
+    let makes = |a: &String| a == "-MD" || a == "-MMD" || a.starts_with("-Wp,-MD") || a.starts_with("-Wp,-MMD");
+    let Some(option) = argv.iter().find(|a| makes(a)) else { return Vec::new() };
+    let named = value_of(argv, "-MF").or_else(|| option.split(',').nth(2));
+    let path = match named {
+        Some(path) => resolve(directory, Path::new(path)),
+        None => object.with_extension("d"),
+    };
+    let renamed = path.extension().is_some_and(|e| e == "Tpo").then(|| path.with_extension("Po"));
+    [Some(path), renamed].into_iter().flatten().collect()
+}
+
+/// Files named by a make rule, without the target.
+pub(crate) fn parse_dependencies(text: &str) -> Vec<String> {
+    let joined = text.replace("\\\n", " ");
+    let rule = joined.lines().find(|l| l.contains(':')).unwrap_or("");
+    let names = rule.split_once(": ").map_or("", |(_, names)| names);
+    names.split_whitespace().map(str::to_owned).collect()
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    directory: PathBuf,
+    file: PathBuf,
+    command: Option<String>,
+    arguments: Option<Vec<String>>,
+    output: Option<PathBuf>,
+}
+
+/// Reads a `compile_commands.json`.
+pub(crate) fn read_json(path: &Path) -> Result<Vec<CompileCommand>, Error> {
+    let malformed = |why: String| Error::Malformed { what: path.display().to_string(), why };
+    let text = fs::read(path).at("reading", path)?;
+    let entries: Vec<Entry> = serde_json::from_slice(&text).map_err(|e| malformed(e.to_string()))?;
+    let here = std::env::current_dir().at("asking for", Path::new("the current directory"))?;
+    let env = ENV.iter().filter_map(|name| Some((name.to_string(), std::env::var_os(name)?))).collect::<Vec<_>>();
+    let mut commands = Vec::new();
+    for entry in entries {
+        let argv = match (entry.arguments, entry.command) {
+            (Some(arguments), _) => arguments,
+            (None, Some(command)) => {
+                shlex::split(&command).ok_or_else(|| malformed(format!("command with an open quote: {command}")))?
+            }
+            (None, None) => {
+                return Err(malformed(format!("{} has neither arguments nor command", entry.file.display())));
+            }
+        };
+        if argv.is_empty() {
+            return Err(malformed(format!("{} has an empty command", entry.file.display())));
+        }
+        let directory = resolve(&here, &entry.directory);
+        let file = resolve(&directory, &entry.file);
+        let object = entry.output.as_deref().or(value_of(&argv, "-o").map(Path::new)).map(|o| resolve(&directory, o));
+        commands.push(CompileCommand { directory, file, object, argv, env: env.clone(), dependency_files: Vec::new() });
+    }
+    Ok(commands)
+}
+
+/// What was run while a package was built.
+#[derive(Debug, Default)]
+pub(crate) struct Recording {
+    /// Compilations, each object once.
+    pub(crate) commands: Vec<CompileCommand>,
+    /// Output of a link or of `ar`, and what went into it.
+    links: BTreeMap<PathBuf, BTreeSet<PathBuf>>,
+}
+
+/// Names under which the recording program stands in the way.
+pub(crate) const RECORDED: [&str; 20] = [
+    "cc",
+    "gcc",
+    "g++",
+    "c++",
+    "c99",
+    "gcc-12",
+    "g++-12",
+    "gcc-14",
+    "g++-14",
+    "x86_64-linux-gnu-gcc",
+    "x86_64-linux-gnu-g++",
+    "x86_64-linux-gnu-gcc-12",
+    "x86_64-linux-gnu-g++-12",
+    "x86_64-linux-gnu-gcc-14",
+    "x86_64-linux-gnu-g++-14",
+    "ar",
+    "gcc-ar",
+    "x86_64-linux-gnu-ar",
+    "x86_64-linux-gnu-gcc-ar",
+    "clang",
+];
+
+/// The recording program: notes directory, name, variables and arguments, and becomes the real one. Where nothing
+/// else asks for the files a compilation reads, it does.
+pub(crate) const RECORDER: &str = r#"#!/bin/sh
+name=${0##*/}
+record=/stillpoint/records/$$
+while [ -e "$record.command" ]; do record=$record+; done
+{
+    printf '%s\0' "$PWD" "$name" "$SOURCE_DATE_EPOCH" "$CPATH" "$C_INCLUDE_PATH" "$CPLUS_INCLUDE_PATH"
+    for argument; do printf '%s\0' "$argument"; done
+} > "$record.command"
+case " $* " in
+    *" -M"* | *" -Wp,-M"*) ;;
+    *" -c "*) exec "/usr/bin/$name" "$@" -MMD -MF "$record.d" ;;
+esac
+exec "/usr/bin/$name" "$@"
+"#;
+
+impl Recording {
+    /// Reads the records of a directory, which was seen as `/stillpoint/records`.
+    pub(crate) fn read(directory: &Path) -> Result<Self, Error> {
+        let mut recording = Recording::default();
+        let mut objects = BTreeMap::new();
+        let mut paths = Vec::new();
+        for entry in fs::read_dir(directory).at("reading", directory)? {
+            let path = entry.at("reading", directory)?.path();
+            if path.extension().is_some_and(|e| e == "command") {
+                paths.push(path);
+            }
+        }
+        paths.sort();
+        for path in paths {
+            let bytes = fs::read(&path).at("reading", &path)?;
+            let text = String::from_utf8_lossy(&bytes);
+            let fields: Vec<&str> = text.split_terminator('\0').collect();
+            let [at, name, env @ ..] = &fields[..] else { continue };
+            let Some((values, arguments)) = env.split_at_checked(ENV.len()) else { continue };
+            let set = ENV.iter().zip(values).filter(|(_, value)| !value.is_empty());
+            let env = set.map(|(name, value)| (name.to_string(), OsString::from(value))).collect();
+            let mut argv = vec![name.to_string()];
+            argv.extend(arguments.iter().map(|a| a.to_string()));
+            match compile(Path::new(at), argv.clone(), env) {
+                Some(mut command) => {
+                    if command.dependency_files.is_empty() {
+                        command.dependency_files.push(path.with_extension("d"));
+                    }
+                    objects.insert(command.object.clone(), command);
+                }
+                None => recording.link(Path::new(at), &argv),
+            }
+        }
+        recording.commands = objects.into_values().collect();
+        Ok(recording)
+    }
+
+    fn link(&mut self, directory: &Path, argv: &[String]) {
+        let is_ar = argv[0].ends_with("ar");
+        let (output, inputs) = if is_ar {
+            let Some(output) = argv.get(2) else { return };
+            (output.as_str(), &argv[3.min(argv.len())..])
+        } else if argv.iter().any(|a| matches!(a.as_str(), "-c" | "-E" | "-S" | "-M" | "-MM")) {
+            return;
+        } else {
+            (value_of(argv, "-o").unwrap_or("a.out"), &argv[1..])
+        };
+        let is_input = |a: &&String| [".o", ".lo", ".a", ".os", ".So"].iter().any(|s| a.ends_with(s));
+        let inputs = inputs.iter().filter(is_input).map(|a| resolve(directory, Path::new(a)));
+        let inputs: BTreeSet<PathBuf> = inputs.collect();
+        if !inputs.is_empty() {
+            self.links.entry(resolve(directory, Path::new(output))).or_default().extend(inputs);
+        }
+    }
+
+    /// Everything that was linked.
+    pub(crate) fn outputs(&self) -> impl Iterator<Item = &Path> {
+        self.links.keys().map(PathBuf::as_path)
+    }
+
+    /// Objects that went into an output, through archives.
+    pub(crate) fn objects_of(&self, output: &Path) -> BTreeSet<PathBuf> {
+        let mut found = BTreeSet::new();
+        let mut open = vec![output.to_owned()];
+        while let Some(path) = open.pop() {
+            for input in self.links.get(&path).into_iter().flatten() {
+                if found.insert(input.clone()) {
+                    open.push(input.clone());
+                }
+            }
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_command_is_turned_to_each_job() {
+        let argv = words("cc -O2 -MMD -MF x.Tpo -I. -c -o out/a.o ../a.c");
+        let command = compile(Path::new("/b/src"), argv, Vec::new()).unwrap();
+        assert_eq!(command.file, Path::new("/b/a.c"));
+        assert_eq!(command.object.as_deref(), Some(Path::new("/b/src/out/a.o")));
+        assert_eq!(command.dependency_files, [Path::new("/b/src/x.Tpo"), Path::new("/b/src/x.Po")]);
+        let text = |job| {
+            let arguments = command.arguments(job, Path::new("/o"));
+            arguments.iter().map(|a| a.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(text(Job::Shipped), "cc -O2 -I. ../a.c -c -g -o /o");
+        assert_eq!(text(Job::Sections), "cc -O2 -I. ../a.c -c -g -ffunction-sections -fdata-sections -o /o");
+        assert_eq!(text(Job::Preprocess), "cc -O2 -I. ../a.c -E -o /o");
+    }
+
+    #[test]
+    fn only_compilations_of_one_unit_count() {
+        for argv in ["cc -o a a.c", "cc -c a.c b.c", "cc -MM -c a.c", "cc -c a.o", "cc -E -c a.c"] {
+            assert_eq!(compile(Path::new("/b"), words(argv), Vec::new()), None, "{argv}");
+        }
+    }
+
+    #[test]
+    fn links_are_followed_through_archives() {
+        let mut recording = Recording::default();
+        recording.link(Path::new("/b/lib"), &words("ar rcu liba.a x.o y.o"));
+        recording.link(Path::new("/b"), &words("gcc -o prog main.o lib/liba.a -lm"));
+        let objects = recording.objects_of(Path::new("/b/prog"));
+        for object in ["/b/main.o", "/b/lib/x.o", "/b/lib/y.o"] {
+            assert!(objects.contains(Path::new(object)), "{object}");
+        }
+        assert_eq!(recording.objects_of(Path::new("/b/other")).len(), 0);
+    }
+
+    #[test]
+    fn dependencies_are_read_from_the_first_rule() {
+        let text = "a.o: a.c b.h \\\n ../c.h\n\nb.h:\n../c.h:\n";
+        assert_eq!(parse_dependencies(text), ["a.c", "b.h", "../c.h"]);
+        assert_eq!(parse_dependencies(""), [""; 0]);
+    }
+}

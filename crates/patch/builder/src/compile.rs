@@ -1,0 +1,325 @@
+//! Compiling units of one program in several trees: the same commands, at the same paths, nothing twice.
+
+use crate::cache::{digest, key};
+use crate::commands::{CompileCommand, Job, parse_dependencies, resolve};
+use crate::error::At;
+use crate::preprocess::{Text, evaluate};
+use crate::root::OWN_PATH;
+use crate::sandbox::{Sandbox, output, run, tail};
+use crate::{Cache, Error};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+/// A program that can be compiled unit by unit.
+#[derive(Debug)]
+pub(crate) struct Project {
+    /// Clean root, or `None` for this system.
+    pub(crate) root: Option<PathBuf>,
+    /// The source directory, as the compiler sees it.
+    pub(crate) source: PathBuf,
+    /// The tree as shipped.
+    pub(crate) shipped: PathBuf,
+    /// Tells shipped trees apart.
+    pub(crate) identity: String,
+    /// Where patched trees are kept.
+    pub(crate) trees: Cache,
+    /// Units, by their path relative to the source directory.
+    pub(crate) commands: Vec<(String, CompileCommand)>,
+    /// Whether the shipped tree holds the objects of its own build.
+    pub(crate) built: bool,
+}
+
+/// Compiles in one project.
+pub(crate) struct Compiler<'a> {
+    pub(crate) project: &'a Project,
+    cache: &'a Cache,
+    scratch: tempfile::TempDir,
+    counter: std::sync::atomic::AtomicU64,
+    hashes: Mutex<HashMap<PathBuf, Option<String>>>,
+    names: Mutex<HashMap<PathBuf, HashMap<String, Vec<String>>>>,
+    versions: Mutex<HashMap<String, String>>,
+}
+
+/// What is remembered of a unit: the text it had when its files had these contents.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Remembered {
+    contents: Vec<(String, String)>,
+    same_names: String,
+    text: Text,
+}
+
+const REMEMBERED_MAX: usize = 64;
+
+impl<'a> Compiler<'a> {
+    pub(crate) fn new(project: &'a Project, cache: &'a Cache) -> Result<Self, Error> {
+        let scratch = match project.root {
+            Some(_) => tempfile::tempdir_in(cache.directory("scratch")?),
+            // below /tmp, as the cache may lie in the source directory, which is covered while compiling
+            None => tempfile::tempdir(),
+        };
+        Ok(Compiler {
+            project,
+            cache,
+            scratch: scratch.at("making", Path::new("a temporary directory"))?,
+            counter: Default::default(),
+            hashes: Default::default(),
+            names: Default::default(),
+            versions: Default::default(),
+        })
+    }
+
+    fn sandbox(&self, tree: &Path) -> Sandbox {
+        let mut sandbox = Sandbox { root: self.project.root.clone(), ..Sandbox::default() };
+        if self.project.root.is_some() || tree != self.project.source {
+            sandbox = sandbox.with(tree, &self.project.source);
+        }
+        if self.project.root.is_some() {
+            sandbox = sandbox.with(self.scratch.path(), &Path::new(OWN_PATH).join("out"));
+        }
+        sandbox
+    }
+
+    /// Runs one job; `Err` of the inner result is what the compiler printed.
+    fn execute(&self, tree: &Path, command: &CompileCommand, job: Job) -> Result<Result<Vec<u8>, String>, Error> {
+        let number = self.counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let name = format!("{number}.out");
+        let outside = self.scratch.path().join(&name);
+        let inside = match self.project.root {
+            Some(_) => Path::new(OWN_PATH).join("out").join(&name),
+            None => outside.clone(),
+        };
+        let argv = command.arguments(job, &inside);
+        let result = output(&mut self.sandbox(tree).command(&command.directory, &argv, &command.env))?;
+        if !result.status.success() {
+            return Ok(Err(tail(&result)));
+        }
+        let bytes = fs::read(&outside).at("reading", &outside)?;
+        fs::remove_file(&outside).at("removing", &outside)?;
+        Ok(Ok(bytes))
+    }
+
+    /// First line of the compiler's `--version`.
+    pub(crate) fn version(&self, command: &CompileCommand) -> Result<String, Error> {
+        let program = command.argv[0].clone();
+        if let Some(version) = self.versions.lock().expect("no panic holds it").get(&program) {
+            return Ok(version.clone());
+        }
+        let argv: [OsString; 2] = [program.clone().into(), "--version".into()];
+        let sandbox = self.sandbox(&self.project.shipped);
+        let output = run(&mut sandbox.command(&command.directory, &argv, &[]), "asking for the compiler's version")?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let version = text.lines().next().unwrap_or("unknown").to_owned();
+        self.versions.lock().expect("no panic holds it").insert(program, version.clone());
+        Ok(version)
+    }
+
+    /// What the recorded build read for a unit, relative to the source directory; `None` when it was not recorded.
+    pub(crate) fn shipped_files(&self, command: &CompileCommand) -> Option<BTreeSet<String>> {
+        let path_of = |inside: &PathBuf| match inside.strip_prefix(&self.project.source) {
+            Ok(relative) => self.project.shipped.join(relative),
+            Err(_) => inside.clone(),
+        };
+        let text = command.dependency_files.iter().find_map(|path| fs::read_to_string(path_of(path)).ok())?;
+        let names = parse_dependencies(&text);
+        let relative = |name: &String| {
+            let path = resolve(&command.directory, Path::new(name));
+            path.strip_prefix(&self.project.source).ok().map(|p| p.to_string_lossy().into_owned())
+        };
+        (!names.is_empty()).then(|| names.iter().filter_map(relative).collect())
+    }
+
+    fn hash(&self, tree: &Path, file: &str) -> Option<String> {
+        let path = match &self.project.root {
+            // a clean root never changes: its name stands for its files
+            Some(_) if file.starts_with('/') => return Some(String::new()),
+            _ => tree.join(file),
+        };
+        if let Some(known) = self.hashes.lock().expect("no panic holds it").get(&path) {
+            return known.clone();
+        }
+        let hash = fs::read(&path).ok().map(|bytes| key([&bytes[..]]));
+        self.hashes.lock().expect("no panic holds it").insert(path, hash.clone());
+        hash
+    }
+
+    /// Files of a tree that have a name in common with those read: a new one could be found in place of another.
+    fn same_names(&self, tree: &Path, files: &BTreeSet<String>) -> String {
+        let mut names = self.names.lock().expect("no panic holds it");
+        let by_name = names.entry(tree.to_owned()).or_insert_with(|| {
+            let mut found = HashMap::new();
+            collect_names(tree, tree, &mut found);
+            found
+        });
+        let last = |f: &String| f.rsplit('/').next().unwrap_or(f).to_owned();
+        let wanted: BTreeSet<String> = files.iter().map(last).collect();
+        let same: Vec<&[u8]> = wanted.iter().filter_map(|n| by_name.get(n)).flatten().map(|p| p.as_bytes()).collect();
+        key(same)
+    }
+
+    /// The preprocessed text of a unit in a tree. The inner error is what the compiler printed.
+    pub(crate) fn text(
+        &self,
+        tree: &Path,
+        unit: &str,
+        command: &CompileCommand,
+    ) -> Result<Result<Text, String>, Error> {
+        let root = self.project.root.as_deref().unwrap_or(Path::new("")).as_os_str().as_encoded_bytes();
+        let source = self.project.source.as_os_str().as_encoded_bytes();
+        let version = self.version(command)?;
+        let name = key([root, source, unit.as_bytes(), version.as_bytes(), &command.identity()]) + ".json";
+        let path = self.cache.path("text", &name);
+        let mut remembered: Vec<Remembered> =
+            fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+        let holds = |r: &&Remembered| {
+            r.contents.iter().all(|(file, hash)| self.hash(tree, file).as_ref() == Some(hash))
+                && self.same_names(tree, &r.text.files) == r.same_names
+        };
+        if let Some(found) = remembered.iter().find(holds) {
+            return Ok(Ok(found.text.clone()));
+        }
+        let bytes = match self.execute(tree, command, Job::Preprocess)? {
+            Ok(bytes) => bytes,
+            Err(printed) => return Ok(Err(printed)),
+        };
+        let text = evaluate(&bytes, &command.directory, &self.project.source);
+        let contents = text.files.iter().map(|f| Some((f.clone(), self.hash(tree, f)?))).collect::<Option<Vec<_>>>();
+        if let Some(contents) = contents {
+            let same_names = self.same_names(tree, &text.files);
+            remembered.insert(0, Remembered { contents, same_names, text: text.clone() });
+            remembered.truncate(REMEMBERED_MAX);
+            let bytes = serde_json::to_vec(&remembered)
+                .map_err(|e| Error::Malformed { what: path.display().to_string(), why: e.to_string() })?;
+            self.cache.store("text", &name, &bytes)?;
+        }
+        Ok(Ok(text))
+    }
+
+    /// The object of a unit in a tree; `text` is its preprocessed text there.
+    pub(crate) fn object(
+        &self,
+        tree: &Path,
+        unit: &str,
+        command: &CompileCommand,
+        job: Job,
+        text: &Text,
+        side: &'static str,
+    ) -> Result<Vec<u8>, Error> {
+        let root = self.project.root.as_deref().unwrap_or(Path::new("")).as_os_str().as_encoded_bytes();
+        let source = self.project.source.as_os_str().as_encoded_bytes();
+        let version = self.version(command)?;
+        let how: &[u8] = if job == Job::Shipped { b"shipped" } else { b"sections" };
+        let identity = command.identity();
+        let parts = [how, root, source, unit.as_bytes(), version.as_bytes(), &identity, text.full.as_bytes()];
+        let name = key(parts) + ".o";
+        if let Ok(bytes) = fs::read(self.cache.path("object", &name)) {
+            return Ok(bytes);
+        }
+        let bytes = self.execute(tree, command, job)?.map_err(|output| Error::Compile {
+            unit: unit.to_owned(),
+            side,
+            output,
+        })?;
+        self.cache.store("object", &name, &bytes)?;
+        Ok(bytes)
+    }
+
+    /// The object that the shipped build itself made, or one made exactly as it was.
+    pub(crate) fn shipped_object(&self, unit: &str, command: &CompileCommand) -> Result<Vec<u8>, Error> {
+        let recorded = command.object.as_ref().and_then(|path| path.strip_prefix(&self.project.source).ok());
+        if let (true, Some(path)) = (self.project.built, recorded)
+            && let Ok(bytes) = fs::read(self.project.shipped.join(path))
+            && has_debug_information(&bytes)
+        {
+            return Ok(bytes);
+        }
+        let failed = |output| Error::Compile { unit: unit.to_owned(), side: "shipped", output };
+        let text = self.text(&self.project.shipped, unit, command)?.map_err(failed)?;
+        self.object(&self.project.shipped, unit, command, Job::Shipped, &text, "shipped")
+    }
+
+    /// Compiles a source of ours or of the user's beside the project, with the flags of one of its units.
+    pub(crate) fn extra(
+        &self,
+        tree: &Path,
+        source: &Path,
+        include: &Path,
+        like: &CompileCommand,
+    ) -> Result<Vec<u8>, Error> {
+        let file_name = source.file_name().unwrap_or(source.as_os_str());
+        let (inside, headers) = match self.project.root {
+            Some(_) => {
+                let name = PathBuf::from(format!("extra-{}", key([digest_of(source)?.as_slice()])));
+                let directory = self.scratch.path().join(&name);
+                fs::create_dir_all(&directory).at("making", &directory)?;
+                fs::copy(source, directory.join(file_name)).at("copying", source)?;
+                for entry in fs::read_dir(include).at("reading", include)? {
+                    let path = entry.at("reading", include)?.path();
+                    if path.extension().is_some_and(|e| e == "h") {
+                        fs::copy(&path, directory.join(path.file_name().unwrap_or_default())).at("copying", &path)?;
+                    }
+                }
+                let seen = Path::new(OWN_PATH).join("out").join(&name);
+                (seen.join(file_name), seen)
+            }
+            None => (source.canonicalize().at("resolving", source)?, include.canonicalize().at("resolving", include)?),
+        };
+        let mut command = like.clone();
+        command.argv.retain(|a| resolve(&like.directory, Path::new(a)) != like.file);
+        command.argv.extend([
+            "-I".into(),
+            headers.to_string_lossy().into_owned(),
+            inside.to_string_lossy().into_owned(),
+        ]);
+        let unit = file_name.to_string_lossy().into_owned();
+        self.execute(tree, &command, Job::Sections)?.map_err(|output| Error::Compile { unit, side: "after", output })
+    }
+}
+
+fn digest_of(path: &Path) -> Result<Vec<u8>, Error> {
+    let bytes = fs::read(path).at("reading", path)?;
+    Ok(digest([&bytes[..]]).to_vec())
+}
+
+fn has_debug_information(object: &[u8]) -> bool {
+    use object::{Object, ObjectSection};
+    object::File::parse(object).is_ok_and(|file| {
+        file.sections().any(|s| matches!(s.name(), Ok(".debug_info" | ".zdebug_info")) && s.size() > 0)
+    })
+}
+
+fn collect_names(root: &Path, directory: &Path, found: &mut HashMap<String, Vec<String>>) {
+    let Ok(entries) = fs::read_dir(directory) else { return };
+    let mut entries: Vec<_> = entries.flatten().collect();
+    entries.sort_by_key(fs::DirEntry::file_name);
+    for entry in entries {
+        let path = entry.path();
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            collect_names(root, &path, found);
+        } else if let Ok(relative) = path.strip_prefix(root) {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            found.entry(name).or_default().push(relative.to_string_lossy().into_owned());
+        }
+    }
+}
+
+/// Does `work` on every item, `jobs` at a time; the results are in the order of the items.
+pub(crate) fn parallel<T: Sync, R: Send>(jobs: usize, items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let results: Vec<Mutex<Option<R>>> = items.iter().map(|_| Mutex::new(None)).collect();
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.clamp(1, items.len().max(1)) {
+            scope.spawn(|| {
+                loop {
+                    let at = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    let Some(item) = items.get(at) else { break };
+                    *results[at].lock().expect("written once") = Some(work(item));
+                }
+            });
+        }
+    });
+    results.into_iter().filter_map(|slot| slot.into_inner().expect("written once")).collect()
+}

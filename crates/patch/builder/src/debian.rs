@@ -1,0 +1,193 @@
+//! Debian source packages: the series of diffs, what each one fixes, and how people name them.
+
+use crate::Error;
+use crate::error::At;
+use sha2::{Digest, Sha256};
+use std::fs;
+use std::path::{Path, PathBuf};
+use stillpoint_patch_format::DiffFact;
+
+/// One diff: an entry of a series, or a file of the user.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Diff {
+    /// As in `debian/patches/series`, or the file's name.
+    pub name: String,
+    /// CVE identifiers in its name and header.
+    pub cves: Vec<String>,
+    /// The first line of its description.
+    pub subject: String,
+    /// Its text.
+    pub text: Vec<u8>,
+}
+
+impl Diff {
+    /// Takes a diff from a text.
+    pub fn new(name: &str, text: Vec<u8>) -> Self {
+        let header = header(&text);
+        let cves = cves(&format!("{name}\n{header}"));
+        Diff { name: name.to_owned(), cves, subject: subject(&header), text }
+    }
+
+    /// Reads a diff from a file.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let text = fs::read(path).at("reading", path)?;
+        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        if crate::diff::split(&text).is_empty() {
+            return Err(Error::Malformed { what: path.display().to_string(), why: "no unified diff in it".into() });
+        }
+        Ok(Diff::new(&name, text))
+    }
+
+    /// What a patch file says of it.
+    pub fn fact(&self) -> DiffFact {
+        DiffFact { name: self.name.clone(), sha256: Sha256::digest(&self.text).into() }
+    }
+
+    /// The name without directory and suffix.
+    pub fn short_name(&self) -> &str {
+        let base = self.name.rsplit('/').next().unwrap_or(&self.name);
+        base.strip_suffix(".patch").or_else(|| base.strip_suffix(".diff")).unwrap_or(base)
+    }
+}
+
+/// Text before the first changed file.
+fn header(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(text);
+    let end = |line: &&str| !line.starts_with("diff ") && !line.starts_with("--- a/") && !line.starts_with("--- /");
+    text.lines().take_while(end).map(|l| format!("{l}\n")).collect()
+}
+
+fn subject(header: &str) -> String {
+    let fields = ["Subject:", "Description:"];
+    let line = header.lines().find_map(|l| fields.iter().find_map(|f| l.strip_prefix(f)));
+    let line = line.or_else(|| header.lines().find(|l| !l.trim().is_empty() && !l.starts_with("From"))).unwrap_or("");
+    let line = line.trim();
+    match line.strip_prefix("[PATCH").and_then(|rest| rest.split_once(']')) {
+        Some((_, rest)) => rest.trim().to_owned(),
+        None => line.to_owned(),
+    }
+}
+
+fn cves(text: &str) -> Vec<String> {
+    let upper = text.to_ascii_uppercase();
+    let mut found = Vec::new();
+    for (at, _) in upper.match_indices("CVE-") {
+        let rest = &upper[at + 4..];
+        let Some((year, rest)) = rest.split_once('-') else { continue };
+        let number: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        if year.len() == 4 && year.bytes().all(|b| b.is_ascii_digit()) && number.len() >= 4 {
+            found.push(format!("CVE-{year}-{number}"));
+        }
+    }
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// The diffs of a source package, in the order they are applied.
+#[derive(Debug, Clone)]
+pub struct Series {
+    /// Package and version, for messages.
+    pub of: String,
+    /// The diffs.
+    pub diffs: Vec<Diff>,
+}
+
+impl Series {
+    /// Reads `debian/patches/series`. A package without one has an empty series.
+    pub(crate) fn read(of: String, source: &Path) -> Result<Self, Error> {
+        let patches = source.join("debian/patches");
+        let list = patches.join("series");
+        let text = match fs::read_to_string(&list) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
+            other => other.at("reading", &list)?,
+        };
+        let entries = text.lines().map(|l| l.split('#').next().unwrap_or("").trim()).filter(|l| !l.is_empty());
+        let mut diffs = Vec::new();
+        for entry in entries {
+            let mut words = entry.split_whitespace();
+            let name = words.next().unwrap_or(entry);
+            if let Some(option) = words.find(|o| *o != "-p1") {
+                let why = format!("{name} has option {option}, only -p1 is supported");
+                return Err(Error::Malformed { what: list.display().to_string(), why });
+            }
+            let path: PathBuf = patches.join(name);
+            diffs.push(Diff::new(name, fs::read(&path).at("reading", &path)?));
+        }
+        Ok(Series { of, diffs })
+    }
+
+    /// Finds an entry by its name, with or without directory and suffix, or by a CVE it fixes.
+    pub fn position(&self, name: &str) -> Result<usize, Error> {
+        let exact = |d: &Diff| d.name == name || d.short_name() == name || d.name.rsplit('/').next() == Some(name);
+        let by_cve = |d: &Diff| d.cves.iter().any(|c| c.eq_ignore_ascii_case(name));
+        let find = |wanted: &dyn Fn(&Diff) -> bool| -> Vec<usize> {
+            (0..self.diffs.len()).filter(|i| wanted(&self.diffs[*i])).collect()
+        };
+        let mut found = find(&exact);
+        if found.is_empty() {
+            found = find(&by_cve);
+        }
+        if let [one] = found[..] {
+            return Ok(one);
+        }
+        let named =
+            |indices: &[usize]| indices.iter().map(|i| self.diffs[*i].name.clone()).collect::<Vec<_>>().join(", ");
+        let (many, candidates) = match found.len() {
+            0 => ("no patch".to_owned(), named(&(0..self.diffs.len()).collect::<Vec<_>>())),
+            n => (format!("{n} patches"), named(&found)),
+        };
+        Err(Error::Quilt { name: name.to_owned(), package: self.of.clone(), found: many, entries: candidates })
+    }
+
+    /// The named entries, in the order of the series, each once.
+    pub fn select(&self, names: &[String]) -> Result<Vec<Diff>, Error> {
+        let mut positions = names.iter().map(|n| self.position(n)).collect::<Result<Vec<_>, _>>()?;
+        positions.sort_unstable();
+        positions.dedup();
+        Ok(positions.into_iter().map(|i| self.diffs[i].clone()).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn series() -> Series {
+        let diff = |name: &str, header: &str| {
+            Diff::new(name, format!("{header}\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n").into())
+        };
+        Series {
+            of: "demo 1-1".into(),
+            diffs: vec![
+                diff("debian/0001-paths.patch", "From: a\nSubject: [PATCH 1/9] Set paths"),
+                diff("0002-fix.patch", "Description: Bound the length\nBug: cve-2024-12345, CVE-2024-99999"),
+                diff("CVE-2025-1111.patch", ""),
+                diff("CVE-2025-1111-followup.patch", ""),
+            ],
+        }
+    }
+
+    #[test]
+    fn cves_come_from_names_and_headers() {
+        let series = series();
+        assert_eq!(series.diffs[0].cves, [""; 0]);
+        assert_eq!(series.diffs[0].subject, "Set paths");
+        assert_eq!(series.diffs[1].cves, ["CVE-2024-12345", "CVE-2024-99999"]);
+        assert_eq!(series.diffs[2].cves, ["CVE-2025-1111"]);
+    }
+
+    #[test]
+    fn names_are_found_as_people_write_them() {
+        let series = series();
+        assert_eq!(series.position("0001-paths").unwrap(), 0);
+        assert_eq!(series.position("CVE-2024-99999").unwrap(), 1);
+        assert_eq!(series.position("CVE-2025-1111").unwrap(), 2, "an exact name goes before a CVE");
+        let error = series.position("CVE-1999-0001").unwrap_err().to_string();
+        assert!(error.contains("no patch of the series of demo 1-1"), "{error}");
+        let names = ["CVE-2025-1111".to_owned(), "0001-paths".to_owned(), "0001-paths.patch".to_owned()];
+        let selected = series.select(&names).unwrap();
+        assert_eq!(selected.len(), 2);
+        assert_eq!(selected[0].short_name(), "0001-paths", "the order is the series', not the caller's");
+    }
+}

@@ -1,0 +1,147 @@
+//! Why no patch was built.
+
+use std::path::{Path, PathBuf};
+use stillpoint_patch_differ::Refusal;
+
+/// Why no patch was built. Whatever it is, the user's sources and the system's configuration are as they were.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file could not be read, written or made.
+    #[error("{doing} {}: {source}", path.display())]
+    Io {
+        /// For instance `reading`.
+        doing: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A program could not be started.
+    #[error("cannot run `{program}`: {source}; {hint}")]
+    Spawn {
+        /// The program.
+        program: String,
+        /// What the system said.
+        source: std::io::Error,
+        /// Which Debian package brings it.
+        hint: String,
+    },
+    /// A program failed.
+    #[error("{what} failed ({status}):\n{output}")]
+    Command {
+        /// What it was to do.
+        what: String,
+        /// How it ended.
+        status: std::process::ExitStatus,
+        /// The end of what it printed.
+        output: String,
+    },
+    /// The clean environment cannot be made here.
+    #[error("a clean build environment cannot be made here: {0}")]
+    Environment(String),
+    /// The system has no source list that fits.
+    #[error("no source list of this system names {0}")]
+    NoSources(String),
+    /// A package or version is not in the archive.
+    #[error("package {package} {version} is not in the archive; it has {available}")]
+    NoSuchVersion {
+        /// The package.
+        package: String,
+        /// As asked for.
+        version: String,
+        /// What there is.
+        available: String,
+    },
+    /// A name is not in the series, or several entries fit.
+    #[error("{name:?} names {found} of the series of {package}: {entries}")]
+    Quilt {
+        /// As asked for.
+        name: String,
+        /// The package and version.
+        package: String,
+        /// `no patch`, or how many.
+        found: String,
+        /// Candidates.
+        entries: String,
+    },
+    /// Something read from a file does not have the expected form.
+    #[error("{what}: {why}")]
+    Malformed {
+        /// Which file or text.
+        what: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A diff does not fit the source.
+    #[error("diff {name} does not apply to {file}:\n{output}")]
+    DoesNotApply {
+        /// The diff.
+        name: String,
+        /// The file it does not fit.
+        file: String,
+        /// What `patch` printed.
+        output: String,
+    },
+    /// A diff changes how the program is built.
+    #[error("diff {name} changes {file}, which tells how the program is built: only source code can be patched live")]
+    ChangesBuild {
+        /// The diff.
+        name: String,
+        /// The file.
+        file: String,
+    },
+    /// The target could not be told.
+    #[error("which ELF file is the target: {0}")]
+    Target(String),
+    /// A unit changed and is no part of the target.
+    #[error("{unit} changes, and none of its functions is in {target}; leave it out with --unit-filter")]
+    NotInTarget {
+        /// The unit.
+        unit: String,
+        /// The target.
+        target: String,
+    },
+    /// A unit could not be compiled.
+    #[error("compiling {unit} ({side}) failed:\n{output}")]
+    Compile {
+        /// The unit.
+        unit: String,
+        /// `shipped`, `before` or `after`.
+        side: &'static str,
+        /// What the compiler printed.
+        output: String,
+    },
+    /// The change breaks rules of live patching.
+    #[error("{}", list(.0))]
+    Refused(Vec<Refusal>),
+    /// The finished patch or a key breaks a rule of the file format.
+    #[error(transparent)]
+    Format(#[from] stillpoint_patch_format::Error),
+}
+
+fn list(refusals: &[Refusal]) -> String {
+    let lines: Vec<String> = refusals.iter().map(|r| format!("{r} [{}]", r.code())).collect();
+    match &lines[..] {
+        [one] => format!("refused: {one}"),
+        _ => format!("refused for {} reasons:\n  {}", lines.len(), lines.join("\n  ")),
+    }
+}
+
+impl Error {
+    /// Whether the change itself is refused, as against something that did not work.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Error::Refused(_) | Error::ChangesBuild { .. } | Error::NotInTarget { .. })
+    }
+}
+
+/// Attaches a path to what the system said.
+pub(crate) trait At<T> {
+    fn at(self, doing: &'static str, path: &Path) -> Result<T, Error>;
+}
+
+impl<T> At<T> for Result<T, std::io::Error> {
+    fn at(self, doing: &'static str, path: &Path) -> Result<T, Error> {
+        self.map_err(|source| Error::Io { doing, path: path.to_owned(), source })
+    }
+}

@@ -1,0 +1,316 @@
+//! Source and binary packages: fetched, unpacked, built as the archive builds them, never installed.
+
+use crate::apt::{Apt, SourceStanza};
+use crate::commands::{RECORDED, RECORDER, Recording};
+use crate::compile::Project;
+use crate::debian::{Diff, Series};
+use crate::error::At;
+use crate::root::{self, BUILD_PATH, OWN_PATH};
+use crate::sandbox::{Sandbox, run};
+use crate::{Builder, Error};
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A source package, unpacked without its series applied.
+#[derive(Debug)]
+pub struct SourcePackage {
+    stanza: SourceStanza,
+    apt: Apt,
+    tree: PathBuf,
+    /// Its diffs.
+    pub series: Series,
+}
+
+impl SourcePackage {
+    /// For instance `redis`.
+    pub fn name(&self) -> &str {
+        &self.stanza.package
+    }
+
+    /// For instance `5:7.0.15-1~deb12u10`.
+    pub fn version(&self) -> &str {
+        &self.stanza.version
+    }
+
+    /// The version without epoch and Debian revision.
+    pub(crate) fn upstream(&self) -> &str {
+        let version = self.version();
+        let version = version.split_once(':').map_or(version, |(_, rest)| rest);
+        version.rsplit_once('-').map_or(version, |(upstream, _)| upstream)
+    }
+
+    /// Where it stands while it is built.
+    fn build_path(&self) -> PathBuf {
+        Path::new(BUILD_PATH).join(format!("{}-{}", self.name(), self.upstream()))
+    }
+
+    fn key(&self) -> String {
+        format!("{}_{}", self.name(), self.version().replace([':', '/'], "%"))
+    }
+}
+
+/// Which diffs of its series a binary was built with.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Shipped {
+    /// All, as the archive's own binaries.
+    #[default]
+    Full,
+    /// Those that fix no CVE.
+    WithoutCves,
+    /// All but these.
+    Without(Vec<String>),
+}
+
+impl Shipped {
+    /// The diffs in force, in order.
+    pub fn diffs(&self, series: &Series) -> Result<Vec<Diff>, Error> {
+        let left_out = match self {
+            Shipped::Full => Vec::new(),
+            Shipped::WithoutCves => {
+                series.diffs.iter().filter(|d| !d.cves.is_empty()).map(|d| d.name.clone()).collect()
+            }
+            Shipped::Without(names) => series.select(names)?.into_iter().map(|d| d.name).collect::<Vec<String>>(),
+        };
+        Ok(series.diffs.iter().filter(|d| !left_out.contains(&d.name)).cloned().collect())
+    }
+}
+
+/// A package built by its own rules in a clean root, with everything its compilers did recorded.
+#[derive(Debug)]
+pub struct BuiltPackage {
+    /// The diffs of its series that it was built with.
+    pub shipped: Vec<Diff>,
+    root: PathBuf,
+    source: PathBuf,
+    tree: PathBuf,
+    identity: String,
+    recording: Recording,
+}
+
+impl BuiltPackage {
+    /// The tree it was built in.
+    pub fn tree(&self) -> &Path {
+        &self.tree
+    }
+
+    fn outside(&self, inside: &Path) -> Option<PathBuf> {
+        inside.strip_prefix(&self.source).ok().map(|relative| self.tree.join(relative))
+    }
+
+    /// Linked files that can be executed or loaded: where they are seen while building, and where they lie.
+    pub(crate) fn outputs(&self) -> Vec<(PathBuf, PathBuf)> {
+        let outputs = self.recording.outputs().filter_map(|o| Some((o.to_owned(), self.outside(o)?)));
+        outputs.filter(|(_, outside)| crate::elf::is_loadable(outside)).collect()
+    }
+
+    /// Units that went into an output, by their path relative to the source directory; all of them when the output
+    /// is not known.
+    pub(crate) fn project(&self, output: Option<&Path>, trees: crate::Cache) -> Project {
+        let objects = output.map(|o| self.recording.objects_of(o)).filter(|objects| !objects.is_empty());
+        let is_part = |object: &Option<PathBuf>| match (&objects, object) {
+            (Some(objects), Some(object)) => {
+                // libtool's .lo stands for the object beside it or in .libs
+                let lo = object.with_extension("lo");
+                objects.contains(object) || objects.contains(&lo)
+            }
+            _ => true,
+        };
+        let mut commands = Vec::new();
+        for command in self.recording.commands.iter().filter(|c| is_part(&c.object)) {
+            if let Ok(unit) = command.file.strip_prefix(&self.source) {
+                commands.push((unit.to_string_lossy().into_owned(), command.clone()));
+            }
+        }
+        Project {
+            root: Some(self.root.clone()),
+            source: self.source.clone(),
+            shipped: self.tree.clone(),
+            identity: self.identity.clone(),
+            trees,
+            commands,
+            built: true,
+        }
+    }
+
+    /// Paths of the units that went into an output.
+    pub(crate) fn units_of(&self, output: &Path) -> std::collections::BTreeSet<String> {
+        let objects = self.recording.objects_of(output);
+        let parts = self.recording.commands.iter().filter(|c| c.object.as_ref().is_some_and(|o| objects.contains(o)));
+        let units = parts.filter_map(|c| c.file.strip_prefix(&self.source).ok());
+        units.map(|u| u.to_string_lossy().into_owned()).collect()
+    }
+
+    /// Whether any recorded command compiles the file, for this output or another.
+    pub(crate) fn compiles(&self, unit: &str) -> bool {
+        self.recording.commands.iter().any(|c| c.file.strip_prefix(&self.source).is_ok_and(|u| u == Path::new(unit)))
+    }
+}
+
+impl Builder<'_> {
+    /// Fetches and unpacks a source package: exactly the version asked for, or the newest.
+    pub fn fetch_source(&self, package: &str, version: Option<&str>) -> Result<SourcePackage, Error> {
+        self.progress(&format!("fetching the source of {package}"));
+        let apt = Apt::open(&self.cache)?;
+        let stanza = apt.source(package, version)?;
+        let name = format!("{}_{}", stanza.package, stanza.version.replace([':', '/'], "%"));
+        let entry = self.cache.entry("source", &name, |into| {
+            let description = apt.download_source(&stanza, into)?;
+            let mut unpack = Command::new("dpkg-source");
+            unpack.args(["--skip-patches", "--no-check", "--extract"]).arg(&description).arg("tree").current_dir(into);
+            run(&mut unpack, &format!("unpacking {}", description.display())).map(drop)
+        })?;
+        let tree = entry.join("tree");
+        let series = Series::read(format!("{} {}", stanza.package, stanza.version), &tree)?;
+        Ok(SourcePackage { stanza, apt, tree, series })
+    }
+
+    /// Builds a package with a part of its series, by its own rules, in a clean root. Done once for each choice.
+    pub fn build_package(&self, source: &SourcePackage, shipped: &Shipped) -> Result<BuiltPackage, Error> {
+        let diffs = shipped.diffs(&source.series)?;
+        let facts: Vec<_> = diffs.iter().map(|d| d.text.as_slice()).collect();
+        let identity = format!("{}-{}", source.key(), crate::cache::key(facts));
+        self.progress(&format!("making a clean root for {}", source.name()));
+        let root = root::for_package(&self.cache, &source.apt, &source.stanza)?;
+        let build_path = source.build_path();
+        let entry = self.cache.entry("built", &identity, |into| {
+            let tree = into.join("tree");
+            let mut copy = Command::new("cp");
+            copy.args(["-a", "--reflink=auto", "--no-target-directory"]).arg(&source.tree).arg(&tree);
+            run(&mut copy, "copying the source")?;
+            for diff in &diffs {
+                self.apply_series_diff(&tree, diff)?;
+            }
+            self.progress(&format!("building {} {}", source.name(), source.version()));
+            self.run_rules(&root, &build_path, into)
+        })?;
+        let recording = Recording::read(&entry.join("records"))?;
+        let tree = entry.join("tree");
+        Ok(BuiltPackage { shipped: diffs, root, source: build_path, tree, identity, recording })
+    }
+
+    fn apply_series_diff(&self, tree: &Path, diff: &Diff) -> Result<(), Error> {
+        let file = tempfile::NamedTempFile::new().at("making", Path::new("a temporary file"))?;
+        fs::write(file.path(), &diff.text).at("writing", file.path())?;
+        let mut patch = Command::new("patch");
+        patch.args(["--batch", "--forward", "--no-backup-if-mismatch", "-p1", "-s", "-i"]).arg(file.path());
+        patch.current_dir(tree).env("LC_ALL", "C.UTF-8");
+        run(&mut patch, &format!("applying {}", diff.name)).map(drop)
+    }
+
+    fn run_rules(&self, root: &Path, build_path: &Path, into: &Path) -> Result<(), Error> {
+        let recorder = self.recorder(root)?;
+        let records = into.join("records");
+        let at = root.join(build_path.strip_prefix("/").unwrap_or(build_path));
+        for directory in [&records, &at] {
+            fs::create_dir_all(directory).at("making", directory)?;
+        }
+        let own = Path::new(OWN_PATH);
+        let sandbox = Sandbox { root: Some(root.to_owned()), ..Sandbox::default() }
+            .with(&into.join("tree"), build_path)
+            .with(&recorder, &own.join("bin"))
+            .with(&records, &own.join("records"));
+        let env = [
+            ("PATH", format!("{OWN_PATH}/bin:/usr/sbin:/usr/bin:/sbin:/bin")),
+            ("DEB_BUILD_OPTIONS", format!("nocheck parallel={}", self.jobs)),
+            ("DEB_BUILD_PROFILES", "nocheck".to_owned()),
+            ("HOME", "/nonexistent".to_owned()),
+            ("LC_ALL", "C.UTF-8".to_owned()),
+        ]
+        .map(|(name, value)| (name.to_owned(), OsString::from(value)));
+        let argv = ["dpkg-buildpackage", "-B", "-d", "--no-sign", "--rules-target=build"];
+        run(&mut sandbox.command(build_path, &argv, &env), "building the package by its own rules").map(drop)
+    }
+
+    /// The recording program under every compiler's name that the root has.
+    fn recorder(&self, root: &Path) -> Result<PathBuf, Error> {
+        use std::os::unix::fs::PermissionsExt;
+        let mut names: Vec<&str> = RECORDED.to_vec();
+        names.retain(|name| root.join("usr/bin").join(name).symlink_metadata().is_ok());
+        let identity = crate::cache::key([RECORDER.as_bytes(), names.join(" ").as_bytes()]);
+        self.cache.entry("recorder", &identity, |into| {
+            for name in names {
+                let path = into.join(name);
+                fs::write(&path, RECORDER).at("writing", &path)?;
+                fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).at("writing", &path)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Every version of a binary package in the archive, newest first.
+    pub fn binary_versions(&self, package: &str) -> Result<Vec<String>, Error> {
+        Apt::open(&self.cache)?.binary_versions(package)
+    }
+
+    /// Downloads one binary package and unpacks it, without installing it. The directory that comes back is what its
+    /// root directory would be.
+    pub fn fetch_binary(&self, package: &str, version: &str) -> Result<PathBuf, Error> {
+        self.progress(&format!("fetching {package} {version}"));
+        let name = format!("{package}_{}", version.replace([':', '/'], "%"));
+        let entry = self.cache.path("binary", &name);
+        if entry.exists() {
+            return Ok(entry);
+        }
+        let apt = Apt::open(&self.cache)?;
+        self.cache.entry("binary", &name, |into| unpack(&apt, package, version, into))
+    }
+
+    /// Downloads and unpacks everything built from a source package into one directory.
+    pub fn fetch_binaries(&self, source: &SourcePackage) -> Result<PathBuf, Error> {
+        self.progress(&format!("fetching the binary packages of {} {}", source.name(), source.version()));
+        self.cache.entry("binaries", &source.key(), |into| {
+            let mut found = false;
+            for package in &source.stanza.binaries {
+                let there = source.apt.binary_versions(package).unwrap_or_default();
+                if there.iter().any(|v| v == source.version()) {
+                    found = true;
+                    unpack(&source.apt, package, source.version(), into)?;
+                }
+            }
+            if found {
+                return Ok(());
+            }
+            let (package, version) = (source.name().to_owned(), source.version().to_owned());
+            Err(Error::NoSuchVersion { package, version, available: "no binary package of it".into() })
+        })
+    }
+
+    /// Writes an output of a built package without its debug information, as a package carries it.
+    pub fn strip(&self, built: &BuiltPackage, name: &str, into: &Path) -> Result<PathBuf, Error> {
+        let outputs = built.outputs();
+        let named = outputs.iter().find(|(inside, _)| inside.file_name().is_some_and(|f| f == name));
+        let Some((inside, outside)) = named else {
+            let names: Vec<_> = outputs.iter().filter_map(|(o, _)| o.file_name()?.to_str()).collect();
+            return Err(Error::Target(format!("the build made no {name:?}; it made {}", names.join(", "))));
+        };
+        fs::create_dir_all(into).at("making", into)?;
+        let stripped = outside.with_extension("stripped");
+        let sandbox = Sandbox { root: Some(built.root.clone()), ..Sandbox::default() }.with(&built.tree, &built.source);
+        let argv: [OsString; 6] = [
+            "strip".into(),
+            "--remove-section=.comment".into(),
+            "--remove-section=.note".into(),
+            "-o".into(),
+            inside.with_extension("stripped").into(),
+            inside.into(),
+        ];
+        run(&mut sandbox.command(Path::new("/"), &argv, &[]), &format!("stripping {name}"))?;
+        let path = into.join(name);
+        // not written in place: the old file may be running
+        let part = into.join(format!(".{name}.part"));
+        fs::copy(&stripped, &part).at("writing", &part)?;
+        fs::rename(&part, &path).at("naming", &path)?;
+        fs::remove_file(&stripped).at("removing", &stripped)?;
+        Ok(path)
+    }
+}
+
+fn unpack(apt: &Apt, package: &str, version: &str, into: &Path) -> Result<(), Error> {
+    let download = tempfile::tempdir().at("making", Path::new("a temporary directory"))?;
+    let file = apt.download_binary(package, version, download.path())?;
+    let mut command = Command::new("dpkg-deb");
+    command.arg("--extract").arg(&file).arg(into);
+    run(&mut command, &format!("unpacking {package} {version}")).map(drop)
+}

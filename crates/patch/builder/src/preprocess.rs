@@ -1,0 +1,71 @@
+//! The text that the compiler sees, and which files it came from.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// What a unit is after preprocessing, with what it takes to know that it still is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Text {
+    /// Hash of the text without line markers and empty lines: equal texts make equal code.
+    pub(crate) text: String,
+    /// Hash of everything, line markers included: equal ones make equal objects.
+    pub(crate) full: String,
+    /// Files read, relative to the source directory where they are in it.
+    pub(crate) files: BTreeSet<String>,
+}
+
+/// Evaluates what `cc -E` printed in `directory`; `source` is the source directory, all as the compiler sees it.
+pub(crate) fn evaluate(output: &[u8], directory: &Path, source: &Path) -> Text {
+    let mut files = BTreeSet::new();
+    let mut kept: Vec<&[u8]> = Vec::new();
+    for line in output.split(|b| *b == b'\n') {
+        if let Some(rest) = marker(line) {
+            if let Some(name) = file_name(rest) {
+                let path = crate::commands::resolve(directory, Path::new(&name));
+                let path = path.strip_prefix(source).unwrap_or(&path);
+                files.insert(path.to_string_lossy().into_owned());
+            }
+        } else {
+            let line = line.trim_ascii();
+            if !line.is_empty() {
+                kept.push(line);
+            }
+        }
+    }
+    Text { text: crate::cache::key(kept), full: crate::cache::key([output]), files }
+}
+
+/// The part of a line marker (`# 12 "a.h" 2`) behind `# `.
+fn marker(line: &[u8]) -> Option<&[u8]> {
+    let rest = line.strip_prefix(b"# ")?;
+    rest.first().is_some_and(u8::is_ascii_digit).then_some(rest)
+}
+
+fn file_name(marker: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(marker);
+    let (_, rest) = text.split_once('"')?;
+    let (name, _) = rest.rsplit_once('"')?;
+    // the command line and the compiler itself appear in brackets, the working directory with a trailing //
+    let real = !name.starts_with('<') && !name.ends_with("//");
+    real.then(|| name.replace("\\\"", "\"").replace("\\\\", "\\"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn markers_do_not_count_and_files_do() {
+        let evaluate = |text: &str| evaluate(text.as_bytes(), Path::new("/b/src"), Path::new("/b"));
+        let one = evaluate(
+            "# 0 \"a.c\"\n# 0 \"<built-in>\"\n# 1 \"/b/src//\"\n# 1 \"../inc/x.h\" 1\nint x;\n# 2 \"a.c\" 2\n\n  int y;\n",
+        );
+        let two = evaluate("# 0 \"a.c\"\n# 9 \"../inc/x.h\" 1\n\nint x;\nint y;\n");
+        assert_eq!(one.text, two.text);
+        assert_ne!(one.full, two.full);
+        assert_eq!(one.files, BTreeSet::from(["src/a.c".to_owned(), "inc/x.h".to_owned()]));
+        assert_ne!(one.text, evaluate("int x;\nint z;\n").text);
+        assert_ne!(one.text, evaluate("int x;int y;\n").text, "what __LINE__ or a directive could see stays apart");
+    }
+}

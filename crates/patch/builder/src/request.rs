@@ -1,0 +1,275 @@
+//! What a patch is built from: a Debian source package, or a source directory of the user.
+
+use crate::build::{Built, Job, Report, Statement};
+use crate::commands::{self, CompileCommand};
+use crate::compile::Project;
+use crate::debian::{Diff, Series};
+use crate::error::At;
+use crate::package::{BuiltPackage, Shipped, SourcePackage};
+use crate::sandbox::{Sandbox, run};
+use crate::tree::UNITS;
+use crate::{Builder, Cache, Error, elf};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What the running binary was built from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ShippedAs {
+    /// This version of the source package, with a part of its series.
+    Series(Shipped),
+    /// Another (older) version of the package, as the archive built it.
+    Version(String),
+}
+
+/// A patch for a program of a Debian package.
+#[derive(Debug, Clone)]
+pub struct DebianRequest {
+    /// Source package.
+    pub package: String,
+    /// Its version; the newest when `None`.
+    pub version: Option<String>,
+    /// Diffs of its series that make the patch. When empty and `shipped` is another version: all that this version
+    /// has and that one has not.
+    pub quilt: Vec<String>,
+    /// Diffs of its series that are in force already, brought by earlier patches.
+    pub on_top_of: Vec<String>,
+    /// What the running binary was built from.
+    pub shipped: ShippedAs,
+    /// The running binary: an ELF file, or the name of a program of the package.
+    pub binary: Option<PathBuf>,
+}
+
+/// A patch for a program that the user built.
+#[derive(Debug, Clone)]
+pub struct SourceRequest {
+    /// The source, as it was when the program was built.
+    pub directory: PathBuf,
+    /// How it was compiled.
+    pub compile_commands: PathBuf,
+    /// Diffs that make the patch.
+    pub diffs: Vec<PathBuf>,
+    /// Diffs that are in force already.
+    pub on_top_of: Vec<PathBuf>,
+    /// The program or library.
+    pub target: PathBuf,
+    /// Units to look at, as path prefixes relative to `directory`; all when empty.
+    pub unit_filter: Vec<String>,
+}
+
+impl Builder<'_> {
+    /// Builds a patch for a program of a Debian package.
+    pub fn build_debian(&self, request: &DebianRequest, statement: &Statement) -> Result<Built, Error> {
+        let source = self.fetch_source(&request.package, request.version.as_deref())?;
+        let (shipped_source, shipped) = match &request.shipped {
+            ShippedAs::Series(shipped) => (None, shipped.clone()),
+            ShippedAs::Version(version) => (Some(self.fetch_source(&request.package, Some(version))?), Shipped::Full),
+        };
+        let shipped_source = shipped_source.as_ref().unwrap_or(&source);
+        let shipped_diffs = shipped.diffs(&shipped_source.series)?;
+        check_versions(&source, shipped_source, &shipped_diffs)?;
+        let base = source.series.select(&request.on_top_of)?;
+        let diffs = match &request.quilt[..] {
+            [] => missing(&source.series, &shipped_diffs, &base),
+            names => source.series.select(names)?,
+        };
+        for diff in base.iter().chain(&diffs) {
+            if shipped_diffs.iter().any(|s| s.text == diff.text) {
+                let why = format!("{} is part of the running binary already", diff.name);
+                return Err(Error::Malformed { what: source.series.of.clone(), why });
+            }
+        }
+        let built = self.build_package(shipped_source, &shipped)?;
+        let (target, output) = self.find_target(request, shipped_source, &shipped, &built, &diffs)?;
+        let mut report = Report::default();
+        if let Some((_, outside)) = &output {
+            let same = build_id_of(outside)? == build_id_of(&target)?;
+            report.reproduced = Some(same);
+            if !same {
+                report.warnings.push(format!(
+                    "a build of the whole package gives another build-id than {} has; what is patched is compared \
+                     byte for byte",
+                    target.display()
+                ));
+            }
+        }
+        let inside = output.as_ref().map(|(inside, _)| inside.as_path());
+        let project = built.project(inside, self.cache.clone());
+        for diff in &diffs {
+            for file in crate::diff::split(&diff.text) {
+                let known = project.commands.iter().any(|(unit, _)| *unit == file.path);
+                if !known && built.compiles(&file.path) {
+                    tracing::info!(file = file.path, "belongs to another program of the package");
+                }
+            }
+        }
+        let package = Some((source.name().to_owned(), source.version().to_owned()));
+        let units_known = inside.is_some();
+        self.build(Job { project, base, diffs, target, units_known, package, statement, report })
+    }
+
+    /// The ELF file to be patched, and the output of the build that it is: as seen inside, and where it lies.
+    fn find_target(
+        &self,
+        request: &DebianRequest,
+        source: &SourcePackage,
+        shipped: &Shipped,
+        built: &BuiltPackage,
+        diffs: &[Diff],
+    ) -> Result<(PathBuf, Option<(PathBuf, PathBuf)>), Error> {
+        let outputs = built.outputs();
+        let by_name = |name: &std::ffi::OsStr| outputs.iter().find(|(o, _)| o.file_name() == Some(name)).cloned();
+        let asked = match &request.binary {
+            Some(path) => path.clone(),
+            None => PathBuf::from(only_program(built, &outputs, diffs)?),
+        };
+        let target = if asked.is_file() {
+            asked.canonicalize().at("resolving", &asked)?
+        } else if asked.components().count() > 1 && asked.is_absolute() {
+            return Err(Error::Target(format!("{} is not there", asked.display())));
+        } else if *shipped == Shipped::Full {
+            find_in(&self.fetch_binaries(source)?, &asked)?
+        } else {
+            let name = asked.file_name().unwrap_or_default();
+            match by_name(name) {
+                Some((_, outside)) => outside,
+                None => return Err(Error::Target(format!("the build made no {}", asked.display()))),
+            }
+        };
+        let id = build_id_of(&target)?;
+        let mut output = None;
+        for candidate in &outputs {
+            if id.is_some() && build_id_of(&candidate.1)? == id {
+                output = Some(candidate.clone());
+            }
+        }
+        let output =
+            output.or_else(|| asked.file_name().and_then(by_name)).or_else(|| target.file_name().and_then(by_name));
+        Ok((target, output))
+    }
+
+    /// Builds a patch for a program that the user built.
+    pub fn build_source(&self, request: &SourceRequest, statement: &Statement) -> Result<Built, Error> {
+        let directory = request.directory.canonicalize().at("resolving", &request.directory)?;
+        let read = |paths: &[PathBuf]| paths.iter().map(|p| Diff::read(p)).collect::<Result<Vec<_>, _>>();
+        let (base, diffs) = (read(&request.on_top_of)?, read(&request.diffs)?);
+        let all = commands::read_json(&request.compile_commands)?;
+        let commands = units_below(&directory, all, &request.unit_filter);
+        if commands.is_empty() {
+            let why = format!("no command compiles a file below {}", directory.display());
+            return Err(Error::Malformed { what: request.compile_commands.display().to_string(), why });
+        }
+        can_mount()?;
+        let target = request.target.canonicalize().at("resolving", &request.target)?;
+        // not kept: the user may change the source at any time
+        let scratch = tempfile::tempdir_in(directory.parent().unwrap_or(&directory)).or_else(|_| tempfile::tempdir());
+        let scratch = scratch.at("making", Path::new("a temporary directory"))?;
+        let project = Project {
+            root: None,
+            source: directory.clone(),
+            shipped: directory,
+            identity: String::new(),
+            trees: Cache::at(scratch.path())?,
+            commands,
+            built: false,
+        };
+        let report = Report::default();
+        self.build(Job { project, base, diffs, target, units_known: false, package: None, statement, report })
+    }
+}
+
+fn units_below(directory: &Path, all: Vec<CompileCommand>, filter: &[String]) -> Vec<(String, CompileCommand)> {
+    let mut units = Vec::new();
+    for command in all {
+        let Ok(unit) = command.file.strip_prefix(directory) else { continue };
+        let unit = unit.to_string_lossy().into_owned();
+        let is_unit = Path::new(&unit).extension().and_then(|e| e.to_str()).is_some_and(|e| UNITS.contains(&e));
+        if is_unit && (filter.is_empty() || filter.iter().any(|f| unit.starts_with(f.as_str()))) {
+            units.push((unit, command));
+        }
+    }
+    units
+}
+
+/// The other tree stands at the path of the first one while it is compiled: that takes a private mount namespace.
+fn can_mount() -> Result<(), Error> {
+    let here = std::env::temp_dir();
+    let sandbox = Sandbox::default().with(&here, &here);
+    run(&mut sandbox.command(Path::new("/"), &["/bin/true"], &[]), "making a private mount namespace")
+        .map(drop)
+        .map_err(|e| Error::Environment(format!("{e}; run as root, or allow user namespaces")))
+}
+
+/// Both versions must be the same upstream source, and the newer one must have all that the older one has.
+fn check_versions(new: &SourcePackage, old: &SourcePackage, shipped: &[Diff]) -> Result<(), Error> {
+    let what = format!("{} from {} to {}", new.name(), old.version(), new.version());
+    if new.upstream() != old.upstream() {
+        let why = format!("upstream {} and {} are different sources", old.upstream(), new.upstream());
+        return Err(Error::Malformed { what, why });
+    }
+    for diff in shipped {
+        if !new.series.diffs.iter().any(|d| d.text == diff.text) {
+            let why = format!("{} of the older series is not in the newer one", diff.name);
+            return Err(Error::Malformed { what, why });
+        }
+    }
+    Ok(())
+}
+
+/// Diffs of a series that neither the binary nor earlier patches have.
+fn missing(series: &Series, shipped: &[Diff], base: &[Diff]) -> Vec<Diff> {
+    let there = |d: &Diff| shipped.iter().chain(base).any(|s| s.text == d.text);
+    series.diffs.iter().filter(|d| !there(d)).cloned().collect()
+}
+
+fn build_id_of(path: &Path) -> Result<Option<Vec<u8>>, Error> {
+    Ok(elf::build_id(&fs::read(path).at("reading", path)?))
+}
+
+/// The only linked program that has all units the diffs change directly.
+fn only_program(built: &BuiltPackage, outputs: &[(PathBuf, PathBuf)], diffs: &[Diff]) -> Result<String, Error> {
+    let files: Vec<String> = diffs.iter().flat_map(|d| crate::diff::split(&d.text)).map(|f| f.path).collect();
+    let wanted: Vec<&String> = files.iter().filter(|f| built.compiles(f)).collect();
+    let has_all = |inside: &Path| {
+        let units = built.units_of(inside);
+        wanted.iter().all(|w| units.contains(*w))
+    };
+    let mut names: Vec<String> = outputs
+        .iter()
+        .filter(|(inside, _)| has_all(inside))
+        .filter_map(|(inside, _)| Some(inside.file_name()?.to_str()?.to_owned()))
+        .collect();
+    names.dedup();
+    match &names[..] {
+        [one] => Ok(one.clone()),
+        [] => Err(Error::Target("no program of the package has all units that change; say which with --binary".into())),
+        _ => Err(Error::Target(format!("it could be {}; say which with --binary", names.join(", ")))),
+    }
+}
+
+/// A file of unpacked packages by its path or its name; symbolic links are followed inside.
+fn find_in(root: &Path, wanted: &Path) -> Result<PathBuf, Error> {
+    let relative = wanted.strip_prefix("/").unwrap_or(wanted);
+    let mut open = vec![root.to_owned()];
+    let mut found = Vec::new();
+    while let Some(directory) = open.pop() {
+        for entry in fs::read_dir(&directory).at("reading", &directory)? {
+            let path = entry.at("reading", &directory)?.path();
+            let is_directory = path.symlink_metadata().is_ok_and(|m| m.is_dir());
+            if is_directory {
+                open.push(path);
+            } else if path.ends_with(relative) {
+                found.extend(path.canonicalize().ok().filter(|p| p.starts_with(root) && elf::is_loadable(p)));
+            }
+        }
+    }
+    found.sort();
+    found.dedup();
+    match &found[..] {
+        [one] => Ok(one.clone()),
+        [] => Err(Error::Target(format!("the packages have no program {}", wanted.display()))),
+        more => {
+            let names: Vec<String> = more.iter().map(|p| p.display().to_string()).collect();
+            Err(Error::Target(format!("{} is {}", wanted.display(), names.join(" or "))))
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Clean roots: the release, `build-essential` and one package's build dependencies, nothing else. A stray header
+//! changes code, so no build looks at the system it runs on.
+
+use crate::apt::{Apt, SourceStanza};
+use crate::error::At;
+use crate::sandbox::{Sandbox, run};
+use crate::{Cache, Error};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Where sources stand while they are built, as on the archive's own builders: the path shows in debug information
+/// and, with some packages, in `__FILE__`.
+pub(crate) const BUILD_PATH: &str = "/build/reproducible-path";
+/// Where the recording compiler, its records and the objects lie inside.
+pub(crate) const OWN_PATH: &str = "/stillpoint";
+
+/// Documentation and translations are no input of any compiler.
+const LEAVE_OUT: [&str; 4] = ["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*"];
+
+/// The root for a source package; packages with the same build dependencies share one.
+pub(crate) fn for_package(cache: &Cache, apt: &Apt, stanza: &SourceStanza) -> Result<PathBuf, Error> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(Error::Environment(
+            "it needs root, for mounts and for the package manager; as a user, unpack and configure the source \
+             yourself and use --source"
+                .into(),
+        ));
+    }
+    let sources = apt.archives.to_text();
+    let name = crate::cache::key([sources.as_bytes(), stanza.package.as_bytes(), stanza.build_depends.as_bytes()]);
+    let name = format!("{}-{name}", stanza.package);
+    cache.entry("root", &name, |into| {
+        let base = base(cache, apt, &sources)?;
+        let mut copy = Command::new("cp");
+        copy.args(["-a", "--reflink=auto", "--no-target-directory"]).arg(&base).arg(into);
+        run(&mut copy, "copying the clean root")?;
+        let what = format!("{}={}", stanza.package, stanza.version);
+        let install = format!(
+            "apt-get -q update && \
+             DEBIAN_FRONTEND=noninteractive apt-get -q -y -P nocheck --arch-only build-dep '{what}' && apt-get clean"
+        );
+        let resolver = into.join("etc/resolv.conf");
+        if Path::new("/etc/resolv.conf").exists() {
+            fs::copy("/etc/resolv.conf", &resolver).at("writing", &resolver)?;
+        }
+        let inside = Sandbox { root: Some(into.to_owned()), network: true, ..Sandbox::default() };
+        let mut command = inside.command(Path::new("/"), &["/bin/sh", "-c", &install], &[]);
+        run(&mut command, &format!("installing the build dependencies of {what}"))?;
+        for directory in [BUILD_PATH, "/stillpoint/bin", "/stillpoint/records", "/stillpoint/out"] {
+            let path = into.join(directory.trim_start_matches('/'));
+            fs::create_dir_all(&path).at("making", &path)?;
+        }
+        Ok(())
+    })
+}
+
+fn base(cache: &Cache, apt: &Apt, sources: &str) -> Result<PathBuf, Error> {
+    let codename = &apt.archives.codename;
+    let name = format!("{codename}-{}", crate::cache::key([sources.as_bytes()]));
+    cache.entry("root", &name, |into| {
+        let list = into.with_extension("sources");
+        fs::write(&list, sources).at("writing", &list)?;
+        let options = into.with_extension("conf");
+        fs::write(&options, apt.proxies()?).at("writing", &options)?;
+        let mut command = Command::new("mmdebstrap");
+        command.args(["--quiet", "--mode=root", "--variant=buildd", "--skip=check/empty"]);
+        command.arg("--aptopt=Apt::Install-Recommends \"false\"").arg("--aptopt=Acquire::Languages \"none\"");
+        command.arg(format!("--aptopt={}", options.display())).arg("--dpkgopt=force-unsafe-io");
+        command.args(LEAVE_OUT.map(|path| format!("--dpkgopt=path-exclude={path}")));
+        for ring in apt.archives.key_rings() {
+            if let Some(parent) = ring.parent() {
+                let (ring, parent) = (ring.display(), parent.display());
+                command.arg(format!("--setup-hook=mkdir -p \"$1{parent}\"; cp -L \"{ring}\" \"$1{ring}\""));
+            }
+        }
+        command.arg(codename).arg(into).arg(&list);
+        run(&mut command, &format!("making a clean root of {codename}"))?;
+        for file in [&list, &options] {
+            fs::remove_file(file).at("removing", file)?;
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,112 @@
+//! Running programs where the sources stand at the path they were built at: a private mount namespace, and for
+//! packages a clean root.
+
+use crate::Error;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// Mounts, then enters. The mount namespace ends with the process, and with it every mount.
+const ENTER: &str = r#"
+mounts=$1; shift
+while [ "$mounts" -gt 0 ]; do
+    mount --bind "$1" "$2" || exit 125
+    shift 2; mounts=$((mounts - 1))
+done
+root=$1; directory=$2; shift 2
+if [ -n "$root" ]; then
+    mount -t proc proc "$root/proc" 2>/dev/null
+    mount --rbind /dev "$root/dev" || exit 125
+    exec chroot "$root" /bin/sh -c 'cd "$1" || exit 125; shift; exec "$@"' sh "$directory" "$@"
+fi
+cd "$directory" || exit 125
+exec "$@"
+"#;
+
+/// A view of the file system.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Sandbox {
+    /// Root directory to change to.
+    pub(crate) root: Option<PathBuf>,
+    /// Directory outside, and where it is seen (a path inside the root).
+    pub(crate) mounts: Vec<(PathBuf, PathBuf)>,
+    /// Whether the network is reachable.
+    pub(crate) network: bool,
+}
+
+impl Sandbox {
+    /// Adds a mount.
+    pub(crate) fn with(mut self, outside: &Path, inside: &Path) -> Self {
+        self.mounts.push((outside.to_owned(), inside.to_owned()));
+        self
+    }
+
+    fn outside(&self, inside: &Path) -> PathBuf {
+        match &self.root {
+            Some(root) => root.join(inside.strip_prefix("/").unwrap_or(inside)),
+            None => inside.to_owned(),
+        }
+    }
+
+    /// A command that runs `argv` in `directory` (a path inside), with nothing but `env` in its environment when
+    /// there is a root of its own.
+    pub(crate) fn command<S: AsRef<OsStr>>(&self, directory: &Path, argv: &[S], env: &[(String, OsString)]) -> Command {
+        let plain = self.root.is_none() && self.mounts.is_empty();
+        if plain {
+            let mut command = Command::new(&argv[0]);
+            command.args(&argv[1..]).current_dir(directory).envs(env.iter().map(|(k, v)| (k, v)));
+            command.stdin(Stdio::null());
+            return command;
+        }
+        let mut command = Command::new("unshare");
+        if !rustix::process::geteuid().is_root() {
+            command.args(["--user", "--map-root-user"]);
+        }
+        command.args(["--mount", "--propagation", "private"]);
+        if self.root.is_some() && !self.network {
+            command.arg("--net");
+        }
+        command.args(["--", "/bin/sh", "-c", ENTER, "sh"]).arg(self.mounts.len().to_string());
+        for (outside, inside) in &self.mounts {
+            command.arg(outside).arg(self.outside(inside));
+        }
+        command.arg(self.root.as_deref().unwrap_or(Path::new(""))).arg(directory).args(argv);
+        if self.root.is_some() {
+            command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C.UTF-8");
+        }
+        command.envs(env.iter().map(|(k, v)| (k, v))).stdin(Stdio::null());
+        command
+    }
+}
+
+/// Runs a command to its end; an error carries the end of what it printed.
+pub(crate) fn run(command: &mut Command, what: &str) -> Result<Output, Error> {
+    let output = output(command)?;
+    if output.status.success() {
+        return Ok(output);
+    }
+    Err(Error::Command { what: what.to_owned(), status: output.status, output: tail(&output) })
+}
+
+/// Runs a command to its end, however it ends.
+pub(crate) fn output(command: &mut Command) -> Result<Output, Error> {
+    tracing::debug!(?command, "running");
+    command.stdin(Stdio::null()).output().map_err(|source| {
+        let program = command.get_program().to_string_lossy().into_owned();
+        let package = match program.as_str() {
+            "dpkg-source" => "dpkg-dev",
+            "unshare" => "util-linux",
+            other => other,
+        };
+        let hint = format!("apt-get install {package}");
+        Error::Spawn { program, source, hint }
+    })
+}
+
+/// The last lines of what a program printed.
+pub(crate) fn tail(output: &Output) -> String {
+    let text = [&output.stdout[..], &output.stderr[..]].concat();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(30)..].join("\n")
+}

@@ -1,0 +1,192 @@
+//! The system's own source lists, read at run time: which archives this release's packages and sources come from.
+
+use crate::Error;
+use crate::error::At;
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// One archive: what a deb822 stanza says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Archive {
+    uris: String,
+    suites: Vec<String>,
+    signed_by: Option<String>,
+}
+
+/// The archives of one release.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Archives {
+    /// For instance `bookworm`.
+    pub(crate) codename: String,
+    archives: Vec<Archive>,
+}
+
+impl Archives {
+    /// Reads `/etc/os-release`, `/etc/apt/sources.list` and `/etc/apt/sources.list.d`.
+    pub(crate) fn of_this_system() -> Result<Self, Error> {
+        let release = Path::new("/etc/os-release");
+        let text = fs::read_to_string(release).at("reading", release)?;
+        let codename = text
+            .lines()
+            .find_map(|line| line.strip_prefix("VERSION_CODENAME="))
+            .map(|v| v.trim_matches('"').to_owned())
+            .ok_or_else(|| Error::NoSources("a release: /etc/os-release has no VERSION_CODENAME".into()))?;
+        let mut archives = Vec::new();
+        for path in list_files()? {
+            let text = fs::read_to_string(&path).at("reading", &path)?;
+            let found = match path.extension().and_then(|e| e.to_str()) {
+                Some("sources") => deb822(&text),
+                _ => one_line(&text),
+            };
+            archives.extend(found.into_iter().filter_map(|a| a.of_release(&codename)));
+        }
+        archives.dedup();
+        if archives.is_empty() {
+            return Err(Error::NoSources(format!("{codename}, component main")));
+        }
+        Ok(Archives { codename, archives })
+    }
+
+    /// The same archives as a deb822 file, with packages and sources.
+    pub(crate) fn to_text(&self) -> String {
+        let mut out = String::new();
+        for archive in &self.archives {
+            let _ = writeln!(
+                out,
+                "Types: deb deb-src\nURIs: {}\nSuites: {}\nComponents: main",
+                archive.uris,
+                archive.suites.join(" ")
+            );
+            if let Some(signed_by) = &archive.signed_by {
+                let _ = writeln!(out, "Signed-By: {signed_by}");
+            }
+            out.push('\n');
+        }
+        out
+    }
+
+    /// Key rings that the archives name by path.
+    pub(crate) fn key_rings(&self) -> Vec<PathBuf> {
+        let signed_by = self.archives.iter().filter_map(|a| a.signed_by.as_deref());
+        signed_by.flat_map(str::split_whitespace).filter(|w| w.starts_with('/')).map(PathBuf::from).collect()
+    }
+}
+
+impl Archive {
+    /// The part of it that belongs to a release; third parties' archives carry other suites and no sources of Debian.
+    fn of_release(mut self, codename: &str) -> Option<Archive> {
+        let wanted = ["", "-updates", "-security", "/updates"].map(|suffix| format!("{codename}{suffix}"));
+        self.suites.retain(|suite| wanted.contains(suite));
+        (!self.suites.is_empty()).then_some(self)
+    }
+}
+
+fn list_files() -> Result<Vec<PathBuf>, Error> {
+    let mut files = Vec::new();
+    let main = PathBuf::from("/etc/apt/sources.list");
+    if main.exists() {
+        files.push(main);
+    }
+    let parts = Path::new("/etc/apt/sources.list.d");
+    if parts.exists() {
+        for entry in fs::read_dir(parts).at("reading", parts)? {
+            let path = entry.at("reading", parts)?.path();
+            if matches!(path.extension().and_then(|e| e.to_str()), Some("list" | "sources")) {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn one_line(text: &str) -> Vec<Archive> {
+    text.lines().filter_map(one_entry).collect()
+}
+
+fn one_entry(line: &str) -> Option<Archive> {
+    let line = line.split('#').next()?.trim();
+    let rest = line.strip_prefix("deb ").or_else(|| line.strip_prefix("deb-src "))?.trim_start();
+    let (options, rest) = match rest.strip_prefix('[') {
+        Some(rest) => rest.split_once(']')?,
+        None => ("", rest),
+    };
+    let mut words = rest.split_whitespace();
+    let (uri, suite) = (words.next()?, words.next()?);
+    let signed_by = options.split_whitespace().find_map(|o| o.strip_prefix("signed-by=")).map(|v| v.replace(',', " "));
+    words.any(|component| component == "main").then(|| Archive {
+        uris: uri.to_owned(),
+        suites: vec![suite.to_owned()],
+        signed_by,
+    })
+}
+
+fn deb822(text: &str) -> Vec<Archive> {
+    let mut stanzas = vec![Vec::<(String, String)>::new()];
+    for line in text.lines() {
+        let fields = stanzas.last_mut().expect("never empty");
+        if line.starts_with('#') {
+            continue;
+        } else if line.trim().is_empty() {
+            stanzas.push(Vec::new());
+        } else if line.starts_with([' ', '\t']) {
+            if let Some((_, value)) = fields.last_mut() {
+                value.push('\n');
+                value.push_str(line);
+            }
+        } else if let Some((name, value)) = line.split_once(':') {
+            fields.push((name.trim().to_ascii_lowercase(), value.trim().to_owned()));
+        }
+    }
+    stanzas.iter().filter_map(|fields| stanza(fields)).collect()
+}
+
+fn stanza(fields: &[(String, String)]) -> Option<Archive> {
+    let field = |name: &str| fields.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str());
+    let words = |name: &str| field(name).into_iter().flat_map(str::split_whitespace);
+    let wanted = field("enabled").is_none_or(|v| !v.eq_ignore_ascii_case("no"));
+    (wanted && words("components").any(|c| c == "main")).then_some(())?;
+    Some(Archive {
+        uris: words("uris").collect::<Vec<_>>().join(" "),
+        suites: words("suites").map(str::to_owned).collect(),
+        signed_by: field("signed-by").map(str::to_owned),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keeps_the_release_and_leaves_third_parties_out() {
+        let lines = "# deb http://a.invalid/x bookworm main\n\
+            deb [arch=amd64 signed-by=/k/a.gpg] http://a.invalid/debian bookworm main contrib\n\
+            deb http://b.invalid/apt cloud-bookworm main\n\
+            deb-src http://a.invalid/security bookworm-security main\n";
+        let kept: Vec<Archive> = one_line(lines).into_iter().filter_map(|a| a.of_release("bookworm")).collect();
+        let archives = Archives { codename: "bookworm".into(), archives: kept };
+        assert_eq!(
+            archives.to_text(),
+            "Types: deb deb-src\nURIs: http://a.invalid/debian\nSuites: bookworm\nComponents: main\nSigned-By: /k/a.gpg\n\n\
+             Types: deb deb-src\nURIs: http://a.invalid/security\nSuites: bookworm-security\nComponents: main\n\n"
+        );
+        assert_eq!(archives.key_rings(), [PathBuf::from("/k/a.gpg")]);
+    }
+
+    #[test]
+    fn reads_stanzas_with_inline_keys() {
+        let text = "Types: deb\n# a comment\nURIs: http://a.invalid/debian\nSuites: bookworm bookworm-updates other\n\
+            Components: main\nSigned-By:\n -----BEGIN-----\n .\n abc\n\nTypes: deb\nURIs: http://x.invalid\nSuites: nodistro\n\
+            Components: main\n\nTypes: deb\nURIs: http://y.invalid\nSuites: bookworm\nComponents: main\nEnabled: no\n";
+        let kept: Vec<Archive> = deb822(text).into_iter().filter_map(|a| a.of_release("bookworm")).collect();
+        assert_eq!(
+            kept,
+            [Archive {
+                uris: "http://a.invalid/debian".into(),
+                suites: vec!["bookworm".into(), "bookworm-updates".into()],
+                signed_by: Some("\n -----BEGIN-----\n .\n abc".into()),
+            }]
+        );
+    }
+}

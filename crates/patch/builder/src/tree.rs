@@ -1,0 +1,279 @@
+//! Source trees: what was shipped, and copies of it with diffs on top. The tree that was given is only read.
+
+use crate::debian::Diff;
+use crate::diff::{self, FileDiff};
+use crate::error::At;
+use crate::{Cache, Error, numbering};
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write;
+use std::path::{Component, Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Suffixes of what a C or C++ compiler reads.
+const SOURCES: [&str; 18] =
+    ["c", "cc", "cpp", "cxx", "C", "h", "hh", "hpp", "hxx", "inc", "def", "inl", "ipp", "tcc", "S", "i", "ic", "x"];
+/// Suffixes of files that are compiled by themselves.
+pub(crate) const UNITS: [&str; 6] = ["c", "cc", "cpp", "cxx", "C", "S"];
+/// Files that tell how a program is built.
+const BUILD_FILES: [&str; 9] = [
+    "Makefile",
+    "GNUmakefile",
+    "makefile",
+    "CMakeLists.txt",
+    "meson.build",
+    "configure",
+    "configure.ac",
+    "configure.in",
+    "Makefile.am",
+];
+const BUILD_SUFFIXES: [&str; 5] = ["mk", "cmake", "am", "m4", "in"];
+
+/// A copy of the shipped tree with diffs on top, numbered as shipped.
+#[derive(Debug, Clone)]
+pub(crate) struct Tree {
+    /// Where it lies.
+    pub(crate) path: PathBuf,
+    /// Files that the diffs changed, made or removed, relative to it.
+    pub(crate) touched: BTreeSet<String>,
+    /// Things the user should know.
+    pub(crate) warnings: Vec<String>,
+}
+
+fn suffix(path: &str) -> &str {
+    Path::new(path).extension().and_then(|e| e.to_str()).unwrap_or("")
+}
+
+/// Whether a compiler may read the file.
+pub(crate) fn is_source(path: &str) -> bool {
+    SOURCES.contains(&suffix(path))
+}
+
+fn is_build_file(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    BUILD_FILES.contains(&name) || BUILD_SUFFIXES.contains(&suffix(path))
+}
+
+/// `shipped` with `diffs` applied in order, kept in the cache; `is_input` tells files that a recorded compilation
+/// read although their names do not look like source.
+pub(crate) fn patched(
+    cache: &Cache,
+    shipped: &Path,
+    identity: &str,
+    diffs: &[Diff],
+    is_input: &dyn Fn(&str) -> bool,
+) -> Result<Tree, Error> {
+    let plain = Tree { path: shipped.to_owned(), touched: BTreeSet::new(), warnings: Vec::new() };
+    if diffs.is_empty() {
+        return Ok(plain);
+    }
+    let mut warnings = Vec::new();
+    let mut parts: Vec<(&Diff, FileDiff)> = Vec::new();
+    for diff in diffs {
+        let mut other = Vec::new();
+        for file in diff::split(&diff.text) {
+            check_path(&diff.name, &file.path)?;
+            if is_source(&file.path) || is_input(&file.path) {
+                parts.push((diff, file));
+            } else if is_build_file(&file.path) {
+                return Err(Error::ChangesBuild { name: diff.name.clone(), file: file.path });
+            } else {
+                other.push(file.path);
+            }
+        }
+        if !other.is_empty() {
+            tracing::info!(diff = diff.name, files = ?other, "no compiler reads these, left out");
+        }
+    }
+    let touched: BTreeSet<String> = parts.iter().map(|(_, file)| file.path.clone()).collect();
+    let changed = Changed::apply(shipped, &touched, &parts, &mut warnings)?;
+    let name = crate::cache::key([identity.as_bytes(), &changed.digest()[..]]);
+    let path = cache.entry("tree", &name, |into| {
+        copy(shipped, into)?;
+        changed.write(shipped, into)
+    })?;
+    Ok(Tree { path, touched, warnings })
+}
+
+/// A diff from outside must not lead out of the tree.
+fn check_path(diff: &str, path: &str) -> Result<(), Error> {
+    let inside = Path::new(path).components().all(|c| matches!(c, Component::Normal(_)));
+    if path.is_empty() || !inside {
+        return Err(Error::Malformed { what: format!("diff {diff}"), why: format!("it changes {path:?}") });
+    }
+    Ok(())
+}
+
+/// The touched files after all diffs, in a directory of their own.
+struct Changed {
+    directory: tempfile::TempDir,
+    files: BTreeSet<String>,
+}
+
+impl Changed {
+    fn apply(
+        shipped: &Path,
+        touched: &BTreeSet<String>,
+        parts: &[(&Diff, FileDiff)],
+        warnings: &mut Vec<String>,
+    ) -> Result<Self, Error> {
+        let directory = tempfile::tempdir().at("making", Path::new("a temporary directory"))?;
+        for file in touched {
+            let (from, to) = (shipped.join(file), directory.path().join(file));
+            if let Some(parent) = to.parent() {
+                fs::create_dir_all(parent).at("making", parent)?;
+            }
+            match fs::copy(&from, &to) {
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                other => drop(other.at("copying", &from)?),
+            }
+        }
+        let changed = Changed { directory, files: touched.clone() };
+        for (diff, file) in parts {
+            changed.patch(diff, file, warnings)?;
+        }
+        Ok(changed)
+    }
+
+    fn patch(&self, diff: &Diff, file: &FileDiff, warnings: &mut Vec<String>) -> Result<(), Error> {
+        let failed = |source| Error::Spawn { program: "patch".into(), source, hint: "apt-get install patch".into() };
+        let mut child = Command::new("patch")
+            .args(["--batch", "--forward", "--no-backup-if-mismatch", "--reject-file=-", "-p0"])
+            .arg(&file.path)
+            .current_dir(self.directory.path())
+            .env("LC_ALL", "C.UTF-8")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // a patch that stops reading fails by its status
+            let _ = stdin.write_all(&file.text);
+        }
+        let output = child.wait_with_output().map_err(failed)?;
+        if !output.status.success() {
+            let output = crate::sandbox::tail(&output);
+            return Err(Error::DoesNotApply { name: diff.name.clone(), file: file.path.clone(), output });
+        }
+        let text = String::from_utf8_lossy(&output.stdout);
+        for line in text.lines().filter(|l| l.contains("with fuzz")) {
+            warnings.push(format!("{} applies to {} only loosely: {}", diff.short_name(), file.path, line.trim()));
+        }
+        Ok(())
+    }
+
+    fn digest(&self) -> [u8; 32] {
+        let mut parts: Vec<Vec<u8>> = Vec::new();
+        for file in &self.files {
+            parts.push(file.clone().into_bytes());
+            // a removed file has no bytes, an empty one has an empty part
+            parts.extend(fs::read(self.directory.path().join(file)).ok());
+        }
+        crate::cache::digest(parts.iter().map(Vec::as_slice))
+    }
+
+    /// Puts the files into a copy of the shipped tree.
+    fn write(&self, shipped: &Path, into: &Path) -> Result<(), Error> {
+        for file in &self.files {
+            let (from, to) = (self.directory.path().join(file), into.join(file));
+            // the copy shares its files with the shipped tree: never write through
+            match fs::remove_file(&to) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e).at("removing", &to),
+                _ => {}
+            }
+            if !from.exists() {
+                continue;
+            }
+            if let Some(parent) = to.parent() {
+                fs::create_dir_all(parent).at("making", parent)?;
+            }
+            let after = fs::read(&from).at("reading", &from)?;
+            let before = fs::read(shipped.join(file)).ok();
+            let text = match (before.as_deref().map(std::str::from_utf8), std::str::from_utf8(&after)) {
+                (Some(Ok(before)), Ok(after)) => numbering::number(before, after).into_bytes(),
+                _ => after,
+            };
+            fs::write(&to, text).at("writing", &to)?;
+        }
+        Ok(())
+    }
+}
+
+/// Copies a tree: files as hard links where that works, `.git` left out.
+fn copy(from: &Path, into: &Path) -> Result<(), Error> {
+    fs::create_dir_all(into).at("making", into)?;
+    for entry in fs::read_dir(from).at("reading", from)? {
+        let entry = entry.at("reading", from)?;
+        let (source, target) = (entry.path(), into.join(entry.file_name()));
+        let kind = entry.file_type().at("reading", &source)?;
+        if kind.is_dir() {
+            if entry.file_name() != ".git" {
+                copy(&source, &target)?;
+            }
+        } else if kind.is_symlink() {
+            let to = fs::read_link(&source).at("reading", &source)?;
+            std::os::unix::fs::symlink(to, &target).at("linking", &target)?;
+        } else if kind.is_file() && fs::hard_link(&source, &target).is_err() {
+            fs::copy(&source, &target).at("copying", &source)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> (tempfile::TempDir, Cache, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(&dir.path().join("cache")).unwrap();
+        let source = dir.path().join("source");
+        fs::create_dir(&source).unwrap();
+        fs::write(source.join("a.c"), "one\ntwo\nthree\n").unwrap();
+        (dir, cache, source)
+    }
+
+    fn diff(text: &str) -> Diff {
+        Diff::new("d.patch", text.into())
+    }
+
+    #[test]
+    fn the_users_tree_is_only_read() {
+        let (_dir, cache, source) = sample();
+        let change = diff("--- a/a.c\n+++ b/a.c\n@@ -1,3 +1,4 @@\n one\n+more\n two\n three\n");
+        let tree = patched(&cache, &source, "id", std::slice::from_ref(&change), &|_| false).unwrap();
+        assert_eq!(fs::read_to_string(tree.path.join("a.c")).unwrap(), "one\nmore\n#line 2\ntwo\nthree\n");
+        assert_eq!(fs::read_to_string(source.join("a.c")).unwrap(), "one\ntwo\nthree\n");
+        let second = diff("--- a/a.c\n+++ b/a.c\n@@ -2,3 +2,2 @@\n more\n-two\n three\n");
+        let tree = patched(&cache, &source, "id", &[change, second], &|_| false).unwrap();
+        assert_eq!(fs::read_to_string(tree.path.join("a.c")).unwrap(), "one\nmore\nthree\n", "number 3 again");
+    }
+
+    #[test]
+    fn diffs_that_do_not_fit_or_lead_out_or_change_the_build_are_named() {
+        let (_dir, cache, source) = sample();
+        let refuse = |text: &str| patched(&cache, &source, "id", &[diff(text)], &|_| false).unwrap_err();
+        let error = refuse("--- a/a.c\n+++ b/a.c\n@@ -1 +1 @@\n-other\n+x\n");
+        assert!(
+            matches!(&error, Error::DoesNotApply { name, file, .. } if name == "d.patch" && file == "a.c"),
+            "{error}"
+        );
+        let error = refuse("--- a/../../b.c\n+++ b/../../b.c\n@@ -0,0 +1 @@\n+x\n");
+        assert!(matches!(error, Error::Malformed { .. }), "{error}");
+        let error = refuse("--- a/Makefile\n+++ b/Makefile\n@@ -1 +1 @@\n-other\n+x\n");
+        assert!(matches!(&error, Error::ChangesBuild { file, .. } if file == "Makefile"), "{error}");
+    }
+
+    #[test]
+    fn files_come_and_go() {
+        let (_dir, cache, source) = sample();
+        let change = diff(
+            "--- /dev/null\n+++ b/new/b.h\n@@ -0,0 +1 @@\n+int b;\n--- a/a.c\n+++ /dev/null\n@@ -1,3 +0,0 @@\n-one\n-two\n-three\n",
+        );
+        let tree = patched(&cache, &source, "id", &[change], &|_| false).unwrap();
+        assert_eq!(fs::read_to_string(tree.path.join("new/b.h")).unwrap(), "int b;\n");
+        assert!(!tree.path.join("a.c").exists());
+        assert!(source.join("a.c").exists());
+    }
+}
