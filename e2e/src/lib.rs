@@ -22,6 +22,8 @@
 pub mod cli;
 pub mod effects;
 pub mod kill_at;
+pub mod load;
+pub mod operation;
 pub mod packages;
 pub mod resp;
 pub mod server;

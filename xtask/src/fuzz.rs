@@ -50,7 +50,7 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
 pub(crate) fn test(root: &Path, logs: &Path) -> Result<Counts> {
     let target_dir = root.join("target/fuzz");
     let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    build.args(["build", "--release", "--locked", "--target", TRIPLE, "--manifest-path"]);
+    build.args(["build", "--release", "--target", TRIPLE, "--manifest-path"]);
     build.arg(root.join("fuzz/Cargo.toml")).arg("--target-dir").arg(&target_dir).env("RUSTFLAGS", FLAGS);
     let outcome = step::run("fuzz build", &mut build, &logs.join("fuzz-build.log"))?;
     if !outcome.succeeded {

@@ -1,0 +1,103 @@
+//! One call of `stillpoint patch apply` or `revert`: when it ran, which threads it stopped and for how long.
+
+use crate::cli::{Run, Stillpoint};
+use stillpoint_events::EventKind;
+use stillpoint_measure::clock::now_ns;
+
+/// What a call did, as its events tell.
+#[derive(Debug, Clone)]
+pub struct Operation {
+    /// How it ended and what it printed.
+    pub run: Run,
+    /// `CLOCK_MONOTONIC` before the program was started and after it had ended.
+    pub window_ns: (u64, u64),
+    /// For each time a thread was stopped, how long.
+    pub stops_ns: Vec<u64>,
+    /// From the start of the transition to the moment when every thread ran the new code.
+    pub migrated_ns: Option<u64>,
+    /// Threads that migrated.
+    pub threads: u32,
+}
+
+impl Operation {
+    /// Makes the call, with `--json`.
+    pub fn of(call: Stillpoint) -> Operation {
+        let from = now_ns();
+        let run = call.json().run();
+        let window_ns = (from, now_ns());
+        let mut operation = Operation { run, window_ns, stops_ns: Vec::new(), migrated_ns: None, threads: 0 };
+        if operation.run.code == Some(0) {
+            operation.take_events();
+        }
+        operation
+    }
+
+    fn take_events(&mut self) {
+        for event in self.run.events() {
+            match event.kind {
+                EventKind::ThreadStopped { stopped_ns, .. } => self.stops_ns.push(stopped_ns),
+                EventKind::Committed { duration_ns, threads, .. } => {
+                    self.migrated_ns = Some(duration_ns);
+                    self.threads = threads;
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Panics with all that was printed unless it succeeded.
+    #[track_caller]
+    pub fn succeeded(self) -> Operation {
+        assert_eq!(self.run.code, Some(0), "{}", self.run);
+        self
+    }
+
+    /// From the start of the program to its end.
+    pub fn elapsed_ns(&self) -> u64 {
+        self.window_ns.1 - self.window_ns.0
+    }
+}
+
+/// Median, p99 and maximum of values in any order.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub struct Spread {
+    /// How many.
+    pub count: usize,
+    /// Half of them are no larger.
+    pub median: f64,
+    /// 99 % are no larger.
+    pub p99: f64,
+    /// The smallest.
+    pub min: f64,
+    /// The largest.
+    pub max: f64,
+}
+
+impl Spread {
+    /// Of these values; all zero where there are none.
+    pub fn of(mut values: Vec<f64>) -> Spread {
+        values.sort_by(f64::total_cmp);
+        let at = |quantile: f64| {
+            let rank = (quantile * values.len() as f64).ceil() as usize;
+            values.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
+        };
+        Spread { count: values.len(), median: at(0.5), p99: at(0.99), min: at(0.0), max: at(1.0) }
+    }
+
+    /// Of nanoseconds, in microseconds.
+    pub fn us(values_ns: impl IntoIterator<Item = u64>) -> Spread {
+        Spread::of(values_ns.into_iter().map(|ns| ns as f64 / 1e3).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spread_sorts_and_survives_nothing() {
+        let spread = Spread::us([3_000, 1_000, 2_000]);
+        assert_eq!((spread.count, spread.min, spread.median, spread.max), (3, 1.0, 2.0, 3.0));
+        assert_eq!(Spread::of(vec![]).max, 0.0);
+    }
+}
