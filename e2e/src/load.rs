@@ -56,7 +56,7 @@ impl Load {
     #[track_caller]
     pub fn fill(port: u16, clients: &Clients) {
         let call =
-            Stillpoint::new().args(["measure", "load", "--addr"]).arg(&address(port)).arg("--keys").arg(clients.keys);
+            Stillpoint::new().args(["measure", "load", "--addr"]).arg(address(port)).arg("--keys").arg(clients.keys);
         call.succeed();
     }
 
@@ -66,7 +66,7 @@ impl Load {
         let (record, output) = (dir.join(format!("{name}.rec")), dir.join(format!("{name}.json")));
         let call = Stillpoint::new()
             .args(["measure", "redis", "--addr"])
-            .arg(&address(port))
+            .arg(address(port))
             .args(["--mix", clients.mix, "--duration", "36000", "--connections"])
             .arg(clients.connections)
             .arg("--rate")

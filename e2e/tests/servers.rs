@@ -4,8 +4,10 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
 use stillpoint_e2e::effects::EFFECTS;
+use stillpoint_e2e::load::{Clients, Load};
 use stillpoint_e2e::server::{Memcached, Redis};
 use stillpoint_e2e::{packages, skip, wait};
+use stillpoint_measure::clock::now_ns;
 
 fn is_there(pid: i32) -> bool {
     PathBuf::from(format!("/proc/{pid}")).exists()
@@ -85,4 +87,22 @@ fn debians_older_redis_lacks_the_newest_effect() {
         let answer = effect.ask(redis.port()).unwrap_or_else(|e| panic!("{effect:?}: {e}"));
         assert_eq!(answer.fixed, effect.cve < "CVE-2026-25243", "{effect:?}: {answer:?}");
     }
+}
+
+#[test]
+fn load_is_recorded_and_ends_in_order() {
+    let binary = match packages::redis(None) {
+        Ok(binary) => binary,
+        Err(why) => skip!("{why}"),
+    };
+    let redis = Redis::start(&binary, &[]);
+    let clients = Clients { connections: 4, rate: 500, idle: 3, blocking: 2, keys: 1_000, ..Clients::default() };
+    Load::fill(redis.port(), &clients);
+    let load = Load::start(redis.port(), &clients, redis.dir(), "load");
+    let from = now_ns();
+    wait::until("half a second of load", || (now_ns() - from > 500_000_000).then_some(()));
+    let observed = load.finish();
+    let (all, window) = (observed.all(), observed.windows(&[(from, from + 250_000_000)]));
+    assert!(window.counts.requests > 0 && window.counts.requests < all.counts.requests, "{window:?}\n{all:?}");
+    assert_eq!((all.counts.failed(), observed.dropped(), observed.dead()), (0, 0, 0), "{:?}", observed.result);
 }
