@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0
+ *
+ * model.c - random threads, roles, parking, births and deaths against random requests
+ *
+ * What must hold: at a global request no thread runs new code while another runs old code; at a group request the same
+ * among the group's threads; an abandoned request changes no thread; every request is settled; nothing hangs.
+ * A thread "runs code" between two points: it notes the version that its word selects when it begins, and checks
+ * when it ends that nobody who changes together with it ran another one meanwhile.
+ *
+ * usage: model [SEED [REQUESTS]]
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "thread.h"
+
+#define THREADS 12
+
+static atomic_bool stop;
+static atomic_uint asleep_wanted;
+/* Threads now running code of each side of a transition, per set (0 all, 1 group "a"). Nobody lags behind by more than
+ * one transition, so four rows keep the questions apart. */
+static atomic_int running[4][2][2];
+/* Transition and mode in question, in one word so that nobody reads halves of two: transition * 4 + mode. */
+static atomic_uint question;
+static atomic_ulong steps, migrations, applied, done, births;
+
+static void fail(const char *what)
+{
+    fprintf(stderr, "model: %s\n", what);
+    abort();
+}
+
+static unsigned next(unsigned *seed)
+{
+    *seed = *seed * 1664525u + 1013904223u;
+    return *seed >> 8;
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* One piece of the program's work, on one version from beginning to end. */
+static void run_code(unsigned *seed, bool in_group)
+{
+    uint32_t asked = atomic_load(&question), transition = asked / 4, mode = asked % 4;
+    int side = sp_word == transition;
+    bool counted[2] = {mode == SP_GLOBAL, mode == SP_GROUP && in_group};
+    for (int set = 0; set < 2; set++) {
+        if (!counted[set])
+            continue;
+        /* in, then look: of two threads with different versions the later one sees the other */
+        atomic_fetch_add(&running[transition % 4][set][side], 1);
+        if (atomic_load(&running[transition % 4][set][!side]) != 0)
+            fail("two versions run at the same time");
+    }
+    for (unsigned i = next(seed) % 200; i > 0; i--)
+        __asm__ volatile("" ::: "memory");
+    if (next(seed) % 16 == 0)
+        sched_yield();
+    for (int set = 0; set < 2; set++)
+        if (counted[set])
+            atomic_fetch_sub(&running[transition % 4][set][side], 1);
+    atomic_fetch_add(&steps, 1);
+}
+
+static void sleep_us(unsigned us)
+{
+    struct timespec pause = {.tv_nsec = us * 1000L};
+    nanosleep(&pause, NULL);
+}
+
+struct role {
+    unsigned seed;
+    unsigned priority;
+    bool in_group;
+};
+
+/* Lives for a while, then dies; `main` starts another in its place. */
+static void *live(void *argument)
+{
+    struct role role = *(struct role *)argument;
+    unsigned seed = role.seed;
+    if (sp_thread_birth_group("worker", role.in_group ? "a" : NULL) || sp_set_priority(role.priority))
+        fail("birth");
+    atomic_fetch_add(&births, 1);
+    for (unsigned life = 200 + next(&seed) % 3000; life > 0 && !atomic_load(&stop); life--) {
+        run_code(&seed, role.in_group);
+        sp_quiescence_point();
+        switch (next(&seed) % 64) {
+        case 0:
+            if (sp_park_begin())
+                fail("park begin");
+            sleep_us(next(&seed) % 300);
+            if (sp_park_end())
+                fail("park end");
+            break;
+        case 1:
+            if (sp_deactivate())
+                fail("deactivate");
+            sleep_us(next(&seed) % 100);
+            if (sp_activate())
+                fail("activate");
+            break;
+        case 2:
+            if (sp_set_priority(next(&seed) % 3))
+                fail("priority");
+            break;
+        case 3:
+            /* a wait without bracket: only a wake-up ends it early */
+            for (unsigned i = 0; i < 200 && !atomic_load(&asleep_wanted); i++)
+                sleep_us(50);
+            break;
+        }
+    }
+    if (sp_thread_death())
+        fail("death");
+    return NULL;
+}
+
+static int wake(unsigned level, void *data)
+{
+    (void)level;
+    (void)data;
+    atomic_store(&asleep_wanted, 1);
+    return 1;
+}
+
+static void on_migrated(const char *name, uint32_t transition, void *data)
+{
+    (void)data;
+    if (strcmp(name, "worker") != 0 || transition != sp_word)
+        fail("callback with wrong arguments");
+    atomic_fetch_add(&migrations, 1);
+}
+
+static void on_applied(uint32_t transition, void *data)
+{
+    (void)transition;
+    (void)data;
+    atomic_fetch_add(&applied, 1);
+}
+
+static void on_done(uint32_t transition, int result, void *data)
+{
+    (void)transition;
+    (void)data;
+    if (result != 0 && result != -ETIMEDOUT)
+        fail("done with a result that does not exist");
+    atomic_fetch_add(&done, 1);
+}
+
+/* What `stillpoint patch` does from outside. */
+static void post(uint32_t number, uint32_t mode, uint64_t limit_ns)
+{
+    struct sp_request request = {
+        .number = number,
+        .transition = 1000 + number,
+        .mode = mode,
+        .patcher_pid = getpid(),
+        .deadline_ns = now_ns() + limit_ns,
+        .group = "a",
+    };
+    request.check = sp_request_check(&request);
+    pthread_mutex_lock(&sp_lock);
+    sp_control.request = request;
+    pthread_mutex_unlock(&sp_lock);
+    /* asked before anybody can take the new version */
+    atomic_store(&question, request.transition * 4 + mode);
+    __atomic_store_n(&sp_request_bell, number, __ATOMIC_SEQ_CST);
+    uint64_t one = 1;
+    if (write(sp_control.wake_fd, &one, sizeof one) != sizeof one)
+        fail("waking");
+}
+
+static struct sp_answer answer(void)
+{
+    pthread_mutex_lock(&sp_lock);
+    struct sp_answer read = sp_control.answer;
+    pthread_mutex_unlock(&sp_lock);
+    return read;
+}
+
+/* Whether every thread that takes part has the request behind it or waits where it will take it. */
+static bool everybody_knows(uint32_t transition, bool released)
+{
+    bool all = true;
+    pthread_mutex_lock(&sp_lock);
+    for (uint32_t i = 0; i < sp_control.slots_used; i++) {
+        const struct sp_slot *slot = &sp_slots[i];
+        enum sp_thread_state state = sp_state_get(slot);
+        if (state == SP_BLOCKED || (state == SP_ACTIVE && released && slot->transition != transition))
+            all = false;
+        if (!released && slot->transition == transition && state != SP_FREE && strcmp(slot->group, "a") == 0)
+            fail("an abandoned request was taken");
+    }
+    pthread_mutex_unlock(&sp_lock);
+    return all;
+}
+
+/* One request from beginning to end; tells whether it was released. */
+static bool request(uint32_t number, uint32_t mode, uint64_t limit_ns)
+{
+    uint64_t patience = now_ns() + limit_ns + 20000000000u;
+    bool released = mode == SP_LOCAL;
+    post(number, mode, limit_ns);
+    if (mode != SP_LOCAL) {
+        struct sp_answer got;
+        while ((got = answer()).number != number || got.outcome == SP_GATHERING) {
+            if (now_ns() > patience)
+                fail("a request is never settled");
+            sleep_us(100);
+        }
+        released = got.outcome == SP_RELEASED;
+    }
+    while (!everybody_knows(1000 + number, released)) {
+        if (now_ns() > patience)
+            fail("a thread never gets to know");
+        sleep_us(100);
+    }
+    atomic_store(&asleep_wanted, 0);
+    return released;
+}
+
+int main(int argc, char **argv)
+{
+    unsigned seed = argc > 1 ? (unsigned)strtoul(argv[1], NULL, 0) : (unsigned)now_ns();
+    unsigned requests = argc > 2 ? (unsigned)strtoul(argv[2], NULL, 0) : 200;
+    struct sp_config config = {
+        .size = sizeof config,
+        .priorities = 3,
+        .wake = wake,
+        .thread_migrated = on_migrated,
+        .patch_applied = on_applied,
+        .patch_done = on_done,
+    };
+    pthread_t threads[THREADS];
+    struct role roles[THREADS];
+    unsigned released = 0, abandoned = 0;
+    printf("model: seed %u, %u requests\n", seed, requests);
+    if (sp_init(&config))
+        fail("init");
+    for (unsigned i = 0; i < THREADS; i++) {
+        roles[i] = (struct role){next(&seed), i % 3, i % 2};
+        if (pthread_create(&threads[i], NULL, live, &roles[i]))
+            fail("create");
+    }
+    for (uint32_t number = 1; number <= requests; number++) {
+        static const uint32_t modes[] = {SP_LOCAL, SP_GROUP, SP_GLOBAL};
+        uint64_t limit_ns = next(&seed) % 4 == 0 ? next(&seed) % 300000 : 10000000000u;
+        if (request(number, modes[next(&seed) % 3], limit_ns))
+            released++;
+        else
+            abandoned++;
+        for (unsigned i = 0; i < THREADS; i++) {
+            if (pthread_tryjoin_np(threads[i], NULL) != 0)
+                continue;
+            roles[i].seed = next(&seed);
+            if (pthread_create(&threads[i], NULL, live, &roles[i]))
+                fail("create again");
+        }
+    }
+    atomic_store(&stop, true);
+    for (unsigned i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    printf("model: %u released, %u abandoned, %lu steps, %lu migrations, %lu births\n", released, abandoned,
+           atomic_load(&steps), atomic_load(&migrations), atomic_load(&births));
+    if (released == 0 || atomic_load(&migrations) == 0 || atomic_load(&done) < atomic_load(&applied))
+        fail("nothing was tried");
+    return 0;
+}
