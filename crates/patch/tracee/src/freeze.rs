@@ -1,39 +1,165 @@
 //! All threads standing.
 
-use crate::{Error, Held, Tid};
-use std::marker::PhantomData;
+use crate::tracer::{STOP_LIMIT, Seen, State, Tracer};
+use crate::{Error, Held, Session, Tid, carrier};
+use std::time::Duration;
 use stillpoint_patch_format::Avma;
+
+const PAGE: u64 = 4096;
+/// While one thread is waited for the others stand: much less patience than for a single stop.
+const LIMIT: Duration = Duration::from_millis(500);
+/// Rounds in which new threads may turn up. Threads that stand bear none, so two would do.
+const ROUNDS: usize = 64;
+const _: () = assert!(LIMIT.as_nanos() < STOP_LIMIT.as_nanos());
 
 /// All threads of a process standing. Dropping it thaws them, those that ran before first.
 #[derive(Debug)]
 pub struct Frozen<'s, 'p> {
-    session: PhantomData<(&'s mut (), &'p ())>,
+    session: &'s mut Session<'p>,
+    order: Vec<Tid>,
+    thawed: bool,
 }
 
-impl Frozen<'_, '_> {
-    /// The threads, all of them standing (kernel workers not among them), in the order stopped.
-    pub fn threads(&self) -> &[Tid] {
-        &[]
+impl<'s, 'p> Frozen<'s, 'p> {
+    pub(crate) fn new(session: &'s mut Session<'p>) -> Result<Frozen<'s, 'p>, Error> {
+        let mut frozen = Frozen { session, order: Vec::new(), thawed: false };
+        // On failure, dropping `frozen` thaws whatever stands.
+        frozen.stop_all()?;
+        frozen.session.tracer.timer.disarm();
+        Ok(frozen)
+    }
+
+    fn stop_all(&mut self) -> Result<(), Error> {
+        for _ in 0..ROUNDS {
+            self.session.tracer.seize_new()?;
+            let missing = self.missing()?;
+            if missing.is_empty() && self.all_known()? {
+                return Ok(());
+            }
+            for group in missing.chunk_by(|a, b| a.0 == b.0) {
+                self.stop_group(group)?;
+            }
+        }
+        let why = "new threads appear without end".to_owned();
+        Err(Error::Unstoppable { tid: self.session.process().pid().leader(), why })
+    }
+
+    /// Threads that do not stand yet: those that may not stop at all first, then sleeping ones, running ones last, so
+    /// that who is busy stands for the shortest time.
+    fn missing(&mut self) -> Result<Vec<(u8, i32)>, Error> {
+        let tracer = &mut self.session.tracer;
+        let running = |state: &State| !matches!(state, State::Standing(_));
+        let tids: Vec<i32> = tracer.threads.iter().filter(|(_, t)| running(&t.state)).map(|(&tid, _)| tid).collect();
+        let mut missing = Vec::with_capacity(tids.len());
+        for tid in tids {
+            if tracer.waits_for_vfork(tid) {
+                let why = "it waits for the child of its vfork, which uses the same memory".to_owned();
+                return Err(Error::Unstoppable { tid: Tid(tid), why });
+            }
+            let rank = match tracer.process.thread_info(Tid(tid))?.map(|info| info.state) {
+                Some('D') => 0,
+                Some('R') => 2,
+                Some(_) => 1,
+                None => 0,
+            };
+            missing.push((rank, tid));
+        }
+        missing.sort_unstable();
+        Ok(missing)
+    }
+
+    fn stop_group(&mut self, group: &[(u8, i32)]) -> Result<(), Error> {
+        let tracer = &mut self.session.tracer;
+        for &(_, tid) in group {
+            tracer.ask_to_stop(tid)?;
+        }
+        for &(_, tid) in group {
+            match tracer.await_stop(tid, LIMIT)? {
+                Seen::Standing => self.order.push(Tid(tid)),
+                _ if tracer.replaced => return Err(Error::Exec(self.session.process().pid())),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every thread that `/proc` shows stands.
+    fn all_known(&self) -> Result<bool, Error> {
+        let tracer = &self.session.tracer;
+        let threads = tracer.process.threads()?;
+        let stands = |tid: &i32| matches!(tracer.threads.get(tid).map(|t| &t.state), Some(State::Standing(_)));
+        let ended = |state: char| matches!(state, 'Z' | 'X');
+        Ok(threads.iter().all(|info| info.kernel_worker || ended(info.state) || stands(&info.tid.0))
+            && tracer.threads.keys().all(|tid| stands(tid)))
+    }
+
+    /// The threads, all of them standing (kernel workers not among them), in the order stopped. Threads that were held
+    /// already (new ones) come first.
+    pub fn threads(&self) -> Vec<Tid> {
+        let held_before = self.session.threads().into_iter().filter(|tid| !self.order.contains(tid));
+        held_before.chain(self.order.iter().copied()).collect()
     }
 
     /// One of them.
-    pub fn thread(&mut self, _tid: Tid) -> Result<Held<'_>, Error> {
-        Err(Error::Unsupported("this yet"))
+    pub fn thread(&mut self, tid: Tid) -> Result<Held<'_>, Error> {
+        self.session.tracer.standing(tid.0)?;
+        Ok(Held::new(&mut self.session.tracer, tid.0))
     }
 
     /// A thread suited to carry remote calls.
     pub fn carrier(&mut self) -> Result<Held<'_>, Error> {
-        Err(Error::Unsupported("this yet"))
+        let pid = self.session.process().pid();
+        let mut why = "it has no threads".to_owned();
+        for tid in carrier::by_fitness(&self.session.tracer) {
+            match carrier::fault(&mut self.session.tracer, tid)? {
+                None => return Ok(Held::new(&mut self.session.tracer, tid)),
+                Some(fault) => why = format!("thread {tid}: {fault}"),
+            }
+        }
+        Err(Error::NoCarrier { pid, why })
     }
 
     /// Writes pieces of text, each with one write that a kill cannot split (so a piece must not cross a page: all are
     /// checked before the first is written). The caller has proved that no thread stands inside of any of them.
-    pub fn write_text(&mut self, _pieces: &[(Avma, &[u8])]) -> Result<(), Error> {
-        Err(Error::Unsupported("this yet"))
+    ///
+    /// On an error the pieces before the one named are written, the others are not.
+    pub fn write_text(&mut self, pieces: &[(Avma, &[u8])]) -> Result<(), Error> {
+        for (at, bytes) in pieces {
+            if at.0 % PAGE + bytes.len() as u64 > PAGE {
+                return Err(Error::CrossesPage { at: *at, len: bytes.len() });
+            }
+        }
+        let tracer: &Tracer = &self.session.tracer;
+        let holder = tracer.threads.keys().next().copied().unwrap_or(tracer.process.pid().0);
+        let memory = tracer.process.memory();
+        pieces.iter().try_for_each(|(at, bytes)| memory.write_through(holder, *at, bytes))
     }
 
-    /// Thaws and says for how long each thread stood, in nanoseconds, in the order thawed.
-    pub fn thaw(self) -> Result<Vec<(Tid, u64)>, Error> {
-        Err(Error::Unsupported("this yet"))
+    /// Thaws and says for how long each thread stood, in nanoseconds, in the order thawed. Threads born meanwhile stay
+    /// held until they are let go, as [`Event::NewThread`](crate::Event::NewThread) says.
+    pub fn thaw(mut self) -> Result<Vec<(Tid, u64)>, Error> {
+        self.let_go()
+    }
+
+    fn let_go(&mut self) -> Result<Vec<(Tid, u64)>, Error> {
+        self.thawed = true;
+        let mut stood = Vec::with_capacity(self.order.len());
+        let mut first_error = None;
+        for &tid in self.order.iter().rev() {
+            match self.session.tracer.let_go(tid.0) {
+                Ok(ns) => stood.push((tid, ns)),
+                Err(error) => first_error = first_error.or(Some(error)),
+            }
+        }
+        self.session.tracer.timer.disarm();
+        first_error.map_or(Ok(stood), Err)
+    }
+}
+
+impl Drop for Frozen<'_, '_> {
+    fn drop(&mut self) {
+        if !self.thawed {
+            let _ = self.let_go();
+        }
     }
 }

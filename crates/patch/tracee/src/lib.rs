@@ -1,7 +1,10 @@
 //! Processes seen through `/proc` and held through ptrace, without ever endangering them.
 #![warn(missing_docs)]
 
+mod bpf;
+mod carrier;
 mod error;
+mod frame;
 mod freeze;
 mod ids;
 mod maps;
@@ -10,9 +13,13 @@ mod module;
 mod process;
 mod registers;
 mod remote;
+mod restart;
+mod seccomp;
 mod session;
 mod status;
 mod stopped;
+mod sys;
+mod tracer;
 
 pub use error::Error;
 pub use freeze::Frozen;

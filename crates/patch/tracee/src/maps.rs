@@ -45,3 +45,72 @@ impl Mapping {
         self.end == self.start
     }
 }
+
+/// Parses the whole file; the first bad line is the error.
+pub(crate) fn parse(text: &str) -> Result<Vec<Mapping>, String> {
+    text.lines().map(|line| parse_line(line).ok_or_else(|| format!("line `{line}`"))).collect()
+}
+
+fn parse_line(line: &str) -> Option<Mapping> {
+    let hex = |s: &str| u64::from_str_radix(s, 16).ok();
+    let (range, rest) = line.split_once(' ')?;
+    let (start, end) = range.split_once('-')?;
+    let (permissions, rest) = rest.split_once(' ')?;
+    let (offset, rest) = rest.split_once(' ')?;
+    let (device, rest) = rest.split_once(' ')?;
+    let (major, minor) = device.split_once(':')?;
+    let (inode, rest) = rest.split_once(' ').unwrap_or((rest, ""));
+    let raw = rest.trim_start_matches(' ');
+    let inode: u64 = inode.parse().ok()?;
+    // A file may really be called "x (deleted)"; only its inode tells, when it is opened.
+    let deleted = inode != 0 && raw.ends_with(" (deleted)");
+    let path = if deleted { &raw[..raw.len() - " (deleted)".len()] } else { raw };
+    let flag = |at: usize, letter: u8| permissions.as_bytes().get(at) == Some(&letter);
+    Some(Mapping {
+        start: Avma(hex(start)?),
+        end: Avma(hex(end)?),
+        read: flag(0, b'r'),
+        write: flag(1, b'w'),
+        execute: flag(2, b'x'),
+        shared: flag(3, b's'),
+        offset: hex(offset)?,
+        device: (hex(major)? as u32, hex(minor)? as u32),
+        inode,
+        path: (!path.is_empty()).then(|| unescape(path)),
+        deleted,
+    })
+}
+
+/// The kernel writes a line feed in a path as `\012` and leaves everything else alone.
+fn unescape(path: &str) -> String {
+    path.replace("\\012", "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_files_names_and_anonymous_mappings() {
+        let text = "\
+55d1c0a00000-55d1c0a2c000 r--p 00000000 fe:01 1835046                    /usr/bin/a b (deleted)
+7ffd3b5f2000-7ffd3b613000 rw-p 00000000 00:00 0                          [stack]
+7f0000000000-7f0000021000 rwxs 0002a000 00:00 0 
+";
+        let maps = parse(text).unwrap();
+        assert_eq!(maps.len(), 3);
+        assert_eq!(maps[0].path.as_deref(), Some("/usr/bin/a b"));
+        assert!(maps[0].deleted && maps[0].read && !maps[0].write && !maps[0].execute && !maps[0].shared);
+        assert_eq!((maps[0].device, maps[0].inode), ((0xfe, 1), 1835046));
+        assert_eq!(maps[1].path.as_deref(), Some("[stack]"));
+        assert!(maps[1].contains(Avma(0x7ffd3b5f2000)) && !maps[1].contains(Avma(0x7ffd3b613000)));
+        assert_eq!(maps[2].path, None);
+        assert!(maps[2].execute && maps[2].shared);
+        assert_eq!((maps[2].offset, maps[2].len()), (0x2a000, 0x21000));
+    }
+
+    #[test]
+    fn names_the_line_that_is_wrong() {
+        assert_eq!(parse("what is this").unwrap_err(), "line `what is this`");
+    }
+}

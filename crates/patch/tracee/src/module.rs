@@ -1,7 +1,16 @@
 //! ELF files mapped by a process, judged by what is in memory.
 
-use crate::Mapping;
+use crate::{Mapping, Memory};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use stillpoint_patch_format::{Avma, BuildId, Svma};
+
+const PT_LOAD: u32 = 1;
+const PT_DYNAMIC: u32 = 2;
+const PT_INTERP: u32 = 3;
+const PT_NOTE: u32 = 4;
+const NT_GNU_BUILD_ID: u32 = 3;
+const PHDR_LEN: usize = 56;
 
 /// An ELF file mapped into a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,4 +64,172 @@ pub enum Libc {
     Musl,
     /// None that is known.
     Unknown,
+}
+
+pub(crate) enum Class {
+    X86_64,
+    Other(String),
+}
+
+/// What program an ELF header belongs to.
+pub(crate) fn classify(head: &[u8]) -> Class {
+    if head.len() < 64 || head[..4] != *b"\x7fELF" {
+        return Class::Other("something that is no ELF file".to_owned());
+    }
+    let machine = u16::from_le_bytes([head[18], head[19]]);
+    match (head[4], head[5], machine) {
+        (2, 1, 62) => Class::X86_64,
+        (1, _, 62) => Class::Other("an x32 program".to_owned()),
+        (1, _, 3) => Class::Other("a 32-bit x86 program".to_owned()),
+        (class, _, machine) => Class::Other(format!("a program of ELF class {class}, machine {machine}")),
+    }
+}
+
+/// Whether an executable asks for a dynamic loader.
+pub(crate) fn has_interpreter(exe: &File, head: &[u8; 64]) -> bool {
+    let (offset, count) = program_header_table(head);
+    let mut table = vec![0; count * PHDR_LEN];
+    let read = exe.read_at(&mut table, offset).unwrap_or(0);
+    table[..read].chunks_exact(PHDR_LEN).any(|header| u32_at(header, 0) == PT_INTERP)
+}
+
+/// Finds the modules among the mappings: each begins with a mapping of its ELF header.
+pub(crate) fn find(mappings: &[Mapping], memory: &Memory, exe_inode: u64, entry: Option<u64>) -> Vec<Module> {
+    let mut modules: Vec<Module> = Vec::new();
+    for (index, first) in mappings.iter().enumerate() {
+        let vdso = first.path.as_deref() == Some("[vdso]");
+        if !(vdso || first.inode != 0 && first.offset == 0) || !first.read {
+            continue;
+        }
+        if let Some(module) = read_module(index, mappings, memory) {
+            modules.push(module);
+        }
+    }
+    let main = modules
+        .iter()
+        .position(|m| entry.is_some_and(|entry| m.contains(Avma(entry))))
+        .or_else(|| modules.iter().position(|m| m.file.1 == exe_inode));
+    if let Some(main) = main {
+        modules[main].executable = true;
+        modules[..=main].rotate_right(1);
+    }
+    modules
+}
+
+fn read_module(index: usize, mappings: &[Mapping], memory: &Memory) -> Option<Module> {
+    let first = &mappings[index];
+    let mut head = [0; 64];
+    memory.read(first.start, &mut head).ok()?;
+    if !matches!(classify(&head), Class::X86_64) {
+        return None;
+    }
+    let (offset, count) = program_header_table(&head);
+    let mut table = vec![0; count * PHDR_LEN];
+    memory.read(Avma(first.start.0.checked_add(offset)?), &mut table).ok()?;
+    let headers = || table.chunks_exact(PHDR_LEN);
+
+    let loads = || headers().filter(|h| u32_at(h, 0) == PT_LOAD);
+    let lowest = loads().map(|h| u64_at(h, 16)).min()?;
+    let bias = first.start.0.wrapping_sub(lowest & !0xfff);
+    let end = loads().filter_map(|h| u64_at(h, 16).checked_add(u64_at(h, 40))).max()?.wrapping_add(bias);
+    let dynamic = headers().find(|h| u32_at(h, 0) == PT_DYNAMIC).map(|h| Avma(bias.wrapping_add(u64_at(h, 16))));
+    let build_id = headers()
+        .filter(|h| u32_at(h, 0) == PT_NOTE)
+        .find_map(|h| build_id(memory, bias.wrapping_add(u64_at(h, 16)), u64_at(h, 32)));
+    let own = |m: &&Mapping| m.start.0 < end && (m.inode, m.device) == (first.inode, first.device);
+    Some(Module {
+        path: first.path.clone()?,
+        executable: false,
+        bias,
+        build_id,
+        dynamic,
+        mappings: mappings[index..].iter().filter(own).cloned().collect(),
+        file: (first.device, first.inode),
+        deleted: first.deleted,
+    })
+}
+
+fn build_id(memory: &Memory, at: u64, len: u64) -> Option<BuildId> {
+    // Real notes are some hundred bytes; the limit keeps a hostile header from asking for gigabytes.
+    let notes = memory.read_vec(Avma(at), len.min(64 << 10) as usize).ok()?;
+    let mut rest = &notes[..];
+    while rest.len() >= 12 {
+        let (name_len, desc_len) = (u32_at(rest, 0) as usize, u32_at(rest, 4) as usize);
+        let desc = 12usize.checked_add(name_len.checked_next_multiple_of(4)?)?;
+        let next = desc.checked_add(desc_len.checked_next_multiple_of(4)?)?;
+        if u32_at(rest, 8) == NT_GNU_BUILD_ID && rest.get(12..12 + 4) == Some(b"GNU\0") && name_len == 4 {
+            return Some(BuildId(rest.get(desc..desc.checked_add(desc_len)?)?.to_vec()));
+        }
+        rest = rest.get(next..)?;
+    }
+    None
+}
+
+/// Which C library is among the mappings; its version is read from its text in memory.
+pub(crate) fn libc_kind(mappings: &[Mapping], memory: &Memory) -> Libc {
+    let named = |m: &&Mapping, name: &str| {
+        m.path.as_deref().and_then(|p| p.rsplit('/').next()).is_some_and(|f| f.starts_with(name))
+    };
+    if mappings.iter().any(|m| named(&m, "ld-musl-") || named(&m, "libc.musl-")) {
+        return Libc::Musl;
+    }
+    let glibc = |m: &&Mapping| named(m, "libc.so.6") || named(m, "libc-2.");
+    for mapping in mappings.iter().filter(glibc).filter(|m| m.read && !m.write && !m.execute) {
+        let mut bytes = vec![0; mapping.len().min(16 << 20) as usize];
+        let available = memory.read_some(mapping.start, &mut bytes);
+        if let Some(libc) = banner(&bytes[..available]) {
+            return libc;
+        }
+    }
+    Libc::Unknown
+}
+
+fn banner(bytes: &[u8]) -> Option<Libc> {
+    const START: &[u8] = b"GNU C Library (";
+    const VERSION: &str = "release version ";
+    let at = bytes.windows(START.len()).position(|w| w == START)?;
+    let line = bytes[at..].split(|&b| b == b'\n' || b == 0).next()?;
+    let banner = String::from_utf8_lossy(line).into_owned();
+    let version = &banner[banner.find(VERSION)? + VERSION.len()..];
+    let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    let version = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+    Some(Libc::Glibc { version, banner })
+}
+
+fn program_header_table(head: &[u8; 64]) -> (u64, usize) {
+    if u16::from_le_bytes([head[54], head[55]]) as usize != PHDR_LEN {
+        return (0, 0);
+    }
+    (u64_at(head, 32), u16::from_le_bytes([head[56], head[57]]) as usize)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_of_glibc_from_its_banner() {
+        let text = b"xx\0GNU C Library (Debian GLIBC 2.36-9+deb12u10) stable release version 2.36.\nCopyright";
+        let Some(Libc::Glibc { version, banner }) = banner(text) else { panic!("no banner") };
+        assert_eq!(version, (2, 36));
+        assert_eq!(banner, "GNU C Library (Debian GLIBC 2.36-9+deb12u10) stable release version 2.36.");
+        assert_eq!(super::banner(b"GNU C Library (no number)"), None);
+    }
+
+    #[test]
+    fn names_other_programs() {
+        let mut head = [0; 64];
+        head[..6].copy_from_slice(b"\x7fELF\x01\x01");
+        head[18] = 3;
+        assert!(matches!(classify(&head), Class::Other(what) if what == "a 32-bit x86 program"));
+        assert!(matches!(classify(b"#!/bin/sh"), Class::Other(_)));
+    }
 }

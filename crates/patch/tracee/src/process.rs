@@ -1,94 +1,339 @@
 //! A process as seen through `/proc`: nothing here stops or changes it.
 
-use crate::{Error, Libc, Mapping, Memory, Module, Pid, Status, ThreadActivity, ThreadInfo, Tid};
-use std::fs::File;
+use crate::maps;
+use crate::module;
+use crate::status::Stat;
+use crate::{Error, Libc, Mapping, Memory, Module, Pid, Status, ThreadActivity, ThreadInfo, Tid, sys};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A running x86-64 process that may be traced. Holds a pidfd and `/proc/PID`, so that a reused number is noticed.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Process {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
     pid: Pid,
+    pidfd: OwnedFd,
+    /// Kept open: once the process is gone, everything below it fails, even if the number is used again.
+    dir: File,
+    memory: Memory,
+    kernel: (u32, u32),
 }
 
 impl Process {
     /// Opens a process, or refuses by name: gone, zombie, a thread's number, kernel thread, 32-bit, static, traced by
     /// somebody, the tool itself, no permission.
-    pub fn open(_pid: Pid) -> Result<Process, Error> {
-        Err(Error::Unsupported("this yet"))
+    pub fn open(pid: Pid) -> Result<Process, Error> {
+        if pid.0 <= 0 {
+            return Err(Error::Gone(pid));
+        }
+        if pid.0 as u32 == std::process::id() {
+            return Err(Error::Own(pid));
+        }
+        let dir = File::open(format!("/proc/{pid}")).map_err(|_| Error::Gone(pid))?;
+        let base = below(&dir);
+        let text = fs::read_to_string(base.join("status")).map_err(|_| Error::Gone(pid))?;
+        let status = Status::parse(&text).ok_or_else(|| malformed(pid, "status", "a field is missing"))?;
+        if status.tgid != pid {
+            return Err(Error::NotAProcess { tid: Tid(pid.0), pid: status.tgid });
+        }
+        let text = fs::read_to_string(base.join("stat")).map_err(|_| Error::Gone(pid))?;
+        let stat = Stat::parse(&text).ok_or_else(|| malformed(pid, "stat", "a field is missing"))?;
+        if stat.kernel_thread() {
+            return Err(Error::KernelThread(pid));
+        }
+        // The leader may have ended while other threads go on; then the process is alive.
+        if matches!(stat.state, 'Z' | 'X') && status.threads <= 1 {
+            return Err(Error::Zombie(pid));
+        }
+        let pidfd = sys::pidfd_open(pid.0).map_err(|error| match error.raw_os_error() {
+            Some(libc::ENOSYS) => Error::Unsupported("pidfd_open"),
+            _ => Error::Gone(pid),
+        })?;
+        if status.tracer.0 != 0 {
+            let name = fs::read_to_string(format!("/proc/{}/comm", status.tracer)).unwrap_or_default();
+            return Err(Error::AlreadyTraced { pid, tracer: status.tracer, name: name.trim_end().to_owned() });
+        }
+        let memory = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(base.join("mem"))
+            .map_err(|error| denied_or_gone(pid, &status, error))?;
+        let process = Process {
+            inner: Arc::new(Inner {
+                pid,
+                pidfd,
+                memory: Memory::new(pid, memory),
+                kernel: kernel_version(),
+                dir,
+            }),
+        };
+        process.check_program(&status)?;
+        Ok(process)
+    }
+
+    fn check_program(&self, status: &Status) -> Result<(), Error> {
+        let pid = self.pid();
+        let exe = self.open_exe().map_err(|error| match error {
+            Error::Os { source, .. } => denied_or_gone(pid, status, source),
+            other => other,
+        })?;
+        let mut head = [0; 64];
+        let head_len = exe.read_at(&mut head, 0).unwrap_or(0);
+        match module::classify(&head[..head_len]) {
+            module::Class::X86_64 => {}
+            module::Class::Other(what) => return Err(Error::NotX86_64 { pid, what }),
+        }
+        if !module::has_interpreter(&exe, &head) && self.libc()? == Libc::Unknown {
+            return Err(Error::Static(pid));
+        }
+        Ok(())
     }
 
     /// Its number.
     pub fn pid(&self) -> Pid {
-        self.pid
+        self.inner.pid
     }
 
     /// Whether it is still the process that was opened, and has not ended (a zombie has).
     pub fn is_alive(&self) -> bool {
-        false
+        !sys::has_ended(&self.inner.pidfd)
     }
 
     /// Its memory.
     pub fn memory(&self) -> &Memory {
-        unimplemented!()
+        &self.inner.memory
     }
 
     /// All threads, kernel workers included and marked, in the kernel's order (oldest first).
     pub fn threads(&self) -> Result<Vec<ThreadInfo>, Error> {
-        Err(Error::Unsupported("this yet"))
+        let entries = fs::read_dir(self.path("task")).map_err(|_| Error::Gone(self.pid()))?;
+        let mut threads = Vec::new();
+        for entry in entries {
+            // A directory of /proc that ends early means that the process has just ended.
+            let Ok(entry) = entry else { break };
+            let Some(tid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            if let Some(info) = self.thread_info(Tid(tid))? {
+                threads.push(info);
+            }
+        }
+        if threads.is_empty() { Err(Error::Gone(self.pid())) } else { Ok(threads) }
+    }
+
+    /// One thread, `None` when it has ended meanwhile.
+    pub(crate) fn thread_info(&self, tid: Tid) -> Result<Option<ThreadInfo>, Error> {
+        let mut buf = [0; 1024];
+        let Some(text) = self.read_task(tid, "stat", &mut buf) else { return Ok(None) };
+        let stat = Stat::parse(text).ok_or_else(|| malformed(self.pid(), "stat", "a field is missing"))?;
+        let kernel_worker = stat.kernel_worker(self.inner.kernel);
+        Ok(Some(ThreadInfo { tid, kernel_worker, state: stat.state }))
     }
 
     /// All mappings, ascending by address.
     pub fn mappings(&self) -> Result<Vec<Mapping>, Error> {
-        Err(Error::Unsupported("this yet"))
+        let bytes = fs::read(self.path("maps")).map_err(|error| self.os("reading maps", error))?;
+        let text = String::from_utf8_lossy(&bytes);
+        maps::parse(&text).map_err(|what| malformed(self.pid(), "maps", &what))
     }
 
     /// All ELF files mapped, the executable first, the vdso included; what they are is read from the mapped memory.
     pub fn modules(&self) -> Result<Vec<Module>, Error> {
-        Err(Error::Unsupported("this yet"))
+        let exe = fs::metadata(self.path("exe")).map(|m| m.ino()).unwrap_or(0);
+        let entry = self.auxiliary(libc::AT_ENTRY);
+        Ok(module::find(&self.mappings()?, self.memory(), exe, entry))
+    }
+
+    /// One value of the auxiliary vector.
+    fn auxiliary(&self, key: u64) -> Option<u64> {
+        let bytes = fs::read(self.path("auxv")).ok()?;
+        let word = |b: &[u8]| u64::from_le_bytes(b.try_into().expect("eight bytes"));
+        bytes.chunks_exact(16).find(|pair| word(&pair[..8]) == key).map(|pair| word(&pair[8..]))
     }
 
     /// The executable, even when it was deleted or replaced on disk.
     pub fn open_exe(&self) -> Result<File, Error> {
-        Err(Error::Unsupported("this yet"))
+        File::open(self.path("exe")).map_err(|error| self.os("opening exe", error))
     }
 
     /// The file behind a mapping, even when it was deleted or replaced on disk: through `map_files`, else by path
     /// below the process's root when device and inode agree.
-    pub fn open_mapping(&self, _mapping: &Mapping) -> Result<File, Error> {
-        Err(Error::Unsupported("this yet"))
+    pub fn open_mapping(&self, mapping: &Mapping) -> Result<File, Error> {
+        let path = mapping.path.clone().unwrap_or_default();
+        let refuse = |why: String| Error::MappedFile { pid: self.pid(), path: path.clone(), why };
+        if mapping.inode == 0 {
+            return Err(refuse("there is no file behind the mapping".to_owned()));
+        }
+        let link = self.path(&format!("map_files/{:x}-{:x}", mapping.start.0, mapping.end.0));
+        let first = match File::open(link) {
+            Ok(file) => return Ok(file),
+            Err(error) => error,
+        };
+        // Without CAP_CHECKPOINT_RESTORE the link cannot be followed; the path can, in the process's own root.
+        let file = File::open(self.path("root").join(path.trim_start_matches('/')))
+            .map_err(|error| refuse(format!("{first}; by path: {error}")))?;
+        let found = file.metadata().map_err(|error| refuse(error.to_string()))?;
+        let device = (libc::major(found.dev()), libc::minor(found.dev()));
+        if (found.ino(), device) != (mapping.inode, mapping.device) {
+            return Err(refuse("another file has its path now".to_owned()));
+        }
+        Ok(file)
     }
 
     /// Which C library is mapped.
     pub fn libc(&self) -> Result<Libc, Error> {
-        Err(Error::Unsupported("this yet"))
+        Ok(module::libc_kind(&self.mappings()?, self.memory()))
     }
 
     /// Whether a shadow stack is active in any thread (`x86_Thread_features` in `/proc`).
     pub fn shadow_stack(&self) -> Result<bool, Error> {
-        Err(Error::Unsupported("this yet"))
+        for thread in self.threads()? {
+            match self.thread_status(thread.tid) {
+                Ok(status) if status.shadow_stack => return Ok(true),
+                Ok(_) => {}
+                Err(error) if error.gone() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
     }
 
     /// Fields of `/proc/PID/status`.
     pub fn status(&self) -> Result<Status, Error> {
-        Err(Error::Unsupported("this yet"))
+        let text = fs::read_to_string(self.path("status")).map_err(|_| Error::Gone(self.pid()))?;
+        Status::parse(&text).ok_or_else(|| malformed(self.pid(), "status", "a field is missing"))
     }
 
     /// Fields of a thread's `status`.
-    pub fn thread_status(&self, _tid: Tid) -> Result<Status, Error> {
-        Err(Error::Unsupported("this yet"))
+    pub fn thread_status(&self, tid: Tid) -> Result<Status, Error> {
+        let mut buf = [0; 4096];
+        let text = self.read_task(tid, "status", &mut buf).ok_or(Error::ThreadGone(tid))?;
+        Status::parse(text).ok_or_else(|| malformed(self.pid(), "status", "a field is missing"))
     }
 
-    /// Where a thread stands and how often it ran, without stopping it.
-    pub fn activity(&self, _tid: Tid) -> Result<ThreadActivity, Error> {
-        Err(Error::Unsupported("this yet"))
+    /// Where a thread stands and how often it went to sleep, without stopping it.
+    pub fn activity(&self, tid: Tid) -> Result<ThreadActivity, Error> {
+        // The count is read first: a thread that sleeps afterwards may have gone to sleep once more, never once less.
+        let switches = self.voluntary_switches(tid)?;
+        let mut buf = [0; 256];
+        let text = self.read_task(tid, "syscall", &mut buf).ok_or(Error::ThreadGone(tid))?;
+        Ok(ThreadActivity::parse(text, switches))
+    }
+
+    /// How often a thread went to sleep by itself.
+    pub(crate) fn voluntary_switches(&self, tid: Tid) -> Result<u64, Error> {
+        let mut buf = [0; 4096];
+        let text = self.read_task(tid, "status", &mut buf).ok_or(Error::ThreadGone(tid))?;
+        const FIELD: &str = "\nvoluntary_ctxt_switches:";
+        let at = text.rfind(FIELD).ok_or_else(|| malformed(self.pid(), "status", "no voluntary_ctxt_switches"))?;
+        let number = text[at + FIELD.len()..].split_ascii_whitespace().next().and_then(|n| n.parse().ok());
+        number.ok_or_else(|| malformed(self.pid(), "status", "voluntary_ctxt_switches is no number"))
     }
 
     /// Whether another process shares this one's memory (`CLONE_VM`: children of vfork and posix_spawn before exec).
-    pub fn shares_memory(&self, _other: Pid) -> Result<bool, Error> {
-        Err(Error::Unsupported("this yet"))
+    pub fn shares_memory(&self, other: Pid) -> Result<bool, Error> {
+        sys::same_memory(self.pid().0, other.0).map_err(|error| match error.raw_os_error() {
+            Some(libc::ESRCH) => Error::Gone(if self.is_alive() { other } else { self.pid() }),
+            Some(libc::ENOSYS) => Error::Unsupported("kcmp"),
+            _ => Error::Os { call: "kcmp", id: other.0, source: error },
+        })
     }
 
     /// All other processes that share this one's memory.
     pub fn memory_sharers(&self) -> Result<Vec<Pid>, Error> {
-        Err(Error::Unsupported("this yet"))
+        let mut sharers = Vec::new();
+        let entries = fs::read_dir("/proc").map_err(|error| self.os("reading /proc", error))?;
+        for entry in entries.flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            if pid == self.pid().0 {
+                continue;
+            }
+            match self.shares_memory(Pid(pid)) {
+                Ok(true) => sharers.push(Pid(pid)),
+                Ok(false) | Err(Error::Gone(_) | Error::Os { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if self.is_alive() { Ok(sharers) } else { Err(Error::Gone(self.pid())) }
     }
+
+    /// A path below `/proc/PID`, through the open directory.
+    fn path(&self, name: &str) -> PathBuf {
+        below(&self.inner.dir).join(name)
+    }
+
+    /// Reads a small file of a thread into a buffer on the stack; `None` when the thread has ended.
+    fn read_task<'b>(&self, tid: Tid, name: &str, buf: &'b mut [u8]) -> Option<&'b str> {
+        let mut file = File::open(self.path(&format!("task/{tid}/{name}"))).ok()?;
+        let mut len = 0;
+        while len < buf.len() {
+            match file.read(&mut buf[len..]) {
+                Ok(0) => break,
+                Ok(n) => len += n,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return None,
+            }
+        }
+        // A name that is not UTF-8 stands at the beginning of the file; nothing after it can be broken.
+        match std::str::from_utf8(&buf[..len]) {
+            Ok(_) => {}
+            Err(_) => buf[..len].iter_mut().filter(|b| !b.is_ascii()).for_each(|b| *b = b'?'),
+        }
+        std::str::from_utf8(&buf[..len]).ok()
+    }
+
+    fn os(&self, call: &'static str, source: io::Error) -> Error {
+        match source.raw_os_error() {
+            Some(libc::ESRCH | libc::ENOENT) => Error::Gone(self.pid()),
+            _ => Error::Os { call, id: self.pid().0, source },
+        }
+    }
+}
+
+fn below(dir: &File) -> PathBuf {
+    Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string())
+}
+
+fn malformed(pid: Pid, file: &str, what: &str) -> Error {
+    Error::Malformed { path: format!("/proc/{pid}/{file}"), what: what.to_owned() }
+}
+
+fn denied_or_gone(pid: Pid, status: &Status, error: io::Error) -> Error {
+    match error.raw_os_error() {
+        Some(libc::EACCES | libc::EPERM) => Error::Permission { pid, hint: permission_hint(status) },
+        Some(libc::ENOENT | libc::ESRCH) => Error::Gone(pid),
+        _ => Error::Os { call: "opening /proc/PID/mem", id: pid.0, source: error },
+    }
+}
+
+/// What the caller lacks, as far as it can be told from outside.
+pub(crate) fn permission_hint(status: &Status) -> String {
+    let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    let own = fs::metadata("/proc/self").map(|m| m.uid()).unwrap_or(u32::MAX);
+    if scope.trim() == "3" {
+        return "kernel.yama.ptrace_scope is 3, nobody may trace until the next boot".to_owned();
+    }
+    if own == 0 {
+        return "CAP_SYS_PTRACE is missing (in a container: --cap-add SYS_PTRACE), or a security module forbids it"
+            .to_owned();
+    }
+    if status.uids[0] != own {
+        return format!("it belongs to user {}; run as root or with CAP_SYS_PTRACE", status.uids[0]);
+    }
+    if !scope.is_empty() && scope.trim() != "0" {
+        return format!("kernel.yama.ptrace_scope is {}; run as root or with CAP_SYS_PTRACE", scope.trim());
+    }
+    "it has more privileges than the caller or is not dumpable; run as root or with CAP_SYS_PTRACE".to_owned()
+}
+
+fn kernel_version() -> (u32, u32) {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }

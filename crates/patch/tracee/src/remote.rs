@@ -1,9 +1,103 @@
-//! Calls made by a stopped thread on our behalf.
+//! Calls made by a stopped thread on our behalf, such that the thread outlives us at any moment.
+//!
+//! The obvious way sets the registers, lets the thread run into a breakpoint and restores them; a tool that dies in
+//! between leaves a thread behind that runs into nowhere. Here the thread's stack first gets a frame as a signal handler
+//! has one; only then do its registers point to `ret`, with that frame's restorer as return address. From this moment on
+//! the thread, left alone, returns to `rt_sigreturn` and restores itself. Each call only puts a `syscall` before the
+//! `ret`:
+//!
+//! ```text
+//!            SETREGS: rip = ret       SETREGS: rip = syscall; ret                     SIGMASK, SETREGS: as before
+//!  standing ------------------> ready ---------------------------> called --> ready --------------------------> standing
+//!                                 \ left alone: ret -> restorer -> rt_sigreturn --> as before; call made anew
+//! ```
+//!
+//! Signals are blocked after the registers point to the frame (which holds the true mask) and unblocked before they
+//! leave it, so a death in between loses no mask. Functions return to `xchg %eax,%edi; ret` found in the target's text,
+//! so that the result survives the restorer's `mov $15,%rax`.
 
-use crate::{Error, Tid};
-use std::marker::PhantomData;
-use std::time::Duration;
+use crate::bpf::Call;
+use crate::frame::{self, Frame};
+use crate::registers::{ERESTART_RESTARTBLOCK, ERESTARTNOHAND, ERESTARTNOINTR, ERESTARTSYS, Registers};
+use crate::seccomp::Filters;
+use crate::stopped::{lost, registers};
+use crate::sys::{self, Wait};
+use crate::tracer::{Seen, State, Tracer};
+use crate::{Error, Process, Tid, carrier, restart};
+use std::io;
+use std::time::{Duration, Instant};
 use stillpoint_patch_format::Avma;
+
+/// How long a system call may take that should take microseconds.
+const SYSCALL_LIMIT: Duration = Duration::from_secs(10);
+/// How often a system call is made anew that job control interrupts.
+const ATTEMPTS: usize = 100;
+/// Room for the extended state of any processor; with AMX it is 11 KiB.
+const EXTENDED_MAX: usize = 32 << 10;
+
+const SYSCALL_RET: &[u8] = &[0x0f, 0x05, 0xc3];
+const RESTORER: &[u8] = &[0x48, 0xc7, 0xc0, 0x0f, 0x00, 0x00, 0x00, 0x0f, 0x05];
+const EXCHANGE_RET: &[u8] = &[0x97, 0xc3];
+
+/// Instructions that remote calls need, found in the target's own text.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Gadgets {
+    syscall_ret: u64,
+    restorer: u64,
+    exchange_ret: Option<u64>,
+}
+
+impl Gadgets {
+    fn find(process: &Process) -> Result<Gadgets, Error> {
+        let mut mappings = process.mappings()?;
+        mappings.retain(|m| m.execute && m.read && !m.write && (m.inode != 0 || m.path.as_deref() == Some("[vdso]")));
+        // The C library first: only there is the restorer the real one.
+        let is_libc = |path: Option<&str>| path.and_then(|p| p.rsplit('/').next()).is_some_and(|f| f.starts_with("libc"));
+        mappings.sort_by_key(|m| !is_libc(m.path.as_deref()));
+        let (mut syscall_ret, mut restorer, mut exchange_ret) = (None, None, None);
+        for mapping in mappings {
+            let mut text = vec![0; mapping.len().min(64 << 20) as usize];
+            let available = process.memory().read_some(mapping.start, &mut text);
+            let find = |what: &[u8]| {
+                let at = text[..available].windows(what.len()).position(|bytes| bytes == what)?;
+                Some(mapping.start.0 + at as u64)
+            };
+            syscall_ret = syscall_ret.or_else(|| find(SYSCALL_RET));
+            restorer = restorer.or_else(|| find(RESTORER));
+            exchange_ret = exchange_ret.or_else(|| find(EXCHANGE_RET));
+            if syscall_ret.is_some() && restorer.is_some() && exchange_ret.is_some() {
+                break;
+            }
+        }
+        let missing = |what| Error::NoGadget { pid: process.pid(), what };
+        Ok(Gadgets {
+            syscall_ret: syscall_ret.ok_or(missing("syscall; ret"))?,
+            restorer: restorer.ok_or(missing("mov $15,%rax; syscall"))?,
+            exchange_ret,
+        })
+    }
+
+    /// Refuses a call, or the `rt_sigreturn` after it, that the thread's filters do not let through.
+    pub(crate) fn check(&self, filters: &Filters, tid: Tid, nr: u64, args: [u64; 6]) -> Result<(), Error> {
+        filters.check(tid, &Call { nr: nr as u32, ip: self.syscall_ret + 2, args })?;
+        self.check_return(filters, tid, args)
+    }
+
+    fn check_return(&self, filters: &Filters, tid: Tid, args: [u64; 6]) -> Result<(), Error> {
+        let ip = self.restorer + RESTORER.len() as u64;
+        filters.check(tid, &Call { nr: libc::SYS_rt_sigreturn as u32, ip, args })
+    }
+}
+
+impl Tracer {
+    /// The gadgets, looked up once for each program.
+    pub(crate) fn gadgets(&mut self) -> Result<Gadgets, Error> {
+        match self.gadgets {
+            Some(gadgets) => Ok(gadgets),
+            None => Ok(*self.gadgets.insert(Gadgets::find(&self.process)?)),
+        }
+    }
+}
 
 /// A thread ready for remote calls. Dropping it puts the thread back exactly to where it stood.
 ///
@@ -11,29 +105,330 @@ use stillpoint_patch_format::Avma;
 /// restores it and makes an interrupted system call anew.
 #[derive(Debug)]
 pub struct Remote<'h> {
-    tid: Tid,
-    held: PhantomData<&'h mut ()>,
+    tracer: &'h mut Tracer,
+    tid: i32,
+    gadgets: Gadgets,
+    filters: Filters,
+    original: Registers,
+    mask: u64,
+    frame: Frame,
+    state: Vec<u8>,
+    /// What the thread stands in now.
+    place: Place,
+    /// Functions may have used the extended registers.
+    state_used: bool,
+    /// Signals that could not be blocked and were held back.
+    held_back: Vec<libc::siginfo_t>,
 }
 
-impl Remote<'_> {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// In a trap, from which it can be put back.
+    Trap,
+    /// At the exit from a system call.
+    Exit,
+    /// Left to itself; the frame will restore it.
+    Abandoned,
+    /// Put back.
+    Back,
+}
+
+impl<'h> Remote<'h> {
+    pub(crate) fn begin(tracer: &'h mut Tracer, tid: i32) -> Result<Remote<'h>, Error> {
+        if let Some(why) = carrier::fault(tracer, tid)? {
+            return Err(Error::BadCarrier { tid: Tid(tid), why });
+        }
+        let gadgets = tracer.gadgets()?;
+        let filters = Filters::of(&tracer.process, Tid(tid))?;
+        let original = registers(tracer, tid)?;
+        gadgets.check_return(&filters, Tid(tid), original.syscall_args())?;
+        let mask = sys::signal_mask(tid).map_err(|error| lost(tid, "PTRACE_GETSIGMASK", error))?;
+        let mut state = vec![0; EXTENDED_MAX];
+        let len = sys::extended_state(tid, &mut state).map_err(|error| lost(tid, "PTRACE_GETREGSET", error))?;
+        state.truncate(len);
+        let full_state = state.clone();
+        state.truncate(frame::extended_len(&state, sys::state_component));
+
+        let frame = frame::build(&made_anew(&original), mask, &state, gadgets.restorer);
+        tracer.process.memory().write(Avma(frame.base), &frame.bytes)?;
+        let remote = Remote {
+            tracer,
+            tid,
+            gadgets,
+            filters,
+            original,
+            mask,
+            frame,
+            state: full_state,
+            place: Place::Trap,
+            state_used: false,
+            held_back: Vec::new(),
+        };
+        remote.point_to(&remote.returning())?;
+        sys::set_signal_mask(tid, !synchronous_signals())
+            .map_err(|error| lost(tid, "PTRACE_SETSIGMASK", error))?;
+        Ok(remote)
+    }
+
     /// The thread.
     pub fn tid(&self) -> Tid {
-        self.tid
+        Tid(self.tid)
     }
 
     /// Makes a system call; seccomp filters are evaluated for exactly this call first. What it returned, or
     /// [`Error::RemoteSyscall`] for an errno.
-    pub fn syscall(&mut self, _nr: u64, _args: [u64; 6]) -> Result<u64, Error> {
-        Err(Error::Unsupported("this yet"))
+    pub fn syscall(&mut self, nr: u64, args: [u64; 6]) -> Result<u64, Error> {
+        self.check_ready()?;
+        self.gadgets.check(&self.filters, Tid(self.tid), nr, args)?;
+        let [rdi, rsi, rdx, r10, r8, r9] = args;
+        let rip = self.gadgets.syscall_ret;
+        let call = Registers { rip, rax: nr, rdi, rsi, rdx, r10, r8, r9, ..self.returning() };
+        let deadline = Instant::now() + SYSCALL_LIMIT;
+        for _ in 0..ATTEMPTS {
+            self.point_to(&call)?;
+            // Entry, then exit.
+            self.run_to_syscall(deadline, SYSCALL_LIMIT)?;
+            self.run_to_syscall(deadline, SYSCALL_LIMIT)?;
+            self.place = Place::Exit;
+            let result = self.current()?.rax as i64;
+            match -result {
+                ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND | ERESTART_RESTARTBLOCK => {}
+                errno @ 1..4096 => {
+                    let source = io::Error::from_raw_os_error(errno as i32);
+                    return Err(Error::RemoteSyscall { tid: Tid(self.tid), nr, source });
+                }
+                _ => return Ok(result as u64),
+            }
+        }
+        let source = io::Error::from_raw_os_error(libc::EINTR);
+        Err(Error::RemoteSyscall { tid: Tid(self.tid), nr, source })
     }
 
-    /// Calls `int f(void)`.
-    pub fn function(&mut self, _function: Avma, _limit: Duration) -> Result<i32, Error> {
-        Err(Error::Unsupported("this yet"))
+    /// Calls `int f(void)`, like a signal handler: at any point of the program, so it must save `errno` and take no
+    /// lock that the thread may hold. Its own system calls are up to the thread's filters.
+    pub fn function(&mut self, function: Avma, limit: Duration) -> Result<i32, Error> {
+        self.check_ready()?;
+        let missing = Error::NoGadget { pid: self.tracer.process.pid(), what: "xchg %eax,%edi; ret" };
+        let exchange_ret = self.gadgets.exchange_ret.ok_or(missing)?;
+        self.gadgets.check_return(&self.filters, Tid(self.tid), self.original.syscall_args())?;
+        // As after a `call`: the return address at a multiple of 16, less 8.
+        let sp = self.frame.base - 8;
+        self.tracer.process.memory().write(Avma(sp), &exchange_ret.to_le_bytes())?;
+        self.state_used = true;
+        self.point_to(&Registers { rip: function.0, rsp: sp, rax: 0, ..self.returning() })?;
+
+        let deadline = Instant::now() + limit;
+        let returned = loop {
+            self.run_to_syscall(deadline, limit)?;
+            let now = self.current()?;
+            let restoring = now.rip == self.gadgets.restorer + RESTORER.len() as u64;
+            if restoring && now.rsp == self.frame.base + 8 && now.orig_rax as i64 == libc::SYS_rt_sigreturn {
+                break now.rdi as i32;
+            }
+        };
+        // It is about to restore itself, which would clear the kernel's restart state: the call is skipped, and the
+        // thread stands before its `ret` again, as after any system call.
+        self.point_to(&self.returning())?;
+        self.run_to_syscall(deadline.max(Instant::now() + SYSCALL_LIMIT), limit)?;
+        self.place = Place::Exit;
+        Ok(returned)
     }
 
     /// Puts the thread back. What `drop` does, with the error.
-    pub fn finish(self) -> Result<(), Error> {
-        Err(Error::Unsupported("this yet"))
+    pub fn finish(mut self) -> Result<(), Error> {
+        self.put_back()
     }
+
+    fn put_back(&mut self) -> Result<(), Error> {
+        match self.place {
+            Place::Back | Place::Abandoned => return Ok(()),
+            Place::Trap => {}
+            Place::Exit => {
+                // Only a thread that passes the kernel's signal code restarts its system call: a trap is asked for,
+                // which it meets before it reaches the program.
+                self.point_to(&self.returning())?;
+                self.trap()?;
+            }
+        }
+        let tid = self.tid;
+        if self.state_used {
+            sys::set_extended_state(tid, &mut self.state).map_err(|error| lost(tid, "PTRACE_SETREGSET", error))?;
+        }
+        sys::set_signal_mask(tid, self.mask).map_err(|error| lost(tid, "PTRACE_SETSIGMASK", error))?;
+        self.point_to(&self.original)?;
+        self.place = Place::Back;
+        for info in self.held_back.drain(..) {
+            let _ = sys::queue_signal(self.tracer.process.pid().0, tid, &info);
+        }
+        if let Ok(standing) = self.tracer.standing(tid) {
+            standing.registers = Some(self.original);
+        }
+        Ok(())
+    }
+
+    /// Registers from which the thread restores itself.
+    fn returning(&self) -> Registers {
+        let no_call = u64::MAX;
+        // Direction and trap flags as a function expects them.
+        let eflags = self.original.eflags & !0x500;
+        Registers {
+            rip: self.gadgets.syscall_ret + 2,
+            rsp: self.frame.base,
+            orig_rax: no_call,
+            eflags,
+            ..self.original
+        }
+    }
+
+    fn check_ready(&self) -> Result<(), Error> {
+        match self.place {
+            Place::Trap | Place::Exit => Ok(()),
+            Place::Abandoned | Place::Back => Err(Error::ThreadGone(Tid(self.tid))),
+        }
+    }
+
+    fn point_to(&self, registers: &Registers) -> Result<(), Error> {
+        sys::set_registers(self.tid, registers).map_err(|error| lost(self.tid, "PTRACE_SETREGS", error))
+    }
+
+    fn current(&self) -> Result<Registers, Error> {
+        sys::registers(self.tid).map_err(|error| lost(self.tid, "PTRACE_GETREGS", error))
+    }
+
+    /// Lets the thread run to the next entry to or exit from a system call.
+    fn run_to_syscall(&mut self, deadline: Instant, limit: Duration) -> Result<(), Error> {
+        let mut signal = 0;
+        loop {
+            self.resume(sys::cont_to_syscall, signal)?;
+            match self.next_report(deadline, limit)? {
+                Wait::Syscall => return Ok(()),
+                other => signal = self.serve(other)?,
+            }
+        }
+    }
+
+    /// Brings the thread into a trap without its executing anything of the program.
+    fn trap(&mut self) -> Result<(), Error> {
+        sys::interrupt(self.tid).map_err(|error| lost(self.tid, "PTRACE_INTERRUPT", error))?;
+        let deadline = Instant::now() + SYSCALL_LIMIT;
+        let mut signal = 0;
+        loop {
+            self.resume(sys::cont, signal)?;
+            match self.next_report(deadline, SYSCALL_LIMIT)? {
+                Wait::Trap { group_stop } => {
+                    self.note_group_stop(group_stop);
+                    self.place = Place::Trap;
+                    return Ok(());
+                }
+                other => signal = self.serve(other)?,
+            }
+        }
+    }
+
+    fn resume(&self, how: fn(i32, i32) -> io::Result<()>, signal: i32) -> Result<(), Error> {
+        how(self.tid, signal).map_err(|error| lost(self.tid, "PTRACE_SYSCALL", error))
+    }
+
+    /// Serves a report that is not the one waited for; the signal to go on with.
+    fn serve(&mut self, report: Wait) -> Result<i32, Error> {
+        match report {
+            Wait::Signal(libc::SIGSTOP) => Ok(libc::SIGSTOP),
+            Wait::Signal(signal) => self.serve_signal(signal),
+            // Job control has stopped the process. This thread goes on until it is back, and then stays stopped.
+            Wait::Trap { group_stop } => {
+                self.note_group_stop(group_stop);
+                Ok(0)
+            }
+            Wait::Event(event) if event != libc::PTRACE_EVENT_EXEC => {
+                self.tracer.note_event(self.tid, event)?;
+                Ok(0)
+            }
+            Wait::Syscall => Ok(0),
+            ended => {
+                self.place = Place::Abandoned;
+                match self.tracer.absorb(self.tid, ended)? {
+                    Seen::Gone if self.tracer.replaced => Err(Error::Exec(self.tracer.process.pid())),
+                    _ => Err(Error::ThreadGone(Tid(self.tid))),
+                }
+            }
+        }
+    }
+
+    /// A signal that cannot be blocked because an instruction may raise it. From elsewhere it is held back; raised by
+    /// the function called, it ends the call.
+    fn serve_signal(&mut self, signal: i32) -> Result<i32, Error> {
+        let info = sys::signal_info(self.tid).map_err(|error| lost(self.tid, "PTRACE_GETSIGINFO", error))?;
+        if info.si_code <= 0 {
+            self.held_back.push(info);
+            return Ok(0);
+        }
+        let pc = self.current()?.pc();
+        self.point_to(&self.returning())?;
+        self.trap()?;
+        Err(Error::RemoteFault { tid: Tid(self.tid), signal, pc })
+    }
+
+    fn note_group_stop(&mut self, group_stop: bool) {
+        if let Ok(standing) = self.tracer.standing(self.tid) {
+            standing.group_stop = group_stop;
+        }
+    }
+
+    fn next_report(&mut self, deadline: Instant, limit: Duration) -> Result<Wait, Error> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.tracer.timer.arm(left.min(Duration::from_millis(20)));
+        loop {
+            match sys::wait(self.tid, true) {
+                Ok(Some(report)) => return Ok(report),
+                Ok(None) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                    if Instant::now() >= deadline {
+                        return Err(self.abandon(limit));
+                    }
+                }
+                Err(error) => {
+                    self.place = Place::Abandoned;
+                    self.tracer.threads.remove(&self.tid);
+                    return Err(lost(self.tid, "waitpid", match error.raw_os_error() {
+                        Some(libc::ECHILD) => io::Error::from_raw_os_error(libc::ESRCH),
+                        _ => error,
+                    }));
+                }
+            }
+        }
+    }
+
+    /// Leaves the thread to itself. It runs now; as it was let go to the next system call, that report is served by
+    /// whoever waits next.
+    fn abandon(&mut self, limit: Duration) -> Error {
+        self.place = Place::Abandoned;
+        if let Some(thread) = self.tracer.threads.get_mut(&self.tid) {
+            thread.state = State::Running;
+        }
+        Error::RemoteTimeout { tid: Tid(self.tid), limit_ms: limit.as_millis() as u64 }
+    }
+}
+
+impl Drop for Remote<'_> {
+    fn drop(&mut self) {
+        let _ = self.put_back();
+    }
+}
+
+/// The registers with which an interrupted system call is made anew, where nothing happens in between: what the kernel
+/// does when it restarts a call, since `rt_sigreturn` does not.
+fn made_anew(registers: &Registers) -> Registers {
+    let interrupted = registers.rax as i64 == -i64::from(libc::EINTR);
+    let again = registers.restarts()
+        || registers.syscall().is_some_and(|nr| interrupted && restart::restartable(nr, &registers.syscall_args()));
+    match again {
+        true => Registers { rip: registers.rip - 2, rax: registers.orig_rax, orig_rax: u64::MAX, ..*registers },
+        false => Registers { orig_rax: u64::MAX, ..*registers },
+    }
+}
+
+/// Signals that instructions raise. Blocked, they would make the kernel reset their handlers and kill.
+fn synchronous_signals() -> u64 {
+    let signals = [libc::SIGILL, libc::SIGTRAP, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV, libc::SIGSYS];
+    signals.iter().fold(0, |mask, signal| mask | 1 << (signal - 1))
 }

@@ -1,7 +1,12 @@
 //! A traced process: seize, stop, let go, events.
 
-use crate::{Error, Frozen, Pid, Process, Stopped, Tid};
-use std::time::Instant;
+use crate::freeze::Frozen;
+use crate::tracer::{STOP_LIMIT, Seen, Tracer};
+use crate::{Error, Pid, Process, Stopped, Tid, sys};
+use std::panic;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// How a new process came about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +41,7 @@ pub enum Event {
     ThreadExited(Tid),
     /// The process runs another program now. It is held before the first instruction; all other threads are gone.
     Exec,
-    /// The process ended: exit code, or 128 + signal.
+    /// The process ended: exit code, or 128 + signal, or -1 when nobody told.
     Exited(i32),
 }
 
@@ -52,24 +57,38 @@ pub enum Stop<'s> {
     InVfork,
 }
 
-/// All threads of a process, traced but running.
-///
-/// Only [`attach`] makes one, on an OS thread of its own. When that thread ends, the kernel lets go of everything
-/// without stopping anything: this is the only way to end tracing that no thread notices.
+/// All threads of a process, traced but running. Only [`attach`] makes one.
 #[derive(Debug)]
 pub struct Session<'p> {
     process: &'p Process,
+    pub(crate) tracer: Tracer,
 }
 
 /// Runs `work` with all threads of the process traced (`PTRACE_SEIZE`, none stopped), on an OS thread made for it, and
 /// lets go of all of them afterwards, whatever `work` did. When the tool is killed, the kernel does the same.
 ///
+/// The obvious way to end tracing is to detach each thread. That needs every thread to stand once more, and so to
+/// interrupt every sleeper. When the OS thread that traces ends, the kernel lets go of all without stopping anything.
+///
 /// `work` must not block for long without [`Session::pump`]: signals and births wait for it meanwhile.
-pub fn attach<R: Send>(
-    _process: &Process,
-    _work: impl FnOnce(&mut Session<'_>) -> R + Send,
-) -> Result<R, Error> {
-    Err(Error::Unsupported("this yet"))
+pub fn attach<R: Send>(process: &Process, work: impl FnOnce(&mut Session<'_>) -> R + Send) -> Result<R, Error> {
+    let tracing = || {
+        let tracer = Tracer::seize(process.clone())?;
+        let mut session = Session { process, tracer };
+        Ok((work(&mut session), sys::own_tid()))
+    };
+    let outcome = thread::scope(|scope| {
+        let thread = thread::Builder::new().name("tracer".to_owned()).spawn_scoped(scope, tracing);
+        let thread = thread.map_err(|source| Error::Os { call: "starting a thread", id: process.pid().0, source })?;
+        thread.join().unwrap_or_else(|cause| panic::resume_unwind(cause))
+    });
+    let (result, tid) = outcome?;
+    // `join` returns while the OS thread is still on its way out; only then are the tracees free.
+    let task = format!("/proc/self/task/{tid}");
+    while Path::new(&task).exists() {
+        thread::sleep(Duration::from_micros(50));
+    }
+    Ok(result)
 }
 
 impl<'p> Session<'p> {
@@ -78,45 +97,97 @@ impl<'p> Session<'p> {
         self.process
     }
 
-    /// Threads known, kernel workers not among them.
+    /// Threads known, ascending, kernel workers not among them.
     pub fn threads(&self) -> Vec<Tid> {
-        Vec::new()
+        let mut threads: Vec<Tid> = self.tracer.threads.keys().map(|&tid| Tid(tid)).collect();
+        threads.sort_unstable();
+        threads
     }
 
     /// Stops one thread. One that is held already (new, or found stopped) is handed over as it is.
-    pub fn stop(&mut self, _tid: Tid) -> Result<Stop<'_>, Error> {
-        Err(Error::Unsupported("this yet"))
+    ///
+    /// After [`Error::Unstoppable`] the thread runs on; it is let go by the next [`Session::pump`] when it does stop.
+    pub fn stop(&mut self, tid: Tid) -> Result<Stop<'_>, Error> {
+        if self.tracer.waits_for_vfork(tid.0) {
+            return Ok(Stop::InVfork);
+        }
+        if !self.tracer.ask_to_stop(tid.0)? {
+            return Ok(Stop::Gone);
+        }
+        match self.tracer.await_stop(tid.0, STOP_LIMIT)? {
+            Seen::Standing => Ok(Stop::Stopped(Stopped::new(&mut self.tracer, tid.0))),
+            _ if self.tracer.replaced => Err(Error::Exec(self.process.pid())),
+            _ => Ok(Stop::Gone),
+        }
     }
 
-    /// Lets a held thread go that no [`Stopped`] stands for.
-    pub fn let_go(&mut self, _tid: Tid) -> Result<(), Error> {
-        Err(Error::Unsupported("this yet"))
+    /// Lets a held thread go that no [`Stopped`] stands for. One that is not held is left alone.
+    pub fn let_go(&mut self, tid: Tid) -> Result<(), Error> {
+        self.tracer.let_go(tid.0).map(drop)
     }
 
     /// Ends the tracing of a new process; it runs on.
-    pub fn release(&mut self, _pid: Pid) -> Result<(), Error> {
-        Err(Error::Unsupported("this yet"))
+    pub fn release(&mut self, pid: Pid) -> Result<(), Error> {
+        self.tracer.release(pid)
     }
 
     /// Whether a thread has executed nothing of the program since it was last let go: stopping it again would tell
-    /// nothing and begin its time-out anew. False for a thread that was never stopped.
-    pub fn idle_since_stop(&mut self, _tid: Tid) -> Result<bool, Error> {
-        Err(Error::Unsupported("this yet"))
+    /// nothing and begin its time-out anew. False for a thread that was never stopped, or not in a system call.
+    pub fn idle_since_stop(&mut self, tid: Tid) -> Result<bool, Error> {
+        self.tracer.idle_since_stop(tid.0)
     }
 
     /// Serves what the target does (signals are forwarded unchanged, job control is kept) and returns the next event,
     /// or `None` when the deadline has passed. With a deadline in the past: what is there already.
-    pub fn pump(&mut self, _deadline: Instant) -> Result<Option<Event>, Error> {
-        Err(Error::Unsupported("this yet"))
+    pub fn pump(&mut self, deadline: Instant) -> Result<Option<Event>, Error> {
+        while self.tracer.serve_one(false)?.is_some() {}
+        loop {
+            if let Some(event) = self.tracer.events.pop_front() {
+                self.tracer.timer.disarm();
+                return Ok(Some(event));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                self.tracer.timer.disarm();
+                return Ok(None);
+            }
+            self.tracer.timer.arm(left);
+            self.tracer.serve_one(true)?;
+        }
     }
 
     /// Stops all threads, sleeping ones first and running ones last; on failure everything runs on.
     pub fn freeze(&mut self) -> Result<Frozen<'_, 'p>, Error> {
-        Err(Error::Unsupported("this yet"))
+        Frozen::new(self)
     }
 
-    /// Stops the thread best suited to carry remote calls: one in a system call that restarts, with room on its own stack.
+    /// Stops the thread best suited to carry remote calls: one in a system call that restarts, with room on its own
+    /// stack. Threads looked at and found unsuited are let go again.
     pub fn stop_carrier(&mut self) -> Result<Stopped<'_>, Error> {
-        Err(Error::Unsupported("this yet"))
+        let mut why = "it has no threads".to_owned();
+        for tid in crate::carrier::by_fitness(&self.tracer) {
+            if self.tracer.waits_for_vfork(tid) || !self.tracer.ask_to_stop(tid)? {
+                continue;
+            }
+            match self.tracer.await_stop(tid, STOP_LIMIT) {
+                Ok(Seen::Standing) => {}
+                Ok(_) => continue,
+                Err(error @ Error::Unstoppable { .. }) => {
+                    why = error.to_string();
+                    continue;
+                }
+                Err(error) => return Err(error),
+            }
+            match crate::carrier::fault(&mut self.tracer, tid) {
+                Ok(None) => return Ok(Stopped::new(&mut self.tracer, tid)),
+                Ok(Some(fault)) => why = format!("thread {tid}: {fault}"),
+                Err(error) => why = error.to_string(),
+            }
+            self.tracer.let_go(tid)?;
+        }
+        match self.tracer.replaced {
+            true => Err(Error::Exec(self.process.pid())),
+            false => Err(Error::NoCarrier { pid: self.process.pid(), why }),
+        }
     }
 }

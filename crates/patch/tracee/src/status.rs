@@ -2,6 +2,13 @@
 
 use crate::{Pid, Tid};
 
+/// `PF_IO_WORKER`: the thread serves io_uring.
+const PF_IO_WORKER: u64 = 0x10;
+/// `PF_USER_WORKER`: any worker that the kernel keeps inside of a process. Before Linux 6.4 the bit meant something else.
+const PF_USER_WORKER: u64 = 0x4000;
+/// `PF_KTHREAD`.
+const PF_KTHREAD: u64 = 0x20_0000;
+
 /// One thread of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ThreadInfo {
@@ -12,6 +19,34 @@ pub struct ThreadInfo {
     pub kernel_worker: bool,
     /// State letter: `R`, `S`, `D`, `T`, `t`, `Z`, `X`.
     pub state: char,
+}
+
+/// Fields of a `stat` file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stat {
+    pub(crate) state: char,
+    pub(crate) flags: u64,
+    pub(crate) start_time: u64,
+}
+
+impl Stat {
+    pub(crate) fn parse(text: &str) -> Option<Stat> {
+        // The name may contain anything, spaces and parentheses included; it ends at the last one.
+        let rest = &text[text.rfind(')')? + 1..];
+        let mut fields = rest.split_ascii_whitespace();
+        let state = fields.next()?.chars().next()?;
+        let flags = fields.nth(5)?.parse().ok()?;
+        let start_time = fields.nth(12)?.parse().ok()?;
+        Some(Stat { state, flags, start_time })
+    }
+
+    pub(crate) fn kernel_thread(&self) -> bool {
+        self.flags & PF_KTHREAD != 0
+    }
+
+    pub(crate) fn kernel_worker(&self, kernel: (u32, u32)) -> bool {
+        self.flags & PF_IO_WORKER != 0 || (kernel >= (6, 4) && self.flags & PF_USER_WORKER != 0)
+    }
 }
 
 /// Fields of a `status` file.
@@ -31,7 +66,7 @@ pub struct Status {
     pub ns_pids: Vec<i32>,
     /// Threads of the process.
     pub threads: u32,
-    /// Blocked signals.
+    /// Blocked signals, bit `n - 1` for signal `n`.
     pub blocked: u64,
     /// Ignored signals.
     pub ignored: u64,
@@ -53,23 +88,108 @@ pub struct Status {
     pub involuntary_switches: u64,
 }
 
-/// Where a thread stands and how often it ran, read without stopping it. Two that are equal, or [`ThreadActivity::ran_since`]
-/// saying no, prove that it executed no instruction of the program in between.
+impl Status {
+    /// `None` when a field that every kernel writes is missing.
+    pub(crate) fn parse(text: &str) -> Option<Status> {
+        let field =
+            |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
+        let number = |name: &str| field(name)?.parse::<u64>().ok();
+        let mask = |name: &str| u64::from_str_radix(field(name)?, 16).ok();
+        let mut uids = field("Uid")?.split_ascii_whitespace().map(|s| s.parse().ok());
+        Some(Status {
+            name: field("Name")?.to_owned(),
+            state: field("State")?.chars().next()?,
+            tgid: Pid(number("Tgid")? as i32),
+            tracer: Pid(number("TracerPid")? as i32),
+            uids: [uids.next()??, uids.next()??, uids.next()??, uids.next()??],
+            ns_pids: field("NSpid")
+                .map(|s| s.split_ascii_whitespace().filter_map(|s| s.parse().ok()).collect())
+                .unwrap_or_default(),
+            threads: number("Threads")? as u32,
+            blocked: mask("SigBlk")?,
+            ignored: mask("SigIgn")?,
+            caught: mask("SigCgt")?,
+            pending: mask("SigPnd")?,
+            shared_pending: mask("ShdPnd")?,
+            seccomp: number("Seccomp").unwrap_or(0) as u8,
+            seccomp_filters: number("Seccomp_filters").unwrap_or(0) as u32,
+            shadow_stack: field("x86_Thread_features").is_some_and(|f| f.split(' ').any(|f| f == "shstk")),
+            voluntary_switches: number("voluntary_ctxt_switches").unwrap_or(0),
+            involuntary_switches: number("nonvoluntary_ctxt_switches").unwrap_or(0),
+        })
+    }
+}
+
+/// Where a thread stands and how often it went to sleep, read without stopping it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ThreadActivity {
-    /// The system call that it sleeps in, with arguments, or `None` while it runs.
+    /// The system call that it sleeps in, with arguments; `None` while it runs, or sleeps in a page fault.
     pub waits_in: Option<(u64, [u64; 6])>,
     /// Stack pointer and program counter while it sleeps.
     pub sp_pc: Option<(u64, u64)>,
-    /// Time on a processor.
-    pub cpu_ns: u64,
-    /// Times that it was put on a processor.
-    pub slices: u64,
+    /// Times it went to sleep by itself.
+    pub voluntary_switches: u64,
 }
 
 impl ThreadActivity {
-    /// Whether it may have executed instructions of the program since `earlier`.
+    pub(crate) fn parse(syscall: &str, voluntary_switches: u64) -> ThreadActivity {
+        let mut activity = ThreadActivity { waits_in: None, sp_pc: None, voluntary_switches };
+        let mut words = syscall.split_ascii_whitespace();
+        let Some(nr) = words.next().and_then(|nr| nr.parse::<i64>().ok()) else {
+            return activity;
+        };
+        let mut hex = words.map(|w| u64::from_str_radix(w.trim_start_matches("0x"), 16).unwrap_or(0));
+        if nr >= 0 {
+            let mut args = [0; 6];
+            args.fill_with(|| hex.next().unwrap_or(0));
+            activity.waits_in = Some((nr as u64, args));
+        }
+        if let (Some(sp), Some(pc)) = (hex.next(), hex.next()) {
+            activity.sp_pc = Some((sp, pc));
+        }
+        activity
+    }
+
+    /// Whether it may have executed instructions of the program since `earlier`. A thread that slept both times and
+    /// has not gone to sleep in between has slept all the time.
     pub fn ran_since(&self, earlier: &ThreadActivity) -> bool {
         self.waits_in.is_none() || self != earlier
+    }
+
+    /// The same with `switches` sleeps allowed for: those that a stop of ours has caused.
+    pub(crate) fn ran_since_but(&self, earlier: &ThreadActivity, switches: u64) -> bool {
+        self.waits_in.is_none()
+            || self.waits_in != earlier.waits_in
+            || self.sp_pc != earlier.sp_pc
+            || self.voluntary_switches > earlier.voluntary_switches + switches
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stat_survives_hostile_names() {
+        let text = "77 (a) R 1 (x)) S 1 77 77 0 -1 4194368 1 2 3 4 5 6 7 8 20 0 1 0 4711 100 5";
+        let stat = Stat::parse(text).unwrap();
+        assert_eq!(stat, Stat { state: 'S', flags: 4194368, start_time: 4711 });
+        assert!(!stat.kernel_thread() && !stat.kernel_worker((6, 18)));
+        assert!(Stat { flags: 0x4000, ..stat }.kernel_worker((6, 4)));
+        assert!(!Stat { flags: 0x4000, ..stat }.kernel_worker((6, 1)));
+        assert!(Stat { flags: 0x10, ..stat }.kernel_worker((5, 15)));
+    }
+
+    #[test]
+    fn activity_of_sleeping_and_running_threads() {
+        let asleep = ThreadActivity::parse("232 0x5 0x7ffe 0x80 0xffffffffffffffff 0x0 0x0 0x7ff0 0x7f00\n", 9);
+        assert_eq!(asleep.waits_in, Some((232, [5, 0x7ffe, 0x80, u64::MAX, 0, 0])));
+        assert_eq!(asleep.sp_pc, Some((0x7ff0, 0x7f00)));
+        assert!(!asleep.ran_since(&asleep));
+        let again = ThreadActivity { voluntary_switches: 11, ..asleep };
+        assert!(again.ran_since(&asleep) && !again.ran_since_but(&asleep, 2) && again.ran_since_but(&asleep, 1));
+        let running = ThreadActivity::parse("running\n", 9);
+        assert!(running.ran_since(&running));
+        assert_eq!(ThreadActivity::parse("-1 0x7ff0 0x7f00", 1).waits_in, None);
     }
 }

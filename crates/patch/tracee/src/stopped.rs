@@ -1,7 +1,7 @@
 //! One thread that stands.
 
-use crate::{Error, Registers, Remote, Tid};
-use std::marker::PhantomData;
+use crate::tracer::Tracer;
+use crate::{Error, Registers, Remote, Tid, carrier, seccomp, sys};
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 use stillpoint_patch_format::Avma;
@@ -9,80 +9,126 @@ use stillpoint_patch_format::Avma;
 /// A thread that stands, held by a [`Stopped`] or a [`Frozen`](crate::Frozen).
 #[derive(Debug)]
 pub struct Held<'s> {
-    tid: Tid,
-    session: PhantomData<&'s mut ()>,
+    tracer: &'s mut Tracer,
+    tid: i32,
 }
 
-impl Held<'_> {
-    /// The thread.
-    pub fn tid(&self) -> Tid {
-        self.tid
+impl<'s> Held<'s> {
+    pub(crate) fn new(tracer: &'s mut Tracer, tid: i32) -> Held<'s> {
+        Held { tracer, tid }
     }
 
-    /// Its registers, as the program will see them when it runs on (fetched once, then kept).
+    /// The thread.
+    pub fn tid(&self) -> Tid {
+        Tid(self.tid)
+    }
+
+    /// Its registers (fetched once, then kept). Of a thread interrupted in a system call, `rax` is the kernel's code
+    /// and `orig_rax` the call.
     pub fn registers(&mut self) -> Result<Registers, Error> {
-        Err(Error::Unsupported("this yet"))
+        registers(self.tracer, self.tid)
     }
 
     /// Changes its registers.
-    pub fn set_registers(&mut self, _registers: &Registers) -> Result<(), Error> {
-        Err(Error::Unsupported("this yet"))
+    pub fn set_registers(&mut self, registers: &Registers) -> Result<(), Error> {
+        let standing = self.tracer.standing(self.tid)?;
+        sys::set_registers(self.tid, registers).map_err(|error| lost(self.tid, "PTRACE_SETREGS", error))?;
+        standing.registers = Some(*registers);
+        Ok(())
     }
 
     /// Base of its thread-local storage. A kernel worker shows its creator's: see [`Registers::no_user_side`].
     pub fn fs_base(&mut self) -> Result<Avma, Error> {
-        Err(Error::Unsupported("this yet"))
+        Ok(Avma(self.registers()?.fs_base))
     }
 
     /// Whether job control has stopped the process (it stays so when let go).
-    pub fn group_stopped(&self) -> bool {
-        false
+    pub fn group_stopped(&mut self) -> bool {
+        self.tracer.standing(self.tid).is_ok_and(|standing| standing.group_stop)
     }
 
     /// Its own stack as far as it is in use: from the stack pointer (less the red zone) to the end of the stack. `None`
     /// when the stack pointer is not in the thread's own stack (coroutine, alternate signal stack).
     pub fn own_stack(&mut self) -> Result<Option<(Avma, Avma)>, Error> {
-        Err(Error::Unsupported("this yet"))
+        let registers = self.registers()?;
+        let stack = carrier::own_stack(&self.tracer.process, self.tid, &registers)?;
+        Ok(stack.map(|stack| (Avma(registers.rsp.saturating_sub(carrier::RED_ZONE)), stack.end)))
     }
 
     /// Whether the thread could carry remote calls now, and if not, why.
     pub fn carrier_fault(&mut self) -> Result<Option<String>, Error> {
-        Err(Error::Unsupported("this yet"))
+        carrier::fault(self.tracer, self.tid)
     }
 
     /// Checks that the thread's seccomp filters allow `rt_sigreturn` and each of these calls, exactly as they would
     /// be made. Touches nothing.
-    pub fn check_syscalls(&mut self, _calls: &[(u64, [u64; 6])]) -> Result<(), Error> {
-        Err(Error::Unsupported("this yet"))
+    pub fn check_syscalls(&mut self, calls: &[(u64, [u64; 6])]) -> Result<(), Error> {
+        let gadgets = self.tracer.gadgets()?;
+        let filters = seccomp::Filters::of(&self.tracer.process, Tid(self.tid))?;
+        calls.iter().try_for_each(|(nr, args)| gadgets.check(&filters, Tid(self.tid), *nr, *args))
     }
 
     /// Makes the thread ready for several remote calls; it is put back when the value is dropped, by itself if the
     /// tool is killed.
     pub fn begin_remote(&mut self) -> Result<Remote<'_>, Error> {
-        Err(Error::Unsupported("this yet"))
+        Remote::begin(self.tracer, self.tid)
     }
 
     /// One remote system call: begin, call, put back.
-    pub fn remote(&mut self, _nr: u64, _args: [u64; 6]) -> Result<u64, Error> {
-        Err(Error::Unsupported("this yet"))
+    pub fn remote(&mut self, nr: u64, args: [u64; 6]) -> Result<u64, Error> {
+        let mut remote = self.begin_remote()?;
+        let result = remote.syscall(nr, args);
+        remote.finish()?;
+        result
     }
 
     /// Calls `int f(void)` on the thread's own stack. On time-out the function runs on and the thread restores itself
     /// when it returns.
-    pub fn call_function(&mut self, _function: Avma, _limit: Duration) -> Result<i32, Error> {
-        Err(Error::Unsupported("this yet"))
+    ///
+    /// The function runs like a signal handler: at any point of the program, so it must save `errno` and take no lock
+    /// that the thread may hold.
+    pub fn call_function(&mut self, function: Avma, limit: Duration) -> Result<i32, Error> {
+        let mut remote = self.begin_remote()?;
+        let result = remote.function(function, limit);
+        match (remote.finish(), result) {
+            (_, Err(error)) => Err(error),
+            (Err(error), Ok(_)) => Err(error),
+            (Ok(()), Ok(result)) => Ok(result),
+        }
     }
 }
 
 /// One thread stopped alone. Dropping it lets the thread go.
 #[derive(Debug)]
-pub struct Stopped<'s>(Held<'s>);
+pub struct Stopped<'s> {
+    held: Held<'s>,
+    resumed: bool,
+}
 
-impl Stopped<'_> {
+impl<'s> Stopped<'s> {
+    pub(crate) fn new(tracer: &'s mut Tracer, tid: i32) -> Stopped<'s> {
+        Stopped { held: Held::new(tracer, tid), resumed: false }
+    }
+
     /// Lets the thread go and says for how long it stood, from being observed stopped to here, in nanoseconds. An
     /// interrupted system call is made to restart where the kernel does not do it by itself.
-    pub fn resume(self) -> Result<u64, Error> {
-        Err(Error::Unsupported("this yet"))
+    pub fn resume(mut self) -> Result<u64, Error> {
+        self.let_go()
+    }
+
+    fn let_go(&mut self) -> Result<u64, Error> {
+        self.resumed = true;
+        let result = self.held.tracer.let_go(self.held.tid);
+        self.held.tracer.timer.disarm();
+        result
+    }
+}
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        if !self.resumed {
+            let _ = self.let_go();
+        }
     }
 }
 
@@ -90,12 +136,31 @@ impl<'s> Deref for Stopped<'s> {
     type Target = Held<'s>;
 
     fn deref(&self) -> &Held<'s> {
-        &self.0
+        &self.held
     }
 }
 
 impl<'s> DerefMut for Stopped<'s> {
     fn deref_mut(&mut self) -> &mut Held<'s> {
-        &mut self.0
+        &mut self.held
+    }
+}
+
+/// Registers of a standing thread, fetched once.
+pub(crate) fn registers(tracer: &mut Tracer, tid: i32) -> Result<Registers, Error> {
+    let standing = tracer.standing(tid)?;
+    if let Some(registers) = standing.registers {
+        return Ok(registers);
+    }
+    let registers = sys::registers(tid).map_err(|error| lost(tid, "PTRACE_GETREGS", error))?;
+    standing.registers = Some(registers);
+    Ok(registers)
+}
+
+/// A request on a standing thread fails with ESRCH only when the thread was killed.
+pub(crate) fn lost(tid: i32, call: &'static str, source: std::io::Error) -> Error {
+    match source.raw_os_error() {
+        Some(libc::ESRCH) => Error::ThreadGone(Tid(tid)),
+        _ => Error::Os { call, id: tid, source },
     }
 }

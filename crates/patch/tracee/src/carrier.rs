@@ -1,0 +1,119 @@
+//! Which thread may carry remote calls.
+//!
+//! A remote call borrows a thread's registers and some kilobytes of its stack below the red zone. The thread must have
+//! a user side, must stand on its own stack with room left, and must be one whom `rt_sigreturn` can restore completely
+//! should the tool die in the middle.
+
+use crate::registers::{ERESTART_RESTARTBLOCK, Registers};
+use crate::stopped::registers;
+use crate::tracer::{State, Tracer};
+use crate::{Error, Mapping, Process, ThreadActivity, Tid, sys};
+use stillpoint_patch_format::Avma;
+
+/// Bytes below the stack pointer that belong to the function running (System V ABI).
+pub(crate) const RED_ZONE: u64 = 128;
+/// Room below the red zone: the frame (3-12 KiB, by processor), and what a hook may use.
+const ROOM: u64 = 16 << 10;
+
+/// All threads, the fittest first. Reads `/proc` only.
+pub(crate) fn by_fitness(tracer: &Tracer) -> Vec<i32> {
+    let mut threads: Vec<(u8, i32)> = tracer
+        .threads
+        .iter()
+        .filter(|(_, thread)| !matches!(thread.state, State::Expected))
+        .map(|(&tid, thread)| match &thread.state {
+            State::Standing(standing) => match standing.registers {
+                Some(registers) => (rank(registers.syscall().map(|nr| (nr, registers.syscall_args()))), tid),
+                None => (1, tid),
+            },
+            _ => match tracer.process.activity(Tid(tid)) {
+                Ok(ThreadActivity { waits_in, .. }) => (rank(waits_in), tid),
+                Err(_) => (9, tid),
+            },
+        })
+        .collect();
+    threads.sort_unstable();
+    threads.into_iter().map(|(_, tid)| tid).collect()
+}
+
+/// Lower is better.
+fn rank(waits_in: Option<(u64, [u64; 6])>) -> u8 {
+    let Some((nr, args)) = waits_in else {
+        // It runs: fit, but it has something to do.
+        return 3;
+    };
+    let no_limit = args[2] as i32 == -1;
+    match nr as i64 {
+        // Sleeps without a time-out: nothing is begun anew.
+        libc::SYS_read | libc::SYS_accept | libc::SYS_accept4 | libc::SYS_recvfrom | libc::SYS_recvmsg => 0,
+        libc::SYS_poll if no_limit => 0,
+        libc::SYS_epoll_wait | libc::SYS_epoll_pwait if args[3] as i32 == -1 => 0,
+        libc::SYS_futex if args[3] == 0 => 0,
+        libc::SYS_epoll_wait | libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => 1,
+        // These go on through a restart block, which rt_sigreturn clears.
+        libc::SYS_nanosleep | libc::SYS_clock_nanosleep | libc::SYS_poll | libc::SYS_futex => 5,
+        libc::SYS_restart_syscall => 5,
+        // May wait for the child of a vfork.
+        libc::SYS_vfork | libc::SYS_clone | libc::SYS_clone3 => 8,
+        _ => 2,
+    }
+}
+
+/// Why a standing thread cannot carry remote calls, if so.
+pub(crate) fn fault(tracer: &mut Tracer, tid: i32) -> Result<Option<String>, Error> {
+    if !tracer.standing(tid)?.trap {
+        return Ok(Some("it stands in the middle of a system call".to_owned()));
+    }
+    let registers = registers(tracer, tid)?;
+    if registers.no_user_side() {
+        return Ok(Some("it has no user side (a worker of the kernel)".to_owned()));
+    }
+    if registers.syscall().is_some() && registers.rax as i64 == -ERESTART_RESTARTBLOCK {
+        return Ok(Some("it sleeps in a call that only the kernel can go on with".to_owned()));
+    }
+    let Some(stack) = own_stack(&tracer.process, tid, &registers)? else {
+        return Ok(Some("it does not stand on its own stack (coroutine or alternate signal stack)".to_owned()));
+    };
+    if registers.rsp - stack.start.0 < ROOM + RED_ZONE {
+        return Ok(Some(format!("its stack has only {} bytes left", registers.rsp - stack.start.0)));
+    }
+    if tracer.process.thread_status(Tid(tid))?.shadow_stack {
+        return Ok(Some("it has a shadow stack".to_owned()));
+    }
+    if sys::dispatches_syscalls(tid) {
+        return Ok(Some("it dispatches its system calls to itself (PR_SET_SYSCALL_USER_DISPATCH)".to_owned()));
+    }
+    if in_restartable_sequence(tracer, tid) {
+        return Ok(Some("it is in a restartable sequence".to_owned()));
+    }
+    Ok(None)
+}
+
+/// The kernel forgets a restartable sequence when it finds the thread elsewhere; put back inside, it would run on
+/// unprotected.
+fn in_restartable_sequence(tracer: &Tracer, tid: i32) -> bool {
+    // Kernels before 5.13 cannot be asked, and glibc before 2.35 registers none.
+    match sys::rseq_area(tid) {
+        Ok(area) if area != 0 => tracer.process.memory().read_u64(Avma(area + 8)).map_or(true, |current| current != 0),
+        _ => false,
+    }
+}
+
+/// The part of the thread's own stack from its lowest byte to the end, if the thread stands on it: the mapping below
+/// its thread control block (glibc puts that at the top of every stack, also of those that the program provides), or
+/// `[stack]` for the first thread.
+pub(crate) fn own_stack(process: &Process, tid: i32, registers: &Registers) -> Result<Option<Mapping>, Error> {
+    let mut mappings = process.mappings()?;
+    let sp = Avma(registers.rsp);
+    let Some(at) = mappings.iter().position(|m| m.contains(sp) && m.read && m.write) else { return Ok(None) };
+    let mut stack = mappings.swap_remove(at);
+    if tid == process.pid().0 {
+        return Ok((stack.path.as_deref() == Some("[stack]")).then_some(stack));
+    }
+    let control_block = Avma(registers.fs_base);
+    if !stack.contains(control_block) || control_block <= sp {
+        return Ok(None);
+    }
+    stack.end = control_block;
+    Ok(Some(stack))
+}

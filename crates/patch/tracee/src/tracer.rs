@@ -1,0 +1,538 @@
+//! The book of traced threads: who runs, who stands, what was reported. All ptrace happens on one OS thread.
+
+use crate::registers::{ERESTART_RESTARTBLOCK, ERESTARTNOHAND, Registers};
+use crate::remote::Gadgets;
+use crate::restart;
+use crate::sys::{self, Wait, WaitTimer};
+use crate::{Birth, Error, Event, Pid, Process, ThreadActivity, Tid, process};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::time::{Duration, Instant};
+
+/// A thread that does not stop within this time is given up; sleepers in the disk queue do not last longer.
+pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(5);
+/// When a wait is first looked after.
+const FIRST_LOOK: Duration = Duration::from_millis(5);
+/// Sleeps caused by one stop: the stop itself, and going back to sleep in the restarted call.
+const SWITCHES_OF_A_STOP: u64 = 2;
+
+/// What a thread that stands is like.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Standing {
+    pub(crate) since_ns: u64,
+    pub(crate) registers: Option<Registers>,
+    pub(crate) group_stop: bool,
+    /// It stands in `PTRACE_EVENT_STOP`, the only stop from which remote calls may begin.
+    pub(crate) trap: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum State {
+    /// Its birth was reported by its parent; its own first stop is yet to come.
+    Expected,
+    Running,
+    Standing(Standing),
+}
+
+#[derive(Debug)]
+pub(crate) struct Thread {
+    pub(crate) state: State,
+    pub(crate) in_vfork: bool,
+    /// Times it had gone to sleep before it was last stopped.
+    switches_before: Option<u64>,
+    /// The sleep that it returns to after it was let go.
+    returns_to: Option<ThreadActivity>,
+}
+
+impl Thread {
+    fn new(state: State) -> Thread {
+        Thread { state, in_vfork: false, switches_before: None, returns_to: None }
+    }
+}
+
+/// A process made by the target: both its parent's report and its own first stop must have come.
+#[derive(Debug, Default)]
+struct Child {
+    born: Option<(Tid, Birth)>,
+    stands: bool,
+}
+
+/// What a report made of a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// It stands and is ours.
+    Standing,
+    /// The report was served and the thread runs on.
+    Moving,
+    /// It has ended, or the process is another program now.
+    Gone,
+}
+
+#[derive(Debug)]
+pub(crate) struct Tracer {
+    pub(crate) process: Process,
+    pub(crate) threads: HashMap<i32, Thread>,
+    children: HashMap<i32, Child>,
+    pub(crate) events: VecDeque<Event>,
+    pub(crate) timer: WaitTimer,
+    pub(crate) gadgets: Option<Gadgets>,
+    pub(crate) replaced: bool,
+}
+
+impl Tracer {
+    /// Seizes all threads of the process, on the OS thread that calls.
+    pub(crate) fn seize(process: Process) -> Result<Tracer, Error> {
+        let timer = WaitTimer::new().map_err(|source| Error::Os { call: "timer_create", id: process.pid().0, source })?;
+        let mut tracer = Tracer {
+            process,
+            threads: HashMap::new(),
+            children: HashMap::new(),
+            events: VecDeque::new(),
+            timer,
+            gadgets: None,
+            replaced: false,
+        };
+        // Threads born between two enumerations are found by the next one, or attached by the kernel because their
+        // parent was traced already. One that finds nothing new proves that all are known.
+        while tracer.seize_new()? {}
+        Ok(tracer)
+    }
+
+    /// Seizes threads not known yet; whether there were any.
+    pub(crate) fn seize_new(&mut self) -> Result<bool, Error> {
+        let mut found = false;
+        for info in self.process.threads()? {
+            let tid = info.tid.0;
+            if info.kernel_worker || matches!(info.state, 'Z' | 'X') || self.threads.contains_key(&tid) {
+                continue;
+            }
+            match sys::seize(tid) {
+                Ok(()) => drop(self.threads.insert(tid, Thread::new(State::Running))),
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => continue,
+                Err(error) => match self.seize_refused(info.tid, error)? {
+                    true => drop(self.threads.insert(tid, Thread::new(State::Expected))),
+                    false => continue,
+                },
+            }
+            found = true;
+        }
+        Ok(found)
+    }
+
+    /// Why a thread cannot be seized: `true` when the kernel has attached it to us already, `false` when it has ended.
+    fn seize_refused(&self, tid: Tid, source: io::Error) -> Result<bool, Error> {
+        let pid = self.process.pid();
+        let status = match self.process.thread_status(tid) {
+            Ok(status) => status,
+            Err(error) if error.gone() => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        if status.tracer.0 as u32 == std::process::id() {
+            return Ok(true);
+        }
+        if matches!(status.state, 'Z' | 'X') {
+            return Ok(false);
+        }
+        if status.tracer.0 != 0 {
+            let name = std::fs::read_to_string(format!("/proc/{}/comm", status.tracer)).unwrap_or_default();
+            return Err(Error::AlreadyTraced { pid, tracer: status.tracer, name: name.trim_end().to_owned() });
+        }
+        match source.raw_os_error() {
+            Some(libc::EPERM) => Err(Error::Permission { pid, hint: process::permission_hint(&status) }),
+            _ => Err(Error::Os { call: "PTRACE_SEIZE", id: tid.0, source }),
+        }
+    }
+
+    pub(crate) fn standing(&mut self, tid: i32) -> Result<&mut Standing, Error> {
+        match self.threads.get_mut(&tid).map(|thread| &mut thread.state) {
+            Some(State::Standing(standing)) => Ok(standing),
+            _ => Err(Error::ThreadGone(Tid(tid))),
+        }
+    }
+
+    /// Serves one report. What it finds out about others goes to the events.
+    pub(crate) fn absorb(&mut self, tid: i32, wait: Wait) -> Result<Seen, Error> {
+        match wait {
+            Wait::Ended(code) => {
+                self.ended(tid, code);
+                Ok(Seen::Gone)
+            }
+            Wait::Trap { group_stop } => Ok(self.trapped(tid, group_stop)),
+            Wait::Signal(signal) => {
+                self.forward(tid, signal)?;
+                Ok(Seen::Moving)
+            }
+            Wait::Syscall => self.go(tid, 0),
+            Wait::Event(libc::PTRACE_EVENT_EXEC) => {
+                self.threads.clear();
+                self.replaced = true;
+                let now = sys::now_ns();
+                let state = Standing { since_ns: now, registers: None, group_stop: false, trap: false };
+                self.threads.insert(tid, Thread::new(State::Standing(state)));
+                self.events.push_back(Event::Exec);
+                Ok(Seen::Gone)
+            }
+            Wait::Event(event) => {
+                self.note_event(tid, event)?;
+                self.go(tid, 0)
+            }
+        }
+    }
+
+    fn ended(&mut self, tid: i32, code: i32) {
+        let known = self.threads.remove(&tid).is_some();
+        self.children.remove(&tid);
+        if tid == self.process.pid().0 {
+            self.threads.clear();
+            self.events.push_back(Event::Exited(code));
+        } else if known {
+            self.events.push_back(Event::ThreadExited(Tid(tid)));
+        }
+    }
+
+    fn trapped(&mut self, tid: i32, group_stop: bool) -> Seen {
+        let standing = Standing { since_ns: sys::now_ns(), registers: None, group_stop, trap: true };
+        if !self.threads.contains_key(&tid) && !self.has_thread(tid) {
+            let child = self.children.entry(tid).or_default();
+            child.stands = true;
+            let born = child.born;
+            self.announce(tid, born);
+            return Seen::Standing;
+        }
+        let thread = self.threads.entry(tid).or_insert_with(|| Thread::new(State::Expected));
+        let newborn = matches!(thread.state, State::Expected);
+        thread.state = State::Standing(standing);
+        if newborn {
+            self.events.push_back(Event::NewThread(Tid(tid)));
+        }
+        Seen::Standing
+    }
+
+    fn has_thread(&self, tid: i32) -> bool {
+        matches!(self.process.thread_info(Tid(tid)), Ok(Some(_)))
+    }
+
+    /// Takes down a birth or the end of a vfork.
+    pub(crate) fn note_event(&mut self, tid: i32, event: i32) -> Result<(), Error> {
+        if event != libc::PTRACE_EVENT_VFORK_DONE {
+            return self.birth(tid, event);
+        }
+        if let Some(thread) = self.threads.get_mut(&tid) {
+            thread.in_vfork = false;
+        }
+        self.events.push_back(Event::VforkDone(Tid(tid)));
+        Ok(())
+    }
+
+    fn birth(&mut self, parent: i32, event: i32) -> Result<(), Error> {
+        let new = match sys::event_message(parent) {
+            Ok(message) => message as i32,
+            Err(_) => return Ok(()),
+        };
+        if event == libc::PTRACE_EVENT_VFORK
+            && let Some(thread) = self.threads.get_mut(&parent)
+        {
+            thread.in_vfork = true;
+        }
+        if self.has_thread(new) {
+            self.threads.entry(new).or_insert_with(|| Thread::new(State::Expected));
+            return Ok(());
+        }
+        let how = match self.process.shares_memory(Pid(new)) {
+            Ok(true) if event == libc::PTRACE_EVENT_VFORK => Birth::Vfork,
+            Ok(true) => Birth::CloneVm,
+            // Without kcmp the flags of the call decide as far as they are known.
+            Err(_) if event == libc::PTRACE_EVENT_VFORK => Birth::Vfork,
+            _ => Birth::Fork,
+        };
+        let child = self.children.entry(new).or_default();
+        child.born = Some((Tid(parent), how));
+        if child.stands {
+            let born = child.born;
+            self.announce(new, born);
+        }
+        Ok(())
+    }
+
+    fn announce(&mut self, pid: i32, born: Option<(Tid, Birth)>) {
+        if let Some((parent, how)) = born {
+            self.events.push_back(Event::NewProcess { pid: Pid(pid), parent, how });
+        }
+    }
+
+    /// Passes on a signal about to be delivered, with the same information. A call that it interrupted is mended like
+    /// after a stop: the kernel wakes traced threads even for signals that the program ignores.
+    fn forward(&mut self, tid: i32, signal: i32) -> Result<(), Error> {
+        if let Ok(registers) = sys::registers(tid) {
+            mend(tid, &registers);
+        }
+        self.go(tid, signal).map(drop)
+    }
+
+    /// Lets a thread run on from a stop that was served.
+    fn go(&mut self, tid: i32, signal: i32) -> Result<Seen, Error> {
+        match sys::cont(tid, signal) {
+            Ok(()) => Ok(Seen::Moving),
+            // Killed meanwhile; the next wait tells.
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(Seen::Moving),
+            Err(source) => Err(Error::Os { call: "PTRACE_CONT", id: tid, source }),
+        }
+    }
+
+    /// Asks a running thread to stop. `false` when it has ended or will stop by itself.
+    pub(crate) fn ask_to_stop(&mut self, tid: i32) -> Result<bool, Error> {
+        match self.threads.get(&tid) {
+            Some(Thread { state: State::Running, .. }) => {}
+            Some(_) => return Ok(true),
+            None => return Ok(false),
+        }
+        let switches = self.process.voluntary_switches(Tid(tid)).ok();
+        if let Some(thread) = self.threads.get_mut(&tid) {
+            thread.switches_before = switches;
+        }
+        match sys::interrupt(tid) {
+            Ok(()) => Ok(true),
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
+                self.threads.remove(&tid);
+                Ok(false)
+            }
+            Err(source) => Err(Error::Os { call: "PTRACE_INTERRUPT", id: tid, source }),
+        }
+    }
+
+    /// Waits until a thread stands that was asked to stop, or is expected to.
+    pub(crate) fn await_stop(&mut self, tid: i32, limit: Duration) -> Result<Seen, Error> {
+        self.timer.arm(FIRST_LOOK);
+        let mut deadline = None;
+        loop {
+            match self.threads.get(&tid) {
+                None => return Ok(Seen::Gone),
+                Some(Thread { state: State::Standing(_), .. }) => return Ok(Seen::Standing),
+                Some(_) => {}
+            }
+            match sys::wait(tid, true) {
+                Ok(Some(report)) => match self.absorb(tid, report)? {
+                    Seen::Moving => {}
+                    seen => return Ok(seen),
+                },
+                Ok(None) => {}
+                Err(error) if error.raw_os_error() == Some(libc::ECHILD) => {
+                    self.threads.remove(&tid);
+                    return Ok(Seen::Gone);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                    let deadline = *deadline.get_or_insert_with(|| Instant::now() + limit);
+                    if self.look_after(tid, deadline)? {
+                        return Ok(Seen::Gone);
+                    }
+                }
+                Err(source) => return Err(Error::Os { call: "waitpid", id: tid, source }),
+            }
+        }
+    }
+
+    /// Whether a thread that does not report has ended; an error when it has had its time. The leader of a process
+    /// whose other threads go on reports nothing when it ends.
+    fn look_after(&mut self, tid: i32, deadline: Instant) -> Result<bool, Error> {
+        let info = self.process.thread_info(Tid(tid))?;
+        let Some(info) = info.filter(|info| !matches!(info.state, 'Z' | 'X')) else {
+            // It may have reported between the look and the wait.
+            if let Ok(Some(report)) = sys::wait(tid, false) {
+                return Ok(self.absorb(tid, report)? == Seen::Gone);
+            }
+            self.threads.remove(&tid);
+            return Ok(true);
+        };
+        if Instant::now() < deadline {
+            return Ok(false);
+        }
+        let why = match info.state {
+            'D' => "it is in an uninterruptible sleep (state D)".to_owned(),
+            state => format!("it is in state {state}"),
+        };
+        Err(Error::Unstoppable { tid: Tid(tid), why })
+    }
+
+    /// Whether a thread waits for the child of a vfork: seen from its report, or for one begun before we came, from
+    /// the call it sleeps in.
+    pub(crate) fn waits_for_vfork(&mut self, tid: i32) -> bool {
+        let Some(thread) = self.threads.get(&tid) else { return false };
+        if matches!(thread.state, State::Standing(_)) {
+            return false;
+        }
+        if thread.in_vfork {
+            return true;
+        }
+        let Ok(Some(info)) = self.process.thread_info(Tid(tid)) else { return false };
+        info.state == 'D'
+            && matches!(
+                self.process.activity(Tid(tid)),
+                Ok(ThreadActivity { waits_in: Some((nr, _)), .. })
+                    if matches!(nr as i64, libc::SYS_vfork | libc::SYS_clone | libc::SYS_clone3)
+            )
+    }
+
+    /// Lets a standing thread go; for how long it stood.
+    pub(crate) fn let_go(&mut self, tid: i32) -> Result<u64, Error> {
+        let Some(thread) = self.threads.get_mut(&tid) else { return Ok(0) };
+        let State::Standing(standing) = thread.state else { return Ok(0) };
+        thread.state = State::Running;
+        let registers = match standing.registers {
+            Some(registers) => Ok(registers),
+            None => sys::registers(tid),
+        };
+        let restarts = match &registers {
+            Ok(registers) => standing.trap && (mend(tid, registers) || registers.restarts()),
+            Err(_) => false,
+        };
+        let result = if standing.group_stop { sys::listen(tid) } else { sys::cont(tid, 0) };
+        let stood_ns = sys::now_ns() - standing.since_ns;
+        thread.returns_to = match (restarts, registers, thread.switches_before.take()) {
+            (true, Ok(registers), Some(before)) => Some(sleep_after(&registers, before)),
+            _ => None,
+        };
+        match result {
+            Ok(()) => Ok(stood_ns),
+            // Killed while it stood; the next wait tells.
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(stood_ns),
+            Err(source) => Err(Error::Os { call: "PTRACE_CONT", id: tid, source }),
+        }
+    }
+
+    /// Whether the thread still sleeps the sleep that it was let go into.
+    pub(crate) fn idle_since_stop(&self, tid: i32) -> Result<bool, Error> {
+        let Some(returns_to) = self.threads.get(&tid).and_then(|thread| thread.returns_to) else { return Ok(false) };
+        let now = self.process.activity(Tid(tid))?;
+        Ok(!now.ran_since_but(&returns_to, SWITCHES_OF_A_STOP))
+    }
+
+    /// Ends the tracing of a process that the target made.
+    pub(crate) fn release(&mut self, pid: Pid) -> Result<(), Error> {
+        if self.children.remove(&pid.0).is_none() {
+            return Err(Error::Gone(pid));
+        }
+        match sys::detach(pid.0) {
+            Ok(()) => Ok(()),
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
+            Err(source) => Err(Error::Os { call: "PTRACE_DETACH", id: pid.0, source }),
+        }
+    }
+
+    /// Serves one report, of whatever thread: `None` when there was none (`block`: when interrupted by the timer).
+    /// A thread that stands without anybody having asked for it is let go.
+    pub(crate) fn serve_one(&mut self, block: bool) -> Result<Option<()>, Error> {
+        let tid = match sys::peek(block) {
+            Ok(Some(tid)) => tid,
+            Ok(None) => return Ok(None),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EINTR) => return Ok(None),
+                Some(libc::ECHILD) => {
+                    self.nobody_left();
+                    return Ok(None);
+                }
+                _ => return Err(Error::Os { call: "waitid", id: self.process.pid().0, source: error }),
+            },
+        };
+        if !self.is_ours(tid) {
+            // A child of the tool's own that nobody has waited for hides the reports behind it.
+            return self.serve_each();
+        }
+        match sys::wait(tid, false) {
+            Ok(Some(report)) => self.serve(tid, report).map(Some),
+            _ => Ok(Some(())),
+        }
+    }
+
+    fn serve(&mut self, tid: i32, report: Wait) -> Result<(), Error> {
+        let events = self.events.len();
+        let seen = self.absorb(tid, report)?;
+        let asked_for = self.events.len() > events || self.children.contains_key(&tid);
+        if seen == Seen::Standing && !asked_for {
+            self.let_go(tid)?;
+        }
+        Ok(())
+    }
+
+    fn serve_each(&mut self) -> Result<Option<()>, Error> {
+        let tids: Vec<i32> = self.threads.keys().chain(self.children.keys()).copied().collect();
+        let mut served = None;
+        for tid in tids {
+            if let Ok(Some(report)) = sys::wait(tid, false) {
+                self.serve(tid, report)?;
+                served = Some(());
+            }
+        }
+        if served.is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(served)
+    }
+
+    fn is_ours(&self, tid: i32) -> bool {
+        self.threads.contains_key(&tid)
+            || self.children.contains_key(&tid)
+            || self.has_thread(tid)
+            || std::fs::read_to_string(format!("/proc/{tid}/status"))
+                .is_ok_and(|text| text.contains(&format!("\nTracerPid:\t{}\n", std::process::id())))
+    }
+
+    fn nobody_left(&mut self) {
+        self.threads.clear();
+        if !self.events.iter().any(|event| matches!(event, Event::Exited(_))) {
+            self.events.push_back(Event::Exited(-1));
+        }
+    }
+}
+
+impl Drop for Tracer {
+    /// Whoever stands is let go with its call mended; the rest is done by the kernel when the OS thread ends.
+    fn drop(&mut self) {
+        self.timer.disarm();
+        let standing = |thread: &Thread| matches!(thread.state, State::Standing(_));
+        let tids: Vec<i32> = self.threads.iter().filter(|(_, t)| standing(t)).map(|(&tid, _)| tid).collect();
+        for tid in tids {
+            let _ = self.let_go(tid);
+        }
+        while let Ok(Some(tid)) = sys::peek(false) {
+            if !self.is_ours(tid) {
+                break;
+            }
+            match sys::wait(tid, false) {
+                Ok(Some(report)) => match self.absorb(tid, report) {
+                    Ok(Seen::Standing) => drop(self.let_go(tid)),
+                    Ok(_) => {}
+                    Err(_) => break,
+                },
+                _ => break,
+            }
+        }
+        let children: Vec<i32> = self.children.iter().filter(|(_, child)| child.stands).map(|(&pid, _)| pid).collect();
+        for pid in children {
+            let _ = self.release(Pid(pid));
+        }
+    }
+}
+
+/// Makes an interrupted call restart that would show the program an `EINTR`; whether it did.
+fn mend(tid: i32, registers: &Registers) -> bool {
+    let interrupted = registers.rax as i64 == -i64::from(libc::EINTR);
+    match registers.syscall() {
+        Some(nr) if interrupted && restart::restartable(nr, &registers.syscall_args()) => {
+            sys::set_rax(tid, -ERESTARTNOHAND).is_ok()
+        }
+        _ => false,
+    }
+}
+
+/// The sleep that a thread goes back to when its call is restarted.
+fn sleep_after(registers: &Registers, switches_before: u64) -> ThreadActivity {
+    let nr = match registers.rax as i64 {
+        code if code == -ERESTART_RESTARTBLOCK => libc::SYS_restart_syscall as u64,
+        _ => registers.orig_rax,
+    };
+    ThreadActivity {
+        waits_in: Some((nr, registers.syscall_args())),
+        sp_pc: Some((registers.rsp, registers.rip)),
+        voluntary_switches: switches_before,
+    }
+}
