@@ -1,15 +1,24 @@
 //! Two sets of objects and the ELF file they were linked into: what changed, and the patch that changes it.
 #![forbid(unsafe_code)]
 
+mod assemble;
+mod change;
+mod closure;
+mod compare;
+mod correlate;
+mod diff;
 mod error;
 mod names;
 mod object_file;
 mod options;
 mod place;
+mod resolve;
 mod reverse;
 mod shipped;
 mod target;
 pub mod types;
+mod unit;
+mod unwind_data;
 
 pub use error::Refusal;
 pub use options::{HookNames, Options, Outcome, Placed, Placement, UnitInput};
@@ -17,8 +26,7 @@ pub use target::TargetElf;
 
 /// Compares the units before and after, and makes the patch that turns one into the other in `target`.
 pub fn diff(target: &TargetElf, units: &[UnitInput<'_>], options: &Options) -> Result<Outcome, Vec<Refusal>> {
-    let _ = (target, units, options);
-    Ok(Outcome::NothingToPatch)
+    diff::diff(target, units, options)
 }
 
 /// Finds one unit, compiled exactly as shipped, in the target.

@@ -45,7 +45,7 @@ pub(crate) fn is_numbered(name: &str) -> bool {
 
 /// Whether the object is one that the compiler made for its own use and that only its content identifies.
 pub(crate) fn is_anonymous(name: &str) -> bool {
-    const MADE: [&str; 5] = ["CSWTCH", "__func__", "__FUNCTION__", "__PRETTY_FUNCTION__", "__compound_literal"];
+    const MADE: [&str; 4] = ["CSWTCH", "__func__", "__FUNCTION__", "__PRETTY_FUNCTION__"];
     name.is_empty() || name.starts_with(".L") || (is_numbered(name) && MADE.contains(&stem(name)))
 }
 

@@ -6,6 +6,7 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 use object::elf;
 use object::read::elf::{ElfFile64, FileHeader, Rela, SectionHeader, Sym};
 use object::{Endianness, Object as _, ObjectSection as _};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What a section of an object holds, as far as a patch is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,6 +112,8 @@ pub(crate) enum Site<'a> {
 pub(crate) struct Object<'a> {
     pub(crate) sections: Vec<Section<'a>>,
     pub(crate) symbols: Vec<Symbol<'a>>,
+    /// Places of constant sections that code or data refers to.
+    referenced: BTreeMap<usize, BTreeSet<i64>>,
 }
 
 pub(crate) fn is_pc_relative(kind: u32) -> bool {
@@ -199,9 +202,11 @@ impl<'a> Object<'a> {
                 symbols: Vec::new(),
             });
         }
-        let mut object = Object { symbols: read_symbols(&file, sections.len()).map_err(bad)?, sections };
+        let symbols = read_symbols(&file, sections.len()).map_err(bad)?;
+        let mut object = Object { symbols, sections, referenced: BTreeMap::new() };
         object.read_relocations(&file).map_err(bad)?;
         object.index_symbols();
+        object.index_references();
         Ok(object)
     }
 
@@ -246,6 +251,20 @@ impl<'a> Object<'a> {
             let symbols = &self.symbols;
             section.symbols.sort_by_key(|&s| (symbols[s].value, symbols[s].local, s));
         }
+    }
+
+    fn index_references(&mut self) {
+        let mut referenced: BTreeMap<usize, BTreeSet<i64>> = BTreeMap::new();
+        for section in &self.sections {
+            for reloc in &section.relocations {
+                if let Site::Inside { section, anchor, .. } = self.site(reloc)
+                    && self.sections[section].nature == Nature::Constant
+                {
+                    referenced.entry(section).or_default().insert(anchor);
+                }
+            }
+        }
+        self.referenced = referenced;
     }
 
     /// What the relocation points at.
@@ -295,6 +314,31 @@ impl<'a> Object<'a> {
     /// The cold parts of the function called `name`.
     pub(crate) fn cold_parts(&self, name: &str) -> impl Iterator<Item = (usize, &Symbol<'a>)> {
         self.functions().filter(move |(_, s)| names::cold_parent(s.name) == Some(name))
+    }
+
+    /// The sections that hold a function: its own first, then those of its cold parts by name.
+    pub(crate) fn parts(&self, function: usize) -> Option<Vec<usize>> {
+        let home = |s: &Symbol<'_>| match s.home {
+            Home::Section(section) => Some(section),
+            _ => None,
+        };
+        let own = home(&self.symbols[function])?;
+        let names = self.sections[own].symbols.iter().map(|s| self.symbols[*s].name);
+        let mut cold: Vec<(&str, usize)> = names
+            .flat_map(|name| self.cold_parts(name))
+            .filter_map(|(_, s)| Some((s.name, home(s)?)))
+            .filter(|(_, s)| *s != own)
+            .collect();
+        cold.sort_unstable();
+        Some(std::iter::once(own).chain(cold.into_iter().map(|(_, section)| section)).collect())
+    }
+
+    /// Where the anonymous constant at `start` ends: at the next place that anything refers to, or a named one.
+    pub(crate) fn extent(&self, section: usize, start: i64) -> i64 {
+        let size = i64::try_from(self.sections[section].size).unwrap_or(i64::MAX);
+        let named = self.sections[section].symbols.iter().map(|s| self.symbols[*s].value as i64);
+        let next = self.referenced.get(&section).into_iter().flatten().copied().chain(named).filter(|at| *at > start);
+        next.min().unwrap_or(size).min(size)
     }
 
     /// The literal at `at` of a merged section: up to its terminator, or one entry.

@@ -57,6 +57,9 @@ pub struct Options {
     pub based_on: Vec<DiffFact>,
     /// What earlier patches of the series export (globals by name, statics as `unit.c:name`): refer to it there.
     pub known: Vec<String>,
+    /// What the libraries that the target needs export, each with its default version: new code may import it. See
+    /// [`exports`](crate::exports).
+    pub imports: BTreeMap<String, Option<String>>,
     /// Source package and diffs; the differ fills in `units`.
     pub source: Source,
     /// What compiled the objects.

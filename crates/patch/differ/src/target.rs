@@ -4,11 +4,11 @@ use crate::Refusal;
 use gimli::{BaseAddresses, CieOrFde, EhFrame, LittleEndian, UnwindSection};
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, OpKind, Register};
 use object::elf;
-use object::read::elf::{Dyn, ElfFile64, FileHeader, ProgramHeader, Sym};
+use object::read::elf::{ElfFile64, FileHeader, ProgramHeader, Sym};
 use object::{Endianness, Object as _, ObjectSection as _, ObjectSymbol as _, RelocationFlags, RelocationTarget};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap};
-use stillpoint_patch_format::{BuildId, ResolvedBy, Svma, Target, TargetKind};
+use stillpoint_patch_format::{BuildId, ResolvedBy, Target, TargetKind};
 
 /// No target is larger than this: addresses of code and data stay within reach of 32-bit displacements.
 const SIZE_MAX: u64 = 2 << 30;
@@ -189,6 +189,11 @@ impl TargetElf {
     /// A GOT slot that holds the address of `name`.
     pub(crate) fn slot_of(&self, name: &str) -> Option<u64> {
         self.dynamic.iter().find(|(_, d)| matches!(d, Dynamic::Name(n) if n == name)).map(|(at, _)| *at)
+    }
+
+    /// A GOT slot that holds the thread pointer's distance to another module's thread-local.
+    pub(crate) fn tls_slot_of(&self, name: &str) -> Option<u64> {
+        self.dynamic.iter().find(|(_, d)| matches!(d, Dynamic::TlsName(n) if n == name)).map(|(at, _)| *at)
     }
 
     fn read_symbols(&mut self, file: &File<'_>) {

@@ -1,0 +1,269 @@
+//! Puts the patch together: new code, what it needs, and where every relocation leads.
+
+use crate::closure::{Function, Plan};
+use crate::names;
+use crate::object_file::{Home, Nature, Object, Reloc, SymbolType};
+use crate::target::TargetElf;
+use crate::unit::{Ancestor, Unit};
+use crate::{Options, Refusal, unwind_data};
+use object::elf;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use stillpoint_patch_format as format;
+use stillpoint_patch_format::{RelocationKind, ResolvedBy, SectionKind, Symbol, SymbolValue};
+
+/// Alignment of the pool of literals; more than any compiler asks for.
+const POOL_ALIGN: u32 = 64;
+
+/// A patch in the making.
+#[derive(Debug)]
+pub(crate) struct Assembly<'p, 'a> {
+    pub(crate) target: &'p TargetElf,
+    pub(crate) units: &'p [Unit<'a>],
+    pub(crate) options: &'p Options,
+    pub(crate) plan: &'p Plan,
+    pub(crate) sections: Vec<format::Section>,
+    pub(crate) symbols: Vec<Symbol>,
+    pub(crate) exports: BTreeSet<u32>,
+    pub(crate) escaping: BTreeSet<String>,
+    pub(crate) warnings: Vec<String>,
+    pub(crate) refusals: Vec<Refusal>,
+    /// Sections of the after side that the patch brings, by unit and section.
+    brought: BTreeMap<(usize, usize), u32>,
+    queue: VecDeque<(usize, usize)>,
+    pool: HashMap<Vec<u8>, u64>,
+    pool_section: Option<u32>,
+    index: HashMap<(String, String), u32>,
+}
+
+impl<'p, 'a> Assembly<'p, 'a> {
+    pub(crate) fn new(target: &'p TargetElf, units: &'p [Unit<'a>], options: &'p Options, plan: &'p Plan) -> Self {
+        Assembly {
+            target,
+            units,
+            options,
+            plan,
+            sections: Vec::new(),
+            symbols: Vec::new(),
+            exports: BTreeSet::new(),
+            escaping: BTreeSet::new(),
+            warnings: plan.warnings.clone(),
+            refusals: Vec::new(),
+            brought: BTreeMap::new(),
+            queue: VecDeque::new(),
+            pool: HashMap::new(),
+            pool_section: None,
+            index: HashMap::new(),
+        }
+    }
+
+    /// Brings every function of the plan and all that it needs, and the unwind data of the new code.
+    pub(crate) fn run(&mut self) {
+        let functions: Vec<Function> = self.plan.entries.keys().chain(&self.plan.rebound).copied().collect();
+        for (unit, function) in functions {
+            self.bring_function(unit, function);
+        }
+        self.drain();
+        unwind_data::bring(self);
+        self.drain();
+        self.warn_of_state();
+    }
+
+    fn drain(&mut self) {
+        while let Some((unit, section)) = self.queue.pop_front() {
+            self.relocate(unit, section);
+        }
+    }
+
+    pub(crate) fn after(&self, unit: usize) -> Option<&'p Object<'a>> {
+        self.units[unit].after.as_ref()
+    }
+
+    /// Brings a function with its cold parts; its symbol.
+    pub(crate) fn bring_function(&mut self, unit: usize, function: usize) -> Option<u32> {
+        let after = self.after(unit)?;
+        for section in after.parts(function)? {
+            self.bring(unit, section);
+        }
+        let Home::Section(home) = after.symbols[function].home else { return None };
+        let section = self.bring(unit, home);
+        let name = self.units[unit].public_name(after, function);
+        let symbol = self.patch_symbol(&name, section, after.symbols[function].value);
+        let in_target = self.plan.entries.contains_key(&(unit, function));
+        if !in_target {
+            self.exports.insert(symbol);
+        }
+        Some(symbol)
+    }
+
+    /// Brings a section of the after side; its index in the patch. Relocations are filled in later.
+    pub(crate) fn bring(&mut self, unit: usize, section: usize) -> u32 {
+        if let Some(index) = self.brought.get(&(unit, section)) {
+            return *index;
+        }
+        let index = self.sections.len() as u32;
+        if let Some(after) = self.after(unit) {
+            let entry = &after.sections[section];
+            let kind = match entry.nature {
+                Nature::Text => SectionKind::Text,
+                Nature::Data | Nature::Custom { write: true } => SectionKind::Data,
+                Nature::Zero => SectionKind::Bss,
+                Nature::Exceptions => SectionKind::ExceptTable,
+                _ => SectionKind::RoData,
+            };
+            let bytes = if kind == SectionKind::Bss { Vec::new() } else { entry.bytes.to_vec() };
+            let align = u32::try_from(entry.align).unwrap_or(u32::MAX);
+            let name = entry.name.to_owned();
+            self.sections.push(format::Section { name, kind, align, size: entry.size, bytes, relocations: Vec::new() });
+        }
+        self.brought.insert((unit, section), index);
+        self.queue.push_back((unit, section));
+        index
+    }
+
+    /// Text that the patch brings, by unit and section.
+    pub(crate) fn brought_text(&self) -> Vec<((usize, usize), u32)> {
+        let text = |(_, index): &(&(usize, usize), &u32)| self.sections[**index as usize].kind == SectionKind::Text;
+        self.brought.iter().filter(text).map(|(key, index)| (*key, *index)).collect()
+    }
+
+    fn relocate(&mut self, unit: usize, section: usize) {
+        let Some(after) = self.after(unit) else { return };
+        let index = self.brought[&(unit, section)] as usize;
+        for reloc in &after.sections[section].relocations {
+            if let Some(entry) = self.relocation(unit, section, reloc) {
+                self.sections[index].relocations.push(entry);
+            }
+        }
+    }
+
+    /// One relocation of the after side as the patch file says it.
+    pub(crate) fn relocation(&mut self, unit: usize, section: usize, reloc: &Reloc) -> Option<format::Relocation> {
+        let after = self.after(unit)?;
+        let Some(kind) = kind_of(reloc) else {
+            let entry = &after.sections[section];
+            self.refusals.push(Refusal::Relocation {
+                unit: self.units[unit].path.to_owned(),
+                kind: crate::object_file::relocation_name(reloc.kind),
+                section: entry.name.to_owned(),
+                offset: reloc.offset,
+            });
+            return None;
+        };
+        let user = after.owner(section, reloc.offset as i64);
+        let user = user.map_or(after.sections[section].name, |s| after.symbols[s].name);
+        let (symbol, addend) = match self.resolve(unit, section, reloc, user) {
+            Ok(found) => found,
+            Err(refusal) => {
+                if !self.refusals.contains(&refusal) {
+                    self.refusals.push(refusal);
+                }
+                return None;
+            }
+        };
+        let offset = u32::try_from(reloc.offset).ok()?;
+        Some(format::Relocation { offset, kind, symbol, addend })
+    }
+
+    /// A symbol for a place in a section of the patch.
+    pub(crate) fn patch_symbol(&mut self, name: &str, section: u32, offset: u64) -> u32 {
+        self.symbol(name, SymbolValue::Patch { section, offset }, ResolvedBy::Patch)
+    }
+
+    pub(crate) fn symbol(&mut self, name: &str, value: SymbolValue, resolved_by: ResolvedBy) -> u32 {
+        let key = (name.to_owned(), format!("{value:?}"));
+        if let Some(index) = self.index.get(&key) {
+            return *index;
+        }
+        let index = self.symbols.len() as u32;
+        self.symbols.push(Symbol { name: name.to_owned(), value, resolved_by });
+        self.index.insert(key, index);
+        index
+    }
+
+    /// A literal in the patch's own pool; equal ones are kept once.
+    pub(crate) fn literal(&mut self, bytes: &[u8], align: u64) -> u32 {
+        let section = match self.pool_section {
+            Some(section) => section,
+            None => {
+                let section = self.sections.len() as u32;
+                self.sections.push(format::Section {
+                    name: ".rodata.literals".to_owned(),
+                    kind: SectionKind::RoData,
+                    align: POOL_ALIGN,
+                    size: 0,
+                    bytes: Vec::new(),
+                    relocations: Vec::new(),
+                });
+                *self.pool_section.insert(section)
+            }
+        };
+        let align = align.clamp(1, u64::from(POOL_ALIGN));
+        let known = self.pool.get(bytes).copied().filter(|at| at % align == 0);
+        let offset = known.unwrap_or_else(|| {
+            let pool = &mut self.sections[section as usize];
+            pool.bytes.resize(pool.bytes.len().next_multiple_of(align as usize), 0);
+            let offset = pool.bytes.len() as u64;
+            pool.bytes.extend_from_slice(bytes);
+            pool.size = pool.bytes.len() as u64;
+            offset
+        });
+        self.pool.insert(bytes.to_vec(), offset);
+        self.patch_symbol(".rodata.literals", section, offset)
+    }
+
+    /// New state that new code shares between threads asks for a scope.
+    fn warn_of_state(&mut self) {
+        let writable = |s: &&format::Section| matches!(s.kind, SectionKind::Data | SectionKind::Bss);
+        let names: Vec<String> = self.sections.iter().filter(writable).map(|s| format!("`{}`", s.name)).collect();
+        if !names.is_empty() && self.options.scope.is_none() {
+            self.warnings.push(format!(
+                "new code has new variables ({}), and no scope was stated: while threads migrate, old code does not \
+                 keep them up to date; state the scope",
+                names.join(", ")
+            ));
+        }
+    }
+
+    /// Notes that the address of something new may end up in live data.
+    pub(crate) fn note_address(&mut self, name: &str, branch: bool) {
+        if !branch {
+            self.escaping.insert(name.to_owned());
+        }
+    }
+
+    /// Whether calls from new code to this function of the unit go to its entry in the target.
+    pub(crate) fn goes_to_target(&self, unit: usize, function: usize) -> bool {
+        let Some(after) = self.after(unit) else { return false };
+        !self.plan.rebound.contains(&(unit, function))
+            && !self.options.known.contains(&self.units[unit].public_name(after, function))
+            && matches!(self.units[unit].ancestor(function), Ancestor::Shipped(_))
+    }
+
+    /// The first symbol at the function's place, which stands for all its names.
+    pub(crate) fn canonical(&self, unit: usize, function: usize) -> usize {
+        let Some(after) = self.after(unit) else { return function };
+        let symbol = &after.symbols[function];
+        let Home::Section(section) = symbol.home else { return function };
+        let same = |s: &&usize| {
+            let other = &after.symbols[**s];
+            other.value == symbol.value && other.kind != SymbolType::Section && !names::is_cold(other.name)
+        };
+        after.sections[section].symbols.iter().find(same).copied().unwrap_or(function)
+    }
+}
+
+/// How the value is made; `None` for what the patch file cannot say.
+fn kind_of(reloc: &Reloc) -> Option<RelocationKind> {
+    Some(match elf::RelocationType(reloc.kind) {
+        elf::R_X86_64_64 => RelocationKind::Abs64,
+        elf::R_X86_64_32 => RelocationKind::Abs32,
+        elf::R_X86_64_32S => RelocationKind::Abs32Signed,
+        elf::R_X86_64_PC64 => RelocationKind::Pc64,
+        elf::R_X86_64_PC32 | elf::R_X86_64_PLT32 if reloc.branch => RelocationKind::Branch32,
+        elf::R_X86_64_PC32 | elf::R_X86_64_PLT32 => RelocationKind::Pc32,
+        elf::R_X86_64_GOTPCREL | elf::R_X86_64_GOTPCRELX | elf::R_X86_64_REX_GOTPCRELX => RelocationKind::GotPc32,
+        elf::R_X86_64_TPOFF32 => RelocationKind::TpOff32,
+        elf::R_X86_64_GOTTPOFF => RelocationKind::GotTpOff32,
+        _ => return None,
+    })
+}

@@ -1,0 +1,146 @@
+//! What changed in one unit: functions to be patched, and data that must not have changed.
+
+use crate::Refusal;
+use crate::compare::Pair;
+use crate::names;
+use crate::object_file::{Home, Nature, Object, Section, SymbolType};
+use crate::unit::{Ancestor, Unit};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Functions of the after side that differ, each with its reasons.
+pub(crate) type Changed = BTreeMap<usize, Vec<String>>;
+
+/// Compares one unit's two sides; refusals are collected in `refusals`.
+pub(crate) fn find(unit: &Unit<'_>, refusals: &mut Vec<Refusal>) -> Changed {
+    let mut changed = Changed::new();
+    let Some(after) = &unit.after else { return changed };
+    start_up(unit, after, refusals);
+    let Some(pair) = unit.pair() else { return changed };
+    for function in unit.functions() {
+        let Some(old) = unit.older(function) else { continue };
+        let Err(why) = pair.functions(old, function) else { continue };
+        if after.symbols[function].kind == SymbolType::Indirect {
+            let function = after.symbols[function].name.to_owned();
+            refusals.push(Refusal::IndirectFunction { unit: unit.path.to_owned(), function });
+        } else {
+            changed.insert(function, vec![why]);
+        }
+    }
+    for variable in unit.variables() {
+        if let Some(refusal) = self_contained(unit, &pair, variable) {
+            refusals.push(refusal);
+        }
+    }
+    custom_sections(unit, &pair, refusals);
+    changed
+}
+
+/// Code that runs at start-up has run already.
+fn start_up(unit: &Unit<'_>, after: &Object<'_>, refusals: &mut Vec<Refusal>) {
+    let describe = |object: &Object<'_>, section: &Section<'_>| -> Vec<(u64, i64, String)> {
+        let target = |r: &crate::object_file::Reloc| match object.site(r) {
+            crate::object_file::Site::Extern(name, _) => name.to_owned(),
+            crate::object_file::Site::Inside { section, offset, .. } => {
+                object.owner(section, offset).map_or(String::new(), |s| names::stem(object.symbols[s].name).to_owned())
+            }
+            crate::object_file::Site::Value(_) => String::new(),
+        };
+        section.relocations.iter().map(|r| (r.offset, r.to_end, target(r))).collect()
+    };
+    for section in after.sections.iter().filter(|s| s.nature == Nature::StartUp && s.size > 0) {
+        let same = |old: &Object<'_>| {
+            let twins = old.sections.iter().filter(|s| s.name == section.name && s.nature == Nature::StartUp);
+            let mut twins = twins.filter(|s| s.size == section.size);
+            twins.any(|twin| describe(old, twin) == describe(after, section))
+        };
+        if !unit.before.as_ref().is_some_and(same) {
+            refusals.push(Refusal::InitArray { unit: unit.path.to_owned(), section: section.name.to_owned() });
+        }
+    }
+}
+
+/// Checks that a variable which the running program holds is what it was.
+fn self_contained(unit: &Unit<'_>, pair: &Pair<'_, '_>, variable: usize) -> Option<Refusal> {
+    let old = unit.older(variable)?;
+    let (one, other) = (&pair.old.symbols[old], &pair.new.symbols[variable]);
+    let kinds = (kind_of(pair.old, old), kind_of(pair.new, variable));
+    let private = pair.is_private_constant(variable);
+    if private && kinds.0 == kinds.1 {
+        // Functions that use it count as changed and bring the new one along; data that points to it is compared.
+        return None;
+    }
+    let changed = |before: String, after: String| {
+        Some(Refusal::VariableChanged {
+            unit: unit.path.to_owned(),
+            object: names::stem(other.name).to_owned(),
+            before,
+            after,
+        })
+    };
+    if one.size != other.size {
+        return changed(format!("{} bytes", one.size), format!("{} bytes", other.size));
+    }
+    let loose = |kind: &str| kind == "zero" || kind == "initialised";
+    if kinds.0 != kinds.1 && !(loose(kinds.0) && loose(kinds.1)) {
+        return changed(kinds.0.to_owned(), kinds.1.to_owned());
+    }
+    if pair.constant_equal(old, variable) {
+        return None;
+    }
+    Some(Refusal::DataChanged {
+        unit: unit.path.to_owned(),
+        object: names::stem(other.name).to_owned(),
+        why: format!("its initial value differs; {}", used_by(pair.new, variable)),
+    })
+}
+
+fn kind_of(object: &Object<'_>, symbol: usize) -> &'static str {
+    let Home::Section(section) = object.symbols[symbol].home else { return "zero" };
+    match object.sections[section].nature {
+        Nature::Constant | Nature::Merged { .. } => "constant",
+        Nature::Data => "initialised",
+        Nature::Zero => "zero",
+        Nature::Tls => "thread-local",
+        Nature::Custom { write: true } => "in a section of its own",
+        Nature::Custom { write: false } => "constant in a section of its own",
+        Nature::Text | Nature::StartUp | Nature::Unwind | Nature::Exceptions | Nature::Aside => "of another kind",
+    }
+}
+
+/// "used by `a`, `b` and 3 more".
+fn used_by(object: &Object<'_>, variable: usize) -> String {
+    let mut users = BTreeSet::new();
+    for (index, section) in object.sections.iter().enumerate() {
+        for reloc in &section.relocations {
+            let found = match object.site(reloc) {
+                crate::object_file::Site::Inside { section, offset, .. } => object.owner(section, offset),
+                _ => None,
+            };
+            if found == Some(variable)
+                && let Some(user) = object.owner(index, reloc.offset as i64)
+            {
+                users.insert(names::stem(object.symbols[user].name));
+            }
+        }
+    }
+    let named: Vec<String> = users.iter().take(3).map(|u| format!("`{u}`")).collect();
+    match users.len() {
+        0 => "nothing in the unit uses it".to_owned(),
+        n if n > 3 => format!("used by {} and {} more", named.join(", "), n - 3),
+        _ => format!("used by {}", named.join(", ")),
+    }
+}
+
+/// Sections that the source names: their variables are compared one by one, what has no name is compared here.
+fn custom_sections(unit: &Unit<'_>, pair: &Pair<'_, '_>, refusals: &mut Vec<Refusal>) {
+    for section in pair.new.sections.iter().filter(|s| matches!(s.nature, Nature::Custom { .. }) && s.size > 0) {
+        let known = section.symbols.iter().all(|s| unit.ancestor(*s) != Ancestor::None);
+        let twin = pair.old.sections.iter().any(|old| {
+            old.name == section.name && old.size == section.size && old.relocations.len() == section.relocations.len()
+        });
+        if !twin || !known {
+            let (unit, section) = (unit.path.to_owned(), section.name.to_owned());
+            refusals.push(Refusal::UnknownSection { unit, section });
+        }
+    }
+}

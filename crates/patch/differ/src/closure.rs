@@ -1,0 +1,259 @@
+//! Which functions a patch must bring so that every call in the new code reaches the right version.
+//!
+//! Normally that is the changed functions alone: an unchanged caller's bytes are what the compiler made for the
+//! changed callee on the after side as well (registers saved around the call included: with `-fipa-ra` a caller whose
+//! assumptions no longer hold comes out of the compiler with other bytes, and is thereby changed itself). Where an
+//! entry cannot be redirected, the callers take its place.
+
+use crate::change::Changed;
+use crate::names;
+use crate::object_file::{Home, Nature, Object, Site};
+use crate::target::TargetElf;
+use crate::unit::{Ancestor, Unit};
+use crate::{Options, Refusal};
+use std::collections::{BTreeMap, BTreeSet};
+use stillpoint_patch_format::{Range, Svma};
+use stillpoint_patch_insn as insn;
+
+/// A function of the after side: index of its unit, index of its symbol.
+pub(crate) type Function = (usize, usize);
+
+/// The code that a changed function has in the target.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Entry {
+    pub(crate) hot: Range,
+    pub(crate) parts: Vec<Range>,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// What the patch has to bring, and how it gets in.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    /// Functions whose entry is redirected.
+    pub(crate) entries: BTreeMap<Function, Entry>,
+    /// Changed functions that new code calls directly, since their entry cannot be redirected.
+    pub(crate) rebound: BTreeSet<Function>,
+    pub(crate) reasons: BTreeMap<Function, Vec<String>>,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// Why an entry cannot be redirected.
+struct Blocked {
+    why: String,
+    refusal: Box<dyn Fn(String) -> Refusal>,
+}
+
+enum Standing {
+    Redirect(Entry),
+    Blocked(Blocked),
+}
+
+/// Works out the plan for all units.
+pub(crate) fn plan(
+    target: &TargetElf,
+    units: &[Unit<'_>],
+    changed: Vec<Changed>,
+    options: &Options,
+    refusals: &mut Vec<Refusal>,
+) -> Plan {
+    let mut plan = Plan::default();
+    let mut work: Vec<Function> = Vec::new();
+    for (index, changed) in changed.into_iter().enumerate() {
+        for (symbol, reasons) in changed {
+            plan.reasons.insert((index, symbol), reasons);
+            work.push((index, symbol));
+        }
+    }
+    while let Some(function) = work.pop() {
+        if plan.entries.contains_key(&function) || plan.rebound.contains(&function) {
+            continue;
+        }
+        match standing(target, &units[function.0], function.1, options) {
+            Ok(Standing::Redirect(entry)) => {
+                plan.entries.insert(function, entry);
+            }
+            Ok(Standing::Blocked(blocked)) => match callers(&units[function.0], function.1) {
+                Ok(found) => {
+                    plan.rebound.insert(function);
+                    pull(units, &mut plan, &mut work, function, &found, &blocked.why);
+                }
+                Err(why) => refusals.push((blocked.refusal)(why)),
+            },
+            Err(refusal) => refusals.push(refusal),
+        }
+    }
+    plan
+}
+
+fn pull(
+    units: &[Unit<'_>],
+    plan: &mut Plan,
+    work: &mut Vec<Function>,
+    function: Function,
+    found: &Callers,
+    why: &str,
+) {
+    let Some(after) = &units[function.0].after else { return };
+    let name = after.symbols[function.1].name;
+    for &caller in &found.functions {
+        let key = (function.0, caller);
+        let reasons = plan.reasons.entry(key).or_default();
+        reasons.push(format!("calls `{name}`, whose entry cannot be redirected: {why}"));
+        work.push(key);
+    }
+    if found.address_taken {
+        plan.warnings.push(format!(
+            "pointers to `{name}` that the program has stored keep the old code, since its entry cannot be redirected: {why}"
+        ));
+    }
+}
+
+struct Callers {
+    functions: Vec<usize>,
+    address_taken: bool,
+}
+
+/// All functions of the unit that refer to `function`; an error when something else does, or might.
+fn callers(unit: &Unit<'_>, function: usize) -> Result<Callers, String> {
+    let Some(after) = &unit.after else { return Err("its unit is not compiled".to_owned()) };
+    let symbol = &after.symbols[function];
+    if !symbol.local {
+        return Err("it is global: other units may call it".to_owned());
+    }
+    let Home::Section(home) = symbol.home else { return Err("it has no section".to_owned()) };
+    let own = after.parts(function).unwrap_or_default();
+    let mut found = Callers { functions: Vec::new(), address_taken: false };
+    for (index, section) in after.sections.iter().enumerate() {
+        if own.contains(&index) || matches!(section.nature, Nature::Unwind | Nature::Exceptions | Nature::Aside) {
+            continue;
+        }
+        for reloc in &section.relocations {
+            let Site::Inside { section: to, offset, .. } = after.site(reloc) else { continue };
+            if to != home || section.nature == Nature::Constant && section.symbols.is_empty() {
+                continue;
+            }
+            if section.nature != Nature::Text || offset != symbol.value as i64 {
+                let holder = after.owner(index, reloc.offset as i64).map_or(section.name, |s| after.symbols[s].name);
+                return Err(format!("`{holder}` holds its address"));
+            }
+            found.address_taken |= !reloc.branch;
+            let caller = section.symbols.first().copied().ok_or("code without a name calls it")?;
+            let caller = hot_parent(after, caller).ok_or("code without a name calls it")?;
+            if !found.functions.contains(&caller) {
+                found.functions.push(caller);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The function itself, or the one that a cold part belongs to.
+fn hot_parent(object: &Object<'_>, symbol: usize) -> Option<usize> {
+    match names::cold_parent(object.symbols[symbol].name) {
+        None => Some(symbol),
+        Some(parent) => {
+            let (found, symbol) = object.functions().find(|(_, s)| s.name == parent)?;
+            let Home::Section(section) = symbol.home else { return None };
+            let first = |s: &&usize| object.symbols[**s].value == symbol.value;
+            object.sections[section].symbols.iter().find(first).copied().or(Some(found))
+        }
+    }
+}
+
+fn standing(target: &TargetElf, unit: &Unit<'_>, function: usize, options: &Options) -> Result<Standing, Refusal> {
+    let Some(after) = &unit.after else {
+        return Err(Refusal::BadTarget("a function without a unit".to_owned()));
+    };
+    let (path, name) = (unit.path.to_owned(), after.symbols[function].name.to_owned());
+    let unsuitable = {
+        let (unit, function) = (path.clone(), name.clone());
+        move |why: String| Refusal::EntryUnsuitable { unit: unit.clone(), function: function.clone(), why }
+    };
+    if options.known.contains(&unit.public_name(after, function)) {
+        let why = "an earlier patch of the series brought it".to_owned();
+        let refusal = move |also: String| unsuitable(format!("an earlier patch of the series brought it, and {also}"));
+        return Ok(Standing::Blocked(Blocked { why, refusal: Box::new(refusal) }));
+    }
+    let (shipped, old) = match (&unit.shipped, unit.ancestor(function)) {
+        (Some(shipped), Ancestor::Shipped(old)) => (shipped, old),
+        _ => {
+            let why = "the target does not have it".to_owned();
+            let refusal = move |also: String| unsuitable(format!("the target does not have it, and {also}"));
+            return Ok(Standing::Blocked(Blocked { why, refusal: Box::new(refusal) }));
+        }
+    };
+    let unplaced = |part: &str| Refusal::UnplacedFunction {
+        unit: path.clone(),
+        function: part.to_owned(),
+        why: shipped.why_not(part),
+    };
+    let mut hot = shipped.code(old).ok_or_else(|| unplaced(old))?;
+    let mut parts = Vec::new();
+    for (_, cold) in shipped.object.cold_parts(old) {
+        parts.push(shipped.code(cold.name).ok_or_else(|| unplaced(cold.name))?);
+    }
+    if let Some(other) = folded_with(unit, function, old) {
+        let why = format!("it shares its code with `{other}`, which is another after the change");
+        let at = hot.start;
+        let refusal =
+            move |_| Refusal::IdenticalCodeFolded { unit: path.clone(), one: name.clone(), other: other.clone(), at };
+        return Ok(Standing::Blocked(Blocked { why, refusal: Box::new(refusal) }));
+    }
+    if let Some(blocked) = entry_blocked(target, &path, &name, &mut hot, &parts) {
+        return Ok(Standing::Blocked(blocked));
+    }
+    let bytes = target.bytes(hot.start.0, hot.len).map(<[u8]>::to_vec).ok_or_else(|| unplaced(old))?;
+    Ok(Standing::Redirect(Entry { hot, parts, bytes }))
+}
+
+/// Another function that has the same code in the target and other code (or its own copy) after the change.
+fn folded_with(unit: &Unit<'_>, function: usize, old: &str) -> Option<String> {
+    let (shipped, after) = (unit.shipped.as_ref()?, unit.after.as_ref()?);
+    let here = shipped.code(old)?.start;
+    unit.functions().into_iter().find_map(|other| {
+        let same_code = after.symbols[other].home == after.symbols[function].home
+            && after.symbols[other].value == after.symbols[function].value;
+        let Ancestor::Shipped(name) = unit.ancestor(other) else { return None };
+        let folded = !same_code && name != old && shipped.code(name).is_some_and(|r| r.start == here);
+        folded.then(|| after.symbols[other].name.to_owned())
+    })
+}
+
+/// Whether a jump fits at the entry. Padding behind a short function is taken into its range.
+fn entry_blocked(target: &TargetElf, unit: &str, name: &str, hot: &mut Range, parts: &[Range]) -> Option<Blocked> {
+    let (unit, function) = (unit.to_owned(), name.to_owned());
+    let len = hot.len;
+    if len < insn::JUMP_LEN as u64 {
+        let behind = target.bytes(hot.start.0 + len, insn::JUMP_LEN as u64 - len);
+        let free = target.frames.range(hot.start.0 + 1..hot.start.0 + insn::JUMP_LEN as u64).next().is_none();
+        if !(free && behind.is_some_and(insn::is_padding)) {
+            let refusal = move |why: String| Refusal::EntryTooShort { unit: unit.clone(), function: function.clone(), len, why };
+            let why = format!("it has {len} bytes, no room for a jump");
+            return Some(Blocked { why, refusal: Box::new(refusal) });
+        }
+        hot.len = insn::JUMP_LEN as u64;
+    }
+    let code = target.bytes(hot.start.0, hot.len)?;
+    let into_entry = |to: u64| to > hot.start.0 && to < hot.start.0 + insn::JUMP_LEN as u64;
+    let from_parts = parts.iter().find_map(|part| {
+        let code = target.bytes(part.start.0, part.len)?;
+        insn::branch_targets(code, part.start).ok()?.into_iter().find(|(_, to)| into_entry(to.0))
+    });
+    let elsewhere = target.branch_into(hot.start.0).map(|(from, to)| (Svma(from), Svma(to)));
+    let (from, to) = match insn::plan_entry(code, hot.start) {
+        Ok(_) => from_parts.or(elsewhere)?,
+        Err(insn::Error::BranchIntoEntry { from, to, .. }) => (from, to),
+        Err(error) => {
+            let text = error.to_string();
+            let why = text.clone();
+            let refusal = move |also: String| Refusal::EntryUnsuitable {
+                unit: unit.clone(),
+                function: function.clone(),
+                why: format!("{text}, and {also}"),
+            };
+            return Some(Blocked { why, refusal: Box::new(refusal) });
+        }
+    };
+    let refusal = move |why: String| Refusal::BranchIntoEntry { unit: unit.clone(), function: function.clone(), from, to, why };
+    Some(Blocked { why: format!("the branch at {from} leads into it"), refusal: Box::new(refusal) })
+}

@@ -1,0 +1,260 @@
+//! Whether two builds of a function, or of a constant, are the same but for where the linker puts things.
+
+use crate::correlate::Correlation;
+use crate::names;
+use crate::object_file::{Home, Nature, Object, Reloc, Site};
+use object::elf;
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+/// Two builds of one unit, and which symbol of the newer is which of the older.
+#[derive(Debug)]
+pub(crate) struct Pair<'p, 'a> {
+    pub(crate) old: &'p Object<'a>,
+    pub(crate) new: &'p Object<'a>,
+    pub(crate) map: &'p Correlation,
+    /// Verdicts on constants, by their places; assumed equal while being compared, for they may refer to themselves.
+    constants: RefCell<HashMap<(usize, i64, usize, i64), bool>>,
+}
+
+/// The first difference found, in words for people.
+pub(crate) type Verdict = Result<(), String>;
+
+/// A stretch of a section.
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    section: usize,
+    start: i64,
+    end: i64,
+}
+
+impl<'p, 'a> Pair<'p, 'a> {
+    pub(crate) fn new(old: &'p Object<'a>, new: &'p Object<'a>, map: &'p Correlation) -> Self {
+        Pair { old, new, map, constants: RefCell::default() }
+    }
+
+    /// Compares two functions (symbol indices), cold parts included.
+    pub(crate) fn functions(&self, old: usize, new: usize) -> Verdict {
+        let (Some(a), Some(b)) = (self.old.parts(old), self.new.parts(new)) else {
+            return Err("it has no code".to_owned());
+        };
+        if a.len() != b.len() {
+            let gained = if b.len() > a.len() { "gained" } else { "lost" };
+            return Err(format!("{gained} a cold part"));
+        }
+        for (index, (one, other)) in a.iter().zip(&b).enumerate() {
+            let part = if index == 0 { "" } else { " (cold part)" };
+            self.code(*one, *other, &a, &b).map_err(|why| why + part)?;
+        }
+        Ok(())
+    }
+
+    fn code(&self, old: usize, new: usize, own_old: &[usize], own_new: &[usize]) -> Verdict {
+        let (a, b) = (&self.old.sections[old], &self.new.sections[new]);
+        if a.bytes.len() != b.bytes.len() {
+            return Err(format!("instructions differ ({} bytes became {})", a.bytes.len(), b.bytes.len()));
+        }
+        let layout = |r: &Reloc| (r.offset, r.kind);
+        if a.relocations.len() != b.relocations.len()
+            || !a.relocations.iter().map(layout).eq(b.relocations.iter().map(layout))
+            || !equal_outside(a.bytes, b.bytes, &a.relocations)
+        {
+            return Err(format!("instructions differ (both {} bytes)", b.bytes.len()));
+        }
+        for (one, other) in a.relocations.iter().zip(&b.relocations) {
+            self.sites(self.old.site(one), self.new.site(other), own_old, own_new)
+                .map_err(|why| format!("at byte {:#x} {why}", other.offset))?;
+        }
+        Ok(())
+    }
+
+    fn sites(&self, old: Site<'a>, new: Site<'a>, own_old: &[usize], own_new: &[usize]) -> Verdict {
+        let differ = || Err(format!("{} became {}", self.describe_old(old), self.describe_new(new)));
+        let same = match (old, new) {
+            (Site::Extern(a, x), Site::Extern(b, y)) => a == b && x == y,
+            (Site::Value(a), Site::Value(b)) => a == b,
+            (Site::Inside { section: a, offset: x, .. }, Site::Inside { section: b, offset: y, .. })
+                if own_old.contains(&a) || own_new.contains(&b) =>
+            {
+                // Own code moves as one: the same part and the same byte of it.
+                own_old.iter().position(|s| *s == a) == own_new.iter().position(|s| *s == b) && x == y
+            }
+            (Site::Inside { .. }, Site::Inside { .. }) => return self.insides(old, new, own_old, own_new),
+            (Site::Extern(name, x), Site::Inside { section, offset, .. }) => {
+                global_at(self.new, section, offset - x) == Some(name)
+            }
+            (Site::Inside { section, offset, .. }, Site::Extern(name, x)) => {
+                global_at(self.old, section, offset - x) == Some(name)
+            }
+            _ => false,
+        };
+        if same { Ok(()) } else { differ() }
+    }
+
+    fn insides(&self, old: Site<'a>, new: Site<'a>, own_old: &[usize], own_new: &[usize]) -> Verdict {
+        let (
+            Site::Inside { section: a, offset: x, anchor: p },
+            Site::Inside { section: b, offset: y, anchor: q },
+        ) = (old, new)
+        else {
+            return Err("unlike references".to_owned());
+        };
+        let differ = || Err(format!("{} became {}", self.describe_old(old), self.describe_new(new)));
+        let (one, other) = (self.old.sections[a].nature, self.new.sections[b].nature);
+        if let (Nature::Merged { .. }, Nature::Merged { .. }) = (one, other) {
+            let same = self.old.literal(a, p).is_some() && self.old.literal(a, p) == self.new.literal(b, q);
+            return if same && x - p == y - q { Ok(()) } else { differ() };
+        }
+        let named = |object: &Object<'a>, section, offset, anchor| {
+            let owner = object.owner(section, anchor).or_else(|| object.owner(section, offset));
+            owner.filter(|s| !names::is_anonymous(object.symbols[*s].name))
+        };
+        match (named(self.old, a, x, p), named(self.new, b, y, q)) {
+            (Some(s), Some(t)) => {
+                let delta = |object: &Object<'a>, s: usize, at: i64| at - object.symbols[s].value as i64;
+                if !self.correlated(s, t) || delta(self.old, s, x) != delta(self.new, t, y) {
+                    return differ();
+                }
+                if self.is_private_constant(t) && !self.constant_equal(s, t) {
+                    return Err(format!("it refers to constant `{}`, which changed", self.new.symbols[t].name));
+                }
+                Ok(())
+            }
+            (None, None) if x - p == y - q => {
+                let (from, to) = (self.old.extent(a, p), self.new.extent(b, q));
+                let spans = (Span { section: a, start: p, end: from }, Span { section: b, start: q, end: to });
+                if self.spans(spans.0, spans.1, own_old, own_new) { Ok(()) } else { differ() }
+            }
+            _ => differ(),
+        }
+    }
+
+    /// Whether any name at the old symbol's place is any at the new one's: aliases and folded functions share places.
+    pub(crate) fn correlated(&self, old: usize, new: usize) -> bool {
+        let same_place = |object: &Object<'a>, s: usize, t: usize| {
+            let (a, b) = (&object.symbols[s], &object.symbols[t]);
+            a.home == b.home && a.value == b.value
+        };
+        let Home::Section(section) = self.new.symbols[new].home else { return self.map.old(new) == Some(old) };
+        let aliases = self.new.sections[section].symbols.iter().filter(|s| same_place(self.new, **s, new));
+        aliases.filter_map(|s| self.map.old(*s)).any(|s| same_place(self.old, s, old))
+    }
+
+    /// A constant that no other unit and no pointer arithmetic of the linker's can reach.
+    pub(crate) fn is_private_constant(&self, new: usize) -> bool {
+        let symbol = &self.new.symbols[new];
+        let Home::Section(section) = symbol.home else { return false };
+        symbol.local && matches!(self.new.sections[section].nature, Nature::Constant | Nature::Merged { .. })
+    }
+
+    /// Whether two variables have the same size and initial contents.
+    pub(crate) fn constant_equal(&self, old: usize, new: usize) -> bool {
+        let span = |object: &Object<'a>, s: usize| {
+            let symbol = &object.symbols[s];
+            let Home::Section(section) = symbol.home else { return None };
+            let start = symbol.value as i64;
+            Some(Span { section, start, end: start.checked_add(i64::try_from(symbol.size).ok()?)? })
+        };
+        match (span(self.old, old), span(self.new, new)) {
+            (Some(a), Some(b)) => self.spans(a, b, &[], &[]),
+            (None, None) => self.old.symbols[old].size == self.new.symbols[new].size,
+            _ => false,
+        }
+    }
+
+    fn spans(&self, old: Span, new: Span, own_old: &[usize], own_new: &[usize]) -> bool {
+        let key = (old.section, old.start, new.section, new.start);
+        if let Some(verdict) = self.constants.borrow().get(&key) {
+            return *verdict;
+        }
+        self.constants.borrow_mut().insert(key, true);
+        let verdict = self.spans_now(old, new, own_old, own_new);
+        self.constants.borrow_mut().insert(key, verdict);
+        verdict
+    }
+
+    fn spans_now(&self, old: Span, new: Span, own_old: &[usize], own_new: &[usize]) -> bool {
+        let contents = |object: &Object<'a>, span: Span| {
+            let section = &object.sections[span.section];
+            let (start, end) = (usize::try_from(span.start).ok()?, usize::try_from(span.end).ok()?);
+            if section.bytes.is_empty() {
+                return (end as u64 <= section.size).then(|| vec![0; end - start]);
+            }
+            section.bytes.get(start..end).map(<[u8]>::to_vec)
+        };
+        let relocations = |object: &Object<'a>, span: Span| {
+            let all = object.sections[span.section].relocations.iter();
+            let inside = |r: &&Reloc| (span.start..span.end).contains(&(r.offset as i64));
+            all.filter(inside).map(|r| Reloc { offset: r.offset - span.start as u64, ..*r }).collect::<Vec<_>>()
+        };
+        let (Some(a), Some(b)) = (contents(self.old, old), contents(self.new, new)) else { return false };
+        let (ours, theirs) = (relocations(self.old, old), relocations(self.new, new));
+        let layout = |r: &Reloc| (r.offset, r.kind);
+        a.len() == b.len()
+            && ours.iter().map(layout).eq(theirs.iter().map(layout))
+            && equal_outside(&a, &b, &ours)
+            && ours.iter().zip(&theirs).all(|(one, other)| {
+                let (from, to) = (relative_to_table(self.old, one), relative_to_table(self.new, other));
+                self.sites(from, to, own_old, own_new).is_ok()
+            })
+    }
+
+    fn describe_old(&self, site: Site<'a>) -> String {
+        describe(self.old, site)
+    }
+
+    fn describe_new(&self, site: Site<'a>) -> String {
+        describe(self.new, site)
+    }
+}
+
+/// An entry of a jump table holds the distance from the table's start, not from its own place.
+fn relative_to_table<'a>(object: &Object<'a>, reloc: &Reloc) -> Site<'a> {
+    let site = object.site(reloc);
+    let distance = reloc.to_end + reloc.offset as i64;
+    match site {
+        Site::Inside { section, offset, anchor: _ } if elf::RelocationType(reloc.kind) == elf::R_X86_64_PC32 => {
+            Site::Inside { section, offset: offset - distance, anchor: offset - distance }
+        }
+        other => other,
+    }
+}
+
+fn equal_outside(a: &[u8], b: &[u8], relocations: &[Reloc]) -> bool {
+    let mut at = 0;
+    for reloc in relocations {
+        let wide = matches!(elf::RelocationType(reloc.kind), elf::R_X86_64_64 | elf::R_X86_64_PC64);
+        let (from, to) = (reloc.offset as usize, reloc.offset as usize + if wide { 8 } else { 4 });
+        if from > at && a.get(at..from) != b.get(at..from) {
+            return false;
+        }
+        at = at.max(to);
+    }
+    a.get(at..) == b.get(at..)
+}
+
+/// The global symbol exactly at a place.
+fn global_at<'a>(object: &Object<'a>, section: usize, offset: i64) -> Option<&'a str> {
+    let at = |s: &&usize| object.symbols[**s].value as i64 == offset && !object.symbols[**s].local;
+    object.sections[section].symbols.iter().find(at).map(|s| object.symbols[*s].name)
+}
+
+fn describe(object: &Object<'_>, site: Site<'_>) -> String {
+    match site {
+        Site::Extern(name, _) => format!("`{name}`"),
+        Site::Value(value) => format!("{value:#x}"),
+        Site::Inside { section, offset, anchor } => {
+            if let Some(literal) = object.literal(section, anchor)
+                && matches!(object.sections[section].nature, Nature::Merged { strings: true, .. })
+            {
+                let text: String = String::from_utf8_lossy(literal).trim_end_matches('\0').chars().take(40).collect();
+                return format!("text {text:?}");
+            }
+            match object.owner(section, anchor) {
+                Some(owner) if object.symbols[owner].value as i64 == offset => format!("`{}`", object.symbols[owner].name),
+                Some(owner) => format!("`{}`{:+}", object.symbols[owner].name, offset - object.symbols[owner].value as i64),
+                None => format!("a constant in `{}`", object.sections[section].name),
+            }
+        }
+    }
+}

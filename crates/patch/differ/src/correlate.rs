@@ -1,0 +1,230 @@
+//! Which symbol of one object is which of another build of the same unit.
+//!
+//! A wrong pair of *functions* does no harm, since callers are compared under the same pairing. A wrong pair of
+//! *variables* would mix their states, so a static whose name carries a number of the compiler's is paired by how
+//! equal code uses it, or else by its stem and its users, or not at all.
+
+use crate::names;
+use crate::object_file::{Home, Nature, Object, Site, SymbolType};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// From the symbols of a newer object to those of an older one.
+#[derive(Debug, Default)]
+pub(crate) struct Correlation {
+    to_old: HashMap<usize, usize>,
+    /// Statics that could be any of several older ones.
+    ambiguous: HashMap<usize, Vec<usize>>,
+}
+
+impl Correlation {
+    pub(crate) fn old(&self, new: usize) -> Option<usize> {
+        self.to_old.get(&new).copied()
+    }
+
+    pub(crate) fn candidates(&self, new: usize) -> Option<&[usize]> {
+        self.ambiguous.get(&new).map(Vec::as_slice)
+    }
+
+    /// Pairs the symbols of `new` with those of `old`.
+    pub(crate) fn between(old: &Object<'_>, new: &Object<'_>) -> Self {
+        let mut found = Correlation::default();
+        found.pair_names(old, new);
+        found.pair_clones(old, new);
+        found.pair_numbered(old, new);
+        found
+    }
+
+    fn pair_names(&mut self, old: &Object<'_>, new: &Object<'_>) {
+        let mut by_name: HashMap<(&str, Class), usize> = HashMap::new();
+        for (index, class) in defined(old) {
+            let symbol = &old.symbols[index];
+            if class == Class::Code || !names::is_numbered(symbol.name) {
+                by_name.insert((symbol.name, class), index);
+            }
+        }
+        for (index, class) in defined(new) {
+            if let Some(&other) = by_name.get(&(new.symbols[index].name, class)) {
+                self.to_old.insert(index, other);
+            }
+        }
+    }
+
+    /// A clone whose number changed, when it is the only one of its kind on both sides.
+    fn pair_clones(&mut self, old: &Object<'_>, new: &Object<'_>) {
+        let taken: BTreeSet<usize> = self.to_old.values().copied().collect();
+        let mut left: BTreeMap<(&str, String), (Vec<usize>, Vec<usize>)> = BTreeMap::new();
+        for (index, symbol) in old.functions().filter(|(i, _)| !taken.contains(i)) {
+            left.entry(names::clone_key(symbol.name)).or_default().0.push(index);
+        }
+        for (index, symbol) in new.functions().filter(|(i, _)| !self.to_old.contains_key(i)) {
+            left.entry(names::clone_key(symbol.name)).or_default().1.push(index);
+        }
+        for (olds, news) in left.values() {
+            if let ([one], [other]) = (olds.as_slice(), news.as_slice()) {
+                self.to_old.insert(*other, *one);
+            }
+        }
+    }
+
+    fn pair_numbered(&mut self, old: &Object<'_>, new: &Object<'_>) {
+        self.pair_by_equal_code(old, new);
+        let (old_users, new_users) = (users(old), users(new));
+        let taken: BTreeSet<usize> = self.to_old.values().copied().collect();
+        let open = |object: &Object<'_>, index: usize| {
+            let name = object.symbols[index].name;
+            names::is_numbered(name) && !names::is_anonymous(name)
+        };
+        let mut left: BTreeMap<(&str, Class), (Vec<usize>, Vec<usize>)> = BTreeMap::new();
+        for (index, class) in defined(old).filter(|(i, c)| *c != Class::Code && open(old, *i) && !taken.contains(i)) {
+            left.entry((names::stem(old.symbols[index].name), class)).or_default().0.push(index);
+        }
+        let unpaired = |i: &usize, c: &Class| *c != Class::Code && open(new, *i) && !self.to_old.contains_key(i);
+        for (index, class) in defined(new).filter(|(i, c)| unpaired(i, c)).collect::<Vec<_>>() {
+            left.entry((names::stem(new.symbols[index].name), class)).or_default().1.push(index);
+        }
+        for (olds, news) in left.into_values() {
+            self.pair_by_users(&olds, &news, &old_users, &new_users);
+        }
+    }
+
+    /// Equal code refers to the same things in the same order.
+    fn pair_by_equal_code(&mut self, old: &Object<'_>, new: &Object<'_>) {
+        let mut votes: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
+        for (index, function) in new.functions() {
+            let Some(other) = self.old(index) else { continue };
+            let pairs = equal_code_sites(old, &old.symbols[other], new, function);
+            for (one, two) in pairs {
+                let (Some(from), Some(to)) = (static_at(old, one), static_at(new, two)) else { continue };
+                let stems = (names::stem(old.symbols[from.0].name), names::stem(new.symbols[to.0].name));
+                if from.1 == to.1 && stems.0 == stems.1 && class(old, from.0) == class(new, to.0) {
+                    votes.entry(to.0).or_default().insert(from.0);
+                }
+            }
+        }
+        for (index, found) in votes {
+            match found.iter().collect::<Vec<_>>().as_slice() {
+                [one] => drop(self.to_old.insert(index, **one)),
+                _ => drop(self.ambiguous.insert(index, found.into_iter().collect())),
+            }
+        }
+    }
+
+    fn pair_by_users(&mut self, olds: &[usize], news: &[usize], old_users: &Users, new_users: &Users) {
+        let none = BTreeSet::new();
+        let shares = |old: usize, new: usize| {
+            let (a, b) = (old_users.get(&old).unwrap_or(&none), new_users.get(&new).unwrap_or(&none));
+            a.intersection(b).next().is_some() || a.is_empty() || b.is_empty()
+        };
+        for &new in news {
+            let related: Vec<usize> = olds.iter().copied().filter(|old| shares(*old, new)).collect();
+            match related.as_slice() {
+                [] => {}
+                [one] if news.iter().filter(|n| shares(*one, **n)).count() == 1 => {
+                    self.to_old.insert(new, *one);
+                }
+                _ => {
+                    self.ambiguous.insert(new, related);
+                }
+            }
+        }
+    }
+}
+
+/// Kinds of thing that are never each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Class {
+    Code,
+    Variable,
+    ThreadLocal,
+}
+
+fn class(object: &Object<'_>, index: usize) -> Option<Class> {
+    let symbol = &object.symbols[index];
+    let section = match symbol.home {
+        Home::Section(section) => &object.sections[section],
+        Home::Common => return Some(Class::Variable),
+        _ => return None,
+    };
+    match (symbol.kind, section.nature) {
+        (SymbolType::Section, _) | (_, Nature::Aside | Nature::Unwind | Nature::Exceptions) => None,
+        (SymbolType::Function | SymbolType::Indirect, _) => Some(Class::Code),
+        (SymbolType::Tls, _) => Some(Class::ThreadLocal),
+        (SymbolType::Other, Nature::Text) => Some(Class::Code),
+        (SymbolType::Other | SymbolType::Object, _) => Some(Class::Variable),
+    }
+}
+
+/// Named definitions of an object.
+fn defined<'o>(object: &'o Object<'_>) -> impl Iterator<Item = (usize, Class)> + 'o {
+    let named = |index: usize| {
+        let name = object.symbols[index].name;
+        !name.is_empty() && !name.starts_with(".L")
+    };
+    (0..object.symbols.len()).filter(move |i| named(*i)).filter_map(|i| Some((i, class(object, i)?)))
+}
+
+/// The static variable at a site, and the byte of it.
+fn static_at(object: &Object<'_>, site: Site<'_>) -> Option<(usize, i64)> {
+    let Site::Inside { section, offset, .. } = site else { return None };
+    let owner = object.owner(section, offset)?;
+    let symbol = &object.symbols[owner];
+    let within = offset - symbol.value as i64;
+    let fits = (0..symbol.size.max(1) as i64).contains(&within);
+    (symbol.local && fits && !names::is_anonymous(symbol.name)).then_some((owner, within))
+}
+
+/// What two functions refer to, pair by pair, when their code is equal but for relocated places.
+fn equal_code_sites<'o>(
+    old: &Object<'o>,
+    old_function: &crate::object_file::Symbol<'o>,
+    new: &Object<'o>,
+    new_function: &crate::object_file::Symbol<'o>,
+) -> Vec<(Site<'o>, Site<'o>)> {
+    let span = |object: &Object<'o>, f: &crate::object_file::Symbol<'o>| match f.home {
+        Home::Section(section) => {
+            let end = f.value.checked_add(f.size).filter(|end| *end <= object.sections[section].bytes.len() as u64)?;
+            Some((section, f.value, end))
+        }
+        _ => None,
+    };
+    let (Some(a), Some(b)) = (span(old, old_function), span(new, new_function)) else { return Vec::new() };
+    if a.2 - a.1 != b.2 - b.1 {
+        return Vec::new();
+    }
+    let relocations = |object: &Object<'o>, (section, start, end): (usize, u64, u64)| {
+        let all = object.sections[section].relocations.iter();
+        all.filter(|r| (start..end).contains(&r.offset)).copied().collect::<Vec<_>>()
+    };
+    let (ours, theirs) = (relocations(old, a), relocations(new, b));
+    // Within one section the assembler resolves calls itself: those places carry a relocation in one build only.
+    let at: HashMap<u64, _> = theirs.iter().map(|r| (r.offset - b.1, r)).collect();
+    let holes: BTreeSet<u64> = ours
+        .iter()
+        .map(|r| r.offset - a.1)
+        .chain(theirs.iter().map(|r| r.offset - b.1))
+        .flat_map(|at| at..at.saturating_add(4))
+        .collect();
+    let code = |object: &Object<'o>, (section, start, end): (usize, u64, u64)| {
+        &object.sections[section].bytes[start as usize..end as usize]
+    };
+    let equal = code(old, a).iter().zip(code(new, b)).enumerate().all(|(i, (x, y))| x == y || holes.contains(&(i as u64)));
+    if !equal {
+        return Vec::new();
+    }
+    ours.iter().filter_map(|r| Some((old.site(r), new.site(at.get(&(r.offset - a.1))?)))).collect()
+}
+
+type Users = HashMap<usize, BTreeSet<String>>;
+
+/// Stems of the functions (and names of the data) that refer to each static variable.
+fn users(object: &Object<'_>) -> Users {
+    let mut out = Users::new();
+    for (index, section) in object.sections.iter().enumerate() {
+        for reloc in &section.relocations {
+            let Some((variable, _)) = static_at(object, object.site(reloc)) else { continue };
+            let Some(user) = object.owner(index, reloc.offset as i64) else { continue };
+            out.entry(variable).or_default().insert(names::stem(object.symbols[user].name).to_owned());
+        }
+    }
+    out
+}

@@ -1,0 +1,169 @@
+//! The whole way from objects to a patch.
+
+use crate::assemble::Assembly;
+use crate::closure::{self, Plan};
+use crate::target::TargetElf;
+use crate::unit::{Ancestor, Unit};
+use crate::{Options, Outcome, Refusal, UnitInput, change, types};
+use std::collections::{BTreeMap, BTreeSet};
+use stillpoint_patch_format as format;
+use stillpoint_patch_format::{Function, Hooks, OffStack, Patch, Range, Scope, Source, Svma, TypeFact, UnitFact};
+
+/// Compares the units before and after, and makes the patch that turns one into the other in `target`.
+pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Options) -> Result<Outcome, Vec<Refusal>> {
+    let mut refusals = Vec::new();
+    let mut units = Vec::new();
+    for input in inputs {
+        match Unit::read(target, input) {
+            Ok(unit) => units.push(unit),
+            Err(found) => refusals.extend(found),
+        }
+    }
+    if !refusals.is_empty() {
+        return Err(refusals);
+    }
+    let changed: Vec<change::Changed> = units.iter().map(|unit| change::find(unit, &mut refusals)).collect();
+    let plan = closure::plan(target, &units, changed, options, &mut refusals);
+    let (facts, notes) = compare_types(inputs, &units, &plan, &mut refusals);
+    if plan.reasons.is_empty() && refusals.is_empty() {
+        return Ok(Outcome::NothingToPatch);
+    }
+    let mut assembly = Assembly::new(target, &units, options, &plan);
+    let hooks = find_hooks(&mut assembly);
+    assembly.run();
+    assembly.warnings.extend(notes);
+    refusals.append(&mut assembly.refusals);
+    let off_stack = off_stack(target, &units, options, &mut refusals);
+    if !refusals.is_empty() {
+        return Err(refusals);
+    }
+    let patch = finish(assembly, off_stack, hooks, facts);
+    format::encode(&patch).map_err(|e| vec![Refusal::Format(e.to_string())])?;
+    Ok(Outcome::Patch(Box::new(patch)))
+}
+
+/// Types are compared as shipped against after: the running data has the shipped layout.
+fn compare_types(
+    inputs: &[UnitInput<'_>],
+    units: &[Unit<'_>],
+    plan: &Plan,
+    refusals: &mut Vec<Refusal>,
+) -> (Vec<TypeFact>, Vec<String>) {
+    let mut facts: BTreeMap<String, TypeFact> = BTreeMap::new();
+    let mut notes = BTreeSet::new();
+    for (index, (input, unit)) in inputs.iter().zip(units).enumerate() {
+        let Some(after) = unit.after.as_ref().filter(|_| !input.shipped.is_empty()) else { continue };
+        let changed = |s: &usize| plan.reasons.contains_key(&(index, *s)) || unit.ancestor(*s) == Ancestor::None;
+        let used_by: Vec<String> =
+            unit.functions().into_iter().filter(changed).map(|s| after.symbols[s].name.to_owned()).collect();
+        match types::compare(input.shipped, input.after, &used_by) {
+            Ok(found) => {
+                facts.extend(found.facts.into_iter().map(|fact| (fact.name.clone(), fact)));
+                notes.extend(found.notes);
+            }
+            Err(found) => {
+                for refusal in found {
+                    if !refusals.contains(&refusal) {
+                        refusals.push(refusal);
+                    }
+                }
+            }
+        }
+    }
+    (facts.into_values().collect(), notes.into_iter().collect())
+}
+
+fn find_hooks(assembly: &mut Assembly<'_, '_>) -> Hooks {
+    let options = assembly.options;
+    let mut find = |names: &Vec<String>| -> Vec<u32> { names.iter().filter_map(|name| find_hook(assembly, name)).collect() };
+    Hooks {
+        pre_apply: find(&options.hooks.pre_apply),
+        post_apply: find(&options.hooks.post_apply),
+        pre_revert: find(&options.hooks.pre_revert),
+        post_revert: find(&options.hooks.post_revert),
+    }
+}
+
+fn find_hook(assembly: &mut Assembly<'_, '_>, name: &str) -> Option<u32> {
+    for unit in 0..assembly.units.len() {
+        let Some(after) = assembly.after(unit) else { continue };
+        if let Some((function, _)) = after.functions().find(|(_, s)| s.name == name) {
+            let function = assembly.canonical(unit, function);
+            return assembly.bring_function(unit, function);
+        }
+    }
+    assembly.refusals.push(Refusal::UnknownName { what: "hook", name: name.to_owned() });
+    None
+}
+
+/// The code of the functions that the caller wants off every stack.
+fn off_stack(target: &TargetElf, units: &[Unit<'_>], options: &Options, refusals: &mut Vec<Refusal>) -> Vec<OffStack> {
+    let mut out = Vec::new();
+    for name in &options.off_stack {
+        let found = ranges_of(target, units, name);
+        if found.is_empty() {
+            refusals.push(Refusal::UnknownName { what: "off-stack function", name: name.clone() });
+        }
+        let reason = "stated by the author".to_owned();
+        out.extend(found.into_iter().map(|range| OffStack { name: name.clone(), range, reason: reason.clone() }));
+    }
+    out
+}
+
+fn ranges_of(target: &TargetElf, units: &[Unit<'_>], name: &str) -> Vec<Range> {
+    for unit in units {
+        let Some(shipped) = &unit.shipped else { continue };
+        let plain = name.strip_prefix(unit.path).and_then(|rest| rest.strip_prefix(':')).unwrap_or(name);
+        let mut found: Vec<Range> = shipped.code(plain).into_iter().collect();
+        if !found.is_empty() {
+            found.extend(shipped.object.cold_parts(plain).filter_map(|(_, s)| shipped.code(s.name)));
+            return found;
+        }
+    }
+    let listed = target.symbols.get(name).into_iter().flatten();
+    listed.filter_map(|s| Some(Range { start: Svma(s.at), len: *target.frames.get(&s.at)? })).take(1).collect()
+}
+
+fn finish(mut assembly: Assembly<'_, '_>, off_stack: Vec<OffStack>, hooks: Hooks, types: Vec<TypeFact>) -> Patch {
+    let (plan, units, options) = (assembly.plan, assembly.units, assembly.options);
+    let mut functions = Vec::new();
+    for ((unit, function), entry) in &plan.entries {
+        let Some(new) = assembly.bring_function(*unit, *function) else { continue };
+        let Some(after) = assembly.after(*unit) else { continue };
+        functions.push(Function {
+            name: after.symbols[*function].name.to_owned(),
+            unit: units[*unit].path.to_owned(),
+            old: entry.hot,
+            old_parts: entry.parts.clone(),
+            old_bytes: entry.bytes.clone(),
+            new,
+            reasons: plan.reasons.get(&(*unit, *function)).cloned().unwrap_or_default(),
+        });
+    }
+    let facts = units.iter().filter(|unit| unit.after.is_some()).map(|unit| {
+        let (functions_placed, functions_total) = unit.shipped.as_ref().map_or((0, 0), |s| s.counts());
+        UnitFact { path: unit.path.to_owned(), functions_placed, functions_total }
+    });
+    let units = facts.collect();
+    Patch {
+        name: options.name.clone(),
+        description: options.description.clone(),
+        cves: options.cves.clone(),
+        replaces: options.replaces.clone(),
+        source: Source { units, ..options.source.clone() },
+        based_on: options.based_on.clone(),
+        toolchain: options.toolchain.clone(),
+        target: assembly.target.identity().clone(),
+        scope: options.scope.unwrap_or(Scope::ThreadLocal),
+        scope_stated: options.scope.is_some(),
+        sections: assembly.sections,
+        symbols: assembly.symbols,
+        exports: assembly.exports.into_iter().collect(),
+        functions,
+        off_stack,
+        hooks,
+        types,
+        escaping: assembly.escaping.into_iter().collect(),
+        warnings: assembly.warnings,
+    }
+}

@@ -1,0 +1,312 @@
+//! Where a relocation of the new code leads: into the target, into the patch, or somewhere at run time.
+
+use crate::Refusal;
+use crate::assemble::Assembly;
+use crate::names;
+use crate::object_file::{Home, Nature, Reloc, Site, SymbolType};
+use crate::reverse::Name;
+use crate::unit::Ancestor;
+use object::elf;
+use stillpoint_patch_format::{ResolvedBy, Svma, SymbolValue};
+
+/// Index of a symbol of the patch, and the addend that goes with it.
+type Resolved = Result<(u32, i64), Refusal>;
+
+/// How a reference is made, which decides among a name's address, stub and slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Branch,
+    Slot,
+    ThreadLocal,
+    Address,
+}
+
+fn way(reloc: &Reloc) -> Way {
+    match elf::RelocationType(reloc.kind) {
+        elf::R_X86_64_GOTPCREL | elf::R_X86_64_GOTPCRELX | elf::R_X86_64_REX_GOTPCRELX => Way::Slot,
+        elf::R_X86_64_TPOFF32 | elf::R_X86_64_GOTTPOFF => Way::ThreadLocal,
+        _ if reloc.branch => Way::Branch,
+        _ => Way::Address,
+    }
+}
+
+fn value(name: Name, way: Way) -> Option<SymbolValue> {
+    let at = |at: Option<u64>| at.map(|at| SymbolValue::Target(Svma(at)));
+    let slot = || name.slot.map(|at| SymbolValue::TargetSlot(Svma(at)));
+    match way {
+        Way::Branch => at(name.direct).or(at(name.stub)).or(slot()),
+        Way::Slot | Way::Address => at(name.direct).or(slot()),
+        Way::ThreadLocal => {
+            let offset = name.tls.map(SymbolValue::TargetTls);
+            offset.or(name.tls_slot.map(|at| SymbolValue::TargetTlsSlot(Svma(at))))
+        }
+    }
+}
+
+impl Assembly<'_, '_> {
+    /// Where `reloc` of a brought section leads.
+    pub(crate) fn resolve(&mut self, unit: usize, from: usize, reloc: &Reloc, user: &str) -> Resolved {
+        let Some(after) = self.after(unit) else { return Err(self.unresolved(unit, "?", user, "no object")) };
+        match after.site(reloc) {
+            Site::Extern(name, _) => Ok((self.external(unit, name, reloc, user)?, reloc.addend)),
+            Site::Value(_) => Err(self.unresolved(unit, after.symbols[reloc.symbol].name, user, "it is absolute")),
+            Site::Inside { section, offset, anchor } => self.inside(unit, from, reloc, (section, offset, anchor), user),
+        }
+    }
+
+    fn unresolved(&self, unit: usize, name: &str, user: &str, why: &str) -> Refusal {
+        Refusal::UnresolvedSymbol {
+            unit: self.units[unit].path.to_owned(),
+            name: name.to_owned(),
+            user: user.to_owned(),
+            why: why.to_owned(),
+        }
+    }
+
+    fn inside(&mut self, unit: usize, from: usize, reloc: &Reloc, to: (usize, i64, i64), user: &str) -> Resolved {
+        let (section, offset, anchor) = to;
+        let Some(after) = self.after(unit) else { return Err(self.unresolved(unit, "?", user, "no object")) };
+        let entry = &after.sections[section];
+        // `S + A` as the object means it, counted from the start of the section.
+        let raw = (after.symbols[reloc.symbol].value as i64).wrapping_add(reloc.addend);
+        match entry.nature {
+            Nature::Text => self.code(unit, from, reloc, (section, offset, raw)),
+            Nature::Merged { .. } => {
+                let Some(bytes) = after.literal(section, anchor) else {
+                    return Err(self.unresolved(unit, entry.name, user, "it points outside of every literal"));
+                };
+                Ok((self.literal(bytes, entry.align), raw - anchor))
+            }
+            Nature::Tls => self.variable(unit, reloc, (section, anchor, raw), user),
+            Nature::Exceptions | Nature::Unwind => {
+                let index = self.bring(unit, section);
+                Ok((self.patch_symbol(entry.name, index, 0), raw))
+            }
+            Nature::StartUp | Nature::Aside => Err(self.unresolved(unit, entry.name, user, "it is no code or data")),
+            Nature::Constant | Nature::Data | Nature::Zero | Nature::Custom { .. } => {
+                self.variable(unit, reloc, (section, if offset == anchor { offset } else { anchor }, raw), user)
+            }
+        }
+    }
+
+    /// A reference to code of the same unit.
+    fn code(&mut self, unit: usize, from: usize, reloc: &Reloc, (section, offset, raw): (usize, i64, i64)) -> Resolved {
+        let Some(after) = self.after(unit) else { return Err(self.unresolved(unit, "?", "", "no object")) };
+        let entry = |s: &&usize| after.symbols[**s].is_function() && after.symbols[**s].value as i64 == offset;
+        let function = after.sections[section].symbols.iter().find(entry).copied();
+        let own = after.sections[from].nature == Nature::Text && self.same_function(unit, from, section);
+        let internal = own && from != section;
+        match function {
+            Some(function) if !internal && !names::is_cold(after.symbols[function].name) && !self.is_table(unit, from) => {
+                let function = self.canonical(unit, function);
+                let base = after.symbols[function].value as i64;
+                Ok((self.function(unit, function, reloc)?, raw - base))
+            }
+            _ => {
+                // A part of a function, or a byte inside of one: only the new code can be meant.
+                let index = self.bring(unit, section);
+                let name = after.sections[section].symbols.first().map(|s| after.symbols[*s].name);
+                Ok((self.patch_symbol(name.unwrap_or(after.sections[section].name), index, 0), raw))
+            }
+        }
+    }
+
+    fn same_function(&self, unit: usize, one: usize, other: usize) -> bool {
+        let Some(after) = self.after(unit) else { return false };
+        let parent = |section: usize| {
+            let first = *after.sections[section].symbols.first()?;
+            Some(names::cold_parent(after.symbols[first].name).unwrap_or(after.symbols[first].name))
+        };
+        one == other || (parent(one).is_some() && parent(one) == parent(other))
+    }
+
+    /// Whether a section holds nothing but what one function's code refers to without a name (jump tables).
+    fn is_table(&self, unit: usize, section: usize) -> bool {
+        self.after(unit).is_some_and(|after| {
+            let entry = &after.sections[section];
+            entry.nature == Nature::Constant && entry.symbols.is_empty()
+        })
+    }
+
+    /// A function of the unit, as new code calls it or takes its address.
+    fn function(&mut self, unit: usize, function: usize, reloc: &Reloc) -> Result<u32, Refusal> {
+        let (Some(after), path) = (self.after(unit), self.units[unit].path) else {
+            return Err(self.unresolved(unit, "?", "", "no object"));
+        };
+        let public = self.units[unit].public_name(after, function);
+        let name = after.symbols[function].name;
+        if self.goes_to_target(unit, function)
+            && let Some(shipped) = &self.units[unit].shipped
+            && let Ancestor::Shipped(old) = self.units[unit].ancestor(function)
+        {
+            let known = shipped.name(old).unwrap_or_default();
+            if let Some(value) = value(known, if reloc.branch { Way::Branch } else { Way::Address }) {
+                let how = if shipped.code(old).is_some() { ResolvedBy::Placement } else { ResolvedBy::ReverseRelocation };
+                let how = self.listed(name, &value).unwrap_or(how);
+                return Ok(self.symbol(name, value, how));
+            }
+            return Err(Refusal::UnplacedFunction {
+                unit: path.to_owned(),
+                function: old.to_owned(),
+                why: shipped.why_not(old),
+            });
+        }
+        let changed = self.plan.rebound.contains(&(unit, function));
+        if !changed && self.options.known.contains(&public) {
+            return Ok(self.symbol(&public, SymbolValue::OtherPatch, ResolvedBy::Runtime));
+        }
+        let symbol = self.bring_function(unit, function);
+        self.note_address(&public, reloc.branch);
+        symbol.ok_or_else(|| self.unresolved(unit, name, "", "it has no code"))
+    }
+
+    /// How the target's own tables know a value, if they do.
+    fn listed(&self, name: &str, value: &SymbolValue) -> Option<ResolvedBy> {
+        let SymbolValue::Target(at) = value else { return None };
+        self.target.symbols.get(name)?.iter().find(|s| s.at == at.0).map(|s| s.how)
+    }
+
+    /// A variable or constant of the unit. `at` is the byte that names it, `raw` what the relocation means.
+    fn variable(&mut self, unit: usize, reloc: &Reloc, place: (usize, i64, i64), user: &str) -> Resolved {
+        let (section, at, raw) = place;
+        let Some(after) = self.after(unit) else { return Err(self.unresolved(unit, "?", user, "no object")) };
+        let owner = after.owner(section, at).filter(|s| !names::is_anonymous(after.symbols[*s].name));
+        let Some(owner) = owner else { return self.bring_data(unit, section, None, reloc, raw) };
+        let (symbol, path) = (&after.symbols[owner], self.units[unit].path);
+        let (name, addend) = (names::stem(symbol.name).to_owned(), raw - symbol.value as i64);
+        match self.units[unit].ancestor(owner) {
+            Ancestor::Ambiguous(candidates) => Err(Refusal::AmbiguousStatic {
+                unit: path.to_owned(),
+                object: name,
+                why: format!("`{}` could be any of {candidates:?}, used by `{user}`", symbol.name),
+            }),
+            Ancestor::Shipped(old) if !self.constant_changed(unit, owner) => {
+                let shipped = self.units[unit].shipped.as_ref();
+                let known = shipped.and_then(|s| s.name(old)).unwrap_or_default();
+                if let Some(value) = value(known, way(reloc)) {
+                    let how = self.listed(symbol.name, &value).unwrap_or(ResolvedBy::ReverseRelocation);
+                    return Ok((self.symbol(&name, value, how), addend));
+                }
+                if self.is_constant(unit, section) {
+                    return self.bring_data(unit, section, Some(owner), reloc, raw);
+                }
+                Err(self.unresolved(unit, symbol.name, user, "no code of the shipped unit that was found refers to it"))
+            }
+            Ancestor::Before | Ancestor::Shipped(_) | Ancestor::None => {
+                let public = self.units[unit].public_name(after, owner);
+                let new = self.units[unit].ancestor(owner) == Ancestor::None;
+                if !new && !self.constant_changed(unit, owner) && self.options.known.contains(&public) {
+                    return Ok((self.symbol(&public, SymbolValue::OtherPatch, ResolvedBy::Runtime), addend));
+                }
+                if symbol.kind == SymbolType::Tls || after.sections[section].nature == Nature::Tls {
+                    return Err(Refusal::NewThreadLocal { unit: path.to_owned(), object: name });
+                }
+                if !new && !self.is_constant(unit, section) {
+                    let why = "an earlier patch of the series added it, and does not export it";
+                    return Err(self.unresolved(unit, symbol.name, user, why));
+                }
+                self.bring_data(unit, section, Some(owner), reloc, raw)
+            }
+        }
+    }
+
+    fn is_constant(&self, unit: usize, section: usize) -> bool {
+        let nature = self.after(unit).map(|after| after.sections[section].nature);
+        matches!(nature, Some(Nature::Constant | Nature::Merged { .. }))
+    }
+
+    fn constant_changed(&self, unit: usize, symbol: usize) -> bool {
+        let unit = &self.units[unit];
+        match (unit.pair(), unit.older(symbol)) {
+            (Some(pair), Some(old)) => pair.is_private_constant(symbol) && !pair.constant_equal(old, symbol),
+            _ => false,
+        }
+    }
+
+    fn bring_data(&mut self, unit: usize, section: usize, owner: Option<usize>, reloc: &Reloc, raw: i64) -> Resolved {
+        let Some(after) = self.after(unit) else { return Err(self.unresolved(unit, "?", "", "no object")) };
+        let index = self.bring(unit, section);
+        let Some(owner) = owner else {
+            return Ok((self.patch_symbol(after.sections[section].name, index, 0), raw));
+        };
+        let (symbol, public) = (&after.symbols[owner], self.units[unit].public_name(after, owner));
+        let found = self.patch_symbol(&public, index, symbol.value);
+        self.exports.insert(found);
+        if !self.is_constant(unit, section) {
+            self.note_address(&public, reloc.branch);
+        }
+        Ok((found, raw - symbol.value as i64))
+    }
+
+    /// A name that another object defines.
+    fn external(&mut self, unit: usize, name: &str, reloc: &Reloc, user: &str) -> Result<u32, Refusal> {
+        let way = way(reloc);
+        if name == "_GLOBAL_OFFSET_TABLE_" {
+            return Err(self.unresolved(unit, name, user, "code that computes the table's address is not supported"));
+        }
+        if let Some((value, how)) = self.in_target(unit, name, way) {
+            return Ok(self.symbol(name, value, how));
+        }
+        if let Some(found) = self.in_patch(name, reloc) {
+            return found;
+        }
+        if self.options.known.iter().any(|known| known == name) {
+            return Ok(self.symbol(name, SymbolValue::OtherPatch, ResolvedBy::Runtime));
+        }
+        if way == Way::ThreadLocal {
+            return Err(self.unresolved(unit, name, user, "no unit at hand shows where this thread-local is"));
+        }
+        if let Some(version) = self.options.imports.get(name) {
+            let value = SymbolValue::Import { version: version.clone() };
+            return Ok(self.symbol(name, value, ResolvedBy::Runtime));
+        }
+        let why = "no unit at hand refers to it or defines it, no symbol table of the target lists it, and no library \
+                   that the target needs exports it";
+        Err(self.unresolved(unit, name, user, why))
+    }
+
+    /// The target's own, as this unit, another unit, or the target's tables tell.
+    fn in_target(&self, unit: usize, name: &str, way: Way) -> Option<(SymbolValue, ResolvedBy)> {
+        if self.options.known.iter().any(|known| known == name) {
+            return None;
+        }
+        let this = std::iter::once(&self.units[unit]);
+        let others = self.units.iter().enumerate().filter(|(index, _)| *index != unit).map(|(_, u)| u);
+        for shipped in this.chain(others).filter_map(|u| u.shipped.as_ref()) {
+            let global = shipped.object.symbols.iter().any(|s| s.name == name && !s.local);
+            let found = shipped.name(name).filter(|_| global).and_then(|known| value(known, way));
+            if let Some(value) = found {
+                let how = self.listed(name, &value);
+                let defined = shipped.object.defined(name).is_some_and(|(_, s)| s.is_function());
+                let found = if defined { ResolvedBy::Placement } else { ResolvedBy::ReverseRelocation };
+                return Some((value, how.unwrap_or(found)));
+            }
+        }
+        let listed = self.target.symbols.get(name).into_iter().flatten().find(|s| s.global);
+        let known = Name {
+            direct: listed.filter(|s| !s.tls).map(|s| s.at).or(self.target.copies.get(name).copied()),
+            stub: self.target.stub_of(name),
+            slot: self.target.slot_of(name),
+            tls: listed.filter(|s| s.tls).map(|s| s.at),
+            tls_slot: self.target.tls_slot_of(name),
+        };
+        let how = listed.map_or(ResolvedBy::Dynsym, |s| s.how);
+        value(known, way).map(|value| (value, how))
+    }
+
+    /// New in another unit of this patch.
+    fn in_patch(&mut self, name: &str, reloc: &Reloc) -> Option<Result<u32, Refusal>> {
+        for unit in 0..self.units.len() {
+            let Some(after) = self.after(unit) else { continue };
+            let Some((index, symbol)) = after.defined(name).filter(|(_, s)| !s.local) else { continue };
+            let Home::Section(section) = symbol.home else { continue };
+            if symbol.is_function() && after.sections[section].nature == Nature::Text {
+                let index = self.canonical(unit, index);
+                return Some(self.function(unit, index, reloc));
+            }
+            let place = (section, symbol.value as i64, symbol.value as i64);
+            return Some(self.variable(unit, reloc, place, name).map(|(symbol, _)| symbol));
+        }
+        None
+    }
+}

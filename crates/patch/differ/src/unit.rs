@@ -1,0 +1,132 @@
+//! One translation unit in all its builds, and how their symbols belong together.
+
+use crate::compare::Pair;
+use crate::correlate::Correlation;
+use crate::names;
+use crate::object_file::{Home, Nature, Object, SymbolType};
+use crate::shipped::Shipped;
+use crate::target::TargetElf;
+use crate::{Refusal, UnitInput};
+
+/// One translation unit in all its builds.
+#[derive(Debug)]
+pub(crate) struct Unit<'a> {
+    pub(crate) path: &'a str,
+    pub(crate) shipped: Option<Shipped<'a>>,
+    pub(crate) before: Option<Object<'a>>,
+    /// Absent for a unit that only lends its names.
+    pub(crate) after: Option<Object<'a>>,
+    to_before: Correlation,
+    to_shipped: Correlation,
+}
+
+/// What became of a symbol of the after side in the target.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Ancestor<'u> {
+    /// The target has it under this name of the shipped object.
+    Shipped(&'u str),
+    /// An earlier patch of the series brought it.
+    Before,
+    /// It is new.
+    None,
+    /// It could be any of these.
+    Ambiguous(Vec<&'u str>),
+}
+
+impl<'a> Unit<'a> {
+    pub(crate) fn read(target: &TargetElf, input: &UnitInput<'a>) -> Result<Self, Vec<Refusal>> {
+        let parse = |bytes: &'a [u8], side| {
+            if bytes.is_empty() { Ok(None) } else { Object::parse(bytes, input.path, side).map(Some) }
+        };
+        let one = |refusal| vec![refusal];
+        let shipped =
+            if input.shipped.is_empty() { None } else { Some(Shipped::find(target, input.path, input.shipped)?) };
+        let (before, after) = (parse(input.before, "before").map_err(one)?, parse(input.after, "after").map_err(one)?);
+        let to_before = match (&before, &after) {
+            (Some(old), Some(new)) => Correlation::between(old, new),
+            _ => Correlation::default(),
+        };
+        let to_shipped = match (&shipped, &before) {
+            (Some(old), Some(new)) => Correlation::between(&old.object, new),
+            _ => Correlation::default(),
+        };
+        Ok(Unit { path: input.path, shipped, before, after, to_before, to_shipped })
+    }
+
+    /// Where a symbol of the after side comes from.
+    pub(crate) fn ancestor(&self, symbol: usize) -> Ancestor<'_> {
+        let (Some(before), Some(_)) = (&self.before, &self.after) else { return Ancestor::None };
+        let name_in = |object: &Object<'a>, all: &[usize]| all.iter().map(|s| object.symbols[*s].name).collect();
+        let Some(older) = self.to_before.old(symbol) else {
+            let candidates = self.to_before.candidates(symbol);
+            return candidates.map_or(Ancestor::None, |all| Ancestor::Ambiguous(name_in(before, all)));
+        };
+        let Some(shipped) = &self.shipped else { return Ancestor::Before };
+        match (self.to_shipped.old(older), self.to_shipped.candidates(older)) {
+            (Some(oldest), _) => Ancestor::Shipped(shipped.object.symbols[oldest].name),
+            (None, Some(all)) => Ancestor::Ambiguous(name_in(&shipped.object, all)),
+            (None, None) => Ancestor::Before,
+        }
+    }
+
+    /// The before side's symbol for one of the after side.
+    pub(crate) fn older(&self, symbol: usize) -> Option<usize> {
+        self.to_before.old(symbol)
+    }
+
+    /// Both sides, when the unit has both.
+    pub(crate) fn pair(&self) -> Option<Pair<'_, 'a>> {
+        Some(Pair::new(self.before.as_ref()?, self.after.as_ref()?, &self.to_before))
+    }
+
+    /// The first function symbol of every place in the text of the after side; cold parts are left out.
+    pub(crate) fn functions(&self) -> Vec<usize> {
+        let Some(after) = &self.after else { return Vec::new() };
+        let mut out = Vec::new();
+        for section in after.sections.iter().filter(|s| s.nature == Nature::Text) {
+            let mut last = None;
+            for &index in &section.symbols {
+                let symbol = &after.symbols[index];
+                let hot = symbol.is_function() && !names::is_cold(symbol.name);
+                if hot && last != Some(symbol.value) {
+                    last = Some(symbol.value);
+                    out.push(index);
+                }
+            }
+        }
+        out
+    }
+
+    /// The variables and constants with a name of their own on the after side.
+    pub(crate) fn variables(&self) -> impl Iterator<Item = usize> + '_ {
+        let after = self.after.as_ref();
+        let count = after.map_or(0, |o| o.symbols.len());
+        (0..count).filter(move |index| {
+            let Some(object) = after else { return false };
+            let symbol = &object.symbols[*index];
+            let data = match symbol.home {
+                Home::Section(section) => !matches!(
+                    object.sections[section].nature,
+                    Nature::Text | Nature::Aside | Nature::Unwind | Nature::Exceptions | Nature::StartUp
+                ),
+                Home::Common => true,
+                _ => false,
+            };
+            data && symbol.kind != SymbolType::Section && !names::is_anonymous(symbol.name)
+        })
+    }
+
+    /// The name under which patches of a series know a symbol: globals by their name, statics with their unit.
+    pub(crate) fn public_name(&self, object: &Object<'_>, symbol: usize) -> String {
+        let symbol = &object.symbols[symbol];
+        if !symbol.local {
+            return symbol.name.to_owned();
+        }
+        let stem = names::stem(symbol.name);
+        let sharing = |s: &&crate::object_file::Symbol<'_>| {
+            s.local && s.is_function() == symbol.is_function() && names::stem(s.name) == stem
+        };
+        let alone = !symbol.is_function() && object.symbols.iter().filter(sharing).count() == 1;
+        format!("{}:{}", self.path, if alone { stem } else { symbol.name })
+    }
+}
