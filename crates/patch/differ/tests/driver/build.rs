@@ -1,0 +1,260 @@
+//! Compiles and links a program in one variant, asks it, and has it diffed.
+
+use super::case::{Case, SourceFile};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::Duration;
+use stillpoint_patch_differ::{HookNames, Options, Outcome, Refusal, TargetElf, UnitInput};
+use stillpoint_patch_format::Toolchain;
+
+/// How a program is compiled and linked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Variant {
+    pub opt: String,
+    pub link: String,
+    pub cf: &'static str,
+    pub patchable: &'static str,
+    pub stripped: bool,
+}
+
+impl std::fmt::Display for Variant {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let stripped = if self.stripped { "stripped" } else { "with symbols" };
+        write!(f, "{} {} {} {} {stripped}", self.opt, self.link, self.cf, self.patchable)
+    }
+}
+
+const CF: [&str; 3] = ["-fcf-protection=none", "-fcf-protection=full", "-fcf-protection=branch"];
+const PATCHABLE: [&str; 3] = ["", "-fpatchable-function-entry=5", "-fpatchable-function-entry=8,3"];
+/// Every pair of levels of four factors occurs once (optimisation, link, control flow, patchable entry); a fifth
+/// column, stripped or not, meets each of their levels both ways.
+const ROWS: [[usize; 5]; 9] = [
+    [0, 0, 0, 0, 1],
+    [0, 1, 1, 1, 0],
+    [0, 2, 2, 2, 1],
+    [1, 0, 1, 2, 0],
+    [1, 1, 2, 0, 1],
+    [1, 2, 0, 1, 0],
+    [2, 0, 2, 1, 0],
+    [2, 1, 0, 2, 1],
+    [2, 2, 1, 0, 0],
+];
+
+/// The variants of a case: all nine rows when `all`, else three, other ones for each case.
+pub fn variants(case: &Case, all: bool) -> Vec<Variant> {
+    let seed = case.name.bytes().fold(0usize, |sum, b| sum.wrapping_mul(31).wrapping_add(usize::from(b)));
+    let count = if all { ROWS.len() } else { 3 };
+    let mut chosen = Vec::new();
+    for i in 0..count {
+        // Steps of four through nine rows: three in a row differ in optimisation and link.
+        let [opt, link, cf, patchable, stripped] = ROWS[(seed + 4 * i) % ROWS.len()];
+        let variant = Variant {
+            opt: case.opts[opt % case.opts.len()].clone(),
+            link: case.links[link % case.links.len()].clone(),
+            cf: CF[cf],
+            patchable: PATCHABLE[patchable],
+            stripped: stripped == 1,
+        };
+        if !chosen.contains(&variant) {
+            chosen.push(variant);
+        }
+    }
+    chosen
+}
+
+/// A program, built: three objects of each unit, and the target.
+pub struct Built {
+    directory: tempfile::TempDir,
+    /// The executable to run.
+    pub program: PathBuf,
+    /// The ELF file to patch: the executable, or the shared library.
+    pub target: PathBuf,
+    /// The target before it was stripped.
+    pub full: PathBuf,
+    /// The after side, linked as a program of its own.
+    pub after_program: PathBuf,
+    /// Path of each unit, and its shipped, before and after object.
+    pub units: Vec<(String, [Vec<u8>; 3])>,
+}
+
+fn run(command: &mut Command) {
+    let output = command.stdin(Stdio::null()).output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    assert!(output.status.success(), "{command:?}\n{}", String::from_utf8_lossy(&output.stderr));
+}
+
+impl Built {
+    /// Compiles and links `case` as `variant` says.
+    pub fn new(case: &Case, variant: &Variant) -> Built {
+        let directory = tempfile::tempdir().expect("temporary directory");
+        let root = directory.path().to_owned();
+        case.units.iter().chain(&case.headers).for_each(|SourceFile { name, text }| {
+            std::fs::write(root.join(name), text).expect("write a source file");
+        });
+        let compile = |unit: &str, side: &str, extra: &[&str]| {
+            let object = root.join(format!("{unit}.{side}.o"));
+            let pic = match variant.link.as_str() {
+                "nopie" => "-fno-pie",
+                "shared" => "-fPIC",
+                _ => "-fPIE",
+            };
+            let words = [&variant.opt, "-g", pic, variant.cf, variant.patchable];
+            run(Command::new("cc")
+                .current_dir(&root)
+                .args(words.iter().filter(|word| !word.is_empty()))
+                .args(&case.flags)
+                .args(extra)
+                .arg("-I")
+                .arg(super::directory().join("include"))
+                .args(["-c", "-o"])
+                .arg(&object)
+                .arg(unit));
+            object
+        };
+        let (mut units, mut shipped, mut after) = (Vec::new(), Vec::new(), Vec::new());
+        const SECTIONS: [&str; 2] = ["-ffunction-sections", "-fdata-sections"];
+        for SourceFile { name, .. } in &case.units {
+            let sides = [
+                compile(name, "shipped", &[]),
+                compile(name, "before", &SECTIONS),
+                compile(name, "after", &[SECTIONS[0], SECTIONS[1], "-DSP_AFTER"]),
+            ];
+            units.push((name.clone(), sides.each_ref().map(|path| std::fs::read(path).expect("read an object"))));
+            shipped.push(sides[0].clone());
+            after.push(sides[2].clone());
+        }
+        if !case.own_main {
+            std::fs::copy(super::directory().join("include/serve.c"), root.join("serve.c")).expect("copy serve.c");
+        }
+        let serve = (!case.own_main).then(|| compile("serve.c", "shipped", &[]));
+        let (program, target) = link(case, variant, &root, "shipped", serve.as_deref(), &shipped);
+        let (after_program, _) = link(case, variant, &root, "after", serve.as_deref(), &after);
+        let full = root.join("full");
+        std::fs::copy(&target, &full).expect("keep the symbols");
+        if variant.stripped {
+            run(Command::new("strip").arg(&target));
+        }
+        Built { directory, program, target, full, after_program, units }
+    }
+
+    /// Where everything is.
+    pub fn root(&self) -> &Path {
+        self.directory.path()
+    }
+}
+
+fn link(
+    case: &Case,
+    variant: &Variant,
+    root: &Path,
+    side: &str,
+    serve: Option<&Path>,
+    objects: &[PathBuf],
+) -> (PathBuf, PathBuf) {
+    let here = root.join(side);
+    std::fs::create_dir(&here).expect("create a directory");
+    let program = here.join("program");
+    let cc = || {
+        let mut cc = Command::new("cc");
+        cc.current_dir(root)
+            .arg(&variant.opt)
+            .arg("-Wl,--build-id")
+            .args(case.flags.iter().filter(|f| f.starts_with("-f")));
+        cc
+    };
+    if variant.link != "shared" {
+        let pie = match variant.link.as_str() {
+            "nopie" => "-no-pie",
+            "pie" => "-pie",
+            other => panic!("{}: link {other}", case.name),
+        };
+        run(cc().arg(pie).arg("-o").arg(&program).args(serve).args(objects).args(&case.libs));
+        return (program.clone(), program);
+    }
+    let library = here.join("libcase.so");
+    run(cc().arg("-shared").arg("-o").arg(&library).args(objects).args(&case.libs));
+    run(cc().arg("-o").arg(&program).args(serve).arg(&library).arg("-Wl,-rpath,$ORIGIN").args(&case.libs));
+    (program, library)
+}
+
+/// Has the differ compare the objects of `built`.
+pub fn diff(case: &Case, built: &Built) -> Result<Outcome, Vec<Refusal>> {
+    let bytes = std::fs::read(&built.target).expect("read the target");
+    let name = built.target.file_name().expect("a file name").to_string_lossy();
+    let target = TargetElf::parse(&bytes, &name).map_err(|e| vec![e])?;
+    let units: Vec<UnitInput<'_>> =
+        built.units.iter().map(|(path, [shipped, before, after])| UnitInput { path, shipped, before, after }).collect();
+    let mut hooks = HookNames::default();
+    for (phase, function) in &case.hooks {
+        let list = match phase.as_str() {
+            "pre_apply" => &mut hooks.pre_apply,
+            "post_apply" => &mut hooks.post_apply,
+            "pre_revert" => &mut hooks.pre_revert,
+            "post_revert" => &mut hooks.post_revert,
+            _ => panic!("{}: hook {phase}", case.name),
+        };
+        list.push(function.clone());
+    }
+    let options = Options {
+        name: case.name.clone(),
+        description: case.rule.clone(),
+        hooks,
+        toolchain: Toolchain { compiler: "cc".to_owned(), stillpoint: env!("CARGO_PKG_VERSION").to_owned() },
+        ..Options::default()
+    };
+    stillpoint_patch_differ::diff(&target, &units, &options)
+}
+
+/// A running program. Ends with its owner.
+pub struct Server {
+    child: Child,
+    questions: ChildStdin,
+    answers: std::sync::mpsc::Receiver<String>,
+}
+
+/// No answer within this time is no answer: a machine under load takes its time.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+impl Server {
+    /// Starts a program.
+    pub fn start(program: &Path) -> Server {
+        let mut command = Command::new(program);
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|e| panic!("{}: {e}", program.display()));
+        let questions = child.stdin.take().expect("standard input");
+        let lines = BufReader::new(child.stdout.take().expect("standard output")).lines();
+        let (sender, answers) = std::sync::mpsc::channel();
+        std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        Server { child, questions, answers }
+    }
+
+    /// The process's id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What the program answers now.
+    pub fn ask(&mut self) -> String {
+        let asked = self.questions.write_all(b"?\n").and_then(|()| self.questions.flush());
+        match asked.map(|()| self.answers.recv_timeout(PATIENCE)) {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => format!("(no answer: {:?})", self.child.try_wait()),
+            Err(e) => format!("(nobody listens: {e}; {:?})", self.child.try_wait()),
+        }
+    }
+
+    /// Asks as often as there are answers, and gives what came.
+    pub fn ask_all(&mut self, expected: &[String]) -> Vec<String> {
+        expected.iter().map(|_| self.ask()).collect()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

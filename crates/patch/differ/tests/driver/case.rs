@@ -1,0 +1,206 @@
+//! One directive program, parsed.
+
+use std::path::{Path, PathBuf};
+
+/// What the differ must say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Expect {
+    /// A patch.
+    Accept,
+    /// A refusal with this code.
+    Refuse(String),
+    /// Nothing to patch.
+    Nothing,
+}
+
+/// What a run under a live patch must show.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Live {
+    /// Its answer changes.
+    Yes,
+    /// It is not run live, for this reason.
+    No(String),
+    /// A thread never leaves this function, and the engine says so.
+    Busy(String),
+}
+
+/// A file of a program.
+#[derive(Debug, Clone)]
+pub struct SourceFile {
+    /// Its name.
+    pub name: String,
+    /// Its text.
+    pub text: String,
+}
+
+/// One directive program.
+#[derive(Debug, Clone)]
+pub struct Case {
+    pub name: String,
+    pub path: PathBuf,
+    pub rule: String,
+    pub expect: Expect,
+    pub changed: Vec<String>,
+    pub unchanged: Vec<String>,
+    pub refusals: Vec<String>,
+    pub warnings: Vec<String>,
+    pub before: Vec<String>,
+    pub after: Vec<String>,
+    pub reverted: Vec<String>,
+    pub flags: Vec<String>,
+    pub libs: Vec<String>,
+    pub opts: Vec<String>,
+    pub links: Vec<String>,
+    pub needs: Vec<String>,
+    pub has: Vec<String>,
+    pub folded: Vec<String>,
+    pub hooks: Vec<(String, String)>,
+    pub live: Live,
+    pub own_main: bool,
+    pub units: Vec<SourceFile>,
+    pub headers: Vec<SourceFile>,
+}
+
+impl Case {
+    /// Reads and checks a program; panics with the file's name on a directive that is not one.
+    pub fn read(path: &Path) -> Case {
+        let text = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let name = path.file_stem().expect("a file name").to_string_lossy().into_owned();
+        let mut case = Case::empty(name, path);
+        let mut expect = None;
+        let mut file: Option<(bool, SourceFile)> =
+            Some((false, SourceFile { name: format!("{}.c", case.name), text: String::new() }));
+        for line in text.lines() {
+            let Some(directive) = line.strip_prefix("//#") else {
+                let (_, file) = file.as_mut().expect("a file is open");
+                file.text.push_str(line);
+                file.text.push('\n');
+                continue;
+            };
+            let (key, value) = directive.split_once(':').unwrap_or_else(|| panic!("{}: {line}", path.display()));
+            let value = value.trim();
+            match key {
+                "Expect" => expect = Some(parse_expect(value, path)),
+                "Unit" | "Header" => {
+                    case.close(
+                        file.replace((key == "Header", SourceFile { name: value.to_owned(), text: String::new() })),
+                    );
+                }
+                _ => case.directive(key, value),
+            }
+        }
+        case.close(file);
+        case.expect = expect.unwrap_or_else(|| panic!("{}: no //#Expect", path.display()));
+        case.check();
+        case
+    }
+
+    fn empty(name: String, path: &Path) -> Case {
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect();
+        Case {
+            name,
+            path: path.to_owned(),
+            rule: String::new(),
+            expect: Expect::Nothing,
+            changed: Vec::new(),
+            unchanged: Vec::new(),
+            refusals: Vec::new(),
+            warnings: Vec::new(),
+            before: Vec::new(),
+            after: Vec::new(),
+            reverted: Vec::new(),
+            flags: Vec::new(),
+            libs: Vec::new(),
+            opts: words("-O2 -O0 -O3"),
+            links: words("pie nopie shared"),
+            needs: Vec::new(),
+            has: Vec::new(),
+            folded: Vec::new(),
+            hooks: Vec::new(),
+            live: Live::Yes,
+            own_main: false,
+            units: Vec::new(),
+            headers: Vec::new(),
+        }
+    }
+
+    fn directive(&mut self, key: &str, value: &str) {
+        let words = || value.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let answers = || value.split(" | ").map(|answer| answer.trim().to_owned()).collect::<Vec<_>>();
+        match key {
+            "Rule" => self.rule = value.to_owned(),
+            "Changed" => self.changed = words(),
+            "Unchanged" => self.unchanged = words(),
+            "Refusal" => self.refusals.push(value.to_owned()),
+            "Warning" => self.warnings.push(value.to_owned()),
+            "Output-before" => self.before = answers(),
+            "Output-after" => self.after = answers(),
+            "Output-reverted" => self.reverted = answers(),
+            "Flags" => self.flags = words(),
+            "Libs" => self.libs = words(),
+            "Opt" => self.opts = words(),
+            "Link" => self.links = words(),
+            "Needs" => self.needs = words(),
+            "Has" => self.has.push(value.to_owned()),
+            "Folded" => self.folded = words(),
+            "Main" => self.own_main = value == "own",
+            "Hook" => {
+                let (phase, function) = value.split_once(' ').unwrap_or_else(|| panic!("{}: Hook {value}", self.name));
+                self.hooks.push((phase.to_owned(), function.to_owned()));
+            }
+            "Live" => {
+                let (how, what) = value.split_once(' ').unwrap_or_else(|| panic!("{}: Live {value}", self.name));
+                self.live = match how {
+                    "no" => Live::No(what.to_owned()),
+                    "busy" => Live::Busy(what.to_owned()),
+                    _ => panic!("{}: Live {value}", self.name),
+                };
+            }
+            _ => panic!("{}: unknown directive {key}", self.name),
+        }
+    }
+
+    fn close(&mut self, file: Option<(bool, SourceFile)>) {
+        if let Some((is_header, file)) = file
+            && !file.text.trim().is_empty()
+        {
+            (if is_header { &mut self.headers } else { &mut self.units }).push(file);
+        }
+    }
+
+    /// A case must say all that makes it a test.
+    fn check(&mut self) {
+        let name = &self.name;
+        assert!(!self.rule.is_empty(), "{name}: no //#Rule");
+        assert!(!self.units.is_empty(), "{name}: no code");
+        assert!(!self.before.is_empty(), "{name}: no //#Output-before");
+        match &self.expect {
+            Expect::Accept => {
+                assert!(!self.changed.is_empty(), "{name}: accepted, so what is //#Changed");
+                assert!(!self.after.is_empty(), "{name}: accepted, so what is //#Output-after");
+                assert_ne!(self.before, self.after, "{name}: nobody could tell whether the patch is in force");
+            }
+            Expect::Refuse(_) => {
+                assert!(!self.refusals.is_empty(), "{name}: refused, and no //#Refusal names the thing")
+            }
+            Expect::Nothing => assert!(self.changed.is_empty(), "{name}: nothing to patch, and //#Changed"),
+        }
+        if self.reverted.is_empty() {
+            self.reverted = self.before.clone();
+        }
+    }
+
+    /// Whether one question has one answer, whatever was asked before.
+    pub fn is_stateless(&self) -> bool {
+        self.before.len() == 1 && self.reverted == self.before
+    }
+}
+
+fn parse_expect(value: &str, path: &Path) -> Expect {
+    match value.split_once(' ') {
+        None if value == "accept" => Expect::Accept,
+        None if value == "nothing" => Expect::Nothing,
+        Some(("refuse", code)) => Expect::Refuse(code.to_owned()),
+        _ => panic!("{}: Expect {value}", path.display()),
+    }
+}

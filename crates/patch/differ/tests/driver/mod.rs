@@ -1,0 +1,46 @@
+//! Directive programs: one C file per rule, with what must come of it written at its top.
+//!
+//! A program is a little server: asked by a line on standard input, it answers with one on standard output, by calling
+//! `answer()` (`include/serve.c` does the rest). The shipped and the before side are compiled as they are, the after
+//! side with `SP_AFTER` defined. Directives:
+//!
+//! | `//#` | meaning |
+//! |---|---|
+//! | `Rule: TEXT` | what the case is about |
+//! | `Expect: accept`, `refuse CODE`, `nothing` | what the differ must say |
+//! | `Changed: NAMES`, `Unchanged: NAMES` | functions that must be, must not be redirected |
+//! | `Refusal: TEXT` | must be in a refusal's message; several lines: all |
+//! | `Warning: TEXT` | must be in a warning of the patch |
+//! | `Output-before`, `-after`, `-reverted: A \| B` | answers to as many questions; reverted is as before unless stated |
+//! | `Flags: ...`, `Libs: ...` | for the compiler, for the linker |
+//! | `Opt: -O2 ...`, `Link: pie nopie shared` | variants that make sense for the case; all unless stated |
+//! | `Has: NAME` | a symbol or section that starts so must be in an object, in one variant at least |
+//! | `Folded: NAMES` | functions that must share their address as shipped, in one variant at least |
+//! | `Needs: WORD` | a flag of /proc/cpuinfo |
+//! | `Hook: PHASE FUNCTION` | a hook function of the after side |
+//! | `Live: no REASON`, `busy FUNCTION` | not run live; or a thread never leaves this function |
+//! | `Main: own` | the program brings its own `main` |
+//! | `Unit: NAME`, `Header: NAME` | what follows is another file |
+
+// Two test programs share this, and neither uses all of it.
+#![allow(dead_code, unused_imports)]
+
+mod build;
+mod case;
+
+pub use build::{Built, Server, Variant, diff, variants};
+pub use case::{Case, Expect, Live};
+
+use std::path::{Path, PathBuf};
+
+/// Where the programs are.
+pub fn directory() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let candidates = here.ancestors().map(|root| root.join("crates/patch/differ/tests/programs"));
+    candidates.into_iter().find(|path| path.is_dir()).expect("the directory of the programs, above the manifest's")
+}
+
+/// Reads a program by its name.
+pub fn read(name: &str) -> Case {
+    Case::read(&directory().join(name).with_extension("c"))
+}

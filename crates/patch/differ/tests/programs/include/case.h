@@ -1,0 +1,15 @@
+/* What directive programs share. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One of two texts, on one line on both sides: line numbers stay. */
+#ifdef SP_AFTER
+#define SIDE(before, after) after
+#else
+#define SIDE(before, after) before
+#endif
+
+/* A function that is called as written: not inlined, cloned or analysed by its callers. */
+#define KEEP __attribute__((noipa))
