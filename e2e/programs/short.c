@@ -6,6 +6,7 @@
  *   -DTHREE_BYTES   xor %eax, %eax; ret
  *   -DFOUR_BYTES    mov %rdi, %rax; ret
  *   -DJUMP_INSIDE   long enough, but code behind the first five bytes jumps to the second
+ *   -DPAGE_CROSSING long enough, but its first bytes lie in two pages
  *
  *   short CONTROL
  */
@@ -35,6 +36,11 @@ __attribute__((naked, noipa)) long short_function(long x) {
     __asm__("push %rbx\n 1: dec %edi\n mov $" STRING(VERSION) ", %eax\n nop\n nop\n jnz 1b\n pop %rbx\n ret");
 }
 __attribute__((noinline)) static long call(void) { return short_function(3); }
+#elif defined PAGE_CROSSING
+/* The compiler adds an instruction of two bytes: two bytes are left of the page. */
+__attribute__((naked, aligned(4096), noipa, used)) void fills_a_page(void) { __asm__(".skip 4092, 0x90"); }
+PATCHED long short_function(long x) { return x * 10 + VERSION; }
+__attribute__((noinline)) static long call(void) { return short_function(0); }
 #endif
 /* What a jump that is too long for its function hits. */
 PATCHED long neighbour(long x) { return x ^ 77; }

@@ -25,8 +25,10 @@ pub mod kill_at;
 pub mod load;
 pub mod operation;
 pub mod packages;
+pub mod patching;
 pub mod resp;
 pub mod server;
+pub mod shipped;
 pub mod victim;
 pub mod wait;
 

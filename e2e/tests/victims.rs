@@ -73,7 +73,7 @@ fn prologues_that_are_hard_to_displace() {
 
 #[test]
 fn functions_without_room_for_a_jump_are_named_or_patched_through_their_callers() {
-    for case in ["-DONE_BYTE", "-DTHREE_BYTES", "-DFOUR_BYTES", "-DJUMP_INSIDE"] {
+    for case in ["-DONE_BYTE", "-DTHREE_BYTES", "-DFOUR_BYTES", "-DJUMP_INSIDE", "-DPAGE_CROSSING"] {
         let program = Program::build_as("short", Kind::Pie, &[case, "-fno-align-functions"], &[]);
         let path = program.dir().join("short.patch");
         let mut victim = program.start(&[]);

@@ -1,0 +1,63 @@
+//! Debian's own memcached, stripped and without any dynamic symbol of its own, patched while it serves.
+
+use std::sync::OnceLock;
+use stillpoint_e2e::kill_at::{Moment, run};
+use stillpoint_e2e::server::Memcached;
+use stillpoint_e2e::shipped::{Shipped, Watched, older};
+use stillpoint_e2e::skip;
+use stillpoint_e2e::victim::{apply, residue, revert, soak, status};
+
+fn memcached() -> &'static Result<Shipped, String> {
+    static BUILT: OnceLock<Result<Shipped, String>> = OnceLock::new();
+    BUILT.get_or_init(|| older("memcached", "memcached", &[]))
+}
+
+#[test]
+fn memcached_takes_all_patches_in_a_row_and_gives_them_back() {
+    let shipped = match memcached() {
+        Ok(shipped) => shipped,
+        Err(why) => skip!("{why}"),
+    };
+    let mut memcached = Memcached::start(&shipped.binary, &["-t", "4"]);
+    let pid = memcached.pid();
+    let load = Watched::memcached(memcached.port());
+    for _ in 0..if soak() { 100 } else { 4 } {
+        for patch in &shipped.patches {
+            apply(patch, pid).succeed();
+            load.answered(100);
+            memcached.assert_running();
+        }
+        status(pid).succeed();
+        for _ in &shipped.patches {
+            revert(pid).succeed();
+            load.answered(100);
+            memcached.assert_running();
+        }
+        assert_eq!(residue(pid), Vec::<String>::new());
+    }
+    load.assert_clean();
+}
+
+#[test]
+fn the_tool_dies_while_memcached_serves() {
+    let shipped = match memcached() {
+        Ok(shipped) => shipped,
+        Err(why) => skip!("{why}"),
+    };
+    let mut memcached = Memcached::start(&shipped.binary, &["-t", "4"]);
+    let pid = memcached.pid();
+    let load = Watched::memcached(memcached.port());
+    let patch = &shipped.patches[0];
+    let total = run(&apply(patch, pid), Moment::Never).syscalls;
+    let count = if soak() { 200 } else { 8 };
+    for i in 0..count {
+        revert(pid).succeed();
+        run(&apply(patch, pid), Moment::AfterSyscalls(total * (2 * i + 1) / (2 * count)));
+        load.answered(50);
+        memcached.assert_running();
+        assert_eq!(residue(pid), Vec::<String>::new());
+        apply(patch, pid).succeed();
+    }
+    revert(pid).succeed();
+    load.assert_clean();
+}
