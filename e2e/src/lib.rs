@@ -27,6 +27,7 @@ pub mod operation;
 pub mod packages;
 pub mod patching;
 pub mod resp;
+pub mod series;
 pub mod server;
 pub mod shipped;
 pub mod victim;

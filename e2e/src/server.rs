@@ -100,7 +100,15 @@ impl Server {
     /// Starts `binary` with `arguments(port, directory)` and waits until it accepts connections.
     pub fn start(binary: &Binary, arguments: impl FnOnce(u16, &Path) -> Vec<OsString>) -> Server {
         let dir = TempDir::with_prefix("stillpoint-e2e-").expect("make a directory for the server");
-        let port = free_port();
+        Server::start_in(dir, free_port(), binary, arguments)
+    }
+
+    fn start_in(
+        dir: TempDir,
+        port: u16,
+        binary: &Binary,
+        arguments: impl FnOnce(u16, &Path) -> Vec<OsString>,
+    ) -> Server {
         let log = dir.path().join("log");
         let output = std::fs::File::create(&log).expect("make the server's log");
         let mut command = tied(&binary.path);
@@ -166,19 +174,34 @@ pub struct Redis {
 impl Redis {
     /// Starts one without persistence, with `DEBUG` allowed; `extra` are further command-line arguments.
     pub fn start(binary: &Binary, extra: &[&str]) -> Redis {
-        let server = Server::start(binary, |port, dir| {
-            let mut words: Vec<OsString> = vec!["--port".into(), port.to_string().into(), "--dir".into(), dir.into()];
-            words.extend(
-                ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--enable-debug-command", "yes"]
-                    .iter()
-                    .chain(extra)
-                    .map(|word| OsStr::new(word).to_owned()),
-            );
-            words
-        });
+        Redis::ready(Server::start(binary, |port, dir| Redis::arguments(port, dir, extra)))
+    }
+
+    /// Saves the data, ends the server, and starts `binary` in its place: the same port, the same directory.
+    #[track_caller]
+    pub fn restart(self, binary: &Binary) -> Redis {
+        // The connection ends instead of an answer.
+        let _ = self.client().command(&["SHUTDOWN", "SAVE"]);
+        let Server { mut process, port, dir, .. } = self.server;
+        wait::until("redis to save its data and end", || process.ended());
+        Redis::ready(Server::start_in(dir, port, binary, |port, dir| Redis::arguments(port, dir, &[])))
+    }
+
+    fn ready(server: Server) -> Redis {
         let redis = Redis { server };
         wait::until("redis to answer PING", || redis.client().command(&["PING"]).ok());
         redis
+    }
+
+    fn arguments(port: u16, dir: &Path, extra: &[&str]) -> Vec<OsString> {
+        let mut words: Vec<OsString> = vec!["--port".into(), port.to_string().into(), "--dir".into(), dir.into()];
+        words.extend(
+            ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--enable-debug-command", "yes"]
+                .iter()
+                .chain(extra)
+                .map(|word| OsStr::new(word).to_owned()),
+        );
+        words
     }
 
     /// A new connection.

@@ -1,0 +1,179 @@
+//! What clients notice while a redis is patched once a second, against the same redis left alone.
+
+use crate::results::{Section, number};
+use serde::Serialize;
+use std::path::Path;
+use std::time::Duration;
+use stillpoint_e2e::load::{Clients, Load, Observed};
+use stillpoint_e2e::operation::{Operation, Spread};
+use stillpoint_e2e::patching;
+use stillpoint_e2e::server::Redis;
+use stillpoint_measure::clock::now_ns;
+
+#[derive(Serialize)]
+struct Window {
+    seconds: f64,
+    requests: u64,
+    failed: u64,
+    p50_us: f64,
+    p99_us: f64,
+    p999_us: f64,
+    max_us: f64,
+    blackout_us: f64,
+}
+
+#[derive(Serialize)]
+struct Pair {
+    quiet: Window,
+    patching: Window,
+    operations: usize,
+    p999_ratio: f64,
+    max_ratio: f64,
+}
+
+#[derive(Serialize)]
+struct Raw {
+    clients: String,
+    pairs: Vec<Pair>,
+    p999_ratio: Spread,
+    max_ratio: Spread,
+    stopped_us: Spread,
+    migrated_ms: Spread,
+    dropped_connections: u64,
+}
+
+/// Measures `pairs` pairs of windows of `seconds` each; the order within a pair alternates.
+pub(crate) fn latency(redis: &Redis, patch: &Path, clients: &Clients, pairs: usize, seconds: u64) -> Section {
+    let dir = tempfile::tempdir().expect("make a directory for the record");
+    let mut load = Load::start(redis.port(), clients, dir.path(), "latency");
+    // The first seconds of a load pay for connections and caches.
+    rest(3);
+    let mut spans = Vec::new();
+    let mut operations = Vec::new();
+    for pair in 0..pairs {
+        let (mut quiet, mut patching) = ((0, 0), (0, 0));
+        for turn in 0..2 {
+            if (pair + turn) % 2 == 0 {
+                quiet = timed(|| rest(seconds));
+            } else {
+                let before = operations.len();
+                patching = timed(|| operations.extend(once_a_second(redis.pid(), patch, seconds)));
+                assert!(operations.len() > before, "nothing was applied in a window of {seconds} s");
+            }
+            load.assert_running();
+        }
+        spans.push((quiet, patching));
+    }
+    let observed = load.finish();
+    section(&observed, &spans, operations, clients, seconds)
+}
+
+fn section(
+    observed: &Observed,
+    spans: &[((u64, u64), (u64, u64))],
+    operations: Vec<Operation>,
+    clients: &Clients,
+    seconds: u64,
+) -> Section {
+    let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
+    let pairs: Vec<Pair> = spans
+        .iter()
+        .map(|&(quiet, patching)| {
+            let inside = |at: u64| (patching.0..patching.1).contains(&at);
+            let operations = operations.iter().filter(|operation| inside(operation.window_ns.0)).count();
+            let (quiet, patching) = (window(observed, quiet), window(observed, patching));
+            let p999_ratio = ratio(patching.p999_us, quiet.p999_us);
+            let max_ratio = ratio(patching.max_us, quiet.max_us);
+            Pair { quiet, patching, operations, p999_ratio, max_ratio }
+        })
+        .collect();
+    let title = format!("Latency of a redis under load, us: left alone, and patched once a second ({seconds} s each)");
+    let columns = ["pair", "operations", "p50", "p99", "p99.9", "max", "p99.9 ratio", "max ratio"];
+    let mut section = Section::new("latency", title, &columns);
+    for (i, pair) in pairs.iter().enumerate() {
+        let both = |of: fn(&Window) -> f64| format!("{} / {}", number(of(&pair.quiet)), number(of(&pair.patching)));
+        section.rows.push(vec![
+            (i + 1).to_string(),
+            pair.operations.to_string(),
+            both(|w| w.p50_us),
+            both(|w| w.p99_us),
+            both(|w| w.p999_us),
+            both(|w| w.max_us),
+            number(pair.p999_ratio),
+            number(pair.max_ratio),
+        ]);
+    }
+    let raw = Raw {
+        clients: format!("{clients:?}"),
+        p999_ratio: Spread::of(pairs.iter().map(|pair| pair.p999_ratio).collect()),
+        max_ratio: Spread::of(pairs.iter().map(|pair| pair.max_ratio).collect()),
+        stopped_us: Spread::us(operations.iter().flat_map(|operation| operation.stops_ns.clone())),
+        migrated_ms: Spread::of(operations.iter().filter_map(|o| o.migrated_ns.map(|ns| ns as f64 / 1e6)).collect()),
+        dropped_connections: observed.dropped(),
+        pairs,
+    };
+    let all = observed.all();
+    section.notes.push(format!(
+        "Ratio of p99.9, patched to left alone: median {} ({} to {}); of the maxima: median {} ({} to {}).",
+        number(raw.p999_ratio.median),
+        number(raw.p999_ratio.min),
+        number(raw.p999_ratio.max),
+        number(raw.max_ratio.median),
+        number(raw.max_ratio.min),
+        number(raw.max_ratio.max)
+    ));
+    section.notes.push(format!(
+        "{} applies and reverts; all threads over in {} ms (median; {} max); one thread stopped for {} us (median; {} p99, {} max). {} requests, {} failed, {} connections dropped.",
+        operations.len(),
+        number(raw.migrated_ms.median),
+        number(raw.migrated_ms.max),
+        number(raw.stopped_us.median),
+        number(raw.stopped_us.p99),
+        number(raw.stopped_us.max),
+        all.counts.requests,
+        all.counts.failed(),
+        raw.dropped_connections
+    ));
+    section.raw(&raw);
+    section
+}
+
+fn window(observed: &Observed, span: (u64, u64)) -> Window {
+    let summary = observed.windows(&[span]);
+    let us = |ns: u64| ns as f64 / 1e3;
+    Window {
+        seconds: (span.1 - span.0) as f64 / 1e9,
+        requests: summary.counts.requests,
+        failed: summary.counts.failed(),
+        p50_us: us(summary.latency.p50_ns),
+        p99_us: us(summary.latency.p99_ns),
+        p999_us: us(summary.latency.p999_ns),
+        max_us: us(summary.latency.max_ns),
+        blackout_us: us(summary.blackout.duration_ns),
+    }
+}
+
+/// Applies and reverts in turn, one a second; the process carries no patch before and after.
+fn once_a_second(pid: i32, patch: &Path, seconds: u64) -> Vec<Operation> {
+    let start = now_ns();
+    let mut done = Vec::new();
+    // An even number, so that the patch is taken back at the end.
+    for second in 0..seconds / 2 * 2 {
+        let due = start + second * 1_000_000_000;
+        std::thread::sleep(Duration::from_nanos(due.saturating_sub(now_ns())));
+        let call = if second % 2 == 0 { patching::apply(patch, pid) } else { patching::revert(pid) };
+        done.push(Operation::of(call).succeeded());
+    }
+    std::thread::sleep(Duration::from_nanos((start + seconds * 1_000_000_000).saturating_sub(now_ns())));
+    done
+}
+
+fn timed(body: impl FnOnce()) -> (u64, u64) {
+    let from = now_ns();
+    body();
+    (from, now_ns())
+}
+
+fn rest(seconds: u64) {
+    std::thread::sleep(Duration::from_secs(seconds));
+}

@@ -1,0 +1,128 @@
+//! What was measured: raw numbers as JSON, and the tables that README quotes.
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+/// One section: a table for people and the raw numbers behind it.
+pub(crate) struct Section {
+    /// Key in the JSON file.
+    pub(crate) key: &'static str,
+    /// Heading.
+    pub(crate) title: String,
+    /// Column names.
+    pub(crate) columns: Vec<&'static str>,
+    /// Rows of text.
+    pub(crate) rows: Vec<Vec<String>>,
+    /// One line each, below the table.
+    pub(crate) notes: Vec<String>,
+    /// Everything that was measured.
+    pub(crate) raw: Value,
+}
+
+impl Section {
+    /// A section without rows.
+    pub(crate) fn new(key: &'static str, title: impl Into<String>, columns: &[&'static str]) -> Section {
+        let (title, columns) = (title.into(), columns.to_vec());
+        Section { key, title, columns, rows: Vec::new(), notes: Vec::new(), raw: Value::Null }
+    }
+
+    /// Sets the raw numbers.
+    pub(crate) fn raw(&mut self, raw: &impl Serialize) {
+        self.raw = serde_json::to_value(raw).expect("numbers and texts serialise");
+    }
+
+    /// As Markdown.
+    pub(crate) fn markdown(&self) -> String {
+        let mut text = format!("### {}\n\n", self.title);
+        if !self.rows.is_empty() {
+            let line =
+                |cells: &mut dyn Iterator<Item = &str>| format!("| {} |\n", cells.collect::<Vec<_>>().join(" | "));
+            text += &line(&mut self.columns.iter().copied());
+            text += &line(&mut self.columns.iter().map(|_| "---"));
+            self.rows.iter().for_each(|row| text += &line(&mut row.iter().map(String::as_str)));
+            text.push('\n');
+        }
+        for note in &self.notes {
+            let _ = writeln!(text, "{note}\n");
+        }
+        text
+    }
+}
+
+/// All sections of one run.
+pub(crate) struct Results {
+    dir: PathBuf,
+    stem: String,
+    machine: String,
+    command: String,
+    sections: Vec<Section>,
+}
+
+impl Results {
+    /// Results of `command` go to `dir`.
+    pub(crate) fn new(dir: &Path, command: &str) -> Results {
+        let (date, machine) = (output("date", &["-u", "+%Y-%m-%d-%H%M"]), machine());
+        Results {
+            dir: dir.to_owned(),
+            stem: format!("bench-{date}"),
+            machine,
+            command: command.to_owned(),
+            sections: Vec::new(),
+        }
+    }
+
+    /// Adds a section, prints it, and writes the files anew, so that an interrupted run leaves what it has.
+    pub(crate) fn add(&mut self, section: Section) -> std::io::Result<()> {
+        println!("\n{}", section.markdown());
+        self.sections.push(section);
+        std::fs::create_dir_all(&self.dir)?;
+        std::fs::write(self.dir.join(format!("{}.json", self.stem)), self.json())?;
+        std::fs::write(self.dir.join(format!("{}.md", self.stem)), self.markdown())
+    }
+
+    /// The file with the tables.
+    pub(crate) fn tables(&self) -> PathBuf {
+        self.dir.join(format!("{}.md", self.stem))
+    }
+
+    fn json(&self) -> String {
+        let mut all = Map::new();
+        all.insert("command".into(), self.command.clone().into());
+        all.insert("machine".into(), self.machine.clone().into());
+        all.extend(self.sections.iter().map(|section| (section.key.to_owned(), section.raw.clone())));
+        serde_json::to_string_pretty(&all).expect("values serialise") + "\n"
+    }
+
+    fn markdown(&self) -> String {
+        let head = format!("Measured by `{}` on {}.\n\n", self.command, self.machine);
+        self.sections.iter().fold(head, |text, section| text + &section.markdown())
+    }
+}
+
+fn output(program: &str, arguments: &[&str]) -> String {
+    let output = std::process::Command::new(program).args(arguments).output();
+    output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
+}
+
+fn machine() -> String {
+    let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpus
+        .lines()
+        .find_map(|line| line.strip_prefix("model name"))
+        .unwrap_or(": ?")
+        .trim_start_matches([' ', '\t', ':']);
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    format!("{cores} cores of {model}, Linux {}", output("uname", &["-r"]))
+}
+
+/// A number with as many digits as it deserves.
+pub(crate) fn number(value: f64) -> String {
+    match value.abs() {
+        0.0 => "0".into(),
+        size if size < 10.0 => format!("{value:.2}"),
+        size if size < 100.0 => format!("{value:.1}"),
+        _ => format!("{value:.0}"),
+    }
+}

@@ -1,0 +1,97 @@
+//! How long all threads take to migrate, by their number and by what they do; and how long each is stopped.
+
+use crate::results::{Section, number};
+use serde::Serialize;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::Stdio;
+use stillpoint_e2e::cli::Stillpoint;
+use stillpoint_e2e::operation::{Operation, Spread};
+use stillpoint_e2e::server::{Guarded, tied};
+use stillpoint_e2e::victim::Program;
+
+/// Threads that run and threads that sleep in `read`.
+const CASES: [(u32, u32); 8] = [(1, 0), (1, 10), (1, 100), (1, 1000), (4, 0), (16, 0), (16, 100), (16, 1000)];
+
+#[derive(Serialize)]
+struct Case {
+    running: u32,
+    sleeping: u32,
+    quiescence: &'static str,
+    runs: usize,
+    migrated_ms: Spread,
+    command_ms: Spread,
+    stopped_us: Spread,
+}
+
+/// Measures all cases.
+pub(crate) fn threads(program: &Program, patch: &Path, runs: usize) -> Section {
+    let mut section = Section::new(
+        "threads",
+        format!("Time until every thread runs the new code ({runs} applies and reverts each)"),
+        &["running", "in `read`", "way", "all over, ms: median (max)", "one thread stopped, us: median, p99 (max)"],
+    );
+    let mut cases = Vec::new();
+    for (running, sleeping) in CASES {
+        for quiescence in ["probe", "stop"] {
+            let case = measure(program, patch, running, sleeping, quiescence, runs);
+            section.rows.push(vec![
+                running.to_string(),
+                sleeping.to_string(),
+                quiescence.into(),
+                format!("{} ({})", number(case.migrated_ms.median), number(case.migrated_ms.max)),
+                format!(
+                    "{}, {} ({})",
+                    number(case.stopped_us.median),
+                    number(case.stopped_us.p99),
+                    number(case.stopped_us.max)
+                ),
+            ]);
+            cases.push(case);
+        }
+    }
+    section.raw(&cases);
+    section
+}
+
+fn measure(
+    program: &Program,
+    patch: &Path,
+    running: u32,
+    sleeping: u32,
+    quiescence: &'static str,
+    runs: usize,
+) -> Case {
+    let target = start(program, running, sleeping);
+    let (mut migrated, mut command, mut stops) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..runs {
+        let apply = Stillpoint::new().args(["patch", "apply"]).arg(patch);
+        for call in [apply, Stillpoint::new().args(["patch", "revert"])] {
+            let call = call.args(["--quiescence", quiescence, "--pid"]).arg(target.pid());
+            let done = Operation::of(call).succeeded();
+            migrated.extend(done.migrated_ns.map(|ns| ns as f64 / 1e6));
+            command.push(done.elapsed_ns() as f64 / 1e6);
+            stops.extend(done.stops_ns);
+        }
+    }
+    Case {
+        running,
+        sleeping,
+        quiescence,
+        runs: migrated.len(),
+        migrated_ms: Spread::of(migrated),
+        command_ms: Spread::of(command),
+        stopped_us: Spread::us(stops),
+    }
+}
+
+fn start(program: &Program, running: u32, sleeping: u32) -> Guarded {
+    let mut command = tied(program.elf());
+    command.args(["threads", &running.to_string(), &sleeping.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut target = Guarded::from_child(command.spawn().expect("start the program"));
+    let stdout = target.child().stdout.take().expect("standard output is a pipe");
+    let mut line = String::new();
+    BufReader::new(stdout).read_line(&mut line).expect("read from the program");
+    assert_eq!(line, "ready\n", "the program did not start its threads");
+    target
+}

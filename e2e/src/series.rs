@@ -1,0 +1,198 @@
+//! A redis without its CVE fixes, and live patches built from Debian's own series of diffs, by the command line only.
+
+use crate::cache_dir;
+use crate::cli::Stillpoint;
+use crate::packages::{self, Binary};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use stillpoint_patch_format::{SectionKind, decode};
+
+/// One live patch of the series.
+#[derive(Debug, Clone)]
+pub struct SeriesPatch {
+    /// The diff's name in the series.
+    pub diff: String,
+    /// Name of the patch.
+    pub name: String,
+    /// CVEs that it fixes.
+    pub cves: Vec<String>,
+    /// The patch file.
+    pub file: PathBuf,
+    /// Functions that it replaces.
+    pub functions: u64,
+    /// Bytes of new code.
+    pub text_bytes: u64,
+}
+
+/// A diff that cannot become a live patch.
+#[derive(Debug, Clone)]
+pub struct RefusedDiff {
+    /// The diff's name in the series.
+    pub diff: String,
+    /// Why, one line each.
+    pub reasons: Vec<String>,
+}
+
+/// The program and its patches, in the order of the series.
+#[derive(Debug)]
+pub struct Series {
+    /// Version of the source package.
+    pub version: String,
+    /// The program that is to be patched.
+    pub binary: Binary,
+    /// What could be built.
+    pub patches: Vec<SeriesPatch>,
+    /// What was refused.
+    pub refused: Vec<RefusedDiff>,
+}
+
+/// Which binary is to be patched, and with which diffs.
+struct Plan<'a> {
+    package: String,
+    shipped: &'a str,
+    target: PathBuf,
+    diffs: Vec<String>,
+    dir: PathBuf,
+}
+
+impl Series {
+    /// Builds redis as Debian does but without its CVE fixes, and a patch from each of these fixes. `tell` hears what
+    /// goes on.
+    pub fn build(tell: &mut dyn FnMut(&str)) -> Result<Series, String> {
+        let libraries = packages::redis(None)?;
+        let dir = cache_dir().join("series/redis");
+        std::fs::create_dir_all(&dir).map_err(|e| format!("make {}: {e}", dir.display()))?;
+        tell("building redis-server from Debian's source, without its CVE fixes");
+        let call = Stillpoint::new()
+            .args([
+                "patch",
+                "target",
+                "--debian",
+                "redis",
+                "--shipped",
+                "without-cves",
+                "--program",
+                "redis-server",
+                "-o",
+            ])
+            .arg(&dir);
+        let line = last_line(&call)?;
+        let program = PathBuf::from(text(&line, "program"));
+        let version = text(&line, "version");
+        let diffs = entries(&line).filter(|entry| entry["shipped"] == false).map(|entry| text(entry, "name")).collect();
+        tell(&format!("redis {version}: {}", program.display()));
+        let binary = packages::with_libraries_of(&program, &libraries);
+        let plan = Plan { package: format!("redis={version}"), shipped: "without-cves", target: program, diffs, dir };
+        let (patches, refused) = plan.run(tell)?;
+        Ok(Series { version, binary, patches, refused })
+    }
+
+    /// Patches that bring Debian's own binary of an older version, exactly as shipped, to the newest one's fixes.
+    pub fn for_packaged(older: &str, tell: &mut dyn FnMut(&str)) -> Result<Series, String> {
+        let binary = packages::redis(Some(older))?;
+        let series = |version: Option<&str>| {
+            let package = version.map_or_else(|| "redis".to_owned(), |version| format!("redis={version}"));
+            last_line(&Stillpoint::new().args(["patch", "target", "--debian"]).arg(package))
+        };
+        let (newest, old) = (series(None)?, series(Some(older))?);
+        let has: Vec<String> = entries(&old).map(|entry| text(entry, "name")).collect();
+        let diffs: Vec<String> =
+            entries(&newest).map(|entry| text(entry, "name")).filter(|name| !has.contains(name)).collect();
+        let version = text(&newest, "version");
+        tell(&format!("redis {older} lacks {} of the fixes of {version}", diffs.len()));
+        let dir = cache_dir().join("series").join(format!("redis-{}", older.replace(':', "%3a")));
+        std::fs::create_dir_all(&dir).map_err(|e| format!("make {}: {e}", dir.display()))?;
+        let target = binary.path.canonicalize().map_err(|e| format!("find {}: {e}", binary.path.display()))?;
+        let plan = Plan { package: format!("redis={version}"), shipped: older, target, diffs, dir };
+        let (patches, refused) = plan.run(tell)?;
+        Ok(Series { version, binary, patches, refused })
+    }
+
+    /// The patch with most new code.
+    pub fn largest(&self) -> &SeriesPatch {
+        self.patches.iter().max_by_key(|patch| patch.text_bytes).expect("the series has patches")
+    }
+}
+
+impl Plan<'_> {
+    fn run(&self, tell: &mut dyn FnMut(&str)) -> Result<(Vec<SeriesPatch>, Vec<RefusedDiff>), String> {
+        let (mut patches, mut refused) = (Vec::<SeriesPatch>::new(), Vec::new());
+        for (i, diff) in self.diffs.iter().enumerate() {
+            let progress = format!("[{:>2}/{}] {diff}", i + 1, self.diffs.len());
+            match self.build_one(diff, &patches)? {
+                Ok(patch) => {
+                    tell(&format!("{progress}: {} functions, {} bytes of code", patch.functions, patch.text_bytes));
+                    patches.push(patch);
+                }
+                Err(reasons) => {
+                    tell(&format!("{progress}: refused: {}", reasons.join("; ")));
+                    refused.push(RefusedDiff { diff: diff.clone(), reasons });
+                }
+            }
+        }
+        Ok((patches, refused))
+    }
+
+    /// A patch, or the reasons why not.
+    fn build_one(&self, diff: &str, before: &[SeriesPatch]) -> Result<Result<SeriesPatch, Vec<String>>, String> {
+        let name = Path::new(diff).file_stem().map_or_else(|| diff.into(), |stem| stem.to_string_lossy());
+        let file = self.dir.join(format!("{name}.patch"));
+        let mut call = Stillpoint::new()
+            .args(["patch", "build", "--debian", &self.package, "--shipped", self.shipped, "--quilt", diff, "--target"])
+            .arg(&self.target)
+            .arg("--output")
+            .arg(&file);
+        if !before.is_empty() {
+            call = call.arg("--on-top-of").args(before.iter().map(|patch| &patch.diff));
+            call = call.arg("--earlier").args(before.iter().map(|patch| &patch.file));
+        }
+        let run = call.json().run();
+        let line = || run.json().into_iter().next_back().unwrap_or_default();
+        match run.code {
+            Some(0) if file_is_there(&run.json()) => read(diff, &file, &line()).map(Ok),
+            Some(0) => Ok(Err(vec!["nothing in this program changes".into()])),
+            Some(3) => Ok(Err(reasons(&run.json(), &run.stderr))),
+            _ => Err(run.to_string()),
+        }
+    }
+}
+
+fn file_is_there(lines: &[Value]) -> bool {
+    lines.iter().any(|line| line["event"] == "built")
+}
+
+fn read(diff: &str, file: &Path, line: &Value) -> Result<SeriesPatch, String> {
+    let bytes = std::fs::read(file).map_err(|e| format!("read {}: {e}", file.display()))?;
+    let patch = decode(&bytes).map_err(|e| format!("{}: {e}", file.display()))?.patch;
+    let text = patch.sections.iter().filter(|section| section.kind == SectionKind::Text);
+    Ok(SeriesPatch {
+        diff: diff.to_owned(),
+        name: patch.name.clone(),
+        cves: line["cves"].as_array().into_iter().flatten().filter_map(|v| v.as_str().map(str::to_owned)).collect(),
+        file: file.to_owned(),
+        functions: patch.functions.len() as u64,
+        text_bytes: text.map(|section| section.size).sum(),
+    })
+}
+
+fn reasons(lines: &[Value], stderr: &str) -> Vec<String> {
+    let refusals = lines.iter().filter_map(|line| line["refusals"].as_array()).flatten();
+    let reasons: Vec<String> = refusals.map(|refusal| text(refusal, "text")).collect();
+    if reasons.is_empty() { vec![stderr.lines().next().unwrap_or_default().to_owned()] } else { reasons }
+}
+
+fn entries(line: &Value) -> impl Iterator<Item = &Value> {
+    line["series"].as_array().into_iter().flatten()
+}
+
+fn text(value: &Value, key: &str) -> String {
+    value[key].as_str().unwrap_or_default().to_owned()
+}
+
+fn last_line(call: &Stillpoint) -> Result<Value, String> {
+    let run = call.clone().json().run();
+    match run.code {
+        Some(0) => run.json().into_iter().next_back().ok_or_else(|| format!("nothing was printed by {}", run.line)),
+        _ => Err(run.to_string()),
+    }
+}
