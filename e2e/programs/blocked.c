@@ -20,8 +20,10 @@ PATCHED long stands_here(int fd) {
 }
 
 /* Two functions that rely on each other: what `begin_deal` writes, `end_deal` of the same version reads. */
-PATCHED long begin_deal(long value) { return value * VERSION; }
-PATCHED long end_deal(long deal) { return deal / VERSION * 16 + (deal % VERSION ? 0 : VERSION); }
+PATCHED long begin_deal(long value) { return value * (VERSION + 10); }
+PATCHED long end_deal(long deal) {
+    return deal / (VERSION + 10) * 16 + (deal % (VERSION + 10) ? 0 : VERSION);
+}
 
 /* --- Nothing below is patched ------------------------------------------------------------------------------------- */
 

@@ -24,8 +24,6 @@ __attribute__((naked, noipa, used)) static void helper(void) {
 NAKED(branch, "test %edi, %edi\n je 1f\n mov $(16 * 2 + " V "), %eax\n ret\n 1: mov $(16 + " V "), %eax\n ret")
 /* Jumps back to its own entry. */
 NAKED(backward, "1: sub $1, %edi\n jnz 1b\n mov $(16 * 3 + " V "), %eax\n ret")
-/* Jumps to its own second byte, from within the first five. */
-NAKED(inside, "push %rbx\n 1: dec %edi\n jnz 1b\n pop %rbx\n mov $(16 * 3 + " V "), %eax\n ret")
 NAKED(call_first, "call helper\n add $" V ", %eax\n ret")
 NAKED(call_second, "push %rbx\n call helper\n pop %rbx\n add $" V ", %eax\n ret")
 NAKED(rip_load, "mov word(%rip), %eax\n add $" V ", %eax\n ret")
@@ -34,8 +32,7 @@ NAKED(rip_address, "lea table(%rip), %rax\n mov (%rax,%rdi,4), %eax\n add $" V "
 NAKED(rip_third, "push %rbx\n push %rbp\n mov quad(%rip), %rax\n add $" V ", %rax\n pop %rbp\n pop %rbx\n ret")
 NAKED(jump_first, "jmp 1f\n .skip 200, 0xcc\n 1: mov $(16 * 9 + " V "), %eax\n ret")
 NAKED(jump_short, "jmp 1f\n int3\n int3\n int3\n int3\n 1: mov $(16 * 9 + " V "), %eax\n ret")
-/* Instructions that exist with a one-byte displacement only. */
-NAKED(loop_short, "mov %edi, %ecx\n 1: loop 1b\n mov $(16 * 10 + " V "), %eax\n ret")
+/* An instruction that exists with a one-byte displacement only. */
 NAKED(jrcxz_short, "mov %rdi, %rcx\n jrcxz 1f\n mov $(16 * 2 + " V "), %eax\n ret\n 1: mov $(16 + " V "), %eax\n ret")
 /* Flags that are set in the first five bytes and used behind them. */
 NAKED(flags_across, "cmp $1, %edi\n mov %edi, %eax\n jg 1f\n mov $(16 + " V "), %eax\n ret\n 1: mov $(16 * 2 + " V "), %eax\n ret")
@@ -79,12 +76,12 @@ static const struct {
     long argument, value;
 } cases[] = {
     {"branch (taken)", branch, 0, 1},   {"branch", branch, 5, 2},
-    {"backward", backward, 9, 3},       {"inside", inside, 9, 3},
+    {"backward", backward, 9, 3},
     {"call_first", call_first, 0, 4},   {"call_second", call_second, 0, 4},
     {"rip_load", rip_load, 0, 5},       {"rip_compare", rip_compare, 0, 5},
     {"rip_address", rip_address, 1, 7}, {"rip_third", rip_third, 0, 8},
     {"jump_first", jump_first, 0, 9},   {"jump_short", jump_short, 0, 9},
-    {"loop_short", loop_short, 9, 10},  {"jrcxz_short (taken)", jrcxz_short, 0, 1},
+    {"jrcxz_short (taken)", jrcxz_short, 0, 1},
     {"jrcxz_short", jrcxz_short, 1, 2}, {"flags_across", flags_across, 1, 1},
     {"flags_across", flags_across, 2, 2}, {"endbr", endbr, 0, 11},
     {"one_byte_each", one_byte_each, 0, 12}, {"long_first", long_first, 0, 13},

@@ -6,6 +6,7 @@
  *   -DTHREE_BYTES   xor %eax, %eax; ret
  *   -DFOUR_BYTES    mov %rdi, %rax; ret
  *   -DJUMP_INSIDE   long enough, but code behind the first five bytes jumps to the second
+ *   -DLOOP_INSIDE   the same, from within the first five bytes
  *   -DPAGE_CROSSING long enough, but its first bytes lie in two pages
  *
  *   short CONTROL
@@ -16,9 +17,16 @@
 
 #define VERSION 1
 
+/* -DSTATIC: all callers are known, and can be patched in its place. */
+#ifdef STATIC
+#define LINKAGE static
+#else
+#define LINKAGE
+#endif
+
 #if defined ONE_BYTE
 static volatile long state = 1;
-PATCHED void short_function(void) {
+PATCHED LINKAGE void short_function(void) {
     if (VERSION != 1) state = VERSION;
 }
 __attribute__((noinline)) static long call(void) {
@@ -26,20 +34,25 @@ __attribute__((noinline)) static long call(void) {
     return state;
 }
 #elif defined THREE_BYTES
-PATCHED long short_function(void) { return VERSION - 1; }
+PATCHED LINKAGE long short_function(void) { return VERSION - 1; }
 __attribute__((noinline)) static long call(void) { return short_function() + 1; }
 #elif defined FOUR_BYTES
-PATCHED long short_function(long x) { return x + VERSION - 1; }
+PATCHED LINKAGE long short_function(long x) { return x + VERSION - 1; }
 __attribute__((noinline)) static long call(void) { return short_function(1); }
 #elif defined JUMP_INSIDE
-__attribute__((naked, noipa)) long short_function(long x) {
+__attribute__((naked, noipa)) LINKAGE long short_function(long x) {
     __asm__("push %rbx\n 1: dec %edi\n mov $" STRING(VERSION) ", %eax\n nop\n nop\n jnz 1b\n pop %rbx\n ret");
+}
+__attribute__((noinline)) static long call(void) { return short_function(3); }
+#elif defined LOOP_INSIDE
+__attribute__((naked, noipa)) LINKAGE long short_function(long x) {
+    __asm__("mov %edi, %ecx\n 1: loop 1b\n mov $" STRING(VERSION) ", %eax\n ret");
 }
 __attribute__((noinline)) static long call(void) { return short_function(3); }
 #elif defined PAGE_CROSSING
 /* The compiler adds an instruction of two bytes: two bytes are left of the page. */
 __attribute__((naked, aligned(4096), noipa, used)) void fills_a_page(void) { __asm__(".skip 4092, 0x90"); }
-PATCHED long short_function(long x) { return x * 10 + VERSION; }
+PATCHED LINKAGE long short_function(long x) { return x * 10 + VERSION; }
 __attribute__((noinline)) static long call(void) { return short_function(0); }
 #endif
 /* What a jump that is too long for its function hits. */
