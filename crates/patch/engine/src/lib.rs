@@ -1,1 +1,23 @@
-//! Not yet written.
+//! Puts live patches into running processes and takes them back, thread by thread, without ever endangering them.
+mod arena;
+mod error;
+mod image;
+mod inject;
+pub mod ledger;
+pub mod link;
+mod operate;
+mod place;
+mod plan;
+mod prepare;
+mod probe;
+mod report;
+mod resolve;
+mod scan;
+mod store;
+mod transition;
+mod walk;
+mod word;
+
+pub use error::{Busy, Error, Landing};
+pub use operate::{Options, Outcome, Prediction, Quiescence, Which, apply, check, recover_only, revert};
+pub use report::{Observer, now_ns};

@@ -1,0 +1,265 @@
+//! What can go wrong, by name, and where the service is afterwards.
+
+use crate::ledger::LedgerError;
+use crate::link::LinkError;
+use stillpoint_patch_format::{Avma, BuildId};
+use stillpoint_patch_insn as insn;
+use stillpoint_patch_tracee as tracee;
+use stillpoint_patch_tracee::{Pid, Tid};
+
+/// Where the service is after a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Landing {
+    /// Nothing was touched.
+    Untouched,
+    /// It runs the code that it ran before.
+    OldSide,
+    /// A transition was begun, and taken back.
+    FellBack,
+    /// A transition is under way; the next call completes it or takes it back.
+    Unfinished,
+}
+
+/// Every failure of this crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The edge to the process failed.
+    #[error(transparent)]
+    Tracee(#[from] tracee::Error),
+    /// The ledger cannot be used.
+    #[error("the ledger of the target")]
+    Ledger(#[from] LedgerError),
+    /// There is more than one ledger.
+    #[error("process {0} holds more than one ledger")]
+    TwoLedgers(Pid),
+    /// No module of the process has the build-id that the patch is made for.
+    #[error("patch {patch} is made for build-id {wanted} ({file}), which process {pid} does not map{hint}")]
+    NoModule {
+        /// The patch.
+        patch: String,
+        /// Build-id of the patch.
+        wanted: BuildId,
+        /// File name in the patch.
+        file: String,
+        /// The process.
+        pid: Pid,
+        /// What is mapped under that name instead.
+        hint: String,
+    },
+    /// The module has no build-id and its text is not the one that the patch was made for.
+    #[error("patch {patch}: text of {file} in process {pid} is not the text that the patch was made for")]
+    OtherText {
+        /// The patch.
+        patch: String,
+        /// The file.
+        file: String,
+        /// The process.
+        pid: Pid,
+    },
+    /// Bytes in memory differ from those that the patch was made for.
+    #[error("{function} at {at}: bytes in memory differ from those that the patch was made for (offset {offset})")]
+    BytesDiffer {
+        /// The function.
+        function: String,
+        /// Its entry.
+        at: Avma,
+        /// First byte that differs.
+        offset: usize,
+    },
+    /// A function cannot be redirected.
+    #[error("{function} cannot be redirected")]
+    Entry {
+        /// The function.
+        function: String,
+        /// Why.
+        #[source]
+        source: insn::Error,
+    },
+    /// The jump at an entry would cross a page.
+    #[error("{function} at {at}: a jump there would cross a page and could not be written at once")]
+    EntryCrossesPage {
+        /// The function.
+        function: String,
+        /// Its entry.
+        at: Avma,
+    },
+    /// A uprobe is set on a function.
+    #[error("{function} has a uprobe set at {at} ({probe}): remove it first, a jump there would crash the process")]
+    Uprobe {
+        /// The function.
+        function: String,
+        /// Where.
+        at: Avma,
+        /// Name of the probe.
+        probe: String,
+    },
+    /// The target uses something that patching it would break.
+    #[error("process {pid} {what}")]
+    Unsuitable {
+        /// The process.
+        pid: Pid,
+        /// What it does.
+        what: String,
+    },
+    /// A symbol cannot be resolved.
+    #[error("symbol `{symbol}` of patch {patch}: {why}")]
+    Symbol {
+        /// The patch.
+        patch: String,
+        /// The symbol.
+        symbol: String,
+        /// Why.
+        why: String,
+    },
+    /// The patch does not link.
+    #[error("patch {patch} does not link")]
+    Link {
+        /// The patch.
+        patch: String,
+        /// Why.
+        #[source]
+        source: LinkError,
+    },
+    /// No room for the arena within reach of the module.
+    #[error("no room for {len} bytes within 2 GiB of {module}")]
+    NoRoom {
+        /// Bytes needed.
+        len: u64,
+        /// The module.
+        module: String,
+    },
+    /// No word of the thread control block is free.
+    #[error("no word of the thread control block is zero in all threads of process {0}")]
+    NoWord(Pid),
+    /// The patch builds upon diffs that are not in force.
+    #[error("patch {patch} builds upon {diff}, which is not in force")]
+    NotBased {
+        /// The patch.
+        patch: String,
+        /// The diff.
+        diff: String,
+    },
+    /// A patch of that name, but with other contents, is active.
+    #[error("another patch of the name {0} is active")]
+    NameTaken(String),
+    /// Nothing of that name is active.
+    #[error("no patch {0} is active")]
+    NotActive(String),
+    /// No patch is active.
+    #[error("process {0} carries no active patch")]
+    NothingActive(Pid),
+    /// Others stand upon it.
+    #[error("patch {below} stands below {above}")]
+    NotOnTop {
+        /// The one to be reverted.
+        below: String,
+        /// The one above.
+        above: String,
+    },
+    /// The patch asks for more than the quiescence mode gives.
+    #[error("patch {patch} has scope {scope}: its old and new code must not run at the same time")]
+    Scope {
+        /// The patch.
+        patch: String,
+        /// Its scope.
+        scope: String,
+    },
+    /// A hook abandoned the operation.
+    #[error("hook at {at} returned {returned}")]
+    Hook {
+        /// Its address.
+        at: Avma,
+        /// What it returned.
+        returned: i32,
+    },
+    /// The transition was taken back at its deadline.
+    #[error("not every thread could be migrated in time: {}", describe(.busy))]
+    TimedOut {
+        /// Who stood where.
+        busy: Vec<Busy>,
+    },
+    /// The transition could be neither completed nor taken back in time.
+    #[error("transition {transition} could neither be completed nor taken back in time: {}", describe(.busy))]
+    Stuck {
+        /// Its number.
+        transition: u32,
+        /// Who stood where.
+        busy: Vec<Busy>,
+    },
+    /// The process ended meanwhile.
+    #[error("process {0} ended meanwhile")]
+    Ended(Pid),
+    /// A transition failed and was taken back.
+    #[error("transition {transition} was taken back")]
+    FellBack {
+        /// Its number.
+        transition: u32,
+        /// Why.
+        #[source]
+        source: Box<Error>,
+    },
+    /// A transition failed half-way.
+    #[error("transition {transition} is unfinished")]
+    Unfinished {
+        /// Its number.
+        transition: u32,
+        /// Why.
+        #[source]
+        source: Box<Error>,
+    },
+    /// Files of ours cannot be written or read.
+    #[error("{path}")]
+    File {
+        /// The file.
+        path: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// A thread that could not be migrated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Busy {
+    /// The thread.
+    pub tid: Tid,
+    /// What was found on its stack.
+    pub function: String,
+}
+
+fn describe(busy: &[Busy]) -> String {
+    let some = busy.iter().take(4).map(|b| format!("thread {} stands in {}", b.tid, b.function));
+    let more = if busy.len() > 4 { format!(", and {} more", busy.len() - 4) } else { String::new() };
+    some.collect::<Vec<_>>().join(", ") + &more
+}
+
+impl Error {
+    /// Where the service is after this failure.
+    pub fn landing(&self) -> Landing {
+        match self {
+            Error::FellBack { .. } | Error::TimedOut { .. } => Landing::FellBack,
+            Error::Unfinished { .. } | Error::Stuck { .. } => Landing::Unfinished,
+            Error::Hook { .. } | Error::Ended(_) | Error::File { .. } => Landing::OldSide,
+            _ => Landing::Untouched,
+        }
+    }
+
+    /// What to do next, where there is something to do.
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Error::TimedOut { .. } => "a longer --timeout, or add a quiescence point",
+            Error::FellBack { source, .. } => return source.hint(),
+            Error::Stuck { .. } | Error::Unfinished { .. } => {
+                "the same command again: it completes or undoes what is there"
+            }
+            Error::NotOnTop { above, .. } => return Some(format!("revert {above} first, or --all")),
+            Error::Scope { .. } => "--quiescence stop",
+            Error::NoModule { .. } => "a patch built for the file that runs",
+            Error::NameTaken(_) => "revert it first, or --replace",
+            Error::NotBased { .. } => "apply the patches of the series in order",
+            _ => return None,
+        };
+        Some(hint.to_owned())
+    }
+}

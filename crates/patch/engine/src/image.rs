@@ -1,0 +1,258 @@
+//! ELF files as they lie in a process: program headers, dynamic symbols, relocations, all read from mapped memory, so
+//! that a file that was deleted or replaced on disk is no different.
+
+use crate::Error;
+use crate::ledger::Span;
+use object::elf;
+use std::collections::BTreeMap;
+use stillpoint_patch_format::Avma;
+use stillpoint_patch_tracee::{Memory, Module, Process};
+
+const TABLE_MAX: u64 = 64 << 20;
+const CHAIN_MAX: usize = 1 << 16;
+
+/// A thread-local segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TlsSegment {
+    pub(crate) address: u64,
+    pub(crate) len: u64,
+    pub(crate) align: u64,
+}
+
+/// A symbol found in a module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) address: Avma,
+    /// Its address must be asked of a resolver function.
+    pub(crate) ifunc: bool,
+}
+
+/// The dynamic section of one module.
+pub(crate) struct Dynamic<'a> {
+    memory: &'a Memory,
+    bias: u64,
+    tags: BTreeMap<u64, u64>,
+}
+
+fn u16_of(bytes: &[u8], at: usize) -> u16 {
+    bytes.get(at..at + 2).and_then(|b| b.try_into().ok()).map_or(0, u16::from_le_bytes)
+}
+
+fn u32_of(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..at + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_le_bytes)
+}
+
+fn u64_of(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes)
+}
+
+/// Program headers of a module: type, stated address, length in memory, length in file, alignment, flags.
+fn program_headers(memory: &Memory, module: &Module) -> Result<Vec<[u64; 6]>, Error> {
+    let Some(first) = module.mappings.iter().find(|m| m.offset == 0) else { return Ok(Vec::new()) };
+    let header = memory.read_vec(first.start, 64)?;
+    let (at, size, count) = (u64_of(&header, 32), u16_of(&header, 54), u16_of(&header, 56));
+    if &header[..4] != b"\x7fELF" || size != 56 || count > 256 {
+        return Ok(Vec::new());
+    }
+    let table = memory.read_vec(Avma(first.start.0.wrapping_add(at)), usize::from(count) * 56)?;
+    let row = |h: &[u8]| {
+        let kind_flags = (u64::from(u32_of(h, 0)), u64::from(u32_of(h, 4)));
+        [kind_flags.0, u64_of(h, 16), u64_of(h, 40), u64_of(h, 32), u64_of(h, 48), kind_flags.1]
+    };
+    Ok(table.chunks_exact(56).map(row).collect())
+}
+
+/// The thread-local segment of a module.
+pub(crate) fn tls_segment(memory: &Memory, module: &Module) -> Result<Option<TlsSegment>, Error> {
+    let headers = program_headers(memory, module)?;
+    let tls = headers.iter().find(|h| h[0] == u64::from(elf::PT_TLS.0));
+    Ok(tls.map(|h| TlsSegment { address: h[1], len: h[2], align: h[4].max(1) }))
+}
+
+/// Offset from the thread pointer of the first byte of the *executable's* thread-local segment (psABI, variant II).
+pub(crate) fn executable_tls_offset(tls: TlsSegment) -> i64 {
+    let len = tls.len.wrapping_add(tls.address & (tls.align - 1)).next_multiple_of(tls.align);
+    (tls.address & (tls.align - 1)) as i64 - len as i64
+}
+
+/// The executable segments of a module, in memory.
+pub(crate) fn text_segments(memory: &Memory, module: &Module) -> Result<Vec<Span>, Error> {
+    let headers = program_headers(memory, module)?;
+    let text = headers.iter().filter(|h| h[0] == u64::from(elf::PT_LOAD.0) && h[5] & 1 != 0);
+    Ok(text.map(|h| Span::new(Avma(h[1].wrapping_add(module.bias)), h[3])).collect())
+}
+
+/// Where `.eh_frame` lies, by way of `.eh_frame_hdr`; it ends with its terminator, at the latest with the mapping.
+pub(crate) fn eh_frame(memory: &Memory, module: &Module) -> Result<Option<Span>, Error> {
+    let headers = program_headers(memory, module)?;
+    let Some(hdr) = headers.iter().find(|h| h[0] == u64::from(elf::PT_GNU_EH_FRAME.0)) else { return Ok(None) };
+    let at = Avma(hdr[1].wrapping_add(module.bias));
+    let bytes = memory.read_vec(at, 8)?;
+    // version 1, eh_frame_ptr as pcrel sdata4: what every x86-64 linker writes
+    if bytes[0] != 1 || bytes[1] != 0x1b {
+        return Ok(None);
+    }
+    let start = Avma((at.0 + 4).wrapping_add_signed(i64::from(u32_of(&bytes, 4) as i32)));
+    let mapping = module.mappings.iter().find(|m| m.contains(start));
+    Ok(mapping.map(|m| Span::new(start, m.end.0 - start.0)))
+}
+
+impl<'a> Dynamic<'a> {
+    pub(crate) fn of(memory: &'a Memory, module: &Module) -> Result<Option<Self>, Error> {
+        let Some(at) = module.dynamic else { return Ok(None) };
+        let mut bytes = vec![0; 1024];
+        let len = memory.read_some(at, &mut bytes);
+        let entries = bytes[..len].chunks_exact(16).map(|e| (u64_of(e, 0), u64_of(e, 8)));
+        let tags = entries.take_while(|(tag, _)| *tag != 0).collect();
+        Ok(Some(Dynamic { memory, bias: module.bias, tags }))
+    }
+
+    fn value(&self, tag: elf::DynamicTag) -> Option<u64> {
+        self.tags.get(&(tag.0 as u64)).copied()
+    }
+
+    /// An address of the dynamic section: the loader adds the bias in place, except where the section is read-only.
+    fn address(&self, tag: elf::DynamicTag) -> Option<Avma> {
+        let value = self.value(tag)?;
+        Some(Avma(if value < self.bias { value + self.bias } else { value }))
+    }
+
+    fn string(&self, offset: u64) -> Option<Vec<u8>> {
+        let at = self.address(elf::DT_STRTAB)?;
+        self.memory.read_c_string(Avma(at.0.wrapping_add(offset)), 4096).ok()
+    }
+
+    fn symbol(&self, index: u32) -> Option<Vec<u8>> {
+        let at = self.address(elf::DT_SYMTAB)?;
+        self.memory.read_vec(Avma(at.0 + u64::from(index) * 24), 24).ok()
+    }
+
+    /// A symbol that this module defines, of this version; without a version the default one.
+    pub(crate) fn find(&self, name: &str, version: Option<&str>) -> Option<Found> {
+        let table = self.address(elf::DT_GNU_HASH)?;
+        let header = self.memory.read_vec(table, 16).ok()?;
+        let (buckets, first, bloom) = (u32_of(&header, 0), u32_of(&header, 4), u32_of(&header, 8));
+        if buckets == 0 {
+            return None;
+        }
+        let hash = name.bytes().fold(5381u32, |h, b| h.wrapping_mul(33).wrapping_add(u32::from(b)));
+        let bucket_at = table.0 + 16 + u64::from(bloom) * 8;
+        let chain_at = bucket_at + u64::from(buckets) * 4;
+        let mut index = u32_of(&self.memory.read_vec(Avma(bucket_at + u64::from(hash % buckets) * 4), 4).ok()?, 0);
+        if index < first {
+            return None;
+        }
+        for _ in 0..CHAIN_MAX {
+            let entry = self.memory.read_vec(Avma(chain_at + u64::from(index - first) * 4), 4).ok()?;
+            let entry = u32_of(&entry, 0);
+            if entry | 1 == hash | 1
+                && let Some(found) = self.matches(index, name, version)
+            {
+                return Some(found);
+            }
+            if entry & 1 != 0 {
+                return None;
+            }
+            index += 1;
+        }
+        None
+    }
+
+    fn matches(&self, index: u32, name: &str, version: Option<&str>) -> Option<Found> {
+        let symbol = self.symbol(index)?;
+        let (kind, section) = (symbol[4] & 15, u16_of(&symbol, 6));
+        if section == 0 || self.string(u64::from(u32_of(&symbol, 0)))? != name.as_bytes() {
+            return None;
+        }
+        if let Some(versions) = self.address(elf::DT_VERSYM) {
+            let raw = u16_of(&self.memory.read_vec(Avma(versions.0 + u64::from(index) * 2), 2).ok()?, 0);
+            match version {
+                None if raw & 0x8000 != 0 => return None,
+                // an unversioned definition satisfies every reference, as the loader has it
+                Some(wanted) if raw & 0x7fff > 1 && self.version_name(raw & 0x7fff)? != wanted.as_bytes() => {
+                    return None;
+                }
+                _ => {}
+            }
+        }
+        let value = u64_of(&symbol, 8);
+        Some(Found { address: Avma(value.wrapping_add(self.bias)), ifunc: kind == 10 })
+    }
+
+    fn version_name(&self, wanted: u16) -> Option<Vec<u8>> {
+        let mut at = self.address(elf::DT_VERDEF)?;
+        for _ in 0..self.value(elf::DT_VERDEFNUM)?.min(4096) {
+            let definition = self.memory.read_vec(at, 20).ok()?;
+            if u16_of(&definition, 4) == wanted {
+                let aux = Avma(at.0 + u64::from(u32_of(&definition, 12)));
+                return self.string(u64::from(u32_of(&self.memory.read_vec(aux, 4).ok()?, 0)));
+            }
+            at = Avma(at.0 + u64::from(u32_of(&definition, 16)));
+        }
+        None
+    }
+
+    /// Slots that the loader binds to names: address of the slot and name.
+    pub(crate) fn bound_slots(&self, mut wanted: impl FnMut(&[u8]) -> bool) -> Vec<(Avma, Vec<u8>)> {
+        let tables = [(elf::DT_JMPREL, elf::DT_PLTRELSZ), (elf::DT_RELA, elf::DT_RELASZ)];
+        let mut out = Vec::new();
+        for (table, size) in tables {
+            let (Some(at), Some(len)) = (self.address(table), self.value(size)) else { continue };
+            let Ok(bytes) = self.memory.read_vec(at, len.min(TABLE_MAX) as usize) else { continue };
+            for rela in bytes.chunks_exact(24) {
+                let (kind, index) = (u32_of(rela, 8), u32_of(rela, 12));
+                if kind != elf::R_X86_64_JUMP_SLOT.0 && kind != elf::R_X86_64_GLOB_DAT.0 {
+                    continue;
+                }
+                let name = self.symbol(index).and_then(|s| self.string(u64::from(u32_of(&s, 0))));
+                if let Some(name) = name.filter(|n| wanted(n)) {
+                    out.push((Avma(u64_of(rela, 0).wrapping_add(self.bias)), name));
+                }
+            }
+        }
+        out
+    }
+}
+
+/// The modules in the order in which the loader searches them; those that it does not know of come last.
+pub(crate) fn search_order(process: &Process, modules: &[Module]) -> Vec<usize> {
+    let memory = process.memory();
+    let chain = || -> Option<Vec<u64>> {
+        let executable = modules.iter().find(|m| m.executable)?;
+        let dynamic = Dynamic::of(memory, executable).ok()??;
+        let debug = dynamic.value(elf::DT_DEBUG)?;
+        let mut map = memory.read_u64(Avma(debug + 8)).ok()?;
+        let mut sections = Vec::new();
+        while map != 0 && sections.len() < 4096 {
+            sections.push(memory.read_u64(Avma(map + 16)).ok()?);
+            map = memory.read_u64(Avma(map + 24)).ok()?;
+        }
+        Some(sections)
+    };
+    let chain = chain().unwrap_or_default();
+    let place =
+        |module: &Module| module.dynamic.and_then(|d| chain.iter().position(|c| *c == d.0)).unwrap_or(chain.len());
+    let mut order: Vec<usize> = (0..modules.len()).collect();
+    order.sort_by_key(|i| place(&modules[*i]));
+    order
+}
+
+/// `mov $15, %rax; syscall`: how every C library returns from a signal handler.
+const SIGNAL_RETURN: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
+
+/// Where the C library's signal returns lie; a signal frame begins with the address of one.
+pub(crate) fn signal_returns(process: &Process, modules: &[Module]) -> Vec<u64> {
+    let name = |m: &&Module| {
+        let file = m.path.rsplit('/').next().unwrap_or_default();
+        file.starts_with("libc.so") || file.starts_with("libc-2") || file.starts_with("libpthread")
+    };
+    let text = modules.iter().filter(name).flat_map(|m| m.mappings.iter().filter(|m| m.execute));
+    let mut out = Vec::new();
+    for mapping in text {
+        let mut bytes = vec![0; mapping.len() as usize];
+        let len = process.memory().read_some(mapping.start, &mut bytes);
+        let hits = bytes[..len].windows(SIGNAL_RETURN.len()).enumerate().filter(|(_, w)| *w == SIGNAL_RETURN);
+        out.extend(hits.map(|(at, _)| mapping.start.0 + at as u64));
+    }
+    out
+}

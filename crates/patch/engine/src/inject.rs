@@ -1,0 +1,92 @@
+//! Getting memory into a target: few system calls, made by one of its own threads, none of them of the C library.
+
+use crate::Error;
+use crate::ledger::CAPACITY;
+use stillpoint_patch_format::Avma;
+use stillpoint_patch_tracee::{Remote, Session};
+
+const SYS_MMAP: u64 = 9;
+const SYS_MPROTECT: u64 = 10;
+const PROT_READ: u64 = 1;
+const PROT_WRITE: u64 = 2;
+const PROT_EXEC: u64 = 4;
+const MAP_PRIVATE: u64 = 0x02;
+const MAP_ANONYMOUS: u64 = 0x20;
+const MAP_NORESERVE: u64 = 0x4000;
+const MAP_FIXED_NOREPLACE: u64 = 0x10_0000;
+const NO_FILE: u64 = u64::MAX;
+
+/// Memory wanted in a target.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wanted {
+    /// Where, and how many bytes of text, read-only data and data from there.
+    pub(crate) arena: Option<(Avma, [u64; 3])>,
+    /// Also room for a ledger, anywhere.
+    pub(crate) ledger: bool,
+}
+
+type Call = (u64, [u64; 6]);
+
+/// The arena is mapped executable as a whole, and loses that right where it must not have it: mapping each part by
+/// itself takes as many calls, and gaining a right later is what `MemoryDenyWriteExecute=` forbids. Never are both
+/// writing and executing allowed; the bytes come through `/proc/PID/mem`.
+fn calls(wanted: Wanted) -> Vec<Call> {
+    let private = MAP_PRIVATE | MAP_ANONYMOUS;
+    let mut calls = Vec::new();
+    if let Some((at, [text, read_only, data])) = wanted.arena {
+        let len = text + read_only + data;
+        let fixed = private | MAP_FIXED_NOREPLACE;
+        calls.push((SYS_MMAP, [at.0, len, PROT_READ | PROT_EXEC, fixed, NO_FILE, 0]));
+        if read_only > 0 {
+            calls.push((SYS_MPROTECT, [at.0 + text, read_only, PROT_READ, 0, 0, 0]));
+        }
+        if data > 0 {
+            calls.push((SYS_MPROTECT, [at.0 + text + read_only, data, PROT_READ | PROT_WRITE, 0, 0, 0]));
+        }
+    }
+    if wanted.ledger {
+        calls.push((SYS_MMAP, [0, CAPACITY, PROT_READ, private | MAP_NORESERVE, NO_FILE, 0]));
+    }
+    calls
+}
+
+/// Maps what is wanted; tells where the ledger's room is. Being killed in between leaves memory that nobody uses.
+pub(crate) fn map(
+    session: &mut Session<'_>,
+    wanted: Wanted,
+    stopped_as_carrier: &mut dyn FnMut(stillpoint_patch_tracee::Tid, u64),
+) -> Result<Option<Avma>, Error> {
+    let calls = calls(wanted);
+    if calls.is_empty() {
+        return Ok(None);
+    }
+    let mut carrier = session.stop_carrier()?;
+    carrier.check_syscalls(&calls)?;
+    let mut remote = carrier.begin_remote()?;
+    let result = run(&mut remote, &calls, wanted);
+    remote.finish()?;
+    let tid = carrier.tid();
+    let stopped_ns = carrier.resume()?;
+    stopped_as_carrier(tid, stopped_ns);
+    result
+}
+
+fn run(remote: &mut Remote<'_>, calls: &[Call], wanted: Wanted) -> Result<Option<Avma>, Error> {
+    let mut ledger = None;
+    for (nr, args) in calls {
+        let result = remote.syscall(*nr, *args)?;
+        if *nr != SYS_MMAP {
+            continue;
+        }
+        match wanted.arena {
+            // kernels before 4.17 take the flag for a mere hint
+            Some((at, lens)) if args[0] == at.0 => {
+                if result != at.0 {
+                    return Err(Error::NoRoom { len: lens.iter().sum(), module: format!("{at}") });
+                }
+            }
+            _ => ledger = Some(Avma(result)),
+        }
+    }
+    Ok(ledger)
+}

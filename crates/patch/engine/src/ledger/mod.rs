@@ -1,0 +1,214 @@
+//! What a target knows of its patches: records that lie in its own memory, so that a killed tool leaves everything
+//! that the next call needs.
+//!
+//! ```text
+//! magic 16 | version u32 | word offset i32 | check 8 | records ...
+//! record: payload length u32 | sequence u32 | check 8 | payload (postcard), padded to 8
+//! ```
+//! Records are only ever appended. One that was not written to its end fails its check, ends the list, and is written
+//! over by the next. The region is mapped read-only into the target (we write through `/proc/PID/mem`), so that only
+//! somebody who means to can spoil it; still every byte of it is hostile input here.
+
+mod record;
+mod view;
+
+pub use record::{
+    ExportRecord, FunctionRecord, HookRecord, NamedSpan, OffStackRecord, Phase, PlacedPatch, Record, Side, Site, Span,
+    SymbolRecord, Transition,
+};
+pub use view::{Origin, Unfinished, Version, View};
+
+use sha2::{Digest, Sha256};
+
+/// First bytes of a ledger.
+pub const MAGIC: &[u8; 16] = b"STILLPOINT-LEDG\n";
+/// Version of the layout.
+pub const VERSION: u32 = 1;
+/// Bytes reserved for a ledger in a target; only what is written costs memory.
+pub const CAPACITY: u64 = 16 << 20;
+/// Bytes before the first record.
+pub const HEADER_LEN: usize = 32;
+const RECORD_HEADER_LEN: usize = 16;
+
+/// Why bytes are not a ledger.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LedgerError {
+    /// Something else is there.
+    #[error("no ledger there")]
+    Magic,
+    /// Another version of stillpoint wrote it.
+    #[error("ledger has version {0}, this program reads version {VERSION}")]
+    Version(u32),
+    /// The header is not what was written.
+    #[error("header of the ledger is damaged")]
+    Header,
+    /// The records contradict each other.
+    #[error("ledger contradicts itself: {0}")]
+    Inconsistent(String),
+    /// No room for another record.
+    #[error("ledger is full ({used} of {CAPACITY} bytes)")]
+    Full {
+        /// Bytes used.
+        used: usize,
+    },
+    /// A record cannot be encoded.
+    #[error("ledger record cannot be encoded: {0}")]
+    Encode(#[from] postcard::Error),
+}
+
+/// The records of a target, and where the next one goes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ledger {
+    /// Offset of the generation word from the thread pointer, the same in every thread.
+    pub word_offset: i32,
+    /// In the order written.
+    pub records: Vec<Record>,
+    /// Bytes used.
+    pub end: usize,
+}
+
+fn check(sequence: u32, payload: &[u8]) -> [u8; 8] {
+    let digest = Sha256::new().chain_update(sequence.to_le_bytes()).chain_update(payload).finalize();
+    std::array::from_fn(|i| digest[i])
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes)
+}
+
+/// The header of a new ledger.
+pub fn encode_header(word_offset: i32) -> [u8; HEADER_LEN] {
+    let mut out = [0; HEADER_LEN];
+    out[..16].copy_from_slice(MAGIC);
+    out[16..20].copy_from_slice(&VERSION.to_le_bytes());
+    out[20..24].copy_from_slice(&word_offset.to_le_bytes());
+    let check = check(0, &out[..24]);
+    out[24..].copy_from_slice(&check);
+    out
+}
+
+/// Reads a ledger; never panics, never allocates more than a small multiple of the input.
+pub fn decode(bytes: &[u8]) -> Result<Ledger, LedgerError> {
+    if bytes.get(..16) != Some(MAGIC) {
+        return Err(LedgerError::Magic);
+    }
+    let version = u32_at(bytes, 16).ok_or(LedgerError::Header)?;
+    if version != VERSION {
+        return Err(LedgerError::Version(version));
+    }
+    if bytes.get(24..HEADER_LEN) != Some(&check(0, &bytes[..24])[..]) {
+        return Err(LedgerError::Header);
+    }
+    let word_offset = u32_at(bytes, 20).ok_or(LedgerError::Header)? as i32;
+    let mut records = Vec::new();
+    let mut end = HEADER_LEN;
+    while let Some((record, len)) = decode_record(&bytes[end..], records.len() as u32 + 1) {
+        records.push(record);
+        end += len;
+    }
+    Ok(Ledger { word_offset, records, end })
+}
+
+/// The record at the start of `bytes`, when it is whole, and its length with padding.
+fn decode_record(bytes: &[u8], sequence: u32) -> Option<(Record, usize)> {
+    let payload_len = u32_at(bytes, 0)? as usize;
+    if payload_len == 0 || u32_at(bytes, 4)? != sequence {
+        return None;
+    }
+    let payload = bytes.get(RECORD_HEADER_LEN..RECORD_HEADER_LEN.checked_add(payload_len)?)?;
+    if bytes[8..16] != check(sequence, payload) {
+        return None;
+    }
+    let (record, rest) = postcard::take_from_bytes(payload).ok()?;
+    let len = (RECORD_HEADER_LEN + payload_len).next_multiple_of(8);
+    (rest.is_empty() && len <= bytes.len()).then_some((record, len))
+}
+
+impl Ledger {
+    /// A ledger without records.
+    pub fn new(word_offset: i32) -> Self {
+        Ledger { word_offset, records: Vec::new(), end: HEADER_LEN }
+    }
+
+    /// The bytes of one more record, to be written at `self.end` before [`Ledger::appended`] is called.
+    pub fn encode(&self, record: &Record) -> Result<Vec<u8>, LedgerError> {
+        let payload = postcard::to_stdvec(record)?;
+        let sequence = self.records.len() as u32 + 1;
+        let mut out = Vec::with_capacity(payload.len() + 24);
+        out.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+        out.extend_from_slice(&sequence.to_le_bytes());
+        out.extend_from_slice(&check(sequence, &payload));
+        out.extend_from_slice(&payload);
+        out.resize(out.len().next_multiple_of(8), 0);
+        if (self.end + out.len()) as u64 > CAPACITY {
+            return Err(LedgerError::Full { used: self.end });
+        }
+        Ok(out)
+    }
+
+    /// Takes note that the bytes of `record` have been written.
+    pub fn appended(&mut self, record: Record, len: usize) {
+        self.records.push(record);
+        self.end += len;
+    }
+
+    /// What the records mean together.
+    pub fn view(&self) -> Result<View, LedgerError> {
+        View::of(&self.records)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn phase(transition: u32) -> Record {
+        Record::Phase { transition, phase: Phase::Migrating }
+    }
+
+    fn image(ledger: &mut Ledger, records: &[Record]) -> Vec<u8> {
+        let mut bytes = encode_header(ledger.word_offset).to_vec();
+        for record in records {
+            let encoded = ledger.encode(record).expect("encodes");
+            bytes.extend_from_slice(&encoded);
+            ledger.appended(record.clone(), encoded.len());
+        }
+        bytes
+    }
+
+    #[test]
+    fn what_was_written_is_read_back_whatever_follows() {
+        let mut ledger = Ledger::new(0x278);
+        let mut bytes = image(&mut ledger, &[phase(1), phase(2)]);
+        assert_eq!(decode(&bytes), Ok(ledger.clone()));
+        bytes.resize(4096, 0);
+        assert_eq!(decode(&bytes), Ok(ledger));
+    }
+
+    #[test]
+    fn a_torn_record_ends_the_list_and_is_written_over() {
+        let mut ledger = Ledger::new(0x278);
+        let bytes = image(&mut ledger, &[phase(1), phase(2)]);
+        let mut one = Ledger::new(0x278);
+        image(&mut one, &[phase(1)]);
+        for cut in one.end..bytes.len() - 1 {
+            let mut torn = bytes[..cut].to_vec();
+            torn.resize(8192, 0);
+            let read = decode(&torn).expect("header is whole");
+            // the padding at the end of a record is zero either way
+            assert!(read == one || (read == ledger && cut + 8 > bytes.len()), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn any_flipped_bit_is_noticed() {
+        let mut ledger = Ledger::new(0x278);
+        let bytes = image(&mut ledger, &[phase(1)]);
+        let payload_end = HEADER_LEN + RECORD_HEADER_LEN + u32_at(&bytes, HEADER_LEN).expect("length") as usize;
+        for bit in 0..payload_end * 8 {
+            let mut spoilt = bytes.clone();
+            spoilt[bit / 8] ^= 1 << (bit % 8);
+            assert_ne!(decode(&spoilt), Ok(ledger.clone()), "bit {bit}");
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! What the records mean together.
+
+use super::{FunctionRecord, LedgerError, Phase, PlacedPatch, Record, Span, Transition};
+use std::collections::BTreeMap;
+use stillpoint_patch_format::Avma;
+
+/// State of a target as its ledger tells it.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct View {
+    /// Every patch ever placed; its number is its index.
+    pub placed: Vec<PlacedPatch>,
+    /// Numbers of the active ones, oldest first.
+    pub active: Vec<u32>,
+    /// The transition that has not come to an end.
+    pub unfinished: Option<Unfinished>,
+    /// Number of the last transition begun, 0 before the first.
+    pub last_transition: u32,
+    /// Number of the last transition committed, 0 before the first.
+    pub generation: u32,
+    /// Every transition begun.
+    pub transitions: Vec<Transition>,
+}
+
+/// A transition that has not come to an end.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Unfinished {
+    /// The transition.
+    pub transition: Transition,
+    /// Its last phase; `None` before any thread may have migrated.
+    pub phase: Option<Phase>,
+}
+
+/// What is shipped at an entry, and how to run it while a jump stands there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Origin {
+    /// The entry's bytes as shipped.
+    pub original: [u8; 5],
+    /// The displaced code.
+    pub displaced: Avma,
+}
+
+/// The code that runs behind an entry: as shipped, or of a patch.
+#[derive(Debug, Clone, Copy)]
+pub enum Version<'a> {
+    /// As shipped.
+    Shipped,
+    /// Of the patch of that number.
+    Patched(u32, &'a FunctionRecord),
+}
+
+fn contradiction<T>(text: impl Into<String>) -> Result<T, LedgerError> {
+    Err(LedgerError::Inconsistent(text.into()))
+}
+
+impl View {
+    /// Folds the records; refuses what no tool of ours would have written.
+    pub fn of(records: &[Record]) -> Result<Self, LedgerError> {
+        let mut view = View::default();
+        for record in records {
+            match record {
+                Record::Placed(patch) => view.placed.push((**patch).clone()),
+                Record::Begin(transition) => view.begin(transition)?,
+                Record::Phase { transition, phase } => view.phase(*transition, *phase)?,
+            }
+        }
+        Ok(view)
+    }
+
+    fn begin(&mut self, transition: &Transition) -> Result<(), LedgerError> {
+        if let Some(open) = &self.unfinished {
+            return contradiction(format!("transition {} began inside {}", transition.number, open.transition.number));
+        }
+        if transition.number != self.last_transition + 1 {
+            return contradiction(format!("transition {} follows {}", transition.number, self.last_transition));
+        }
+        let known = self.placed.len() as u32;
+        if transition.before != self.active || transition.after.iter().any(|p| *p >= known) {
+            return contradiction(format!("transition {} names patches that are not there", transition.number));
+        }
+        self.last_transition = transition.number;
+        self.transitions.push(transition.clone());
+        self.unfinished = Some(Unfinished { transition: transition.clone(), phase: None });
+        Ok(())
+    }
+
+    fn phase(&mut self, number: u32, phase: Phase) -> Result<(), LedgerError> {
+        let Some(open) = self.unfinished.as_mut().filter(|open| open.transition.number == number) else {
+            return contradiction(format!("{phase:?} of transition {number}, which is not open"));
+        };
+        open.phase = Some(phase);
+        match phase {
+            Phase::Committed => {
+                self.active.clone_from(&open.transition.after);
+                self.generation = number;
+                self.unfinished = None;
+            }
+            Phase::Aborted => self.unfinished = None,
+            Phase::Migrating | Phase::Aborting => {}
+        }
+        Ok(())
+    }
+
+    /// The patch of a number that a checked record named.
+    pub fn patch(&self, number: u32) -> Option<&PlacedPatch> {
+        self.placed.get(number as usize)
+    }
+
+    /// The version behind `entry` when the patches in `active` are in force.
+    pub fn version(&self, active: &[u32], entry: Avma) -> Version<'_> {
+        for number in active.iter().rev() {
+            let functions = self.patch(*number).into_iter().flat_map(|p| &p.functions);
+            if let Some(function) = functions.into_iter().find(|f| f.old.start == entry) {
+                return Version::Patched(*number, function);
+            }
+        }
+        Version::Shipped
+    }
+
+    /// Every entry that was ever redirected, with what is shipped there: the latest displaced copy serves.
+    pub fn origins(&self) -> BTreeMap<Avma, Origin> {
+        let functions = self.placed.iter().flat_map(|p| &p.functions);
+        functions.map(|f| (f.old.start, Origin { original: f.original, displaced: f.displaced })).collect()
+    }
+
+    /// Every dispatcher and displaced prologue that was ever laid: a thread that stands in one has a decision pending.
+    pub fn trampolines(&self) -> Vec<Span> {
+        let patches = self.placed.iter().flat_map(|p| &p.trampolines);
+        patches.chain(self.transitions.iter().flat_map(|t| &t.trampolines)).copied().collect()
+    }
+
+    /// Bytes of the target that patches hold, active or not.
+    pub fn bytes_kept(&self) -> u64 {
+        self.placed.iter().map(|p| p.arena.len).sum()
+    }
+}

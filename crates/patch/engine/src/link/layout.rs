@@ -1,0 +1,207 @@
+//! Where everything of a patch lies inside of its arena, before the arena's address is known.
+//!
+//! ```text
+//! RX  displaced prologues | far stubs | [dispatcher 0 | dispatcher 1 | new function] ... | other text
+//! R   state bytes | slots | read-only data | exception tables | unwind data
+//! RW  data | zeroed data
+//! ```
+//! Dispatchers lie right before their function, at such a place that the jumps from the entry to either of them and to
+//! the function differ in their lowest byte alone: switching between them is a write of one byte, which cannot tear.
+
+use crate::ledger::Span;
+use std::collections::BTreeMap;
+use stillpoint_patch_format::{Avma, Patch, RelocationKind, SectionKind, SymbolValue};
+use stillpoint_patch_insn::{DISPATCH_LEN, DISPLACED_MAX, JUMP_LEN};
+
+/// Bytes of one dispatcher's room.
+pub const DISPATCHER_LEN: u64 = 64;
+/// Dispatchers' rooms of each function: one for the transition that brings the patch, one for the next.
+pub const DISPATCHERS: u64 = 2;
+/// State bytes set aside in each arena.
+pub const STATES_LEN: u64 = 64;
+const PAGE: u64 = 4096;
+const STUB_LEN: u64 = 8;
+const SLOT_LEN: u64 = 8;
+const _: () = assert!(DISPATCH_LEN as u64 <= DISPATCHER_LEN);
+
+/// What a piece of an arena is mapped as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Segment {
+    /// Read and execute.
+    Text,
+    /// Read.
+    ReadOnly,
+    /// Read and write.
+    Data,
+}
+
+/// Where the parts made for a function lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FunctionLayout {
+    /// Offset of its displaced prologue.
+    pub displaced: u64,
+    /// Offset of its first dispatcher's room.
+    pub dispatchers: u64,
+}
+
+/// Offsets in an arena.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// Bytes of the segments, whole pages: text, read-only, data.
+    pub lens: [u64; 3],
+    /// Of each section of the patch.
+    pub sections: Vec<u64>,
+    /// Of each function of the patch.
+    pub functions: Vec<FunctionLayout>,
+    /// Stub and its slot, by symbol.
+    pub stubs: BTreeMap<u32, (u64, u64)>,
+    /// Slots, by symbol.
+    pub slots: BTreeMap<u32, u64>,
+    /// Of the state bytes.
+    pub states: u64,
+    /// Of the unwind data, and its length with the terminator.
+    pub eh_frame: (u64, u64),
+    displaced_len: u64,
+}
+
+struct Cursor(u64);
+
+impl Cursor {
+    fn take(&mut self, len: u64, align: u64) -> u64 {
+        let at = self.0.next_multiple_of(align);
+        self.0 = at + len;
+        at
+    }
+
+    fn page(&mut self) -> u64 {
+        self.0 = self.0.next_multiple_of(PAGE);
+        self.0
+    }
+}
+
+impl Layout {
+    /// Lays out `patch`.
+    pub fn of(patch: &Patch) -> Self {
+        let mut at = Cursor(0);
+        let mut sections = vec![None; patch.sections.len()];
+        let displaced: Vec<u64> = patch.functions.iter().map(|_| at.take(DISPLACED_MAX as u64, 16)).collect();
+        let displaced_len = at.0;
+        let stubs_at: Vec<(u32, u64)> = far_symbols(patch).map(|symbol| (symbol, at.take(STUB_LEN, 8))).collect();
+        let mut functions = Vec::with_capacity(patch.functions.len());
+        for (function, displaced) in patch.functions.iter().zip(displaced) {
+            let dispatchers = place_function(patch, function, &mut at, &mut sections);
+            functions.push(FunctionLayout { displaced, dispatchers });
+        }
+        place(patch, SectionKind::Text, &mut at, &mut sections);
+        let text_end = at.page();
+
+        let states = at.take(STATES_LEN, 64);
+        let stubs = stubs_at.into_iter().map(|(s, stub)| (s, (stub, at.take(SLOT_LEN, 8)))).collect();
+        let slots = slot_symbols(patch).map(|symbol| (symbol, at.take(SLOT_LEN, 8))).collect();
+        place(patch, SectionKind::RoData, &mut at, &mut sections);
+        place(patch, SectionKind::ExceptTable, &mut at, &mut sections);
+        let eh_start = at.take(0, 8);
+        for (section, place) in patch.sections.iter().zip(&mut sections) {
+            if section.kind == SectionKind::EhFrame {
+                // no padding between: four zero bytes would end the list
+                *place = Some(at.take(section.size, 1));
+            }
+        }
+        let eh_end = at.take(4, 1) + 4;
+        let read_only_end = at.page();
+
+        place(patch, SectionKind::Data, &mut at, &mut sections);
+        place(patch, SectionKind::Bss, &mut at, &mut sections);
+        let data_end = at.page();
+        Layout {
+            lens: [text_end, read_only_end - text_end, data_end - read_only_end],
+            sections: sections.into_iter().map(Option::unwrap_or_default).collect(),
+            functions,
+            stubs,
+            slots,
+            states,
+            eh_frame: (eh_start, eh_end - eh_start),
+            displaced_len,
+        }
+    }
+
+    /// Bytes of the whole arena.
+    pub fn len(&self) -> u64 {
+        self.lens.iter().sum()
+    }
+
+    /// An arena is never empty: it holds state bytes at least.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Offset of a segment.
+    pub fn start(&self, segment: Segment) -> u64 {
+        match segment {
+            Segment::Text => 0,
+            Segment::ReadOnly => self.lens[0],
+            Segment::Data => self.lens[0] + self.lens[1],
+        }
+    }
+
+    /// Displaced prologues and dispatchers, once the arena is at `arena`.
+    pub fn trampolines(&self, arena: Avma) -> Vec<Span> {
+        let dispatchers = self.functions.iter().map(|f| (f.dispatchers, DISPATCHERS * DISPATCHER_LEN));
+        let all = std::iter::once((0, self.displaced_len)).chain(dispatchers);
+        all.map(|(offset, len)| Span::new(Avma(arena.0 + offset), len)).collect()
+    }
+}
+
+/// Places `function`'s section with its dispatchers before it; tells where they start.
+fn place_function(
+    patch: &Patch,
+    function: &stillpoint_patch_format::Function,
+    at: &mut Cursor,
+    sections: &mut [Option<u64>],
+) -> u64 {
+    let room = DISPATCHERS * DISPATCHER_LEN;
+    let start = match patch.symbols.get(function.new as usize).map(|s| &s.value) {
+        Some(SymbolValue::Patch { section, offset: 0 }) if sections[*section as usize].is_none() => *section as usize,
+        // a second name for the same code, or code in the middle of a section: dispatchers of its own
+        _ => return at.take(room, DISPATCHER_LEN),
+    };
+    let section = &patch.sections[start];
+    let align = u64::from(section.align).max(DISPATCHER_LEN);
+    let behind_jump = function.old.start.0.wrapping_add(JUMP_LEN as u64);
+    let first = at.take(room, DISPATCHER_LEN).next_multiple_of(align);
+    let new = (0..4).map(|i| (first + room).next_multiple_of(align) + i * align);
+    let lowest = |new: u64| (new - room).wrapping_sub(behind_jump) & 0xff;
+    let new = new.clone().find(|new| lowest(*new) + room < 256).unwrap_or((first + room).next_multiple_of(align));
+    at.0 = new;
+    sections[start] = Some(at.take(section.size, align));
+    new - room
+}
+
+fn place(patch: &Patch, kind: SectionKind, at: &mut Cursor, sections: &mut [Option<u64>]) {
+    for (section, place) in patch.sections.iter().zip(sections) {
+        if section.kind == kind && place.is_none() {
+            *place = Some(at.take(section.size, u64::from(section.align)));
+        }
+    }
+}
+
+/// Symbols that a branch may have to reach through a stub.
+fn far_symbols(patch: &Patch) -> impl Iterator<Item = u32> {
+    let outside = |symbol: u32| {
+        let value = patch.symbols.get(symbol as usize).map(|s| &s.value);
+        matches!(value, Some(SymbolValue::Import { .. } | SymbolValue::TargetSlot(_) | SymbolValue::OtherPatch))
+    };
+    used(patch, move |kind, symbol| kind == RelocationKind::Branch32 && outside(symbol))
+}
+
+/// Symbols whose value a slot must hold.
+fn slot_symbols(patch: &Patch) -> impl Iterator<Item = u32> {
+    used(patch, |kind, _| matches!(kind, RelocationKind::GotPc32 | RelocationKind::GotTpOff32))
+}
+
+fn used(patch: &Patch, wanted: impl Fn(RelocationKind, u32) -> bool) -> impl Iterator<Item = u32> {
+    let relocations = patch.sections.iter().flat_map(|s| &s.relocations);
+    let set: std::collections::BTreeSet<u32> =
+        relocations.filter(|r| wanted(r.kind, r.symbol)).map(|r| r.symbol).collect();
+    set.into_iter()
+}

@@ -1,0 +1,7 @@
+//! A patch and an address in, bytes out. Pure: what symbols stand for has been looked up by the caller.
+
+mod layout;
+mod relocate;
+
+pub use layout::{DISPATCHER_LEN, DISPATCHERS, FunctionLayout, Layout, STATES_LEN, Segment};
+pub use relocate::{Image, LinkError, SymbolAddress, link};

@@ -1,0 +1,563 @@
+//! The operations on one process: apply, revert, check; each is checks, then one transition.
+
+use crate::error::Busy;
+use crate::inject::{self, Wanted};
+use crate::ledger::{Phase, Record, Span, View};
+use crate::link::{DISPATCHER_LEN, Layout, link};
+use crate::plan::{Plan, Room, dispatchers_missing, free_state, plan};
+use crate::prepare::{Prepared, check_based_on, check_process, prepare};
+use crate::probe::{Prober, Verdict, finding_in_frames};
+use crate::report::{Observer, Report, now_ns};
+use crate::resolve::resolve;
+use crate::scan::Forbidden;
+use crate::store::{self, Store};
+use crate::transition::{Limits, Mover};
+use crate::walk::Walker;
+use crate::{Error, arena, place};
+use std::time::{Duration, Instant};
+use stillpoint_events::EventKind;
+use stillpoint_patch_format::{Avma, Signed};
+use stillpoint_patch_insn::DispatchState;
+use stillpoint_patch_tracee::{Mapping, Module, Pid, Process, Session, Stop, Tid, attach};
+
+/// How threads are brought over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Quiescence {
+    /// Each by itself, when no patched function is on its stack; the others run on.
+    Probe,
+    /// All at once, while all stand.
+    Stop,
+}
+
+/// What the caller chooses.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How threads are brought over.
+    pub quiescence: Quiescence,
+    /// After this time without every thread over, all go back.
+    pub timeout: Duration,
+    /// The patch supersedes all older ones of the same module.
+    pub replace: bool,
+    /// Do everything short of touching.
+    pub dry_run: bool,
+    /// Who signed the patch, when that was verified.
+    pub signer: Option<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let timeout = Duration::from_secs(10);
+        Options { quiescence: Quiescence::Probe, timeout, replace: false, dry_run: false, signer: None }
+    }
+}
+
+/// How an operation that succeeded ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// Every thread runs the new side.
+    Committed {
+        /// Number of the transition.
+        transition: u32,
+        /// Names of the patches active from now on, oldest first.
+        active: Vec<String>,
+        /// Threads moved.
+        threads: u32,
+        /// From the beginning to the end.
+        duration_ns: u64,
+    },
+    /// It was so already.
+    AlreadyThere(String),
+    /// Nothing was done because nothing should be; it would work.
+    DryRun(String),
+}
+
+/// What to revert.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Which {
+    /// The newest.
+    Top,
+    /// This one; it must be the newest.
+    Named(String),
+    /// All.
+    All,
+}
+
+/// A process as an operation sees it before it touches anything.
+pub(crate) struct Target {
+    pub(crate) process: Process,
+    pub(crate) modules: Vec<Module>,
+    pub(crate) mappings: Vec<Mapping>,
+    pub(crate) store: Option<Store>,
+    pub(crate) view: View,
+}
+
+impl Target {
+    pub(crate) fn open(pid: Pid) -> Result<Self, Error> {
+        let process = Process::open(pid)?;
+        let modules = process.modules()?;
+        check_process(&process, &modules)?;
+        let mappings = process.mappings()?;
+        let store = store::find_in(&process, &mappings)?;
+        let view = store.as_ref().map(Store::view).transpose()?.unwrap_or_default();
+        Ok(Target { process, modules, mappings, store, view })
+    }
+
+    fn reload(&mut self) -> Result<(), Error> {
+        self.mappings = self.process.mappings()?;
+        self.store = store::find_in(&self.process, &self.mappings)?;
+        self.view = self.store.as_ref().map(Store::view).transpose()?.unwrap_or_default();
+        Ok(())
+    }
+}
+
+fn limits(options: &Options) -> Limits {
+    Limits { migrate: options.timeout, back: options.timeout.max(Duration::from_secs(10)) }
+}
+
+/// Puts `signed` into the process `pid`, as one transition.
+pub fn apply(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_>) -> Result<Outcome, Error> {
+    let mut report = Report::new(observer, pid, "apply");
+    let mut target = Target::open(pid)?;
+    if target.view.unfinished.is_none() && already(&target.view, signed) {
+        return Ok(there_already(&mut report, signed));
+    }
+    if target.view.unfinished.is_none() || options.dry_run {
+        let (_, _, len) = ready(&target, signed, options)?;
+        if options.dry_run {
+            let functions = signed.patch.functions.len();
+            return Ok(Outcome::DryRun(format!("{}: {functions} functions, {len} bytes", signed.patch.name)));
+        }
+    }
+    let process = target.process.clone();
+    attach(&process, move |session| {
+        let start = now_ns();
+        recover(session, &mut target, Some(signed), options, &mut report)?;
+        if already(&target.view, signed) {
+            return Ok(there_already(&mut report, signed));
+        }
+        apply_in(session, &mut target, signed, options, &mut report, start)
+    })?
+}
+
+fn already(view: &View, signed: &Signed) -> bool {
+    view.active.iter().filter_map(|n| view.patch(*n)).any(|p| p.digest == signed.digest)
+}
+
+fn there_already(report: &mut Report<'_>, signed: &Signed) -> Outcome {
+    let what = format!("patch {} is applied", signed.patch.name);
+    report.event(EventKind::AlreadyThere { what: what.clone() });
+    Outcome::AlreadyThere(what)
+}
+
+/// The patches that stay in force below a new one.
+fn remaining(view: &View, signed: &Signed, options: &Options) -> Vec<u32> {
+    let patch = &signed.patch;
+    let stays = |n: &u32| {
+        view.patch(*n).is_some_and(|p| {
+            p.build_id != patch.target.build_id || !(options.replace || patch.replaces.contains(&p.name))
+        })
+    };
+    view.active.iter().copied().filter(stays).collect()
+}
+
+/// All checks that need no thread to stand; the values of the patch's symbols, and the bytes needed.
+fn ready(target: &Target, signed: &Signed, options: &Options) -> Result<(Prepared, Vec<Option<u64>>, u64), Error> {
+    let patch = &signed.patch;
+    let view = &target.view;
+    let below = remaining(view, signed, options);
+    if below.iter().filter_map(|n| view.patch(*n)).any(|p| p.name == patch.name) {
+        return Err(Error::NameTaken(patch.name.clone()));
+    }
+    let prepared = prepare(&target.process, &target.modules, view, patch, options.quiescence)?;
+    check_based_on(view, &below, patch)?;
+    let module = &target.modules[prepared.module];
+    let values = resolve(&target.process, &target.modules, module, view, patch)?;
+    let layout = Layout::of(patch);
+    let at = find_room(&target.mappings, module, layout.len())?;
+    link(patch, &layout, at, &values).map_err(|source| Error::Link { patch: patch.name.clone(), source })?;
+    Ok((prepared, values, layout.len()))
+}
+
+fn module_span(module: &Module) -> Span {
+    let start = module.mappings.iter().map(|m| m.start).min().unwrap_or(Avma(0));
+    let end = module.mappings.iter().map(|m| m.end).max().unwrap_or(Avma(0));
+    Span::new(start, end.0 - start.0)
+}
+
+fn find_room(mappings: &[Mapping], module: &Module, len: u64) -> Result<Avma, Error> {
+    arena::find(mappings, module_span(module), len).ok_or_else(|| Error::NoRoom { len, module: module.path.clone() })
+}
+
+fn apply_in(
+    session: &mut Session<'_>,
+    target: &mut Target,
+    signed: &Signed,
+    options: &Options,
+    report: &mut Report<'_>,
+    start: u64,
+) -> Result<Outcome, Error> {
+    let (prepared, values, _) = ready(target, signed, options)?;
+    let below = remaining(&target.view, signed, options);
+    let patch = &signed.patch;
+    let module = target.modules[prepared.module].clone();
+    let layout = Layout::of(patch);
+    report.started("inject");
+    let injecting = now_ns();
+    let word_offset = match &target.store {
+        Some(store) => store.ledger.word_offset,
+        None => crate::word::choose(&target.process, session, &mut |tid, ns| report.stopped(tid, "check", ns))?,
+    };
+    let at = map_arena(session, target, &module, layout.lens, word_offset, report)?;
+    let mut image =
+        link(patch, &layout, at, &values).map_err(|source| Error::Link { patch: patch.name.clone(), source })?;
+    let placed = place::place(signed, options.signer.clone(), &module, &prepared, &layout, at, &mut image)?;
+    let memory = target.process.memory();
+    for (segment, offset) in image.segments.iter().zip([0, layout.lens[0], layout.lens[0] + layout.lens[1]]) {
+        if !segment.is_empty() {
+            memory.write(Avma(at.0 + offset), segment)?;
+        }
+    }
+    let store = target.store.as_mut().ok_or(Error::NoWord(target.process.pid()))?;
+    store.append(&memory, Record::Placed(Box::new(placed)))?;
+    let view = store.view()?;
+    let number = view.placed.len() as u32 - 1;
+    let mut after = below;
+    after.push(number);
+    let operation = if after.len() <= view.active.len() { "replace" } else { "apply" };
+    let state = free_state(&view, &[number]);
+    let room = room(session, target, &module, &view, &after, state, report)?;
+    report.ended("inject", now_ns() - injecting);
+    let plan = plan(&view, operation, &after, room, word_offset)?;
+    let hooks = view.patch(number).map(|p| p.hooks.clone()).unwrap_or_default();
+    run(session, target, &view, plan, options, report, (&hooks.pre_apply, &hooks.post_apply), start)
+}
+
+/// Maps an arena near `module`, and the ledger when there is none yet.
+fn map_arena(
+    session: &mut Session<'_>,
+    target: &mut Target,
+    module: &Module,
+    lens: [u64; 3],
+    word_offset: i32,
+    report: &mut Report<'_>,
+) -> Result<Avma, Error> {
+    let mut attempts = 0;
+    loop {
+        target.mappings = target.process.mappings()?;
+        let at = find_room(&target.mappings, module, lens.iter().sum())?;
+        let wanted = Wanted { arena: Some((at, lens)), ledger: target.store.is_none() };
+        match inject::map(session, wanted, &mut |tid, ns| report.stopped(tid, "carrier", ns)) {
+            Ok(ledger) => {
+                if let Some(ledger) = ledger {
+                    target.store = Some(Store::create(target.process.memory(), ledger, word_offset)?);
+                }
+                return Ok(at);
+            }
+            // the target may have mapped something there meanwhile
+            Err(Error::Tracee(stillpoint_patch_tracee::Error::RemoteSyscall { source, .. }))
+                if attempts < 3 && source.kind() == std::io::ErrorKind::AlreadyExists =>
+            {
+                attempts += 1;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Room for what a transition needs beyond the patches' own: mapped only when something is missing.
+fn room(
+    session: &mut Session<'_>,
+    target: &mut Target,
+    module: &Module,
+    view: &View,
+    after: &[u32],
+    state: Option<Avma>,
+    report: &mut Report<'_>,
+) -> Result<Room, Error> {
+    let missing = dispatchers_missing(view, &view.active, after) as u64;
+    if let (Some(state), 0) = (state, missing) {
+        return Ok(Room { state, dispatchers: None });
+    }
+    let text = (missing.max(1) * DISPATCHER_LEN).next_multiple_of(4096);
+    let word_offset = target.store.as_ref().map_or(0, |s| s.ledger.word_offset);
+    let at = map_arena(session, target, module, [text, 4096, 0], word_offset, report)?;
+    Ok(Room { state: state.unwrap_or(Avma(at.0 + text)), dispatchers: Some(Span::new(at, text)) })
+}
+
+fn mover<'m, 's, 'p, 'r>(
+    session: &'m mut Session<'s>,
+    process: &'p Process,
+    modules: Vec<Module>,
+    store: &'m mut Store,
+    view: &View,
+    transition_trampolines: &[Span],
+    report: &'m mut Report<'r>,
+) -> Result<Mover<'m, 's, 'p, 'r>, Error> {
+    let restorers = crate::image::signal_returns(process, &modules);
+    let prober = Prober::new(restorers, process.mappings()?);
+    let frames = view.placed.iter().map(|p| p.eh_frame).collect();
+    let walker = Walker::new(process, modules, frames);
+    let mut trampolines = view.trampolines();
+    trampolines.extend(transition_trampolines);
+    Ok(Mover { session, process, store, report, prober, walker, trampolines, newborn: None })
+}
+
+type Hooks<'h> = (&'h [Avma], &'h [Avma]);
+
+/// Lays the dispatchers, writes the intent, and runs the transition.
+#[allow(clippy::too_many_arguments)]
+fn run(
+    session: &mut Session<'_>,
+    target: &mut Target,
+    view: &View,
+    plan: Plan,
+    options: &Options,
+    report: &mut Report<'_>,
+    (pre, post): Hooks<'_>,
+    start: u64,
+) -> Result<Outcome, Error> {
+    let process = target.process.clone();
+    let Plan { transition, dispatchers } = plan;
+    let store = target.store.as_mut().ok_or(Error::NoWord(process.pid()))?;
+    let memory = process.memory();
+    memory.write(transition.state, &[DispatchState::AllOtherwise as u8])?;
+    for (at, code) in &dispatchers {
+        memory.write(*at, code)?;
+    }
+    store.append(memory, Record::Begin(Box::new(transition.clone())))?;
+    if let Err(error) = call_hooks(session, pre, true) {
+        store.append(memory, Record::Phase { transition: transition.number, phase: Phase::Aborted })?;
+        report.event(EventKind::FellBack { transition: transition.number, reason: error.to_string() });
+        return Err(Error::FellBack { transition: transition.number, source: Box::new(error) });
+    }
+    let modules = target.modules.clone();
+    let mut mover = mover(session, &process, modules, store, view, &transition.trampolines, report)?;
+    let threads = mover.run(&transition, options.quiescence, limits(options))?;
+    if let Err(error) = call_hooks(session, post, false) {
+        report.warn(format!("a hook after the commit failed: {error}"));
+    }
+    let names = transition.after.iter().filter_map(|n| view.patch(*n)).map(|p| p.name.clone());
+    let active: Vec<String> = names.collect();
+    let duration_ns = now_ns() - start;
+    let number = transition.number;
+    report.event(EventKind::Committed { transition: number, active: active.clone(), duration_ns, threads });
+    Ok(Outcome::Committed { transition: number, active, threads, duration_ns })
+}
+
+const HOOK_LIMIT: Duration = Duration::from_secs(5);
+
+fn call_hooks(session: &mut Session<'_>, hooks: &[Avma], must_be_zero: bool) -> Result<(), Error> {
+    for hook in hooks {
+        let mut carrier = session.stop_carrier()?;
+        let returned = carrier.call_function(*hook, HOOK_LIMIT);
+        carrier.resume()?;
+        let returned = returned?;
+        if must_be_zero && returned != 0 {
+            return Err(Error::Hook { at: *hook, returned });
+        }
+    }
+    Ok(())
+}
+
+/// Completes or undoes what a killed tool left. Forward only when the same patch is to be applied anyway.
+fn recover(
+    session: &mut Session<'_>,
+    target: &mut Target,
+    wanted: Option<&Signed>,
+    options: &Options,
+    report: &mut Report<'_>,
+) -> Result<(), Error> {
+    target.reload()?;
+    let Some(open) = target.view.unfinished.clone() else { return Ok(()) };
+    let coming = open.transition.after.iter().filter(|n| !open.transition.before.contains(n));
+    let forward =
+        wanted.is_some_and(|signed| coming.filter_map(|n| target.view.patch(*n)).any(|p| p.digest == signed.digest));
+    report.warn(format!("transition {} was left unfinished by a tool that was killed", open.transition.number));
+    let process = target.process.clone();
+    let (view, modules) = (target.view.clone(), target.modules.clone());
+    let store = target.store.as_mut().ok_or(Error::NoWord(process.pid()))?;
+    mover(session, &process, modules, store, &view, &[], report)?.recover(&open, forward, limits(options))?;
+    target.reload()
+}
+
+/// Completes or undoes what a killed tool left in `pid`; tells whether there was anything.
+pub fn recover_only(pid: Pid, options: &Options, observer: Observer<'_>) -> Result<bool, Error> {
+    let mut report = Report::new(observer, pid, "recover");
+    let mut target = Target::open(pid)?;
+    if target.view.unfinished.is_none() {
+        return Ok(false);
+    }
+    let process = target.process.clone();
+    attach(&process, move |session| recover(session, &mut target, None, options, &mut report).map(|()| true))?
+}
+
+/// Takes patches back, as one transition for each module concerned.
+pub fn revert(pid: Pid, which: &Which, options: &Options, observer: Observer<'_>) -> Result<Outcome, Error> {
+    let mut report = Report::new(observer, pid, "revert");
+    let mut target = Target::open(pid)?;
+    if target.view.unfinished.is_none() {
+        let dropped = to_drop(pid, &target.view, which)?;
+        if options.dry_run {
+            let names = dropped.iter().filter_map(|n| target.view.patch(*n)).map(|p| p.name.as_str());
+            return Ok(Outcome::DryRun(format!("would revert {}", names.collect::<Vec<_>>().join(", "))));
+        }
+    }
+    let process = target.process.clone();
+    attach(&process, move |session| {
+        let start = now_ns();
+        recover(session, &mut target, None, options, &mut report)?;
+        let mut outcome = None;
+        loop {
+            let dropped = match to_drop(pid, &target.view, which) {
+                Err(Error::NothingActive(_) | Error::NotActive(_)) if outcome.is_some() => break,
+                dropped => dropped?,
+            };
+            let done = revert_in(session, &mut target, &dropped, options, &mut report, start)?;
+            outcome = Some(done);
+            target.reload()?;
+            if *which != Which::All {
+                break;
+            }
+        }
+        outcome.ok_or(Error::NothingActive(pid))
+    })?
+}
+
+/// The patches that go, all of one module.
+fn to_drop(pid: Pid, view: &View, which: &Which) -> Result<Vec<u32>, Error> {
+    let top = *view.active.last().ok_or(Error::NothingActive(pid))?;
+    let name = |n: u32| view.patch(n).map(|p| p.name.clone()).unwrap_or_default();
+    match which {
+        Which::Top => Ok(vec![top]),
+        Which::All => {
+            let module = view.patch(top).map(|p| (p.build_id.clone(), p.bias));
+            let same = |n: &u32| view.patch(*n).map(|p| (p.build_id.clone(), p.bias)) == module;
+            Ok(view.active.iter().copied().filter(same).collect())
+        }
+        Which::Named(wanted) => {
+            let place = view.active.iter().position(|n| name(*n) == *wanted);
+            let place = place.ok_or_else(|| Error::NotActive(wanted.clone()))?;
+            if place + 1 < view.active.len() {
+                return Err(Error::NotOnTop { below: wanted.clone(), above: name(top) });
+            }
+            Ok(vec![top])
+        }
+    }
+}
+
+fn revert_in(
+    session: &mut Session<'_>,
+    target: &mut Target,
+    dropped: &[u32],
+    options: &Options,
+    report: &mut Report<'_>,
+    start: u64,
+) -> Result<Outcome, Error> {
+    let view = target.view.clone();
+    let after: Vec<u32> = view.active.iter().copied().filter(|n| !dropped.contains(n)).collect();
+    let patches: Vec<_> = dropped.iter().filter_map(|n| view.patch(*n)).collect();
+    let first = patches.first().ok_or(Error::NothingActive(target.process.pid()))?;
+    let module = target.modules.iter().find(|m| m.bias == first.bias && m.build_id.as_ref() == Some(&first.build_id));
+    let fallback = || target.modules.iter().find(|m| m.executable);
+    let module = module.or_else(fallback).cloned().ok_or(Error::NothingActive(target.process.pid()))?;
+    for patch in patches.iter().filter(|p| !p.escaping.is_empty()) {
+        let names = patch.escaping.join(", ");
+        report.warn(format!("addresses of {} may live on in data: {names}; its memory stays", patch.name));
+    }
+    let state = free_state(&view, dropped);
+    let room = room(session, target, &module, &view, &after, state, report)?;
+    let word_offset = target.store.as_ref().map_or(0, |s| s.ledger.word_offset);
+    let plan = plan(&view, "revert", &after, room, word_offset)?;
+    let pre: Vec<Avma> = patches.iter().rev().flat_map(|p| p.hooks.pre_revert.clone()).collect();
+    let post: Vec<Avma> = patches.iter().rev().flat_map(|p| p.hooks.post_revert.clone()).collect();
+    run(session, target, &view, plan, options, report, (&pre, &post), start)
+}
+
+/// What a check found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Prediction {
+    /// It is applied already.
+    pub already: bool,
+    /// Functions that would be redirected.
+    pub functions: Vec<String>,
+    /// Bytes of memory that the patch would take.
+    pub bytes: u64,
+    /// Threads looked at.
+    pub threads: u32,
+    /// Threads that would block now, and by what.
+    pub busy: Vec<Busy>,
+}
+
+/// Everything short of touching: all checks, and which threads would block if it were now.
+pub fn check(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_>) -> Result<Prediction, Error> {
+    let mut report = Report::new(observer, pid, "check");
+    let target = Target::open(pid)?;
+    let functions = signed.patch.functions.iter().map(|f| f.name.clone()).collect();
+    if already(&target.view, signed) {
+        return Ok(Prediction { already: true, functions, bytes: 0, threads: 0, busy: Vec::new() });
+    }
+    let (prepared, values, bytes) = ready(&target, signed, options)?;
+    let module = &target.modules[prepared.module];
+    let layout = Layout::of(&signed.patch);
+    let at = find_room(&target.mappings, module, layout.len())?;
+    let mut image = link(&signed.patch, &layout, at, &values)
+        .map_err(|source| Error::Link { patch: signed.patch.name.clone(), source })?;
+    let placed = place::place(signed, None, module, &prepared, &layout, at, &mut image)?;
+    let mut view = target.view.clone();
+    view.placed.push(placed);
+    let mut after = remaining(&view, signed, options);
+    after.push(view.placed.len() as u32 - 1);
+    let room = Room { state: Avma(at.0), dispatchers: Some(Span::new(at, 1 << 20)) };
+    let transition = plan(&view, "check", &after, room, 0x80)?.transition;
+    let forbidden = Forbidden::new(&transition.leave, &view.trampolines(), &transition.loop_entries);
+    let process = target.process.clone();
+    let frames = target.view.placed.iter().map(|p| p.eh_frame).collect();
+    let walker = Walker::new(&process, target.modules.clone(), frames);
+    walker.prepare();
+    let mappings = target.mappings.clone();
+    let restorers = crate::image::signal_returns(&process, &target.modules);
+    let (threads, busy) = attach(&process, |session| {
+        let mut prober = Prober::new(restorers, mappings);
+        look_at_all(session, &process, &mut prober, &walker, &forbidden, &mut report)
+    })??;
+    Ok(Prediction { already: false, functions, bytes, threads, busy })
+}
+
+fn look_at_all(
+    session: &mut Session<'_>,
+    process: &Process,
+    prober: &mut Prober,
+    walker: &Walker<'_>,
+    forbidden: &Forbidden,
+    report: &mut Report<'_>,
+) -> Result<(u32, Vec<Busy>), Error> {
+    let mut busy = Vec::new();
+    let threads: Vec<Tid> = session.threads();
+    for tid in &threads {
+        while let Some(event) = session.pump(Instant::now())? {
+            use stillpoint_patch_tracee::Event;
+            match event {
+                Event::NewThread(tid) => session.let_go(tid)?,
+                Event::NewProcess { pid, .. } => session.release(pid)?,
+                Event::Exec | Event::Exited(_) => return Err(Error::Ended(process.pid())),
+                _ => {}
+            }
+        }
+        let Stop::Stopped(mut stopped) = session.stop(*tid)? else { continue };
+        let look = prober.look(process, &mut stopped)?;
+        let mut verdict = look.verdict(forbidden);
+        if matches!(&verdict, Verdict::Busy(finding) if !finding.standing)
+            && let Some(frames) = walker.frames(&look)
+        {
+            verdict = finding_in_frames(forbidden, &frames).map_or(Verdict::Clear, Verdict::Busy);
+        }
+        let stopped_ns = stopped.resume()?;
+        report.stopped(*tid, "probe", stopped_ns);
+        if !matches!(verdict, Verdict::Clear | Verdict::KernelWorker) {
+            let function = verdict.describe();
+            report.event(EventKind::ThreadBusy { tid: tid.0, function: function.clone() });
+            busy.push(Busy { tid: *tid, function });
+        }
+    }
+    Ok((threads.len() as u32, busy))
+}

@@ -1,0 +1,195 @@
+//! Which entries change from what to what. Pure: the ledger's view in, a transition out.
+
+use crate::Error;
+use crate::ledger::{FunctionRecord, LedgerError, NamedSpan, PlacedPatch, Side, Site, Span, Transition, Version, View};
+use std::collections::BTreeSet;
+use stillpoint_patch_format::Avma;
+use stillpoint_patch_insn::{self as insn, DISPATCH_LEN};
+
+/// Where new dispatchers and the state byte of a transition may lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// The state byte.
+    pub(crate) state: Avma,
+    /// Room for dispatchers that have none left beside their function, with its length; none when that is not needed.
+    pub(crate) dispatchers: Option<Span>,
+}
+
+/// A transition and the dispatchers' bytes that have to be in place before it begins.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Plan {
+    pub(crate) transition: Transition,
+    pub(crate) dispatchers: Vec<(Avma, [u8; DISPATCH_LEN])>,
+}
+
+/// Entries that differ between two lists of active patches.
+pub(crate) fn changed_entries(view: &View, before: &[u32], after: &[u32]) -> Vec<Avma> {
+    let touched: BTreeSet<Avma> = before
+        .iter()
+        .chain(after)
+        .filter_map(|n| view.patch(*n))
+        .flat_map(|p| p.functions.iter().map(|f| f.old.start))
+        .collect();
+    let number = |active: &[u32], entry| match view.version(active, entry) {
+        Version::Shipped => None,
+        Version::Patched(number, _) => Some(number),
+    };
+    touched.into_iter().filter(|entry| number(before, *entry) != number(after, *entry)).collect()
+}
+
+/// A function's record by its entry, from any patch ever placed: what is shipped there does not change.
+fn shipped(view: &View, entry: Avma) -> Option<&FunctionRecord> {
+    view.placed.iter().rev().flat_map(|p| &p.functions).find(|f| f.old.start == entry)
+}
+
+fn unknown(entry: Avma) -> Error {
+    Error::Ledger(LedgerError::Inconsistent(format!("no patch tells what is shipped at {entry}")))
+}
+
+fn side(view: &View, active: &[u32], entry: Avma) -> Result<Side, Error> {
+    match view.version(active, entry) {
+        Version::Patched(number, function) => {
+            let bytes = insn::jump5(entry, function.new).map_err(|source| entry_error(function, source))?;
+            Ok(Side { bytes, target: function.new, patch: Some(number) })
+        }
+        Version::Shipped => {
+            let function = shipped(view, entry).ok_or_else(|| unknown(entry))?;
+            Ok(Side { bytes: function.original, target: function.displaced, patch: None })
+        }
+    }
+}
+
+fn entry_error(function: &FunctionRecord, source: insn::Error) -> Error {
+    Error::Entry { function: function.name.clone(), source }
+}
+
+/// Rooms for dispatchers beside a function that no transition has used.
+fn free_dispatcher(view: &View, function: &FunctionRecord) -> Option<Avma> {
+    let used = |at: Avma| view.transitions.iter().flat_map(|t| &t.sites).any(|s| s.dispatcher == at);
+    let len = u64::from(function.dispatcher_len.max(DISPATCH_LEN as u32));
+    let count = function.dispatchers.len / len;
+    (0..count).map(|i| Avma(function.dispatchers.start.0 + i * len)).find(|at| !used(*at))
+}
+
+/// How many entries of a change find no dispatcher's room beside the newer of their two functions.
+pub(crate) fn dispatchers_missing(view: &View, before: &[u32], after: &[u32]) -> usize {
+    let entries = changed_entries(view, before, after);
+    entries.iter().filter(|entry| beside(view, before, after, **entry).is_none()).count()
+}
+
+fn beside(view: &View, before: &[u32], after: &[u32], entry: Avma) -> Option<Avma> {
+    let of = |active: &[u32]| match view.version(active, entry) {
+        Version::Patched(_, function) => free_dispatcher(view, function),
+        Version::Shipped => None,
+    };
+    of(after).or_else(|| of(before))
+}
+
+/// A state byte that no transition has used, in the memory of a patch of the list.
+pub(crate) fn free_state(view: &View, patches: &[u32]) -> Option<Avma> {
+    let used = |at: Avma| view.transitions.iter().any(|t| t.state == at);
+    let states = patches.iter().rev().filter_map(|n| view.patch(*n)).map(|p| p.states);
+    states.flat_map(|s| (0..s.len).map(move |i| Avma(s.start.0 + i))).find(|at| !used(*at))
+}
+
+/// Plans the way from the active patches to `after`.
+pub(crate) fn plan(view: &View, operation: &str, after: &[u32], room: Room, word_offset: i32) -> Result<Plan, Error> {
+    let before = view.active.clone();
+    let number = view.last_transition + 1;
+    let mut extra = room.dispatchers;
+    let mut sites = Vec::new();
+    let mut dispatchers = Vec::new();
+    for entry in changed_entries(view, &before, after) {
+        let (from, to) = (side(view, &before, entry)?, side(view, after, entry)?);
+        let function = shipped(view, entry).ok_or_else(|| unknown(entry))?;
+        let dispatcher = match beside(view, &before, after, entry) {
+            Some(at) => at,
+            None => take(&mut extra, function)?,
+        };
+        let code = insn::dispatch(dispatcher, room.state, word_offset, word_value(number), to.target, from.target);
+        dispatchers.push((dispatcher, code.map_err(|source| entry_error(function, source))?));
+        let armed = insn::jump5(entry, dispatcher).map_err(|source| entry_error(function, source))?;
+        let inner_boundaries = if from.patch.is_none() { function.inner_boundaries.clone() } else { Vec::new() };
+        sites.push(Site { name: function.name.clone(), entry, from, to, dispatcher, armed, inner_boundaries });
+    }
+    let gone = |list: &[u32], other: &[u32]| list.iter().copied().filter(|n| !other.contains(n)).collect::<Vec<_>>();
+    let (leaving, entering) = (gone(&before, after), gone(after, &before));
+    let mut leave = code_of(view, &sites, |site| site.from, &leaving);
+    let mut enter = code_of(view, &sites, |site| site.to, &entering);
+    for patch in leaving.iter().chain(&entering).filter_map(|n| view.patch(*n)) {
+        let named = patch.off_stack.iter().map(|o| NamedSpan { name: o.name.clone(), span: o.span });
+        leave.extend(named.clone());
+        enter.extend(named);
+    }
+    let loops = |site: &&Site| shipped(view, site.entry).is_some_and(|f| f.loops_to_entry);
+    let loop_entries = sites.iter().filter(loops).map(|s| s.entry).collect();
+    let transition = Transition {
+        number,
+        operation: operation.to_owned(),
+        state: room.state,
+        before,
+        after: after.to_vec(),
+        sites,
+        trampolines: room.dispatchers.into_iter().collect(),
+        leave,
+        enter,
+        loop_entries,
+    };
+    Ok(Plan { transition, dispatchers })
+}
+
+fn take(extra: &mut Option<Span>, function: &FunctionRecord) -> Result<Avma, Error> {
+    let len = crate::link::DISPATCHER_LEN;
+    match extra {
+        Some(span) if span.len >= len => {
+            let at = span.start;
+            *span = Span::new(Avma(at.0 + len), span.len - len);
+            Ok(at)
+        }
+        _ => Err(Error::NoRoom { len, module: function.name.clone() }),
+    }
+}
+
+/// What the word of a thread holds that has gone over in transition `number`.
+pub(crate) fn word_value(number: u32) -> u32 {
+    WORD_BASE + number
+}
+
+/// Which transition a word tells of, if any; other values in a free word mean that it is not free.
+pub(crate) fn transition_of_word(word: u32) -> Option<u32> {
+    (WORD_BASE + 1..WORD_BASE + (1 << 20)).contains(&word).then(|| word - WORD_BASE)
+}
+
+const WORD_BASE: u32 = 0x5350_0000;
+
+/// All code of one side: the shipped functions, or what the patches hold of them. Of a patch that stays in force only
+/// the functions concerned count, and its code that belongs to no redirected function (helpers, cold parts); of one
+/// that comes or goes all.
+fn code_of(view: &View, sites: &[Site], side: impl Fn(&Site) -> Side, whole: &[u32]) -> Vec<NamedSpan> {
+    let mut out = Vec::new();
+    let mut partly: BTreeSet<u32> = BTreeSet::new();
+    for site in sites {
+        match side(site).patch {
+            None => {
+                let Some(function) = shipped(view, site.entry) else { continue };
+                let spans = std::iter::once(&function.old).chain(&function.old_parts);
+                out.extend(spans.map(|span| NamedSpan { name: site.name.clone(), span: *span }));
+            }
+            Some(number) if !whole.contains(&number) => {
+                partly.insert(number);
+                let functions = view.patch(number).into_iter().flat_map(|p| &p.functions);
+                let function = functions.into_iter().find(|f| f.old.start == site.entry);
+                out.extend(function.map(|f| NamedSpan { name: f.name.clone(), span: f.new_span }));
+            }
+            Some(_) => {}
+        }
+    }
+    out.extend(whole.iter().filter_map(|n| view.patch(*n)).flat_map(|p| p.text.clone()));
+    out.extend(partly.into_iter().filter_map(|n| view.patch(n)).flat_map(helpers));
+    out
+}
+
+fn helpers(patch: &PlacedPatch) -> impl Iterator<Item = NamedSpan> {
+    let redirected = |span: &Span| patch.functions.iter().any(|f| f.new_span == *span);
+    patch.text.iter().filter(move |t| !redirected(&t.span)).cloned()
+}

@@ -1,0 +1,220 @@
+//! Everything that can be checked before anything is touched.
+
+use crate::image::{Dynamic, text_segments};
+use crate::ledger::{Version, View};
+use crate::{Error, Quiescence};
+use sha2::{Digest, Sha256};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use stillpoint_patch_format::{Avma, Function, Patch, Scope, Svma};
+use stillpoint_patch_insn::{self as insn, EntryPlan, JUMP_LEN};
+use stillpoint_patch_tracee::{Module, Process};
+
+const PAGE: u64 = 4096;
+/// Functions begin at multiples of this when padding stands before the next.
+const FUNCTION_ALIGN: u64 = 16;
+
+/// A patch that fits a process.
+pub(crate) struct Prepared {
+    /// Index of the module in the list given.
+    pub(crate) module: usize,
+    /// One per function of the patch.
+    pub(crate) entries: Vec<EntryPlan>,
+    /// The bytes that each entry's plan was made from, padding included.
+    pub(crate) codes: Vec<Vec<u8>>,
+}
+
+/// What makes a process unsuitable whatever the patch.
+pub(crate) fn check_process(process: &Process, modules: &[Module]) -> Result<(), Error> {
+    crate::word::check_libc(process)?;
+    let unsuitable = |what: String| Err(Error::Unsuitable { pid: process.pid(), what });
+    if process.shadow_stack()? {
+        return unsuitable("has an active shadow stack".into());
+    }
+    let Some(executable) = modules.iter().find(|m| m.executable) else {
+        return unsuitable("maps no executable".into());
+    };
+    let Some(dynamic) = Dynamic::of(process.memory(), executable)? else {
+        return unsuitable("is a static executable".into());
+    };
+    // suspended contexts keep frames on stacks that nobody can find
+    let slots = dynamic.bound_slots(|name| [&b"swapcontext"[..], b"makecontext"].contains(&name));
+    if let Some((_, name)) = slots.first() {
+        let name = String::from_utf8_lossy(name);
+        return unsuitable(format!("imports {name}: frames may lie on stacks that cannot be found"));
+    }
+    Ok(())
+}
+
+/// Checks `patch` against what is mapped and what is in force.
+pub(crate) fn prepare(
+    process: &Process,
+    modules: &[Module],
+    view: &View,
+    patch: &Patch,
+    quiescence: Quiescence,
+) -> Result<Prepared, Error> {
+    if patch.scope != Scope::ThreadLocal && quiescence == Quiescence::Probe {
+        let scope = if patch.scope == Scope::Process { "process" } else { "thread-group" };
+        return Err(Error::Scope { patch: patch.name.clone(), scope: scope.into() });
+    }
+    let index = find_module(process, modules, view, patch)?;
+    let module = &modules[index];
+    let mut entries = Vec::with_capacity(patch.functions.len());
+    let mut codes = Vec::with_capacity(patch.functions.len());
+    for function in &patch.functions {
+        let code = with_padding(process, module, function);
+        let plan = insn::plan_entry(&code, function.old.start);
+        let plan = plan.map_err(|source| Error::Entry { function: function.name.clone(), source })?;
+        check_function(process, module, view, function, &plan)?;
+        entries.push(plan);
+        codes.push(code);
+    }
+    check_uprobes(module, patch, &entries)?;
+    Ok(Prepared { module: index, entries, codes })
+}
+
+/// Whether all diffs that `patch` builds upon are brought by patches that are in force afterwards.
+pub(crate) fn check_based_on(view: &View, remaining: &[u32], patch: &Patch) -> Result<(), Error> {
+    let active: Vec<_> = remaining.iter().filter_map(|n| view.patch(*n)).flat_map(|p| p.diffs.iter()).collect();
+    match patch.based_on.iter().find(|diff| !active.iter().any(|a| a.sha256 == diff.sha256)) {
+        Some(missing) => Err(Error::NotBased { patch: patch.name.clone(), diff: missing.name.clone() }),
+        None => Ok(()),
+    }
+}
+
+fn find_module(process: &Process, modules: &[Module], view: &View, patch: &Patch) -> Result<usize, Error> {
+    let target = &patch.target;
+    let base = |path: &str| path.rsplit('/').next().unwrap_or(path).to_owned();
+    if target.build_id.0.is_empty() {
+        let found = modules.iter().position(|m| base(&m.path) == target.file_name);
+        let found = found.filter(|i| text_matches(process, &modules[*i], view, patch).unwrap_or(false));
+        return found.ok_or_else(|| Error::OtherText {
+            patch: patch.name.clone(),
+            file: target.file_name.clone(),
+            pid: process.pid(),
+        });
+    }
+    if let Some(index) = modules.iter().position(|m| m.build_id.as_ref() == Some(&target.build_id)) {
+        return Ok(index);
+    }
+    let same_name = modules.iter().find(|m| base(&m.path) == target.file_name);
+    let hint = match same_name.map(|m| &m.build_id) {
+        Some(Some(id)) => format!(": its {} has build-id {id}", target.file_name),
+        Some(None) => format!(": its {} has no build-id", target.file_name),
+        None => String::new(),
+    };
+    Err(Error::NoModule {
+        patch: patch.name.clone(),
+        wanted: target.build_id.clone(),
+        file: target.file_name.clone(),
+        pid: process.pid(),
+        hint,
+    })
+}
+
+/// Compares the executable segment in memory, our own jumps taken out, with the digest in the patch.
+fn text_matches(process: &Process, module: &Module, view: &View, patch: &Patch) -> Result<bool, Error> {
+    for span in text_segments(process.memory(), module)? {
+        let mut bytes = process.memory().read_vec(span.start, span.len as usize)?;
+        for (entry, origin) in view.origins() {
+            if span.contains(entry) && entry.0 + JUMP_LEN as u64 <= span.end().0 {
+                let at = (entry.0 - span.start.0) as usize;
+                bytes[at..at + JUMP_LEN].copy_from_slice(&origin.original);
+            }
+        }
+        if <[u8; 32]>::from(Sha256::digest(&bytes)) == patch.target.text_sha256 {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The function's bytes as shipped; a function shorter than a jump with the padding behind it, when that is padding up
+/// to where the next function may begin.
+fn with_padding(process: &Process, module: &Module, function: &Function) -> Vec<u8> {
+    let mut code = function.old_bytes.clone();
+    let end = function.old.start.0 + function.old.len;
+    let room = (end.next_multiple_of(FUNCTION_ALIGN) - end) as usize;
+    if code.len() < JUMP_LEN && code.len() + room >= JUMP_LEN {
+        let padding = process.memory().read_vec(module.avma(Svma(end)), room);
+        code.extend(padding.into_iter().filter(|p| insn::is_padding(p)).flatten());
+    }
+    code
+}
+
+fn check_function(
+    process: &Process,
+    module: &Module,
+    view: &View,
+    function: &Function,
+    plan: &EntryPlan,
+) -> Result<(), Error> {
+    let at = module.avma(function.old.start);
+    let name = || function.name.clone();
+    if at.0 % PAGE + JUMP_LEN as u64 > PAGE {
+        return Err(Error::EntryCrossesPage { function: name(), at });
+    }
+    let mut expected = function.old_bytes.clone();
+    if let Version::Patched(_, current) = view.version(&view.active, at) {
+        let jump = insn::jump5(at, current.new).map_err(|source| Error::Entry { function: name(), source })?;
+        let len = expected.len().min(JUMP_LEN);
+        expected[..len].copy_from_slice(&jump[..len]);
+    }
+    let live = process.memory().read_vec(at, expected.len())?;
+    if let Some(offset) = expected.iter().zip(&live).position(|(a, b)| a != b) {
+        return Err(Error::BytesDiffer { function: name(), at, offset });
+    }
+    let displaced = function.old.start.0 + 1..function.old.start.0 + plan.displaced_len as u64;
+    for part in &function.old_parts {
+        let code = process.memory().read_vec(module.avma(part.start), part.len as usize)?;
+        let targets = insn::branch_targets(&code, part.start);
+        let targets = targets.map_err(|source| Error::Entry { function: name(), source })?;
+        if let Some((from, to)) = targets.into_iter().find(|(_, to)| displaced.contains(&to.0)) {
+            let source = insn::Error::BranchIntoEntry { start: function.old.start, from, to };
+            return Err(Error::Entry { function: name(), source });
+        }
+    }
+    Ok(())
+}
+
+/// Uprobes that are registered for the bytes which the jumps overwrite, as far as the kernel tells.
+fn check_uprobes(module: &Module, patch: &Patch, entries: &[EntryPlan]) -> Result<(), Error> {
+    let lists = ["/sys/kernel/tracing/uprobe_events", "/sys/kernel/debug/tracing/uprobe_events"];
+    let Some(text) = lists.iter().find_map(|path| fs::read_to_string(path).ok()) else { return Ok(()) };
+    for (probe, path, offset) in text.lines().filter_map(uprobe) {
+        let same = fs::metadata(path).is_ok_and(|file| file.ino() == module.file.1);
+        let address = module.mappings.iter().find(|m| (m.offset..m.offset + m.len()).contains(&offset));
+        let (true, Some(mapping)) = (same, address) else { continue };
+        let at = Avma(mapping.start.0 + (offset - mapping.offset));
+        for (function, plan) in patch.functions.iter().zip(entries) {
+            let entry = module.avma(function.old.start);
+            if (entry.0..entry.0 + plan.displaced_len as u64).contains(&at.0) {
+                return Err(Error::Uprobe { function: function.name.clone(), at, probe: probe.to_owned() });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `p:group/name /path/of/file:0x1234 arguments`.
+fn uprobe(line: &str) -> Option<(&str, &str, u64)> {
+    let mut words = line.split_whitespace();
+    let (probe, place) = (words.next()?, words.next()?);
+    let (path, offset) = place.rsplit_once(":0x")?;
+    let digits = offset.split(|c: char| !c.is_ascii_hexdigit()).next()?;
+    Some((probe, path, u64::from_str_radix(digits, 16).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uprobe_lines_are_read() {
+        let line = "p:probe_redis/call /usr/bin/redis-check-rdb:0x000000000005a2c0 arg1=%di";
+        assert_eq!(uprobe(line), Some(("p:probe_redis/call", "/usr/bin/redis-check-rdb", 0x5a2c0)));
+        assert_eq!(uprobe("r:x/y /bin/true:0x10(ref)"), Some(("r:x/y", "/bin/true", 0x10)));
+        assert_eq!(uprobe(""), None);
+    }
+}

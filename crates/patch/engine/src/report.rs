@@ -1,0 +1,53 @@
+//! Events out, on the machine's monotonic clock.
+
+use stillpoint_events::{Event, EventKind};
+use stillpoint_patch_tracee::{Pid, Tid};
+
+/// Who is told of what happens.
+pub type Observer<'a> = &'a mut (dyn FnMut(Event) + Send);
+
+/// `CLOCK_MONOTONIC` in nanoseconds.
+pub fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Reports one operation on one process.
+pub(crate) struct Report<'a> {
+    observer: Observer<'a>,
+    pid: Pid,
+    operation: String,
+}
+
+impl<'a> Report<'a> {
+    pub(crate) fn new(observer: Observer<'a>, pid: Pid, operation: &str) -> Self {
+        Report { observer, pid, operation: operation.to_owned() }
+    }
+
+    pub(crate) fn event(&mut self, kind: EventKind) {
+        (self.observer)(Event::new(now_ns(), Some(self.pid.0), kind));
+    }
+
+    pub(crate) fn warn(&mut self, text: impl Into<String>) {
+        self.event(EventKind::Warning { text: text.into() });
+    }
+
+    pub(crate) fn stopped(&mut self, tid: Tid, reason: &str, stopped_ns: u64) {
+        self.event(EventKind::ThreadStopped { tid: tid.0, reason: reason.to_owned(), stopped_ns });
+    }
+
+    pub(crate) fn started(&mut self, phase: &str) {
+        let operation = self.operation.clone();
+        self.event(EventKind::PhaseStarted { operation, phase: phase.to_owned() });
+    }
+
+    pub(crate) fn ended(&mut self, phase: &str, duration_ns: u64) {
+        let operation = self.operation.clone();
+        self.event(EventKind::PhaseEnded { operation, phase: phase.to_owned(), duration_ns });
+    }
+
+    /// Phases reported from now on belong to another operation: a transition that is taken back.
+    pub(crate) fn operation(&mut self, operation: &str) {
+        self.operation = operation.to_owned();
+    }
+}

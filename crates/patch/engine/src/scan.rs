@@ -1,0 +1,155 @@
+//! Activeness safety: whether some code is, or may be, on a thread's stack. Pure: registers and words in, finding out.
+//!
+//! Every word of the live stack and every register that could be a return address into the code counts. That errs only
+//! towards "not yet": a stale word makes a thread wait, never go over too early.
+
+use crate::ledger::{NamedSpan, Span};
+use std::sync::Arc;
+use stillpoint_patch_format::Avma;
+
+/// The code that must be off the stack.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Forbidden {
+    /// By start; may not overlap.
+    code: Vec<Range>,
+    /// Dispatchers and displaced code: a thread there has a decision pending.
+    pending: Vec<Range>,
+    /// Entries at which a thread may stand in the middle of a loop.
+    loops: Vec<u64>,
+    lowest: u64,
+    highest: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Range {
+    start: u64,
+    end: u64,
+    name: Arc<str>,
+}
+
+/// What was found, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Finding {
+    /// Name of the code.
+    pub(crate) name: Arc<str>,
+    /// The word found.
+    pub(crate) address: Avma,
+    /// The thread stands there; a stack walk cannot make it go away.
+    pub(crate) standing: bool,
+}
+
+fn sorted(mut ranges: Vec<Range>) -> Vec<Range> {
+    ranges.sort_by_key(|r| (r.start, r.end));
+    let mut out: Vec<Range> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match out.last_mut() {
+            Some(last) if range.start < last.end => last.end = last.end.max(range.end),
+            _ => out.push(range),
+        }
+    }
+    out
+}
+
+impl Forbidden {
+    pub(crate) fn new(code: &[NamedSpan], pending: &[Span], loops: &[Avma]) -> Self {
+        let range = |span: Span, name: &str| Range { start: span.start.0, end: span.end().0, name: name.into() };
+        let code = sorted(code.iter().map(|c| range(c.span, &c.name)).collect());
+        let pending = sorted(pending.iter().map(|s| range(*s, "a dispatcher")).collect());
+        let all = || code.iter().chain(&pending);
+        let lowest = all().map(|r| r.start).min().unwrap_or(u64::MAX);
+        let highest = all().map(|r| r.end).max().unwrap_or(0);
+        let loops = loops.iter().map(|l| l.0).collect();
+        Forbidden { code, pending, loops, lowest, highest }
+    }
+
+    /// A word of the stack or a register: forbidden when it may be a return address into the code. The entry itself is
+    /// a function pointer, not a frame; the end is what a trailing call that does not return leaves behind.
+    pub(crate) fn word(&self, word: u64) -> Option<&Arc<str>> {
+        if word < self.lowest || word > self.highest {
+            return None;
+        }
+        let within = |ranges: &'_ [Range]| {
+            let index = ranges.partition_point(|r| r.start < word).checked_sub(1)?;
+            (word <= ranges[index].end).then_some(index)
+        };
+        let code = within(&self.code).map(|i| &self.code[i].name);
+        code.or_else(|| within(&self.pending).map(|i| &self.pending[i].name)).or_else(|| self.loop_head(word))
+    }
+
+    /// Where a thread stands. At an entry it has not begun, unless that entry is also a loop's head.
+    pub(crate) fn standing(&self, pc: u64) -> Option<&Arc<str>> {
+        let pending = |r: &&Range| r.start <= pc && pc < r.end;
+        if let Some(range) = self.pending.iter().find(pending) {
+            return Some(&range.name);
+        }
+        self.word(pc)
+    }
+
+    /// A signal frame may hold the address of an entry that is a loop's head.
+    fn loop_head(&self, word: u64) -> Option<&Arc<str>> {
+        if !self.loops.contains(&word) {
+            return None;
+        }
+        self.code.iter().find(|r| r.start <= word && word < r.end).map(|r| &r.name)
+    }
+
+    /// Looks at a whole thread; `registers` begins with the program counter.
+    pub(crate) fn find(&self, registers: &[u64], stack: &[u8]) -> Option<Finding> {
+        let (pc, others) = registers.split_first()?;
+        if let Some(name) = self.standing(*pc) {
+            return Some(Finding { name: name.clone(), address: Avma(*pc), standing: true });
+        }
+        let words = stack.as_chunks::<8>().0.iter().map(|w| u64::from_le_bytes(*w));
+        let hit = others.iter().copied().chain(words).find_map(|word| Some((self.word(word)?, word)));
+        hit.map(|(name, word)| Finding { name: name.clone(), address: Avma(word), standing: false })
+    }
+
+    /// A word in any alignment counts as well where frames may be unaligned: never the case in the psABI, but cheap to
+    /// know whether an address is inside at all.
+    pub(crate) fn frame(&self, address: Avma, standing: bool) -> Option<&Arc<str>> {
+        if standing { self.standing(address.0) } else { self.word(address.0) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn forbidden() -> Forbidden {
+        let code = |name: &str, start, len| NamedSpan { name: name.into(), span: Span::new(Avma(start), len) };
+        let pending = [Span::new(Avma(0x9000), 0x40)];
+        Forbidden::new(&[code("f", 0x1000, 0x20), code("g", 0x2000, 0x10)], &pending, &[Avma(0x2000)])
+    }
+
+    fn found(registers: &[u64], stack: &[u64]) -> Option<String> {
+        let bytes: Vec<u8> = stack.iter().flat_map(|w| w.to_le_bytes()).collect();
+        forbidden().find(registers, &bytes).map(|f| f.name.to_string())
+    }
+
+    #[test]
+    fn the_entry_is_no_frame_and_the_end_is_one() {
+        assert_eq!(found(&[0], &[0x1000, 0x1021, 0xfff]), None);
+        assert_eq!(found(&[0], &[0x1001]).as_deref(), Some("f"));
+        assert_eq!(found(&[0], &[7, 0x1020]).as_deref(), Some("f"));
+        assert_eq!(found(&[0, 0x2001], &[]).as_deref(), Some("g"));
+    }
+
+    #[test]
+    fn standing_at_the_entry_is_safe_unless_a_loop_leads_there() {
+        assert_eq!(found(&[0x1000], &[]), None);
+        assert_eq!(found(&[0x1001], &[]).as_deref(), Some("f"));
+        assert_eq!(found(&[0x2000], &[]).as_deref(), Some("g"));
+    }
+
+    #[test]
+    fn a_thread_in_a_dispatcher_has_a_decision_pending() {
+        assert_eq!(found(&[0x9000], &[]).as_deref(), Some("a dispatcher"));
+        assert_eq!(found(&[0x9040], &[]).as_deref(), Some("a dispatcher"));
+        assert_eq!(found(&[0x9041], &[]), None);
+    }
+
+    #[test]
+    fn nothing_forbidden_is_never_found() {
+        assert_eq!(Forbidden::default().find(&[0, 1, u64::MAX], &[0xff; 64]), None);
+    }
+}

@@ -1,0 +1,537 @@
+//! One transition, phase by phase, and the way back.
+//!
+//! ```text
+//! begin ── arm ── migrate ── commit            state byte:  2 ── 2 ── 0 ── 1
+//!            └──────┴──> abort ──> restore                             0 ── 2
+//! ```
+//! The commit point is the write of one byte. Before it the way back is always open; behind it every thread, also one
+//! yet to be born, runs the new side, and what is left (turning entries into direct jumps) changes nothing that anybody
+//! can see. Each step is in the ledger before it is done, so that whoever finds the ledger can go on from there.
+
+use crate::error::Busy;
+use crate::ledger::{NamedSpan, Phase, Record, Site, Span, Transition, Unfinished};
+use crate::plan::word_value;
+use crate::probe::{Prober, Verdict, finding_in_frames};
+use crate::report::Report;
+use crate::scan::Forbidden;
+use crate::store::Store;
+use crate::walk::Walker;
+use crate::{Error, Quiescence};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use stillpoint_events::EventKind;
+use stillpoint_patch_format::Avma;
+use stillpoint_patch_insn::{DispatchState, JUMP_LEN};
+use stillpoint_patch_tracee::{Birth, Event, Memory, Pid, Process, Session, Stop, Tid};
+
+const RETRY_FIRST: Duration = Duration::from_micros(500);
+const SHARER: &str = "another process that uses the same memory";
+const RETRY_MAX: Duration = Duration::from_millis(20);
+
+/// Which way threads are moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Forward,
+    Back,
+}
+
+/// One thread on its way.
+struct Traveller {
+    next: Instant,
+    wait: Duration,
+    seen: Option<String>,
+    walked: bool,
+}
+
+/// Drives transitions of one process.
+pub(crate) struct Mover<'m, 's, 'p, 'r> {
+    pub(crate) session: &'m mut Session<'s>,
+    pub(crate) process: &'p Process,
+    pub(crate) store: &'m mut Store,
+    pub(crate) report: &'m mut Report<'r>,
+    pub(crate) prober: Prober,
+    pub(crate) walker: Walker<'p>,
+    /// All dispatchers and displaced code ever laid.
+    pub(crate) trampolines: Vec<Span>,
+    /// Made when a transition begins.
+    pub(crate) newborn: Option<(i32, u32)>,
+}
+
+/// How long the phases may take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    pub(crate) migrate: Duration,
+    pub(crate) back: Duration,
+}
+
+impl Mover<'_, '_, '_, '_> {
+    fn memory(&self) -> &Memory {
+        self.process.memory()
+    }
+
+    fn set_state(&self, transition: &Transition, state: DispatchState) -> Result<(), Error> {
+        Ok(self.memory().write(transition.state, &[state as u8])?)
+    }
+
+    fn phase_record(&mut self, transition: &Transition, phase: Phase) -> Result<(), Error> {
+        let record = Record::Phase { transition: transition.number, phase };
+        self.store.append(self.process.memory(), record)
+    }
+
+    /// Runs a transition whose `Begin` record is written. On failure everything is taken back as far as that can be.
+    pub(crate) fn run(&mut self, transition: &Transition, how: Quiescence, limits: Limits) -> Result<u32, Error> {
+        let deadline = Instant::now() + limits.migrate;
+        match self.forward(transition, how, deadline) {
+            Ok(threads) => Ok(threads),
+            Err(error) => Err(self.fall_back(transition, error, limits)),
+        }
+    }
+
+    fn forward(&mut self, transition: &Transition, how: Quiescence, deadline: Instant) -> Result<u32, Error> {
+        let armed: Vec<_> = transition.sites.iter().map(|s| (s, s.armed)).collect();
+        self.in_phase("arm", |m| m.write_entries(&armed, "arm", deadline))?;
+        let threads = match how {
+            Quiescence::Probe => {
+                self.phase_record(transition, Phase::Migrating)?;
+                self.set_state(transition, DispatchState::PerThread)?;
+                self.in_phase("migrate", |m| m.migrate(transition, Direction::Forward, deadline))?
+            }
+            Quiescence::Stop => self.in_phase("stop", |m| m.stop_all(transition, deadline))?,
+        };
+        self.set_state(transition, DispatchState::AllThen)?;
+        self.complete(transition)?;
+        Ok(threads)
+    }
+
+    /// Behind the commit point: entries become direct jumps. A failure here leaves the new side in force.
+    fn complete(&mut self, transition: &Transition) -> Result<(), Error> {
+        let unfinished = |source| Error::Unfinished { transition: transition.number, source: Box::new(source) };
+        let direct: Vec<_> = transition.sites.iter().map(|s| (s, s.to.bytes)).collect();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        self.in_phase("commit", |m| {
+            m.write_entries(&direct, "commit", deadline)?;
+            m.phase_record(transition, Phase::Committed)
+        })
+        .map_err(unfinished)
+    }
+
+    fn in_phase<T>(&mut self, phase: &str, work: impl FnOnce(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
+        self.report.started(phase);
+        let start = crate::report::now_ns();
+        let result = work(self);
+        self.report.ended(phase, crate::report::now_ns() - start);
+        result
+    }
+
+    /// Takes a transition back after `error`; tells what became of it.
+    fn fall_back(&mut self, transition: &Transition, error: Error, limits: Limits) -> Error {
+        if matches!(error, Error::Ended(_) | Error::Unfinished { .. }) {
+            return error;
+        }
+        self.report.operation("abort");
+        if let Err(second) = self.back(transition, limits) {
+            tracing::warn!(%error, "a transition failed, and so did the way back");
+            return match second {
+                Error::Ended(_) | Error::Stuck { .. } => second,
+                other => Error::Unfinished { transition: transition.number, source: Box::new(other) },
+            };
+        }
+        self.report.event(EventKind::FellBack { transition: transition.number, reason: error.to_string() });
+        match error {
+            Error::TimedOut { .. } => error,
+            other => Error::FellBack { transition: transition.number, source: Box::new(other) },
+        }
+    }
+
+    /// Takes every thread back to the old side, and then the entries.
+    fn back(&mut self, transition: &Transition, limits: Limits) -> Result<(), Error> {
+        let deadline = Instant::now() + limits.back;
+        let state = self.state(transition)?;
+        if state == DispatchState::PerThread {
+            self.phase_record(transition, Phase::Aborting)?;
+            let moved = self.in_phase("migrate", |m| m.migrate(transition, Direction::Back, deadline));
+            moved.map_err(|error| match error {
+                Error::TimedOut { busy } => Error::Stuck { transition: transition.number, busy },
+                other => other,
+            })?;
+            self.set_state(transition, DispatchState::AllOtherwise)?;
+        }
+        let restored: Vec<_> = transition.sites.iter().map(|s| (s, s.from.bytes)).collect();
+        self.in_phase("restore", |m| m.write_entries(&restored, "restore", deadline))?;
+        self.phase_record(transition, Phase::Aborted)
+    }
+
+    fn state(&self, transition: &Transition) -> Result<DispatchState, Error> {
+        let mut byte = [0];
+        self.memory().read(transition.state, &mut byte)?;
+        DispatchState::from_byte(byte[0]).ok_or_else(|| {
+            let text = format!("state byte {} of transition {}", byte[0], transition.number);
+            Error::Ledger(crate::ledger::LedgerError::Inconsistent(text))
+        })
+    }
+
+    /// Finishes what a killed tool left: forward when the commit point was passed or `forward` is wished, else back.
+    pub(crate) fn recover(&mut self, open: &Unfinished, forward: bool, limits: Limits) -> Result<bool, Error> {
+        let transition = &open.transition;
+        self.check_entries(transition)?;
+        let state = self.state(transition)?;
+        match (open.phase, state) {
+            (_, DispatchState::AllThen) => {
+                self.complete(transition)?;
+                Ok(true)
+            }
+            (Some(Phase::Migrating), DispatchState::PerThread) if forward => {
+                self.run(transition, Quiescence::Probe, limits)?;
+                Ok(true)
+            }
+            _ => {
+                self.report.operation("abort");
+                self.back(transition, limits)?;
+                let reason = "the tool that began it was killed".to_owned();
+                self.report.event(EventKind::FellBack { transition: transition.number, reason });
+                Ok(false)
+            }
+        }
+    }
+
+    /// Every entry holds what the transition left there; anything else was written by somebody else.
+    fn check_entries(&self, transition: &Transition) -> Result<(), Error> {
+        for site in &transition.sites {
+            let now = self.entry_bytes(site)?;
+            if ![site.from.bytes, site.armed, site.to.bytes].contains(&now) {
+                return Err(Error::BytesDiffer { function: site.name.clone(), at: site.entry, offset: 0 });
+            }
+        }
+        Ok(())
+    }
+
+    fn entry_bytes(&self, site: &Site) -> Result<[u8; JUMP_LEN], Error> {
+        let mut now = [0; JUMP_LEN];
+        self.memory().read(site.entry, &mut now)?;
+        Ok(now)
+    }
+
+    /// Writes entries. One that changes in a single byte is written at once, for a byte cannot tear; the others are
+    /// written while all threads stand and none of them inside.
+    fn write_entries(
+        &mut self,
+        entries: &[(&Site, [u8; JUMP_LEN])],
+        reason: &str,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        let mut rest = Vec::new();
+        let mut boundaries = Vec::new();
+        for (site, bytes) in entries {
+            let now = self.entry_bytes(site)?;
+            let differ: Vec<usize> = (0..JUMP_LEN).filter(|i| now[*i] != bytes[*i]).collect();
+            match differ[..] {
+                [] => {}
+                [one] => self.memory().write(Avma(site.entry.0 + one as u64), &bytes[one..=one])?,
+                _ => {
+                    rest.push((site.entry, *bytes));
+                    if now == site.from.bytes {
+                        boundaries.extend(site.inner_boundaries.iter().map(|b| site.entry.0 + u64::from(*b)));
+                    }
+                }
+            }
+        }
+        if rest.is_empty() {
+            return Ok(());
+        }
+        let pieces: Vec<(Avma, &[u8])> = rest.iter().map(|(at, bytes)| (*at, &bytes[..])).collect();
+        let mut wait = RETRY_FIRST;
+        loop {
+            match self.write_frozen(&pieces, &boundaries, reason)? {
+                None => return Ok(()),
+                Some(busy) if Instant::now() > deadline => return Err(Error::TimedOut { busy: vec![busy] }),
+                Some(_) => self.serve(Instant::now() + wait)?,
+            }
+            wait = (wait * 2).min(RETRY_MAX);
+        }
+    }
+
+    /// Freezes everybody, writes when nobody stands inside, thaws.
+    fn write_frozen(
+        &mut self,
+        pieces: &[(Avma, &[u8])],
+        boundaries: &[u64],
+        reason: &str,
+    ) -> Result<Option<Busy>, Error> {
+        let mut frozen = match self.session.freeze() {
+            Err(stillpoint_patch_tracee::Error::Unstoppable { tid, why }) => {
+                return Ok(Some(Busy { tid, function: why }));
+            }
+            other => other?,
+        };
+        let mut inside = None;
+        if !boundaries.is_empty() {
+            for tid in frozen.threads() {
+                let mut held = frozen.thread(tid)?;
+                if self.prober.look(self.process, &mut held)?.stands_inside(boundaries) {
+                    inside = Some(Busy { tid, function: "the first bytes of a function".into() });
+                    break;
+                }
+            }
+        }
+        if inside.is_none() {
+            frozen.write_text(pieces)?;
+        }
+        for (tid, stopped_ns) in frozen.thaw()? {
+            self.report.stopped(tid, &format!("freeze: {reason}"), stopped_ns);
+        }
+        Ok(inside)
+    }
+
+    /// The baseline: all threads stand, all are looked at, and all go over at once.
+    fn stop_all(&mut self, transition: &Transition, deadline: Instant) -> Result<u32, Error> {
+        let forbidden = self.forbidden(&transition.leave, transition);
+        self.walker.prepare();
+        let mut wait = RETRY_FIRST;
+        loop {
+            let Some(busy) = self.stop_once(transition, &forbidden)? else {
+                return Ok(self.session.threads().len() as u32);
+            };
+            for b in &busy {
+                self.report.event(EventKind::ThreadBusy { tid: b.tid.0, function: b.function.clone() });
+            }
+            if Instant::now() > deadline {
+                return Err(Error::TimedOut { busy });
+            }
+            self.serve(Instant::now() + wait)?;
+            wait = (wait * 2).min(RETRY_MAX);
+        }
+    }
+
+    /// Looks at everybody while all stand; commits when nobody is busy, else tells who is.
+    fn stop_once(&mut self, transition: &Transition, forbidden: &Forbidden) -> Result<Option<Vec<Busy>>, Error> {
+        let mut busy = Vec::new();
+        let mut frozen = match self.session.freeze() {
+            Err(stillpoint_patch_tracee::Error::Unstoppable { tid, why }) => {
+                return Ok(Some(vec![Busy { tid, function: why }]));
+            }
+            other => other?,
+        };
+        for tid in frozen.threads() {
+            let mut held = frozen.thread(tid)?;
+            let look = self.prober.look(self.process, &mut held)?;
+            let mut verdict = look.verdict(forbidden);
+            if matches!(&verdict, Verdict::Busy(finding) if !finding.standing)
+                && let Some(frames) = self.walker.frames(&look)
+            {
+                verdict = finding_in_frames(forbidden, &frames).map_or(Verdict::Clear, Verdict::Busy);
+            }
+            if !matches!(verdict, Verdict::Clear | Verdict::KernelWorker) {
+                busy.push(Busy { tid, function: verdict.describe() });
+            }
+        }
+        if busy.is_empty() {
+            self.process.memory().write(transition.state, &[DispatchState::AllThen as u8])?;
+        }
+        for (tid, stopped_ns) in frozen.thaw()? {
+            self.report.stopped(tid, "freeze: check", stopped_ns);
+        }
+        Ok((!busy.is_empty()).then_some(busy))
+    }
+
+    fn forbidden(&self, code: &[NamedSpan], transition: &Transition) -> Forbidden {
+        Forbidden::new(code, &self.trampolines, &transition.loop_entries)
+    }
+
+    /// Moves every thread by itself; returns how many there are.
+    fn migrate(&mut self, transition: &Transition, direction: Direction, deadline: Instant) -> Result<u32, Error> {
+        let offset = self.store.ledger.word_offset;
+        let (code, word) = match direction {
+            Direction::Forward => (&transition.leave, word_value(transition.number)),
+            Direction::Back => (&transition.enter, 0),
+        };
+        let forbidden = self.forbidden(code, transition);
+        self.newborn = Some((offset, word));
+        let mut done: BTreeMap<Tid, Avma> = BTreeMap::new();
+        let mut waiting: BTreeMap<Tid, Traveller> = BTreeMap::new();
+        loop {
+            self.serve(Instant::now())?;
+            let now = Instant::now();
+            let threads = self.session.threads();
+            waiting.retain(|tid, _| threads.contains(tid));
+            done.retain(|tid, _| threads.contains(tid));
+            for tid in threads {
+                let due = waiting.get(&tid).is_none_or(|t| t.next <= now);
+                if done.contains_key(&tid) || !due {
+                    continue;
+                }
+                let mut traveller = waiting.remove(&tid).unwrap_or_else(Traveller::new);
+                match self.visit(tid, &mut traveller, &forbidden, transition, direction, &done)? {
+                    Visit::Moved(fs_base) => {
+                        done.insert(tid, fs_base);
+                        if direction == Direction::Forward {
+                            self.report.event(EventKind::ThreadMigrated { tid: tid.0, transition: transition.number });
+                        }
+                    }
+                    Visit::Gone => {}
+                    Visit::NotYet => {
+                        traveller.wait = (traveller.wait * 2).min(RETRY_MAX);
+                        traveller.next = Instant::now() + traveller.wait;
+                        waiting.insert(tid, traveller);
+                    }
+                }
+            }
+            if waiting.is_empty() && self.everybody_known(&done)? {
+                return Ok(done.len() as u32);
+            }
+            let now = Instant::now();
+            if now > deadline {
+                let seen =
+                    |(tid, t): (&Tid, &Traveller)| Busy { tid: *tid, function: t.seen.clone().unwrap_or_default() };
+                let sharers = self.process.memory_sharers()?;
+                let sharers = sharers.iter().map(|pid| Busy { tid: pid.leader(), function: SHARER.into() });
+                return Err(Error::TimedOut { busy: waiting.iter().map(seen).chain(sharers).collect() });
+            }
+            let next = waiting.values().map(|t| t.next).min().unwrap_or(now + RETRY_FIRST);
+            self.serve_once(next.min(deadline))?;
+        }
+    }
+
+    /// Two enumerations, the session's and the kernel's, hold nobody who has not gone over; nobody else shares the
+    /// memory.
+    fn everybody_known(&mut self, done: &BTreeMap<Tid, Avma>) -> Result<bool, Error> {
+        for _ in 0..2 {
+            let kernel = self.process.threads()?;
+            let known =
+                kernel.iter().all(|t| t.kernel_worker || t.state == 'Z' || t.state == 'X' || done.contains_key(&t.tid));
+            if !known || !self.session.threads().iter().all(|tid| done.contains_key(tid)) {
+                return Ok(false);
+            }
+        }
+        Ok(self.process.memory_sharers()?.is_empty())
+    }
+
+    fn visit(
+        &mut self,
+        tid: Tid,
+        traveller: &mut Traveller,
+        forbidden: &Forbidden,
+        transition: &Transition,
+        direction: Direction,
+        done: &BTreeMap<Tid, Avma>,
+    ) -> Result<Visit, Error> {
+        // stopping a thread again that has not run would tell nothing new, and begin its time-out anew
+        if traveller.seen.is_some() && traveller.walked && self.session.idle_since_stop(tid)? {
+            return Ok(Visit::NotYet);
+        }
+        let walk = traveller.seen.is_some();
+        if walk {
+            self.walker.prepare();
+        }
+        let offset = self.store.ledger.word_offset;
+        let mut stopped = match self.session.stop(tid) {
+            Ok(Stop::Stopped(stopped)) => stopped,
+            Ok(Stop::Gone) => return Ok(Visit::Gone),
+            Ok(Stop::InVfork) => {
+                traveller.seen = Some("vfork, whose child uses the same memory".into());
+                return Ok(Visit::NotYet);
+            }
+            Err(stillpoint_patch_tracee::Error::ThreadGone(_)) => return Ok(Visit::Gone),
+            Err(error @ stillpoint_patch_tracee::Error::Unstoppable { .. }) => {
+                traveller.seen = Some(error.to_string());
+                return Ok(Visit::NotYet);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let look = self.prober.look(self.process, &mut stopped)?;
+        let at = Avma(look.fs_base.0.wrapping_add_signed(i64::from(offset)));
+        let mut verdict = look.verdict(forbidden);
+        if direction == Direction::Back && !holds(self.process.memory(), at, word_value(transition.number)) {
+            verdict = Verdict::Clear;
+        }
+        if walk && matches!(&verdict, Verdict::Busy(finding) if !finding.standing) {
+            traveller.walked = true;
+            if let Some(frames) = self.walker.frames(&look) {
+                verdict = finding_in_frames(forbidden, &frames).map_or(Verdict::Clear, Verdict::Busy);
+            }
+        }
+        traveller.walked |= matches!(&verdict, Verdict::Busy(finding) if finding.standing);
+        let fs_base = look.fs_base;
+        let shared = done.values().any(|other| *other == fs_base);
+        let moved = match verdict {
+            Verdict::KernelWorker => true,
+            Verdict::Clear if shared || fs_base.0 == 0 => false,
+            Verdict::Clear => {
+                let word = if direction == Direction::Forward { word_value(transition.number) } else { 0 };
+                self.process.memory().write(at, &word.to_le_bytes())?;
+                true
+            }
+            _ => false,
+        };
+        let stopped_ns = stopped.resume()?;
+        self.report.stopped(tid, "probe", stopped_ns);
+        if moved {
+            return Ok(Visit::Moved(fs_base));
+        }
+        let function = match verdict {
+            Verdict::Clear => "code of a thread whose control block another thread uses as well".to_owned(),
+            other => other.describe(),
+        };
+        if traveller.seen.as_ref() != Some(&function) {
+            self.report.event(EventKind::ThreadBusy { tid: tid.0, function: function.clone() });
+        }
+        traveller.seen = Some(function);
+        Ok(Visit::NotYet)
+    }
+
+    /// Serves events until `until` has passed.
+    fn serve(&mut self, until: Instant) -> Result<(), Error> {
+        while self.serve_once(until)? {}
+        Ok(())
+    }
+
+    /// Serves one event, or waits until `until`; tells whether there was one.
+    fn serve_once(&mut self, until: Instant) -> Result<bool, Error> {
+        let pid = self.process.pid();
+        match self.session.pump(until)? {
+            None => return Ok(false),
+            Some(Event::NewThread(tid)) => self.welcome(tid)?,
+            Some(Event::NewProcess { pid: child, how, .. }) => self.release(child, how)?,
+            Some(Event::Exec | Event::Exited(_)) => return Err(Error::Ended(pid)),
+            Some(_) => {}
+        }
+        Ok(true)
+    }
+
+    /// A newborn has no frames: it is on the right side from its first instruction.
+    fn welcome(&mut self, tid: Tid) -> Result<(), Error> {
+        let Some((offset, word)) = self.newborn else { return Ok(self.session.let_go(tid)?) };
+        let mut stopped = match self.session.stop(tid)? {
+            Stop::Stopped(stopped) => stopped,
+            Stop::Gone | Stop::InVfork => return Ok(()),
+        };
+        let fs_base = stopped.fs_base()?;
+        if fs_base.0 != 0 {
+            let at = Avma(fs_base.0.wrapping_add_signed(i64::from(offset)));
+            self.process.memory().write(at, &word.to_le_bytes())?;
+        }
+        stopped.resume()?;
+        Ok(())
+    }
+
+    fn release(&mut self, child: Pid, how: Birth) -> Result<(), Error> {
+        tracing::debug!(%child, ?how, "born during the transition");
+        Ok(self.session.release(child)?)
+    }
+}
+
+enum Visit {
+    Moved(Avma),
+    NotYet,
+    Gone,
+}
+
+impl Traveller {
+    fn new() -> Self {
+        Traveller { next: Instant::now(), wait: RETRY_FIRST, seen: None, walked: false }
+    }
+}
+
+fn holds(memory: &Memory, at: Avma, word: u32) -> bool {
+    let mut bytes = [0; 4];
+    memory.read(at, &mut bytes).is_ok() && u32::from_le_bytes(bytes) == word
+}

@@ -1,0 +1,74 @@
+//! Stack walks of one process: decide when the conservative scan stays busy because of a stale word, and explain.
+
+use crate::image::eh_frame;
+use crate::ledger::Span;
+use crate::probe::Look;
+use std::sync::OnceLock;
+use stillpoint_patch_format::Avma;
+use stillpoint_patch_tracee::{Module, Process};
+use stillpoint_patch_unwind as unwind;
+
+/// Made of what is mapped; indexes unwind data when first needed, never while a thread stands.
+pub(crate) struct Walker<'p> {
+    process: &'p Process,
+    modules: Vec<Module>,
+    patches: Vec<Span>,
+    unwinder: OnceLock<unwind::Unwinder>,
+}
+
+/// A frame: address, and whether the thread stands there rather than will return there.
+pub(crate) type FrameAddress = (Avma, bool);
+
+impl<'p> Walker<'p> {
+    /// `patches` is the unwind data of patches.
+    pub(crate) fn new(process: &'p Process, modules: Vec<Module>, patches: Vec<Span>) -> Self {
+        Walker { process, modules, patches, unwinder: OnceLock::new() }
+    }
+
+    /// Indexes the unwind data now.
+    pub(crate) fn prepare(&self) -> &unwind::Unwinder {
+        self.unwinder.get_or_init(|| {
+            let memory = self.process.memory();
+            let mapped = self.modules.iter().filter_map(|m| eh_frame(memory, m).ok().flatten());
+            let read = |span: Span| {
+                let mut bytes = vec![0; span.len as usize];
+                let len = memory.read_some(span.start, &mut bytes);
+                bytes.truncate(len);
+                unwind::Module { eh_frame_at: span.start.0, eh_frame: bytes }
+            };
+            unwind::Unwinder::new(mapped.chain(self.patches.iter().copied()).map(read).collect())
+        })
+    }
+
+    fn walk(&self, look: &Look<'_>) -> Option<unwind::Walk> {
+        let unwinder = self.unwinder.get()?;
+        let r = &look.registers;
+        let general = [
+            r.rax, r.rdx, r.rcx, r.rbx, r.rsi, r.rdi, r.rbp, r.rsp, r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14,
+            r.r15,
+        ];
+        let read = |at: u64| {
+            let offset = at.checked_sub(look.base.0).filter(|o| o + 8 <= look.stack.len() as u64);
+            match offset {
+                Some(offset) if look.one_piece => {
+                    look.stack[offset as usize..][..8].try_into().ok().map(u64::from_le_bytes)
+                }
+                _ => self.process.memory().read_u64(Avma(at)).ok(),
+            }
+        };
+        Some(unwinder.walk(unwind::Registers { pc: r.rip, general }, read))
+    }
+
+    /// All frames of a thread, when the walk is proof that there are no others.
+    pub(crate) fn frames(&self, look: &Look<'_>) -> Option<Vec<FrameAddress>> {
+        let walk = self.walk(look)?;
+        walk.is_complete().then(|| walk.frames.iter().map(|f| (Avma(f.address), f.standing)).collect())
+    }
+
+    /// The frames as far as they can be told, for messages.
+    pub(crate) fn explain(&self, look: &Look<'_>) -> Vec<FrameAddress> {
+        self.prepare();
+        let walk = self.walk(look);
+        walk.map(|w| w.frames.iter().map(|f| (Avma(f.address), f.standing)).collect()).unwrap_or_default()
+    }
+}

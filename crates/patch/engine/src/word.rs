@@ -1,0 +1,78 @@
+//! The generation word: four bytes of every thread's control block that glibc keeps free.
+
+use crate::Error;
+use crate::plan::transition_of_word;
+use std::time::Instant;
+use stillpoint_patch_format::Avma;
+use stillpoint_patch_tracee::{Libc, Process, Session, Stop};
+
+/// Bytes 0x80 to 0x27f of glibc's control block were room for vector registers of the loader and have not been used
+/// since glibc 2.23; those before belong to shadow stacks, transactional memory and split stacks.
+const FIRST: usize = 0x80;
+const END: usize = 0x280;
+/// The versions whose control block we have looked at.
+const KNOWN: std::ops::RangeInclusive<(u32, u32)> = (2, 28)..=(2, 43);
+
+/// Refuses C libraries whose control block is not known.
+pub(crate) fn check_libc(process: &Process) -> Result<(), Error> {
+    let unsuitable = |what: String| Err(Error::Unsuitable { pid: process.pid(), what });
+    match process.libc()? {
+        Libc::Glibc { version, .. } if KNOWN.contains(&version) => Ok(()),
+        Libc::Glibc { version: (major, minor), .. } => {
+            unsuitable(format!("uses glibc {major}.{minor}, whose thread control block is not known to this program"))
+        }
+        Libc::Musl => unsuitable("uses musl, whose threads have no free word for a generation".into()),
+        Libc::Unknown => unsuitable("uses a C library that this program does not know".into()),
+    }
+}
+
+/// Finds four bytes that are zero, or hold a transition of ours, in all threads; returns their offset.
+pub(crate) fn choose(
+    process: &Process,
+    session: &mut Session<'_>,
+    stopped: &mut dyn FnMut(stillpoint_patch_tracee::Tid, u64),
+) -> Result<i32, Error> {
+    let mut free = [true; (END - FIRST) / 8];
+    let mut seen = std::collections::BTreeSet::new();
+    loop {
+        while let Some(event) = session.pump(Instant::now())? {
+            use stillpoint_patch_tracee::Event;
+            match event {
+                Event::NewThread(tid) => session.let_go(tid)?,
+                Event::NewProcess { pid, .. } => session.release(pid)?,
+                Event::Exec | Event::Exited(_) => return Err(Error::Ended(process.pid())),
+                _ => {}
+            }
+        }
+        let missing: Vec<_> = session.threads().into_iter().filter(|tid| !seen.contains(tid)).collect();
+        if missing.is_empty() {
+            break;
+        }
+        for tid in missing {
+            seen.insert(tid);
+            let Stop::Stopped(mut thread) = session.stop(tid)? else { continue };
+            if !thread.registers()?.no_user_side() {
+                let base = thread.fs_base()?;
+                if base.0 == 0 {
+                    let what = format!("has a thread ({tid}) without thread-local storage");
+                    return Err(Error::Unsuitable { pid: process.pid(), what });
+                }
+                let mut block = [0; END - FIRST];
+                process.memory().read(Avma(base.0 + FIRST as u64), &mut block)?;
+                exclude(&block, &mut free);
+            }
+            let stopped_ns = thread.resume()?;
+            stopped(tid, stopped_ns);
+        }
+    }
+    let index = free.iter().rposition(|free| *free).ok_or(Error::NoWord(process.pid()))?;
+    Ok((FIRST + index * 8) as i32)
+}
+
+fn exclude(block: &[u8; END - FIRST], free: &mut [bool; (END - FIRST) / 8]) {
+    for (word, free) in block.as_chunks::<8>().0.iter().zip(free) {
+        let value = u64::from_le_bytes(*word);
+        let ours = u32::try_from(value).is_ok_and(|low| transition_of_word(low).is_some());
+        *free &= value == 0 || ours;
+    }
+}

@@ -1,0 +1,266 @@
+//! The walk, frame by frame.
+
+use gimli::{
+    BaseAddresses, CfaRule, EhFrame, EndianSlice, EvaluationResult, FrameDescriptionEntry, LittleEndian, Location,
+    Register, RegisterRule, UnwindContext, UnwindExpression, UnwindSection, UnwindTableRow, Value, X86_64,
+};
+
+type Slice<'a> = EndianSlice<'a, LittleEndian>;
+
+/// More frames than this end a walk: a stack in a circle.
+const FRAMES_MAX: usize = 4096;
+const REGISTERS: usize = 17;
+const RSP: usize = 7;
+const RETURN_ADDRESS: usize = 16;
+
+/// Code with its unwind data, at the addresses that they have in the process.
+#[derive(Debug, Clone)]
+pub struct Module {
+    /// Where `.eh_frame` lies.
+    pub eh_frame_at: u64,
+    /// Its bytes, to the terminator or beyond.
+    pub eh_frame: Vec<u8>,
+}
+
+/// Registers of a thread that stands.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Registers {
+    /// Program counter.
+    pub pc: u64,
+    /// General registers by their DWARF numbers: rax rdx rcx rbx rsi rdi rbp rsp r8 .. r15.
+    pub general: [u64; 16],
+}
+
+/// One frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Frame {
+    /// The program counter, or a return address.
+    pub address: u64,
+    /// The thread stands there, or was interrupted there by a signal; otherwise it will return there.
+    pub standing: bool,
+    /// Stack pointer in that frame.
+    pub sp: u64,
+}
+
+/// Why a walk ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// At a frame that says it has no caller.
+    Outermost,
+    /// No unwind data covers this address.
+    NoData(u64),
+    /// Unwind data at this address is not understood.
+    NotUnderstood(u64),
+    /// This word of the stack cannot be read.
+    Unreadable(u64),
+    /// The stack does not come to an end.
+    TooDeep,
+}
+
+/// Frames, innermost first, and why there are no more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Walk {
+    /// Innermost first.
+    pub frames: Vec<Frame>,
+    /// Why there are no more.
+    pub end: End,
+}
+
+impl Walk {
+    /// Whether the frames are all that there are.
+    pub fn is_complete(&self) -> bool {
+        self.end == End::Outermost
+    }
+}
+
+struct Indexed {
+    module: Module,
+    bases: BaseAddresses,
+    /// First address, end, offset of the description.
+    functions: Vec<(u64, u64, usize)>,
+}
+
+/// Unwind data of a whole process.
+#[derive(Default)]
+pub struct Unwinder {
+    modules: Vec<Indexed>,
+}
+
+impl Unwinder {
+    /// Indexes the unwind data; what cannot be parsed covers nothing.
+    pub fn new(modules: Vec<Module>) -> Self {
+        Unwinder { modules: modules.into_iter().map(Indexed::new).collect() }
+    }
+
+    /// Walks a stack; `read` yields the word at an address of the stack, or `None`.
+    pub fn walk(&self, registers: Registers, mut read: impl FnMut(u64) -> Option<u64>) -> Walk {
+        let mut current = [0; REGISTERS];
+        current[..16].copy_from_slice(&registers.general);
+        current[RETURN_ADDRESS] = registers.pc;
+        let mut frames = Vec::new();
+        let mut standing = true;
+        let end = loop {
+            let address = current[RETURN_ADDRESS];
+            frames.push(Frame { address, standing, sp: current[RSP] });
+            if frames.len() >= FRAMES_MAX {
+                break End::TooDeep;
+            }
+            match self.step(&current, standing, &mut read) {
+                Ok(Some((caller, signal))) => {
+                    if caller[RSP] <= current[RSP] && !signal {
+                        break End::TooDeep;
+                    }
+                    (current, standing) = (caller, signal);
+                }
+                Ok(None) => break End::Outermost,
+                Err(end) => break end,
+            }
+        };
+        Walk { frames, end }
+    }
+
+    /// The caller's registers, and whether this frame is a signal's trampoline.
+    fn step(
+        &self,
+        current: &[u64; REGISTERS],
+        standing: bool,
+        read: &mut impl FnMut(u64) -> Option<u64>,
+    ) -> Result<Option<([u64; REGISTERS], bool)>, End> {
+        let address = current[RETURN_ADDRESS];
+        // a return address belongs to the call before it, which may be the last instruction of its function
+        let lookup = if standing { address } else { address.wrapping_sub(1) };
+        let modules = self.modules.iter().filter_map(|m| m.function(lookup).map(|offset| (m, offset)));
+        let (module, offset) = modules.into_iter().next().ok_or(End::NoData(address))?;
+        module.unwind(offset, lookup, current, read).map_err(|end| end.unwrap_or(End::NotUnderstood(address)))
+    }
+}
+
+impl Indexed {
+    fn new(module: Module) -> Self {
+        let bases = BaseAddresses::default().set_eh_frame(module.eh_frame_at);
+        let mut functions = Vec::new();
+        {
+            let section = EhFrame::new(&module.eh_frame, LittleEndian);
+            let mut entries = section.entries(&bases);
+            while let Ok(Some(entry)) = entries.next() {
+                let gimli::CieOrFde::Fde(partial) = entry else { continue };
+                let Ok(fde) = partial.parse(EhFrame::cie_from_offset) else { continue };
+                let start = fde.initial_address();
+                if let Some(end) = start.checked_add(fde.len()).filter(|end| *end > start) {
+                    functions.push((start, end, fde.offset()));
+                }
+            }
+        }
+        functions.sort_unstable();
+        Indexed { module, bases, functions }
+    }
+
+    fn function(&self, address: u64) -> Option<usize> {
+        let index = self.functions.partition_point(|f| f.0 <= address).checked_sub(1)?;
+        let (_, end, offset) = self.functions[index];
+        (address < end).then_some(offset)
+    }
+
+    fn unwind(
+        &self,
+        offset: usize,
+        lookup: u64,
+        current: &[u64; REGISTERS],
+        read: &mut impl FnMut(u64) -> Option<u64>,
+    ) -> Result<Option<([u64; REGISTERS], bool)>, Option<End>> {
+        let section = EhFrame::new(&self.module.eh_frame, LittleEndian);
+        let fde = section.fde_from_offset(&self.bases, offset.into(), EhFrame::cie_from_offset).map_err(|_| None)?;
+        let mut context = UnwindContext::new();
+        let row = fde.unwind_info_for_address(&section, &self.bases, &mut context, lookup).map_err(|_| None)?;
+        let frame = FrameOf { section: &section, fde: &fde, current };
+        let cfa = frame.cfa(row, read)?;
+        let mut caller = *current;
+        for (number, value) in caller.iter_mut().enumerate() {
+            match row.register(Register(number as u16)) {
+                Some(RegisterRule::Undefined) if number == RETURN_ADDRESS => return Ok(None),
+                None if number == RETURN_ADDRESS => return Err(None),
+                None | Some(RegisterRule::Undefined | RegisterRule::SameValue) => {}
+                Some(rule) => *value = frame.register(&rule, cfa, read)?,
+            }
+        }
+        if caller[RETURN_ADDRESS] == current[RETURN_ADDRESS] && caller[RSP] == current[RSP] {
+            return Err(None);
+        }
+        if matches!(row.register(X86_64::RSP), None | Some(RegisterRule::Undefined | RegisterRule::SameValue)) {
+            caller[RSP] = cfa;
+        }
+        Ok(Some((caller, fde.is_signal_trampoline())))
+    }
+}
+
+struct FrameOf<'f, 'a> {
+    section: &'f EhFrame<Slice<'a>>,
+    fde: &'f FrameDescriptionEntry<Slice<'a>>,
+    current: &'f [u64; REGISTERS],
+}
+
+type Outcome<T> = Result<T, Option<End>>;
+
+impl FrameOf<'_, '_> {
+    fn value(&self, register: Register) -> Outcome<u64> {
+        self.current.get(usize::from(register.0)).copied().ok_or(None)
+    }
+
+    fn cfa(&self, row: &UnwindTableRow<usize>, read: &mut impl FnMut(u64) -> Option<u64>) -> Outcome<u64> {
+        match row.cfa() {
+            CfaRule::RegisterAndOffset { register, offset } => Ok(self.value(*register)?.wrapping_add_signed(*offset)),
+            CfaRule::Expression(expression) => self.evaluate(expression, None, read),
+        }
+    }
+
+    fn register(
+        &self,
+        rule: &RegisterRule<usize>,
+        cfa: u64,
+        read: &mut impl FnMut(u64) -> Option<u64>,
+    ) -> Outcome<u64> {
+        let mut word = |at: u64| read(at).ok_or(Some(End::Unreadable(at)));
+        match rule {
+            RegisterRule::Offset(offset) => word(cfa.wrapping_add_signed(*offset)),
+            RegisterRule::ValOffset(offset) => Ok(cfa.wrapping_add_signed(*offset)),
+            RegisterRule::Register(other) => self.value(*other),
+            RegisterRule::Expression(expression) => {
+                let at = self.evaluate(expression, Some(cfa), read)?;
+                read(at).ok_or(Some(End::Unreadable(at)))
+            }
+            RegisterRule::ValExpression(expression) => self.evaluate(expression, Some(cfa), read),
+            _ => Err(None),
+        }
+    }
+
+    fn evaluate(
+        &self,
+        expression: &UnwindExpression<usize>,
+        initial: Option<u64>,
+        read: &mut impl FnMut(u64) -> Option<u64>,
+    ) -> Outcome<u64> {
+        let expression = expression.get(self.section).map_err(|_| None)?;
+        let mut evaluation = expression.evaluation(self.fde.cie().encoding());
+        if let Some(initial) = initial {
+            evaluation.set_initial_value(initial);
+        }
+        let mut result = evaluation.evaluate().map_err(|_| None)?;
+        loop {
+            result = match result {
+                EvaluationResult::Complete => break,
+                EvaluationResult::RequiresRegister { register, .. } => {
+                    evaluation.resume_with_register(Value::Generic(self.value(register)?)).map_err(|_| None)?
+                }
+                EvaluationResult::RequiresMemory { address, size: 8, .. } => {
+                    let word = read(address).ok_or(Some(End::Unreadable(address)))?;
+                    evaluation.resume_with_memory(Value::Generic(word)).map_err(|_| None)?
+                }
+                _ => return Err(None),
+            };
+        }
+        match evaluation.result().first().map(|piece| &piece.location) {
+            Some(Location::Address { address }) => Ok(*address),
+            _ => Err(None),
+        }
+    }
+}
