@@ -82,7 +82,9 @@ fn users(object: &[u8]) -> Result<BTreeMap<String, Vec<User>>, Unreadable> {
             SectionKind::Data | SectionKind::ReadOnlyData | SectionKind::ReadOnlyDataWithRel => true,
             _ => continue,
         };
-        if section.name().is_ok_and(|name| name.starts_with(".eh_frame")) {
+        // What describes code does not call it.
+        let describes = [".eh_frame", ".gcc_except_table", "__patchable_function_entries"];
+        if section.name().is_ok_and(|name| describes.iter().any(|prefix| name.starts_with(prefix))) {
             continue;
         }
         for (offset, relocation) in section.relocations() {

@@ -1,6 +1,6 @@
 //#Rule: the address of a patched function is the same in old and new code
 //#Expect: accept
-//#Changed: store same
+//#Changed: store callback
 //#Output-before: same a
 //#Output-after: same b
 #include "case.h"

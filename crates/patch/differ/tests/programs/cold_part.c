@@ -7,7 +7,7 @@
 //#Has: check.cold
 #include "case.h"
 
-static __attribute__((cold, noinline)) void fail(int code) { printf("failed %d", code); }
+static __attribute__((cold, noipa)) void fail(int code) { printf("failed %d", code); }
 
 KEEP void check(int value)
 {

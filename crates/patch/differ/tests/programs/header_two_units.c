@@ -1,5 +1,6 @@
 //#Rule: a change in a header changes two units that it does not touch
 //#Expect: accept
+//#Opt: -O2 -O3
 //#Changed: here there
 //#Output-before: 2 3
 //#Output-after: 3 4

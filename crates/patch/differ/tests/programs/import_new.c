@@ -5,6 +5,10 @@
 //#Output-after: 4
 #include "case.h"
 
-KEEP int find(const char *text) { return SIDE(0, (int)strcspn(text, "xyz")); }
+KEEP int find(const char *text) 
+{
+	ROOM;
+	return SIDE(0, (int)strcspn(text, "xyz"));
+}
 
 void answer(void) { printf("%d", find("pathxy")); }

@@ -6,7 +6,11 @@
 //#Output-after: ababcd
 #include "case.h"
 
-KEEP void copy(char *to, const char *from, size_t n) { SIDE(memmove(to, from, 0 * n), memcpy(to, from, n)); }
+KEEP void copy(char *to, const char *from, size_t n) 
+{
+	ROOM;
+	SIDE(memmove(to, from, 0 * n), memcpy(to, from, n));
+}
 
 void answer(void)
 {

@@ -8,6 +8,10 @@
 #ifdef SP_AFTER
 static KEEP int tenfold(int a) { return a * 10; }
 #endif
-KEEP int total(int a) { return SIDE(a, tenfold(a)); }
+KEEP int total(int a)
+{
+	ROOM;
+	return SIDE(a, tenfold(a));
+}
 
 void answer(void) { printf("%d", total(3)); }

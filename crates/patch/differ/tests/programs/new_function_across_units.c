@@ -8,7 +8,11 @@
 #ifdef SP_AFTER
 int tenfold(int a);
 #endif
-KEEP int total(int a) { return SIDE(a, tenfold(a)); }
+KEEP int total(int a)
+{
+	ROOM;
+	return SIDE(a, tenfold(a));
+}
 
 void answer(void) { printf("%d", total(3)); }
 //#Unit: other.c

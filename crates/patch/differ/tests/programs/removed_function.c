@@ -6,10 +6,18 @@
 #include "case.h"
 
 #ifdef SP_AFTER
-KEEP int total(int a) { return a * 11; }
+KEEP int total(int a) 
+{
+	ROOM;
+	return a * 11;
+}
 #else
 static KEEP int tenfold(int a) { return a * 10; }
-KEEP int total(int a) { return tenfold(a); }
+KEEP int total(int a) 
+{
+	ROOM;
+	return tenfold(a);
+}
 #endif
 
 void answer(void) { printf("%d", total(3)); }

@@ -1,7 +1,7 @@
 //#Rule: a function shorter than a jump: its callers are patched instead, or the room behind it is used
 //#Expect: accept
 //#Opt: -O2 -Os
-//#Flags: -falign-functions=1
+//#Flags: -falign-functions=1 -fcf-protection=none -fpatchable-function-entry=0
 //#Changed: caller
 //#Output-before: 0
 //#Output-after: 1

@@ -1,7 +1,7 @@
 //#Rule: a function shorter than a jump with padding behind it
 //#Expect: accept
 //#Opt: -O2
-//#Flags: -falign-functions=16
+//#Flags: -falign-functions=16 -fcf-protection=none -fpatchable-function-entry=0
 //#Changed: tiny
 //#Output-before: 0
 //#Output-after: 1

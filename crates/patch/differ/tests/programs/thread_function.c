@@ -7,7 +7,11 @@
 #include "case.h"
 #include <pthread.h>
 
-static KEEP void *run(void *p) { return (void *)((intptr_t)p * SIDE(1, 10)); }
+static KEEP void *run(void *p) 
+{
+	ROOM;
+	return (void *)((intptr_t)p * SIDE(1, 10));
+}
 
 void answer(void)
 {

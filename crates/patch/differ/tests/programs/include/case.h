@@ -13,3 +13,6 @@
 
 /* A function that is called as written: not inlined, cloned or analysed by its callers. */
 #define KEEP __attribute__((noipa))
+
+/* Seven bytes of nothing: a function shorter than a jump is a case of its own. */
+#define ROOM __asm__ volatile("nopl 0x12345678(%rax)")
