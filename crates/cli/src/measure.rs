@@ -10,7 +10,11 @@ use std::time::Duration;
 use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 use serde::Serialize;
 use stillpoint_measure::load::{Arrivals, Finished, Load, Mix, Plan, Protocol, Snapshot, Target, fill};
+use stillpoint_measure::compare::compare;
+use stillpoint_measure::record::Record;
+use stillpoint_measure::report::Report;
 use stillpoint_measure::summary::{Latency, Summary};
+use stillpoint_measure::timeline::Timeline;
 
 use crate::output::{Failure, Output};
 
@@ -36,6 +40,10 @@ enum Command {
     Http(HttpArgs),
     /// Fill the key space of a server, pipelined.
     Load(LoadArgs),
+    /// Write a page that shows what the clients saw before, during and after each operation.
+    Report(ReportArgs),
+    /// Print the ratios of the second record to the first.
+    Compare(CompareArgs),
 }
 
 /// Where the server listens.
@@ -155,6 +163,27 @@ struct LoadArgs {
     protocol: ProtocolArg,
 }
 
+#[derive(ClapArgs)]
+struct ReportArgs {
+    /// Records of the run, one for each load generator.
+    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    record: Vec<PathBuf>,
+    /// What `stillpoint --json patch ...` printed meanwhile.
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    events: Vec<PathBuf>,
+    /// The page: one HTML file that needs no network.
+    #[arg(long, short, value_name = "FILE", default_value = "report.html")]
+    output: PathBuf,
+}
+
+#[derive(ClapArgs)]
+struct CompareArgs {
+    /// The record that is the measure.
+    a: PathBuf,
+    /// The record that is compared with it.
+    b: PathBuf,
+}
+
 #[derive(Clone, Copy, ValueEnum)]
 enum ArrivalsArg {
     /// One every 1/rate.
@@ -208,8 +237,7 @@ impl LoopArgs {
 pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     match args.command {
         Command::Redis(args) => {
-            let protocol =
-                Protocol::Redis { mix: args.mix, keys: args.keys.keys, value_bytes: args.keys.value_bytes };
+            let protocol = Protocol::Redis { mix: args.mix, keys: args.keys.keys, value_bytes: args.keys.value_bytes };
             let strict = args.run.strict;
             run_plan(Plan { blocking: args.blocking, ..args.run.plan(protocol) }, strict, output)
         }
@@ -228,6 +256,8 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
             run_plan(args.run.plan(Protocol::Http { path: args.path }), strict, output)
         }
         Command::Load(args) => run_fill(args, output),
+        Command::Report(args) => run_report(args, output),
+        Command::Compare(args) => run_compare(args, output),
     }
 }
 
@@ -290,6 +320,58 @@ fn run_plan(plan: Plan, strict: bool, output: &Output) -> Result<(), Failure> {
         return Err(Failure::failed(anyhow::anyhow!(problem), "the load has ended"));
     }
     Ok(())
+}
+
+fn run_report(args: ReportArgs, output: &Output) -> Result<(), Failure> {
+    output.progress("reading");
+    let records = args.record.iter().map(|path| Record::open(path)).collect::<Result<Vec<_>, _>>().map_err(unread)?;
+    let timeline = Timeline::open(&args.events).map_err(unread)?;
+    let other_lines = timeline.other_lines;
+    let report = Report::of(records, timeline).map_err(unread)?;
+    output.progress_done();
+    std::fs::write(&args.output, report.html()).map_err(|error| {
+        let error = anyhow::Error::new(error).context(format!("cannot write {}", args.output.display()));
+        Failure::failed(error, "the records are as they were")
+    })?;
+    if report.ends.iter().any(Option::is_none) {
+        output.warn("a record is cut off: its load generator did not end in order; everything before is shown");
+    }
+    let counts = report.summary.counts;
+    output.line(format!(
+        "{}: {} requests, {} failed, {} connections dropped, {} operations",
+        args.output.display(),
+        counts.requests,
+        counts.failed(),
+        report.dropped,
+        report.operations.len()
+    ));
+    if let Some(ratio) = report.p999_ratio() {
+        let (during, outside) = (report.during.latency.p999_ns, report.outside.latency.p999_ns);
+        output.line(format!("p99.9 during operations {}, otherwise {}: {ratio:.2} times", time(during), time(outside)));
+    }
+    if other_lines > 0 {
+        output.line(format!("{other_lines} lines of the event files are no events and were left out"));
+    }
+    json(output, "report", &report);
+    Ok(())
+}
+
+fn run_compare(args: CompareArgs, output: &Output) -> Result<(), Failure> {
+    let summary = |path: &PathBuf| Record::open(path).map(|record| Summary::of_record(&record)).map_err(unread);
+    let comparison = compare(summary(&args.a)?, summary(&args.b)?);
+    output.line(format!("{:<12}{:>14}{:>14}{:>10}", "", args.a.display(), args.b.display(), "ratio"));
+    for row in &comparison.rows {
+        let show = |value: f64| if row.figure == "throughput" { format!("{value:.0}/s") } else { time(value as u64) };
+        let ratio = row.ratio.map_or_else(|| "-".into(), |ratio| format!("{ratio:.3}"));
+        output.line(format!("{:<12}{:>14}{:>14}{ratio:>10}", row.figure, show(row.a), show(row.b)));
+    }
+    json(output, "compared", &comparison);
+    Ok(())
+}
+
+/// A file that cannot be used.
+fn unread(error: stillpoint_measure::Error) -> Failure {
+    Failure::refused(error)
 }
 
 /// A measurement changes nothing in the service but the keys it was told to use.

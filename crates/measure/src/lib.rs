@@ -1,9 +1,53 @@
-//! Watches a service from its clients' side: load, record, report.
+//! Watches a service from its clients' side: puts it under load, records every latency, and reports what the clients
+//! saw before, during and after each operation of an engine.
+//!
+//! ```text
+//!   load  ---> server          stillpoint --json patch ...
+//!    | every request               | events
+//!    v                             v
+//!  record (file) ------------> timeline ------> report.html, JSON
+//!                  one clock: CLOCK_MONOTONIC
+//! ```
+//!
+//! **The caller must** run load and engine on one machine, between two boots (their times share one clock), and leave a
+//! core to the load generator: what it was late itself is recorded and shown, but not taken off the latencies.
+//!
+//! **Guaranteed:** latency counts from the time at which the schedule wanted a request, so no pause of the server hides
+//! behind a client that waited for it. Every request that was due ends in exactly one [`record::Outcome`]; answers are
+//! compared with what was stored, so a lost or a mixed-up write is found. A load touches only keys that begin with
+//! `sp:`. When the load generator is killed, its record holds everything up to about a second before. Reading a record
+//! or an event file never fails in any other way than by an [`Error`].
+//!
+//! **It does not** take part in what it measures: engines are known by their events alone.
+//!
+//! A load in the background of a test or a benchmark:
+//!
+//! ```no_run
+//! use stillpoint_measure::load::{Load, Plan, Target};
+//!
+//! let plan = Plan { rate: 20_000.0, idle: 100, ..Plan::redis(Target::Tcp("127.0.0.1:6379".into())) };
+//! let load = Load::start(plan)?;
+//! // ... do to the server what is to be measured ...
+//! assert_eq!(load.counters().snapshot().counts.failed(), 0);
+//! load.stop();
+//! let finished = load.wait()?;
+//! println!("p99.9 {} ns, blackout {} ns", finished.summary.latency.p999_ns, finished.summary.blackout.duration_ns);
+//! # Ok::<(), stillpoint_measure::Error>(())
+//! ```
+//!
+//! The plot of latencies coloured by code version follows Fig. 1 of "The Case for DBMS Live Patching"
+//! (PVLDB 17, 2024).
+
+#![forbid(unsafe_code)]
+
 pub mod blackout;
 pub mod clock;
+pub mod compare;
 pub mod error;
 pub mod load;
 pub mod record;
+pub mod report;
 pub mod summary;
+pub mod timeline;
 
 pub use error::{Error, Result};

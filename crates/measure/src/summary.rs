@@ -137,7 +137,7 @@ pub struct Summary {
     pub throughput: f64,
     /// How long the requests took, from the time at which they were due.
     pub latency: Latency,
-    /// How late the client itself took them up (its own share, or a full pipeline, in the latency).
+    /// By how much the client itself was late: its own share in the latency.
     pub lateness: Latency,
     /// Longest interval in which a client waited and none got a right answer.
     pub blackout: Blackout,

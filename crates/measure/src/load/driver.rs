@@ -60,6 +60,10 @@ pub(crate) struct Driver<'a, W: Workload> {
     pub(super) end: End,
     /// Kind of the next request, drawn before it is known whether there is room for it.
     pub(super) drawn: Option<u8>,
+    /// The request that is due next found no room.
+    pub(super) full: bool,
+    /// When there was room again after that.
+    pub(super) room_ns: u64,
     pub(super) housekeeping_ns: u64,
     pub(super) record_flush_ns: u64,
     pub(super) buffer: Vec<u8>,
@@ -97,6 +101,8 @@ impl<'a, W: Workload> Driver<'a, W> {
             complaints: Vec::new(),
             end: End::default(),
             drawn: None,
+            full: false,
+            room_ns: 0,
             housekeeping_ns: 0,
             record_flush_ns: 0,
             buffer: vec![0; 256 << 10],
@@ -170,13 +176,18 @@ impl<'a, W: Workload> Driver<'a, W> {
             if let Some(tally) = &mut self.tally {
                 tally.waiting_since(due);
             }
-            let late_us = u32::try_from((now - due) / 1000).unwrap_or(u32::MAX);
+            // Time without room is the server's, not ours.
+            if self.full {
+                self.room_ns = now;
+            }
+            let late_us = u32::try_from((now - due.max(self.room_ns)) / 1000).unwrap_or(u32::MAX);
             let issued = if self.workload.is_push(kind) {
                 self.issue_push(kind, due, late_us)
             } else {
                 self.issue_request(kind, due, late_us)
             };
-            if !issued {
+            self.full = !issued;
+            if self.full {
                 return Ok(true);
             }
             self.drawn = None;

@@ -287,12 +287,10 @@ impl<W: Workload> Driver<'_, W> {
     fn give_up_unsent(&mut self, schedule: &mut Schedule, limit: u64, now: u64) -> Result<()> {
         while let Some(due) = schedule.due_ns().filter(|&due| due <= limit) {
             let kind = self.drawn.take().unwrap_or_else(|| self.workload.draw(&mut self.rng));
-            let waited = now - due;
-            let late_us = u32::try_from(waited / 1000).unwrap_or(u32::MAX);
             let sample = Sample {
                 scheduled_ns: due,
-                latency_ns: waited,
-                late_us,
+                latency_ns: now - due,
+                late_us: 0,
                 connection: self.next_worker as u32,
                 kind,
                 outcome: Outcome::Timeout,

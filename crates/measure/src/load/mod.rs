@@ -30,6 +30,7 @@ pub use counters::{Counters, Snapshot};
 pub use fill::{Fill, fill};
 pub use plan::{Mix, Plan, Protocol, Target};
 pub use schedule::Arrivals;
+pub(crate) use schedule::Random;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

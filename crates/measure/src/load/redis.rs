@@ -150,7 +150,7 @@ impl Workload for Redis {
             Kind::Get => {
                 let key = self.values.draw(rng);
                 let floor = self.values.floor(key);
-                resp::command(out, &[b"GET", &key_name(&mut self.scratch, key)]);
+                resp::command(out, &[b"GET", key_name(&mut self.scratch, key)]);
                 Expect::Value { key, floor }
             }
             Kind::Set => {

@@ -63,7 +63,8 @@ pub struct Sample {
     pub scheduled_ns: u64,
     /// From `scheduled_ns` to the last byte of the answer (or to the moment it was given up).
     pub latency_ns: u64,
-    /// From `scheduled_ns` to the moment it was handed to the kernel: what the client itself, or a full pipeline, added.
+    /// By how much the client itself was late: from `scheduled_ns`, or from the moment when a connection had room for
+    /// it again, to its being handed to the kernel.
     pub late_us: u32,
     /// Number of the connection.
     pub connection: u32,

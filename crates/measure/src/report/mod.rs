@@ -1,0 +1,239 @@
+//! The report of a run: what the clients saw, before, during and after each operation.
+//!
+//! [`Report::of`] computes everything that the page shows, and serialises to the JSON that `measure report --json`
+//! prints; [`Report::html`] draws it as one page that needs neither network nor scripts.
+
+mod page;
+mod plot;
+mod series;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::record::{End, Header, Mark, MarkKind, Record, Sample};
+use crate::summary::{Counts, Distribution, Latency, Summary};
+use crate::timeline::{Ending, Operation, Timeline};
+use series::Series;
+
+/// A window before or after an operation is no longer than this.
+pub const WINDOW_NS: u64 = 5_000_000_000;
+
+/// Requests of a part of the run.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Part {
+    /// How they ended.
+    pub counts: Counts,
+    /// How long they took.
+    pub latency: Latency,
+    /// Longest interval in which a client waited and none got a right answer.
+    pub blackout_ns: u64,
+}
+
+/// An operation and what the clients saw of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OperationReport {
+    /// What the engine told.
+    #[serde(flatten)]
+    pub operation: Operation,
+    /// For how long each thread was stopped.
+    pub stop: Latency,
+    /// Requests that ended before it, at most [`WINDOW_NS`] and not before the operation in front of it.
+    pub before: Part,
+    /// Requests under way at any time from its beginning to its end.
+    pub during: Part,
+    /// Requests due after it, at most [`WINDOW_NS`] and not under way in the operation behind it.
+    pub after: Part,
+}
+
+/// Everything that the page shows.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Version of this object.
+    pub v: u32,
+    /// What was run; one for each record.
+    pub runs: Vec<Header>,
+    /// How each ended; `None` where its record is cut off.
+    pub ends: Vec<Option<End>>,
+    /// The whole run.
+    pub summary: Summary,
+    /// Connections that ended although no client ended them.
+    pub dropped: u64,
+    /// Requests under way during any operation.
+    pub during: Part,
+    /// Requests that met no operation.
+    pub outside: Part,
+    /// For how long threads were stopped, over all operations.
+    pub stop: Latency,
+    /// How long operations that were committed took from the start of the transition to the commit.
+    pub migration: Latency,
+    /// The operations in order.
+    pub operations: Vec<OperationReport>,
+    /// Warnings of the engines.
+    pub warnings: Vec<String>,
+    #[serde(skip)]
+    series: Series,
+    #[serde(skip)]
+    marks: Vec<Mark>,
+}
+
+/// All records of a run as one.
+struct Merged {
+    kinds: Vec<String>,
+    samples: Vec<Sample>,
+    marks: Vec<Mark>,
+    started_ns: u64,
+    ended_ns: u64,
+    longest_ns: u64,
+}
+
+impl Report {
+    /// Puts records and events of one machine together.
+    ///
+    /// # Errors
+    /// There is no record, no request in any of them, or none of the operations lies within them (they were made on
+    /// another machine, or before a reboot).
+    pub fn of(records: Vec<Record>, timeline: Timeline) -> Result<Report> {
+        let runs: Vec<Header> = records.iter().map(|record| record.header.clone()).collect();
+        let ends: Vec<Option<End>> = records.iter().map(|record| record.end).collect();
+        let merged = merge(records)?;
+        let all = timeline.operations.len();
+        let within = |op: &Operation| op.ended_ns >= merged.started_ns && op.started_ns <= merged.ended_ns;
+        let operations: Vec<Operation> = timeline.operations.iter().filter(|op| within(op)).cloned().collect();
+        if all > 0 && operations.is_empty() {
+            let text = format!("none of the {all} operations lies within the time of the records");
+            return Err(Error::Mismatch(text));
+        }
+        let spans: Vec<(u64, u64)> = operations.iter().map(|op| (op.started_ns, op.ended_ns)).collect();
+        let (during, outside) = split(&merged, &spans);
+        let series = Series::of(&merged.samples, merged.started_ns, merged.ended_ns, &timeline.versions());
+        let summary = Summary::of_samples(&merged.kinds, merged.samples.iter(), merged.started_ns, merged.ended_ns);
+        let stops = operations.iter().flat_map(|op| op.stops.iter().map(|stop| stop.stopped_ns));
+        let dropped = merged.marks.iter().filter(|mark| mark.what == MarkKind::Dropped).count() as u64;
+        Ok(Report {
+            v: 1,
+            dropped,
+            during,
+            outside,
+            stop: stops.collect::<Distribution>().latency(),
+            migration: operations.iter().filter_map(|op| op.migration_ns).collect::<Distribution>().latency(),
+            operations: report_operations(&merged, operations, &spans),
+            warnings: timeline.warnings.into_iter().map(|(_, text)| text).collect(),
+            runs,
+            ends,
+            summary,
+            series,
+            marks: merged.marks,
+        })
+    }
+
+    /// The page.
+    pub fn html(&self) -> String {
+        page::render(self)
+    }
+
+    /// Whether every request was answered rightly and every connection stayed open.
+    pub fn is_clean(&self) -> bool {
+        let alive =
+            self.runs.iter().zip(&self.ends).all(|(run, end)| {
+                end.is_some_and(|end| end.idle_alive == run.idle && end.blocking_alive == run.blocking)
+            });
+        self.summary.counts.failed() == 0 && self.dropped == 0 && alive
+    }
+
+    /// p99.9 during operations divided by p99.9 of all other requests, where there are both.
+    pub fn p999_ratio(&self) -> Option<f64> {
+        ratio(self.during.latency.p999_ns, self.outside.latency.p999_ns)
+    }
+
+    fn committed(&self) -> usize {
+        self.operations.iter().filter(|op| op.operation.ending == Ending::Committed).count()
+    }
+}
+
+pub(crate) fn ratio(a: u64, b: u64) -> Option<f64> {
+    (a > 0 && b > 0).then(|| a as f64 / b as f64)
+}
+
+fn merge(records: Vec<Record>) -> Result<Merged> {
+    let started_ns = records.iter().map(|record| record.header.started_ns).min();
+    let started_ns = started_ns.ok_or_else(|| Error::Mismatch("there is no record to report on".into()))?;
+    let ended_ns = records.iter().map(Record::ended_ns).max().unwrap_or(started_ns);
+    let several = records.len() > 1;
+    let mut merged =
+        Merged { kinds: Vec::new(), samples: Vec::new(), marks: Vec::new(), started_ns, ended_ns, longest_ns: 0 };
+    for (number, record) in records.into_iter().enumerate() {
+        let first = merged.kinds.len();
+        let name = |kind: &String| if several { format!("{}: {kind}", number + 1) } else { kind.clone() };
+        merged.kinds.extend(record.header.kinds.iter().map(name));
+        if merged.kinds.len() > usize::from(u8::MAX) {
+            return Err(Error::Mismatch("the records hold more kinds of requests than one report can show".into()));
+        }
+        let kind = |sample: Sample| Sample { kind: sample.kind + first as u8, ..sample };
+        merged.samples.extend(record.samples.into_iter().map(kind));
+        merged.marks.extend(record.marks);
+    }
+    if merged.samples.is_empty() {
+        return Err(Error::Mismatch("the records hold no requests".into()));
+    }
+    merged.samples.sort_by_key(Sample::ended_ns);
+    merged.marks.sort_by_key(|mark| mark.t_ns);
+    merged.longest_ns = merged.samples.iter().map(|sample| sample.latency_ns).max().unwrap_or(0);
+    Ok(merged)
+}
+
+impl Merged {
+    /// Requests that ended in the window, whenever they were due.
+    fn ended_in(&self, from_ns: u64, to_ns: u64) -> &[Sample] {
+        let first = self.samples.partition_point(|sample| sample.ended_ns() < from_ns);
+        let last = self.samples.partition_point(|sample| sample.ended_ns() <= to_ns);
+        &self.samples[first..last.max(first)]
+    }
+
+    /// Requests under way at any time of the window.
+    fn under_way(&self, from_ns: u64, to_ns: u64) -> impl Iterator<Item = &Sample> {
+        let candidates = self.ended_in(from_ns, to_ns.saturating_add(self.longest_ns));
+        candidates.iter().filter(move |sample| sample.scheduled_ns <= to_ns)
+    }
+
+    fn part<'a>(&self, samples: impl Iterator<Item = &'a Sample>, from_ns: u64, to_ns: u64) -> Part {
+        let summary = Summary::of_samples(&[], samples, from_ns, to_ns);
+        Part { counts: summary.counts, latency: summary.latency, blackout_ns: summary.blackout.duration_ns }
+    }
+}
+
+/// All requests, by whether they met any of the spans.
+fn split(merged: &Merged, spans: &[(u64, u64)]) -> (Part, Part) {
+    let meets =
+        |sample: &&Sample| spans.iter().any(|&(from, to)| sample.scheduled_ns <= to && sample.ended_ns() >= from);
+    let (mut inside, mut outside) = (Vec::new(), Vec::new());
+    merged.samples.iter().for_each(|sample| if meets(&sample) { inside.push(sample) } else { outside.push(sample) });
+    let (from, to) = (merged.started_ns, merged.ended_ns);
+    let mut during = merged.part(inside.into_iter(), from, to);
+    during.blackout_ns = spans
+        .iter()
+        .map(|&(from, to)| merged.part(merged.under_way(from, to), from, to).blackout_ns)
+        .max()
+        .unwrap_or(0);
+    (during, merged.part(outside.into_iter(), from, to))
+}
+
+fn report_operations(merged: &Merged, operations: Vec<Operation>, spans: &[(u64, u64)]) -> Vec<OperationReport> {
+    let report = |operation: Operation| {
+        let (from, to) = (operation.started_ns, operation.ended_ns);
+        // Operations on several processes may overlap: the neighbours are those that end before or begin after.
+        let previous = spans.iter().map(|span| span.1).filter(|&end| end < from).max().unwrap_or(merged.started_ns);
+        let next = spans.iter().map(|span| span.0).filter(|&start| start > to).min().unwrap_or(merged.ended_ns);
+        let before_from = previous.max(from.saturating_sub(WINDOW_NS));
+        let after_to = next.min(to.saturating_add(WINDOW_NS));
+        let before = merged.ended_in(before_from, from.saturating_sub(1)).iter().filter(|s| s.scheduled_ns > previous);
+        let after = merged.ended_in(to, after_to).iter().filter(|s| s.scheduled_ns > to && s.ended_ns() < next);
+        OperationReport {
+            stop: operation.stops.iter().map(|stop| stop.stopped_ns).collect::<Distribution>().latency(),
+            before: merged.part(before, before_from, from),
+            during: merged.part(merged.under_way(from, to), from, to),
+            after: merged.part(after, to, after_to),
+            operation,
+        }
+    };
+    operations.into_iter().map(report).collect()
+}

@@ -1,0 +1,419 @@
+//! The page: one HTML file with its style and its plots inside; no script, no network.
+
+use std::fmt::Write;
+
+use super::{OperationReport, Part, Report, WINDOW_NS, plot};
+use crate::record::MarkKind;
+use crate::summary::Latency;
+use crate::timeline::Ending;
+
+const STYLE: &str = include_str!("style.css");
+/// Notes on connections that are shown; a server that was restarted has thousands.
+const NOTES_MAX: usize = 12;
+
+/// `format!` into the page; writing to a string cannot fail.
+macro_rules! put {
+    ($out:expr, $($arg:tt)*) => {{ let _ = write!($out, $($arg)*); }};
+}
+
+pub(super) fn render(report: &Report) -> String {
+    let mut out = String::with_capacity(256 << 10);
+    let targets: Vec<String> = report.runs.iter().map(|run| format!("{} at {}", run.protocol, run.target)).collect();
+    let title = escape(&targets.join(", "));
+    put!(
+        out,
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+         <meta name=\"color-scheme\" content=\"light dark\">\
+         <title>stillpoint: {title}</title>\n<style>{STYLE}{}</style></head>\n<body><main>\n",
+        version_colours(report.series.versions.len())
+    );
+    header(&mut out, report, &title);
+    tiles(&mut out, report);
+    latency_figure(&mut out, report);
+    operation_table(&mut out, report);
+    other_figures(&mut out, report);
+    kind_table(&mut out, report);
+    notes(&mut out, report);
+    definitions(&mut out);
+    put!(out, "</main></body></html>\n");
+    out
+}
+
+/// Neighbouring versions are far apart in hue; the code as shipped is grey. Lightness is the scheme's.
+fn version_colours(versions: usize) -> String {
+    let mut css = String::new();
+    for version in 0..versions {
+        let (chroma, hue) = if version == 0 { (0.03, 250.0) } else { (0.15, (version as f64 * 137.5 + 90.0) % 360.0) };
+        put!(css, ".v{version}{{--c:oklch(var(--version-l) {chroma} {hue:.0})}}");
+    }
+    css
+}
+
+fn header(out: &mut String, report: &Report, title: &str) {
+    let summary = &report.summary;
+    let failed = summary.counts.failed();
+    let committed = report.committed();
+    let what = match (report.operations.len(), committed) {
+        (0, _) => String::new(),
+        (1, 1) => " while 1 change went into the running code".into(),
+        (_, done) => format!(" while {done} changes went into the running code"),
+    };
+    let (class, sign) = if report.is_clean() { ("good", "✓") } else { ("bad", "✗") };
+    let dropped = report.dropped;
+    put!(
+        out,
+        "<header><p class=\"brand\">stillpoint measure</p><h1>{title}</h1>\
+         <p class=\"verdict {class}\"><span>{sign}</span> {} requests, {} failed, {} connections dropped{what}.</p>",
+        count(summary.counts.requests),
+        count(failed),
+        count(dropped)
+    );
+    for (run, end) in report.runs.iter().zip(&report.ends) {
+        put!(
+            out,
+            "<p class=\"facts\">{:.1} s · {} requests a second wanted ({} arrivals), {} answered · {} connections, \
+             at most {} requests under way on each",
+            summary.duration_ns as f64 / 1e9,
+            count(run.rate as u64),
+            escape(&run.arrivals),
+            count(summary.throughput as u64),
+            count(u64::from(run.connections)),
+            run.pipeline
+        );
+        if run.keys > 0 {
+            put!(out, " · {} keys, values of {} bytes", count(run.keys), count(u64::from(run.value_bytes)));
+        }
+        match end {
+            Some(end) if run.idle + run.blocking > 0 => put!(
+                out,
+                " · alive at the end: {} of {} idle, {} of {} blocked connections",
+                count(u64::from(end.idle_alive)),
+                count(u64::from(run.idle)),
+                count(u64::from(end.blocking_alive)),
+                count(u64::from(run.blocking))
+            ),
+            Some(_) => {}
+            None => put!(out, " · <b class=\"bad\">the record is cut off: the load generator did not end in order</b>"),
+        }
+        put!(out, "</p>");
+    }
+    put!(out, "</header>\n");
+}
+
+fn tiles(out: &mut String, report: &Report) {
+    let counts = &report.summary.counts;
+    put!(out, "<section class=\"tiles\">");
+    let good = |n: u64| if n == 0 { "good" } else { "bad" };
+    let errors = counts.errors + counts.wrong;
+    tile(
+        out,
+        good(errors),
+        &count(errors),
+        "errors",
+        &format!("{} error replies, {} wrong answers", counts.errors, counts.wrong),
+    );
+    tile(
+        out,
+        good(report.dropped),
+        &count(report.dropped),
+        "dropped connections",
+        &format!("{} requests lost with them", counts.lost),
+    );
+    tile(out, good(counts.timeouts), &count(counts.timeouts), "timed out", "no answer in time");
+    let latency = &report.summary.latency;
+    tile(
+        out,
+        "",
+        &time(report.summary.blackout.duration_ns),
+        "blackout",
+        &format!("whole run; during operations {}", time(report.during.blackout_ns)),
+    );
+    tile(out, "", &time(latency.p50_ns), "median latency", &format!("p99 {}", time(latency.p99_ns)));
+    if report.operations.is_empty() {
+        tile(out, "", &time(latency.p999_ns), "p99.9", &format!("max {}", time(latency.max_ns)));
+    } else {
+        let ratio = report.p999_ratio().map_or("–".into(), |ratio| format!("{ratio:.2}×"));
+        let (during, outside) = (&report.during.latency, &report.outside.latency);
+        let detail = format!("{} against {}", time(during.p999_ns), time(outside.p999_ns));
+        tile(out, "", &ratio, "p99.9 during operations / otherwise", &detail);
+    }
+    if report.stop.count > 0 {
+        let detail = format!("p99 {}, max {}", time(report.stop.p99_ns), time(report.stop.max_ns));
+        tile(out, "", &time(report.stop.p50_ns), "median stop of a thread", &detail);
+    }
+    if report.migration.count > 0 {
+        let detail = format!("median of {}; max {}", report.migration.count, time(report.migration.max_ns));
+        tile(out, "", &time(report.migration.p50_ns), "to full migration", &detail);
+    }
+    put!(out, "</section>\n");
+}
+
+fn tile(out: &mut String, class: &str, value: &str, name: &str, detail: &str) {
+    put!(
+        out,
+        "<div class=\"tile {class}\"><b>{}</b><span>{}</span><small>{}</small></div>",
+        escape(value),
+        escape(name),
+        escape(detail)
+    );
+}
+
+fn latency_figure(out: &mut String, report: &Report) {
+    put!(
+        out,
+        "<figure><h2>Latency over time</h2><p class=\"legend\"><i class=\"key dot-key\"></i>single requests, coloured by \
+         code version <i class=\"key max-key\"></i>maximum <i class=\"key p99-key\"></i>p99 \
+         <i class=\"key p50-key\"></i>median of each {}</p><div class=\"scroll\">{}</div>",
+        time(report.series.bucket_ns),
+        plot::latency(report)
+    );
+    if report.series.versions.len() > 1 {
+        put!(out, "<ul class=\"versions\">");
+        for (number, names) in report.series.versions.iter().enumerate() {
+            let name = match names.split_last() {
+                None => "as shipped".into(),
+                Some((last, [])) => last.clone(),
+                Some((last, below)) => format!("{last} and {} below", below.len()),
+            };
+            put!(out, "<li><i class=\"v{number}\"></i>{}</li>", escape(&name));
+        }
+        put!(out, "</ul>");
+    }
+    put!(out, "</figure>\n");
+}
+
+fn other_figures(out: &mut String, report: &Report) {
+    put!(
+        out,
+        "<figure><h2>Right answers a second</h2><div class=\"scroll\">{}</div></figure>\n\
+         <figure><h2>What the load generator itself was late</h2><p class=\"legend\">Maximum of each {}. A peak in \
+         the latency that stands here too is, to that height, the client’s own and not the server’s.</p>\
+         <div class=\"scroll\">{}</div></figure>\n",
+        plot::throughput(report),
+        time(report.series.bucket_ns),
+        plot::lateness(report)
+    );
+    if let Some(stops) = plot::stops(report) {
+        put!(
+            out,
+            "<figure><h2>How long threads were stopped</h2><p class=\"legend\">{} stops in {} operations.</p>\
+             <div class=\"scroll\">{stops}</div></figure>\n",
+            count(report.stop.count),
+            report.operations.len()
+        );
+    }
+}
+
+fn operation_table(out: &mut String, report: &Report) {
+    if report.operations.is_empty() {
+        return;
+    }
+    put!(
+        out,
+        "<section><h2>Each operation, before, during and after</h2><div class=\"scroll\"><table class=\"wide\"><thead>\
+         <tr><th rowspan=\"2\" class=\"l\">operation</th><th rowspan=\"2\">threads</th><th rowspan=\"2\">to full<br>\
+         migration</th><th colspan=\"3\" class=\"g\">a thread was stopped</th><th colspan=\"7\" class=\"g\">requests</th></tr>\
+         <tr><th class=\"g\">median</th><th>p99</th><th>max</th><th class=\"g l\">when</th><th>number</th><th>p50</th>\
+         <th>p99</th><th>p99.9</th><th>max</th><th>blackout</th></tr></thead>"
+    );
+    for (number, op) in report.operations.iter().enumerate() {
+        operation_rows(out, report, number, op);
+    }
+    put!(
+        out,
+        "<tbody class=\"all\"><tr><td class=\"l\" rowspan=\"2\"><b>all</b></td><td rowspan=\"2\"></td><td rowspan=\"2\">{}</td>",
+        if report.migration.count > 0 { time(report.migration.p50_ns) } else { "–".into() }
+    );
+    stop_cells(out, &report.stop, 2);
+    part_cells(out, "outside", &report.outside);
+    put!(out, "</tr><tr class=\"during\">");
+    part_cells(out, "during", &report.during);
+    put!(
+        out,
+        "</tr></tbody></table></div><p class=\"legend\">Last rows: the median time to full migration; all requests that \
+         met no operation (outside), and all that met one (during).</p></section>\n"
+    );
+}
+
+fn operation_rows(out: &mut String, report: &Report, number: usize, op: &OperationReport) {
+    let told = &op.operation;
+    let result = match &told.ending {
+        Ending::Committed => String::new(),
+        Ending::FellBack { reason } => format!("<small class=\"bad\">fell back: {}</small>", escape(reason)),
+        Ending::AlreadyThere => "<small>already there</small>".into(),
+        Ending::Open if told.operation == "check" => String::new(),
+        Ending::Open => "<small class=\"bad\">not finished</small>".into(),
+    };
+    let busy: Vec<String> = told.busy.iter().map(|(name, times)| format!("{name} ({times}×)")).collect();
+    let busy =
+        if busy.is_empty() { String::new() } else { format!("<small>waited for {}</small>", escape(&busy.join(", "))) };
+    let failed = op.during.counts.failed();
+    let failed = if failed == 0 { String::new() } else { format!("<small class=\"bad\">{failed} failed</small>") };
+    let version = report.series.version_at(told.ended_ns);
+    let names = escape(&told.patches.join(", "));
+    put!(
+        out,
+        "<tbody><tr><td class=\"l\" rowspan=\"3\"><i class=\"v{version}\"></i>{} {} <b>{names}</b>{result}{busy}{failed}</td>\
+         <td rowspan=\"3\">{}</td><td rowspan=\"3\">{}</td>",
+        number + 1,
+        escape(&told.operation),
+        told.threads,
+        told.migration_ns.map_or("–".into(), time)
+    );
+    stop_cells(out, &op.stop, 3);
+    part_cells(out, "before", &op.before);
+    put!(out, "</tr><tr class=\"during\">");
+    part_cells(out, "during", &op.during);
+    put!(out, "</tr><tr>");
+    part_cells(out, "after", &op.after);
+    put!(out, "</tr></tbody>");
+}
+
+fn stop_cells(out: &mut String, stop: &Latency, rows: u32) {
+    let [p50, p99, max] =
+        [stop.p50_ns, stop.p99_ns, stop.max_ns].map(|ns| if stop.count == 0 { String::from("–") } else { time(ns) });
+    put!(
+        out,
+        "<td class=\"g\" rowspan=\"{rows}\">{p50}</td><td rowspan=\"{rows}\">{p99}</td><td rowspan=\"{rows}\">{max}</td>"
+    );
+}
+
+fn part_cells(out: &mut String, when: &str, part: &Part) {
+    let latency = &part.latency;
+    put!(out, "<td class=\"g l\">{when}</td><td>{}</td>", count(part.counts.requests));
+    for ns in [latency.p50_ns, latency.p99_ns, latency.p999_ns, latency.max_ns, part.blackout_ns] {
+        let text = if latency.count == 0 { "–".into() } else { time(ns) };
+        put!(out, "<td>{text}</td>");
+    }
+}
+
+fn kind_table(out: &mut String, report: &Report) {
+    put!(
+        out,
+        "<section><h2>By kind of request</h2><div class=\"scroll\"><table><thead><tr><th class=\"l\">kind</th>\
+         <th>requests</th><th>failed</th><th>p50</th><th>p90</th><th>p99</th><th>p99.9</th><th>max</th></tr></thead><tbody>"
+    );
+    let mut row = |name: &str, requests: u64, failed: String, latency: &Latency| {
+        put!(out, "<tr><td class=\"l\">{}</td><td>{}</td><td>{failed}</td>", escape(name), count(requests));
+        for ns in [latency.p50_ns, latency.p90_ns, latency.p99_ns, latency.p999_ns, latency.max_ns] {
+            put!(out, "<td>{}</td>", time(ns));
+        }
+        put!(out, "</tr>");
+    };
+    for kind in &report.summary.kinds {
+        row(&kind.kind, kind.counts.requests, count(kind.counts.failed()), &kind.latency);
+    }
+    let summary = &report.summary;
+    row("all", summary.counts.requests, count(summary.counts.failed()), &summary.latency);
+    row("lateness of the client", summary.counts.requests, String::new(), &summary.lateness);
+    put!(out, "</tbody></table></div></section>\n");
+}
+
+fn notes(out: &mut String, report: &Report) {
+    let told = report.marks.iter().filter(|mark| mark.what != MarkKind::Reconnected);
+    let lines: Vec<String> = told
+        .map(|mark| {
+            let seconds = mark.t_ns.saturating_sub(report.series.from_ns) as f64 / 1e9;
+            let what = if mark.what == MarkKind::Dropped { "dropped: " } else { "" };
+            format!("{seconds:.3} s, connection {}: {what}{}", mark.connection, mark.text)
+        })
+        .chain(report.warnings.iter().cloned())
+        .collect();
+    if lines.is_empty() {
+        return;
+    }
+    put!(out, "<section><h2>What went wrong or was warned of</h2><ul class=\"notes\">");
+    for line in lines.iter().take(NOTES_MAX) {
+        put!(out, "<li>{}</li>", escape(line));
+    }
+    if lines.len() > NOTES_MAX {
+        put!(out, "<li>and {} more</li>", lines.len() - NOTES_MAX);
+    }
+    put!(out, "</ul></section>\n");
+}
+
+fn definitions(out: &mut String) {
+    let window_s = WINDOW_NS / 1_000_000_000;
+    let terms = [
+        ("latency", "From the moment a request was due to the last byte of its answer. Requests are due by a schedule that does not wait for answers, so a pause of the server delays every request that was due meanwhile and shows in all of them. A request that failed counts with the time until it was given up.".to_owned()),
+        ("errors, wrong answers", "Error replies; and answers that are not what was stored, written or asked for (each value carries its key, its writer and the number of the write).".into()),
+        ("dropped", "Connections that ended although the client did not end them. Requests under way on them are lost.".into()),
+        ("blackout", "The longest interval in which some client waited and none got a right answer: between two right answers, from the later of the first one and the earliest due time of all requests that ended after it. Time without any request is no blackout; time with nothing but errors is.".into()),
+        ("before, during, after", format!("During: requests under way at any time from the operation’s first phase to its last event. Before and after: those that ended before or were due after it, at most {window_s} s away and not beyond the next operation.")),
+        ("stopped", "From a thread being seen stopped to its being let go, as told by the engine.".into()),
+        ("to full migration", "From the start of the transition to the moment when every thread runs the new code.".into()),
+        ("lateness", "From the moment a request was due, or a connection had room for it again, to its being handed to the kernel: the client’s own share of the latency.".into()),
+        ("percentiles", "Of an HDR histogram with three digits (at most 0.1 % too high); maxima are exact. All times are CLOCK_MONOTONIC of one machine, in nanoseconds.".into()),
+    ];
+    put!(out, "<section><h2>Definitions</h2><dl>");
+    for (term, text) in terms {
+        put!(out, "<dt>{term}</dt><dd>{}</dd>", escape(&text));
+    }
+    put!(out, "</dl></section>\n");
+}
+
+/// Text as it may stand in an element or an attribute.
+pub(super) fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out += "&amp;",
+            '<' => out += "&lt;",
+            '>' => out += "&gt;",
+            '"' => out += "&quot;",
+            '\'' => out += "&#39;",
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// A duration with three digits in the unit that suits it.
+pub(super) fn time(ns: u64) -> String {
+    let (value, unit) = match ns {
+        0..1_000 => return format!("{ns}\u{202f}ns"),
+        1_000..1_000_000 => (ns as f64 / 1e3, "µs"),
+        1_000_000..1_000_000_000 => (ns as f64 / 1e6, "ms"),
+        _ => (ns as f64 / 1e9, "s"),
+    };
+    let digits = match value {
+        _ if value.fract() == 0.0 => 0,
+        100.0.. => 0,
+        10.0..100.0 => 1,
+        _ => 2,
+    };
+    format!("{value:.digits$}\u{202f}{unit}")
+}
+
+/// A number with its thousands apart.
+pub(super) fn count(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            out.push('\u{202f}');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_made_for_the_eye() {
+        let times = [0, 999, 1_000, 56_932, 123_456, 4_810_000, 1_000_000_000, 12_345_000_000].map(time);
+        let times: Vec<_> = times.iter().map(|text| text.replace('\u{202f}', " ")).collect();
+        assert_eq!(times, ["0 ns", "999 ns", "1 µs", "56.9 µs", "123 µs", "4.81 ms", "1 s", "12.3 s"]);
+        let counts = [0, 999, 1_000, 1_234_567].map(|n| count(n).replace('\u{202f}', " "));
+        assert_eq!(counts, ["0", "999", "1 000", "1 234 567"]);
+    }
+
+    #[test]
+    fn names_cannot_break_out_of_the_page() {
+        assert_eq!(escape("<b a=\"1\">&'"), "&lt;b a=&quot;1&quot;&gt;&amp;&#39;");
+    }
+}

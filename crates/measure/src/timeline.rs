@@ -1,0 +1,326 @@
+//! Operations of the engines, put together from their events.
+//!
+//! An operation begins with its first phase and ends with the last event that tells of it: committed, fallen back,
+//! already there, or the end of its last phase. Operations on different processes may run at the same time; those on
+//! one process follow each other.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use stillpoint_events::{Event, EventKind, VERSION};
+
+use crate::error::{Error, Result};
+
+/// How an operation ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "result")]
+pub enum Ending {
+    /// Every thread runs the new side.
+    Committed,
+    /// Every thread is back on the old side.
+    FellBack {
+        /// Why.
+        reason: String,
+    },
+    /// There was nothing to do.
+    AlreadyThere,
+    /// The events end before the operation does.
+    Open,
+}
+
+/// A thread that was stopped.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stop {
+    /// The thread.
+    pub tid: i32,
+    /// Why.
+    pub reason: String,
+    /// When it was let go.
+    pub t_ns: u64,
+    /// For how long.
+    pub stopped_ns: u64,
+}
+
+/// One apply, revert or the like.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Operation {
+    /// `apply`, `revert`, `abort`, `check`, ...
+    pub operation: String,
+    /// The process.
+    pub pid: Option<i32>,
+    /// Patches that became active or ceased to be.
+    pub patches: Vec<String>,
+    /// When it began.
+    pub started_ns: u64,
+    /// When it ended.
+    pub ended_ns: u64,
+    /// How it ended.
+    pub ending: Ending,
+    /// Patches active afterwards, oldest first.
+    pub active: Vec<String>,
+    /// When that became so.
+    pub committed_ns: Option<u64>,
+    /// From the start of the transition to the commit.
+    pub migration_ns: Option<u64>,
+    /// Threads migrated.
+    pub threads: u32,
+    /// Threads that were stopped.
+    pub stops: Vec<Stop>,
+    /// Functions that stood in the way, each once, with the number of times.
+    pub busy: BTreeMap<String, u32>,
+}
+
+impl Operation {
+    /// What a mark in a plot says.
+    pub fn label(&self) -> String {
+        let what = if self.patches.is_empty() { String::new() } else { format!(" {}", self.patches.join(", ")) };
+        match self.ending {
+            Ending::FellBack { .. } => format!("{}{what} (fell back)", self.operation),
+            _ => format!("{}{what}", self.operation),
+        }
+    }
+}
+
+/// The operations of a run and the versions of the code between them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timeline {
+    /// In the order of their beginning.
+    pub operations: Vec<Operation>,
+    /// Warnings of the engines: when, and the text.
+    pub warnings: Vec<(u64, String)>,
+    /// Lines of the event files that are not events.
+    pub other_lines: u64,
+}
+
+impl Timeline {
+    /// Reads the output of `stillpoint --json` from files; lines that are not events are counted and left out.
+    pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Timeline> {
+        let mut events = Vec::new();
+        let mut other_lines = 0;
+        for path in paths {
+            let path = path.as_ref();
+            let fail = |source| Error::File { action: "read", path: path.to_owned(), source };
+            // Bytes: a file that a crash cut off in the middle of a character is still of use.
+            let bytes = std::fs::read(path).map_err(fail)?;
+            for line in bytes.split(|&byte| byte == b'\n').filter(|line| !line.trim_ascii().is_empty()) {
+                match serde_json::from_slice::<Event>(line) {
+                    Ok(event) if event.v > VERSION => {
+                        let text = format!("{} holds events of version {}", path.display(), event.v);
+                        return Err(Error::Mismatch(format!("{text}; this program reads version {VERSION}")));
+                    }
+                    Ok(event) => events.push(event),
+                    Err(_) => other_lines += 1,
+                }
+            }
+        }
+        Ok(Timeline { other_lines, ..Timeline::of(events) })
+    }
+
+    /// From events in any order.
+    pub fn of(mut events: Vec<Event>) -> Timeline {
+        events.sort_by_key(|event| event.t_ns);
+        let mut builder = Builder::default();
+        events.iter().for_each(|event| builder.event(event));
+        builder.finish()
+    }
+
+    /// Patches active at the beginning, and every change of them.
+    pub fn versions(&self) -> Vec<(u64, Vec<String>)> {
+        let mut changes: Vec<(u64, &Operation)> = Vec::new();
+        changes.extend(self.operations.iter().filter_map(|op| Some((op.committed_ns?, op))));
+        changes.sort_by_key(|&(t, _)| t);
+        let initial = changes.first().map_or(Vec::new(), |(_, op)| before(op));
+        let mut versions = vec![(0, initial)];
+        versions.extend(changes.into_iter().map(|(t, op)| (t, op.active.clone())));
+        versions
+    }
+}
+
+/// The patches that must have been active before an operation.
+fn before(op: &Operation) -> Vec<String> {
+    match op.operation.as_str() {
+        "revert" => op.active.iter().chain(&op.patches).cloned().collect(),
+        _ => op.active.iter().filter(|name| !op.patches.contains(name)).cloned().collect(),
+    }
+}
+
+#[derive(Default)]
+struct Builder {
+    open: BTreeMap<Option<i32>, Open>,
+    active: BTreeMap<Option<i32>, Vec<String>>,
+    done: Vec<Operation>,
+    warnings: Vec<(u64, String)>,
+}
+
+struct Open {
+    operation: Operation,
+    phases: Vec<String>,
+}
+
+impl Builder {
+    fn event(&mut self, event: &Event) {
+        let t_ns = event.t_ns;
+        if let EventKind::Warning { text } = &event.kind {
+            self.warnings.push((t_ns, text.clone()));
+            return;
+        }
+        if let EventKind::PhaseStarted { operation, phase } = &event.kind {
+            self.phase_started(event, operation, phase);
+            return;
+        }
+        let Some(open) = self.open.get_mut(&event.pid) else { return };
+        let op = &mut open.operation;
+        op.ended_ns = t_ns;
+        match &event.kind {
+            EventKind::ThreadStopped { tid, reason, stopped_ns } => {
+                op.stops.push(Stop { tid: *tid, reason: reason.clone(), t_ns, stopped_ns: *stopped_ns });
+            }
+            EventKind::ThreadMigrated { .. } => op.threads += 1,
+            EventKind::ThreadBusy { function, .. } => *op.busy.entry(function.clone()).or_default() += 1,
+            EventKind::Committed { active, duration_ns, threads, .. } => {
+                let was = self.active.insert(event.pid, active.clone());
+                op.patches = changed(&op.operation, was.as_deref(), active);
+                op.active.clone_from(active);
+                op.ending = Ending::Committed;
+                op.committed_ns = Some(t_ns);
+                op.migration_ns = Some(*duration_ns);
+                op.threads = *threads;
+            }
+            EventKind::FellBack { reason, .. } => op.ending = Ending::FellBack { reason: reason.clone() },
+            EventKind::AlreadyThere { .. } => op.ending = Ending::AlreadyThere,
+            EventKind::PhaseStarted { .. } | EventKind::PhaseEnded { .. } | EventKind::Warning { .. } => {}
+        }
+    }
+
+    fn phase_started(&mut self, event: &Event, operation: &str, phase: &str) {
+        let goes_on = self.open.get(&event.pid).is_some_and(|open| {
+            // A phase that comes again belongs to the next operation of the same name.
+            open.operation.operation == operation && !open.phases.iter().any(|seen| seen == phase)
+        });
+        if !goes_on {
+            self.close(event.pid);
+            let active = self.active.get(&event.pid).cloned().unwrap_or_default();
+            let operation = Operation {
+                operation: operation.to_owned(),
+                pid: event.pid,
+                patches: Vec::new(),
+                started_ns: event.t_ns,
+                ended_ns: event.t_ns,
+                ending: Ending::Open,
+                active,
+                committed_ns: None,
+                migration_ns: None,
+                threads: 0,
+                stops: Vec::new(),
+                busy: BTreeMap::new(),
+            };
+            self.open.insert(event.pid, Open { operation, phases: Vec::new() });
+        }
+        if let Some(open) = self.open.get_mut(&event.pid) {
+            open.phases.push(phase.to_owned());
+            open.operation.ended_ns = event.t_ns;
+        }
+    }
+
+    fn close(&mut self, pid: Option<i32>) {
+        self.done.extend(self.open.remove(&pid).map(|open| open.operation));
+    }
+
+    fn finish(mut self) -> Timeline {
+        let pids: Vec<_> = self.open.keys().copied().collect();
+        pids.into_iter().for_each(|pid| self.close(pid));
+        self.done.sort_by_key(|op| op.started_ns);
+        Timeline { operations: self.done, warnings: self.warnings, other_lines: 0 }
+    }
+}
+
+/// The patches by which two versions differ. What was active before may be unknown: then an apply brought the last.
+fn changed(operation: &str, was: Option<&[String]>, active: &[String]) -> Vec<String> {
+    match was {
+        Some(was) => {
+            let gone = was.iter().filter(|name| !active.contains(name));
+            let new: Vec<_> = active.iter().filter(|name| !was.contains(name)).cloned().collect();
+            if new.is_empty() { gone.cloned().collect() } else { new }
+        }
+        None if operation == "revert" => Vec::new(),
+        None => active.last().cloned().into_iter().collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(t_ns: u64, kind: EventKind) -> Event {
+        Event::new(t_ns, Some(7), kind)
+    }
+
+    fn started(t_ns: u64, operation: &str, phase: &str) -> Event {
+        event(t_ns, EventKind::PhaseStarted { operation: operation.into(), phase: phase.into() })
+    }
+
+    fn committed(t_ns: u64, active: &[&str]) -> Event {
+        let active = active.iter().map(|&name| name.to_owned()).collect();
+        event(t_ns, EventKind::Committed { transition: 1, active, duration_ns: 5, threads: 4 })
+    }
+
+    fn run() -> Vec<Event> {
+        vec![
+            started(10, "apply", "check"),
+            started(12, "apply", "migrate"),
+            event(13, EventKind::ThreadStopped { tid: 8, reason: "probe".into(), stopped_ns: 900 }),
+            event(14, EventKind::ThreadBusy { tid: 9, function: "f".into() }),
+            committed(15, &["a"]),
+            started(16, "apply", "release"),
+            started(20, "apply", "check"),
+            committed(25, &["a", "b"]),
+            started(30, "revert", "check"),
+            committed(35, &["a"]),
+            started(40, "apply", "check"),
+            event(45, EventKind::FellBack { transition: 4, reason: "time".into() }),
+        ]
+    }
+
+    #[test]
+    fn events_become_operations() {
+        let timeline = Timeline::of(run());
+        let labels: Vec<_> = timeline.operations.iter().map(Operation::label).collect();
+        assert_eq!(labels, ["apply a", "apply b", "revert b", "apply (fell back)"]);
+        let first = &timeline.operations[0];
+        assert_eq!((first.started_ns, first.ended_ns, first.threads), (10, 16, 4));
+        assert_eq!(first.stops.len(), 1);
+        assert_eq!(first.busy["f"], 1);
+        assert_eq!(timeline.operations[3].active, ["a"]);
+        let counts: Vec<_> = timeline.versions().into_iter().map(|(t, names)| (t, names.len())).collect();
+        assert_eq!(counts, [(0, 0), (15, 1), (25, 2), (35, 1)]);
+    }
+
+    #[test]
+    fn the_order_of_the_lines_does_not_matter() {
+        let mut events = run();
+        events.rotate_left(5);
+        assert_eq!(Timeline::of(events), Timeline::of(run()));
+    }
+
+    #[test]
+    fn what_was_active_before_the_first_event_is_inferred() {
+        let timeline = Timeline::of(vec![started(1, "apply", "check"), committed(2, &["x", "y"])]);
+        assert_eq!(timeline.operations[0].patches, ["y"]);
+        assert_eq!(timeline.versions()[0].1, ["x"]);
+    }
+
+    #[test]
+    fn files_may_hold_other_lines_but_no_later_version() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events.jsonl");
+        let mut text: String = run().iter().map(|event| serde_json::to_string(event).unwrap() + "\n").collect();
+        text += "{\"v\":1,\"event\":\"applied\",\"t_ns\":3}\nnot json\n\n";
+        std::fs::write(&path, &text).unwrap();
+        let timeline = Timeline::open(&[&path]).unwrap();
+        assert_eq!((timeline.operations.len(), timeline.other_lines), (4, 2));
+        std::fs::write(&path, text.replace("\"v\":1", "\"v\":2")).unwrap();
+        assert!(matches!(Timeline::open(&[&path]), Err(Error::Mismatch(_))));
+        assert!(matches!(Timeline::open(&[dir.path().join("gone")]), Err(Error::File { .. })));
+    }
+}
