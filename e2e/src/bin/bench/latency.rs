@@ -10,6 +10,9 @@ use stillpoint_e2e::patching;
 use stillpoint_e2e::server::Redis;
 use stillpoint_measure::clock::now_ns;
 
+/// From and to, nanoseconds of `CLOCK_MONOTONIC`.
+type Span = (u64, u64);
+
 #[derive(Serialize)]
 struct Window {
     seconds: f64,
@@ -62,7 +65,7 @@ pub(crate) fn latency(redis: &Redis, patch: &Path, clients: &Clients, pairs: usi
             }
             load.assert_running();
         }
-        spans.push((quiet, patching));
+        spans.push([quiet, patching]);
     }
     let observed = load.finish();
     section(&observed, &spans, operations, clients, seconds)
@@ -70,7 +73,7 @@ pub(crate) fn latency(redis: &Redis, patch: &Path, clients: &Clients, pairs: usi
 
 fn section(
     observed: &Observed,
-    spans: &[((u64, u64), (u64, u64))],
+    spans: &[[Span; 2]],
     operations: Vec<Operation>,
     clients: &Clients,
     seconds: u64,
@@ -78,7 +81,7 @@ fn section(
     let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
     let pairs: Vec<Pair> = spans
         .iter()
-        .map(|&(quiet, patching)| {
+        .map(|&[quiet, patching]| {
             let inside = |at: u64| (patching.0..patching.1).contains(&at);
             let operations = operations.iter().filter(|operation| inside(operation.window_ns.0)).count();
             let (quiet, patching) = (window(observed, quiet), window(observed, patching));
@@ -138,7 +141,7 @@ fn section(
     section
 }
 
-fn window(observed: &Observed, span: (u64, u64)) -> Window {
+fn window(observed: &Observed, span: Span) -> Window {
     let summary = observed.windows(&[span]);
     let us = |ns: u64| ns as f64 / 1e3;
     Window {
@@ -168,7 +171,7 @@ fn once_a_second(pid: i32, patch: &Path, seconds: u64) -> Vec<Operation> {
     done
 }
 
-fn timed(body: impl FnOnce()) -> (u64, u64) {
+fn timed(body: impl FnOnce()) -> Span {
     let from = now_ns();
     body();
     (from, now_ns())
