@@ -1,12 +1,326 @@
 //! `stillpoint patch build`: build a live patch from source diffs.
 
+use super::building::{Workplace, with_builder};
 use crate::output::{Failure, Output};
+use anyhow::Context;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use stillpoint_patch_builder::{
+    Built, DebianRequest, Error, HookNames, Report, Shipped, ShippedAs, SourceRequest, Statement, read_secret_key,
+    write_whole,
+};
+use stillpoint_patch_format::{Patch, Scope, decode, encode, encode_signed};
 
 /// Arguments of `stillpoint patch build`.
 #[derive(clap::Args)]
-pub(crate) struct Args {}
+#[command(group = clap::ArgGroup::new("origin").required(true).args(["debian", "source"]))]
+pub(crate) struct Args {
+    /// Build for a program of this Debian source package; the newest version unless one is given.
+    #[arg(long, value_name = "PACKAGE[=VERSION]", help_heading = "From a Debian source package")]
+    debian: Option<String>,
+    /// Diffs of the package's series that make the patch: names, with or without `.patch`, or CVE numbers.
+    #[arg(long, value_name = "NAME", num_args = 1.., requires = "debian", help_heading = "From a Debian source package")]
+    quilt: Vec<String>,
+    /// What the running binary was built from: `full` series, `without-cves`, `without:NAME[,NAME...]`, or another
+    /// version of the package (then the patch is what the series gained, unless --quilt picks from it).
+    #[arg(
+        long,
+        value_name = "WHAT",
+        default_value = "full",
+        requires = "debian",
+        help_heading = "From a Debian source package"
+    )]
+    shipped: String,
+
+    /// Build for a program that was built from this directory.
+    #[arg(long, value_name = "DIR", requires_all = ["diff", "compile_commands", "target"],
+          help_heading = "From a source directory")]
+    source: Option<PathBuf>,
+    /// Diffs that make the patch.
+    #[arg(long, value_name = "FILE", num_args = 1.., requires = "source", help_heading = "From a source directory")]
+    diff: Vec<PathBuf>,
+    /// How the program was compiled: a `compile_commands.json`.
+    #[arg(long, value_name = "JSON", requires = "source", help_heading = "From a source directory")]
+    compile_commands: Option<PathBuf>,
+    /// Look only at units whose path starts so.
+    #[arg(long, value_name = "PATH", num_args = 1.., requires = "source", help_heading = "From a source directory")]
+    unit_filter: Vec<String>,
+
+    /// The executable or shared library that runs: a file, or with --debian the name of a program of the package.
+    #[arg(long, visible_alias = "binary", value_name = "ELF")]
+    target: Option<PathBuf>,
+    /// Diffs in force already, brought by earlier patches: names of the series, or files.
+    #[arg(long, value_name = "NAME", num_args = 1..)]
+    on_top_of: Vec<String>,
+    /// Patch files of the series that are in force already: what they added may be referred to.
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    earlier: Vec<PathBuf>,
+    /// Name of the patch.
+    #[arg(long)]
+    name: Option<String>,
+    /// One line for people.
+    #[arg(long, value_name = "TEXT")]
+    description: Option<String>,
+    /// CVE numbers besides those that the diffs name.
+    #[arg(long, value_name = "CVE", num_args = 1..)]
+    cve: Vec<String>,
+    /// Names of older patches that this one replaces.
+    #[arg(long, value_name = "NAME", num_args = 1..)]
+    replaces: Vec<String>,
+    /// How far apart old and new code may run.
+    #[arg(long, value_enum)]
+    scope: Option<ScopeName>,
+    /// Functions that must be on no stack when a thread changes over, besides the changed ones.
+    #[arg(long, value_name = "FUNCTION", num_args = 1..)]
+    off_stack: Vec<String>,
+
+    /// Function `int f(void)` of the new code to run before the first thread changes over.
+    #[arg(long, value_name = "FUNCTION", num_args = 1.., help_heading = "Hooks, see stillpoint-patch-hooks(7)")]
+    pre_apply: Vec<String>,
+    /// ... to run when all threads have changed over.
+    #[arg(long, value_name = "FUNCTION", num_args = 1.., help_heading = "Hooks, see stillpoint-patch-hooks(7)")]
+    post_apply: Vec<String>,
+    /// ... to run before the first thread goes back.
+    #[arg(long, value_name = "FUNCTION", num_args = 1.., help_heading = "Hooks, see stillpoint-patch-hooks(7)")]
+    pre_revert: Vec<String>,
+    /// ... to run when all threads have gone back.
+    #[arg(long, value_name = "FUNCTION", num_args = 1.., help_heading = "Hooks, see stillpoint-patch-hooks(7)")]
+    post_revert: Vec<String>,
+    /// Source files to bring along besides the program's own, compiled with the flags of the first changed unit.
+    #[arg(long, value_name = "FILE", num_args = 1.., help_heading = "Hooks, see stillpoint-patch-hooks(7)")]
+    extra_unit: Vec<PathBuf>,
+    /// Bring shadow variables along (`stillpoint-shadow.h`).
+    #[arg(long, help_heading = "Hooks, see stillpoint-patch-hooks(7)")]
+    shadow_variables: bool,
+
+    /// Where to write the patch [default: NAME.patch].
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Sign with this secret key.
+    #[arg(long, value_name = "KEYFILE")]
+    sign: Option<PathBuf>,
+    /// Do everything but write the patch.
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    workplace: Workplace,
+}
+
+/// [`Scope`] on the command line.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum ScopeName {
+    /// Threads may run different versions for a while.
+    ThreadLocal,
+    /// The threads of a group change together.
+    ThreadGroup,
+    /// All threads of the process change together.
+    Process,
+}
+
+#[derive(Serialize)]
+struct RefusalLine<'a> {
+    v: u32,
+    event: &'static str,
+    refusals: Vec<Reason<'a>>,
+}
+
+#[derive(Serialize)]
+struct Reason<'a> {
+    code: &'a str,
+    text: String,
+}
+
+#[derive(Serialize)]
+struct BuiltLine<'a> {
+    v: u32,
+    event: &'static str,
+    name: Option<&'a str>,
+    output: Option<&'a Path>,
+    digest: Option<String>,
+    bytes: Option<usize>,
+    target: &'a Path,
+    build_id: Option<String>,
+    reproduced: Option<bool>,
+    units: usize,
+    units_preprocessed: usize,
+    units_compiled: &'a [String],
+    diffs: &'a [String],
+    based_on: &'a [String],
+    cves: &'a [String],
+    functions: Vec<&'a str>,
+    warnings: &'a [String],
+}
+
+/// What `--shipped` says.
+pub(super) fn parse_shipped(text: &str) -> ShippedAs {
+    match text {
+        "full" => ShippedAs::Series(Shipped::Full),
+        "without-cves" => ShippedAs::Series(Shipped::WithoutCves),
+        _ => match text.strip_prefix("without:") {
+            Some(names) => ShippedAs::Series(Shipped::Without(names.split(',').map(|n| n.trim().to_owned()).collect())),
+            None => ShippedAs::Version(text.to_owned()),
+        },
+    }
+}
+
+/// `PACKAGE[=VERSION]`.
+pub(super) fn parse_package(text: &str) -> (String, Option<String>) {
+    match text.split_once('=') {
+        Some((package, version)) => (package.to_owned(), Some(version.to_owned())),
+        None => (text.to_owned(), None),
+    }
+}
 
 /// Runs `stillpoint patch build`.
-pub(crate) fn run(_args: Args, _output: &Output) -> Result<(), Failure> {
-    Err(Failure::refused(anyhow::anyhow!("`stillpoint patch build` is not part of this build")))
+pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
+    let statement = statement(&args).map_err(Failure::refused)?;
+    let key = args.sign.as_deref().map(read_secret_key).transpose().map_err(Failure::refused)?;
+    let shipped = parse_shipped(&args.shipped);
+    if args.debian.is_some() && args.quilt.is_empty() && !matches!(shipped, ShippedAs::Version(_)) {
+        return Err(Failure::usage("--debian needs --quilt NAME..., or --shipped VERSION to compare two versions"));
+    }
+    let built = with_builder(&args.workplace, output, |builder| match (&args.debian, &args.source) {
+        (Some(package), _) => {
+            let (package, version) = parse_package(package);
+            let request = DebianRequest {
+                package,
+                version,
+                quilt: args.quilt.clone(),
+                on_top_of: args.on_top_of.clone(),
+                shipped: shipped.clone(),
+                binary: args.target.clone(),
+            };
+            builder.build_debian(&request, &statement)
+        }
+        (None, source) => {
+            let request = SourceRequest {
+                directory: source.clone().unwrap_or_default(),
+                compile_commands: args.compile_commands.clone().unwrap_or_default(),
+                diffs: args.diff.clone(),
+                on_top_of: args.on_top_of.iter().map(PathBuf::from).collect(),
+                target: args.target.clone().unwrap_or_default(),
+                unit_filter: args.unit_filter.clone(),
+            };
+            builder.build_source(&request, &statement)
+        }
+    })
+    .map_err(|error| failure(error, output))?;
+    finish(&args, &built, key.as_ref(), output)
+}
+
+fn statement(args: &Args) -> anyhow::Result<Statement> {
+    let mut earlier = Vec::new();
+    for path in &args.earlier {
+        let bytes = std::fs::read(path).with_context(|| format!("patch file {}", path.display()))?;
+        earlier.push(decode(&bytes).with_context(|| format!("patch file {}", path.display()))?.patch);
+    }
+    let hooks = HookNames {
+        pre_apply: args.pre_apply.clone(),
+        post_apply: args.post_apply.clone(),
+        pre_revert: args.pre_revert.clone(),
+        post_revert: args.post_revert.clone(),
+    };
+    Ok(Statement {
+        name: args.name.clone(),
+        description: args.description.clone(),
+        cves: args.cve.clone(),
+        scope: args.scope.map(|scope| match scope {
+            ScopeName::ThreadLocal => Scope::ThreadLocal,
+            ScopeName::ThreadGroup => Scope::ThreadGroup,
+            ScopeName::Process => Scope::Process,
+        }),
+        off_stack: args.off_stack.clone(),
+        hooks,
+        replaces: args.replaces.clone(),
+        earlier,
+        extra_units: args.extra_unit.clone(),
+        shadow_variables: args.shadow_variables,
+    })
+}
+
+/// Whatever kept a patch from being built touched no process.
+fn failure(error: Error, output: &Output) -> Failure {
+    if let Error::Refused(refusals) = &error {
+        let refusals = refusals.iter().map(|r| Reason { code: r.code(), text: r.to_string() }).collect();
+        output.json(&RefusalLine { v: 1, event: "refused", refusals });
+    }
+    let state = "no patch was written";
+    let mut failure = if error.is_refusal() { Failure::refused(error) } else { Failure::failed(error, state) };
+    failure.state = state.to_owned();
+    failure
+}
+
+fn finish(
+    args: &Args,
+    built: &Built,
+    key: Option<&stillpoint_patch_format::SecretKey>,
+    output: &Output,
+) -> Result<(), Failure> {
+    let Some(patch) = &built.patch else {
+        built.report.warnings.iter().for_each(|w| output.warn(w));
+        output.line("nothing to patch: both sides are the same code and data");
+        output.json(&line(&built.report, None, None, &[]));
+        return Ok(());
+    };
+    let bytes = match key {
+        Some(key) => encode_signed(patch, key),
+        None => encode(patch),
+    }
+    .map_err(Failure::refused)?;
+    patch.warnings.iter().for_each(|w| output.warn(w));
+    let path = args.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}.patch", patch.name)));
+    let written = (!args.dry_run).then_some(path.as_path());
+    if let Some(path) = written {
+        write_whole(path, &bytes).map_err(|e| Failure::failed(e, "no patch was written"))?;
+    }
+    describe(patch, &built.report, written, bytes.len(), output);
+    output.json(&line(&built.report, Some(patch), written, &bytes));
+    Ok(())
+}
+
+fn describe(patch: &Patch, report: &Report, path: Option<&Path>, bytes: usize, output: &Output) {
+    let names: Vec<&str> = patch.functions.iter().map(|f| f.name.as_str()).collect();
+    output.line(format_args!(
+        "{}: {} functions changed in {} of {} units: {}",
+        patch.name,
+        names.len(),
+        report.changed.len(),
+        report.units,
+        names.join(", ")
+    ));
+    if !patch.cves.is_empty() {
+        output.line(format_args!("fixes {}", patch.cves.join(", ")));
+    }
+    let reproduced = match report.reproduced {
+        Some(true) => ", which a build of the whole package reproduces bit for bit",
+        _ => "",
+    };
+    output.line(format_args!("fits {} (build-id {}){reproduced}", report.target.display(), patch.target.build_id));
+    match path {
+        Some(path) => output.line(format_args!("wrote {} ({bytes} bytes)", path.display())),
+        None => output.line("dry run: nothing written"),
+    }
+}
+
+fn line<'a>(report: &'a Report, patch: Option<&'a Patch>, path: Option<&'a Path>, bytes: &[u8]) -> BuiltLine<'a> {
+    let digest = decode(bytes).ok().map(|signed| super::building::hex(&signed.digest));
+    BuiltLine {
+        v: 1,
+        event: if patch.is_some() { "built" } else { "nothing-to-patch" },
+        name: patch.map(|p| p.name.as_str()),
+        output: path,
+        digest,
+        bytes: patch.map(|_| bytes.len()),
+        target: &report.target,
+        build_id: patch.map(|p| p.target.build_id.to_string()),
+        reproduced: report.reproduced,
+        units: report.units,
+        units_preprocessed: report.preprocessed,
+        units_compiled: &report.changed,
+        diffs: &report.diffs,
+        based_on: &report.based_on,
+        cves: patch.map_or(&[][..], |p| &p.cves),
+        functions: patch.map_or_else(Vec::new, |p| p.functions.iter().map(|f| f.name.as_str()).collect()),
+        warnings: patch.map_or(&report.warnings[..], |p| &p.warnings),
+    }
 }

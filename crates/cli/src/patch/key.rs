@@ -1,12 +1,89 @@
-//! `stillpoint patch key`: make keys, and sign patch files.
+//! `stillpoint patch key`: make and show keys.
 
 use crate::output::{Failure, Output};
+use anyhow::Context;
+use serde::Serialize;
+use std::path::PathBuf;
+use stillpoint_patch_builder::{generate_key, read_secret_key};
+use stillpoint_patch_format::PublicKey;
 
 /// Arguments of `stillpoint patch key`.
 #[derive(clap::Args)]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Make an ed25519 key: the secret half signs patches, the public half goes where patches are applied.
+    Generate {
+        /// Directory for `stillpoint-ID.key` (mode 0600) and `stillpoint-ID.pub`.
+        #[arg(short, long, value_name = "DIR")]
+        output: PathBuf,
+    },
+    /// Show the id and the public half of a key file of either kind.
+    Show {
+        /// A key file.
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
+}
+
+#[derive(Serialize)]
+struct KeyLine {
+    v: u32,
+    event: &'static str,
+    id: String,
+    public_key: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    secret_file: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    public_file: Option<PathBuf>,
+}
 
 /// Runs `stillpoint patch key`.
-pub(crate) fn run(_args: Args, _output: &Output) -> Result<(), Failure> {
-    Err(Failure::refused(anyhow::anyhow!("`stillpoint patch key` is not part of this build")))
+pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
+    let line = match args.command {
+        Command::Generate { output: directory } => {
+            let made = generate_key(&directory).map_err(|e| Failure::failed(e, "no key was made"))?;
+            output.line(format_args!("secret key {}: keep it, it signs patches", made.secret.display()));
+            output.line(format_args!("public key {}: install it where patches are applied", made.public.display()));
+            let (secret_file, public_file) = (Some(made.secret), Some(made.public));
+            KeyLine {
+                v: 1,
+                event: "key",
+                id: made.key.id().to_string(),
+                public_key: hex(&made.key),
+                secret_file,
+                public_file,
+            }
+        }
+        Command::Show { file } => {
+            let key = read(&file).map_err(Failure::refused)?;
+            KeyLine {
+                v: 1,
+                event: "key",
+                id: key.id().to_string(),
+                public_key: hex(&key),
+                secret_file: None,
+                public_file: None,
+            }
+        }
+    };
+    output.line(format_args!("id {}\npublic {}", line.id, line.public_key));
+    output.json(&line);
+    Ok(())
+}
+
+fn hex(key: &PublicKey) -> String {
+    key.to_text().trim_end().to_owned()
+}
+
+fn read(file: &std::path::Path) -> anyhow::Result<PublicKey> {
+    if file.extension().is_some_and(|e| e == "key") {
+        return Ok(read_secret_key(file)?.public());
+    }
+    let text = std::fs::read_to_string(file).with_context(|| format!("key file {}", file.display()))?;
+    PublicKey::parse(&text).with_context(|| format!("key file {}", file.display()))
 }

@@ -2,6 +2,7 @@
 
 mod apply;
 mod build;
+mod building;
 mod check;
 mod gdb;
 mod inspect;
@@ -9,6 +10,7 @@ mod key;
 mod list;
 mod revert;
 mod status;
+mod target;
 
 use crate::output::{Failure, Output};
 
@@ -17,6 +19,8 @@ use crate::output::{Failure, Output};
 pub(crate) enum Command {
     /// Build a live patch from source diffs.
     Build(build::Args),
+    /// Get the program that a patch is for: as its package builds it, or as the archive has it.
+    Target(target::Args),
     /// Show what a patch file holds, and why.
     Inspect(inspect::Args),
     /// Make keys, and sign patch files.
@@ -39,6 +43,7 @@ pub(crate) enum Command {
 pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
     match command {
         Command::Build(args) => build::run(args, output),
+        Command::Target(args) => target::run(args, output),
         Command::Inspect(args) => inspect::run(args, output),
         Command::Key(args) => key::run(args, output),
         Command::Apply(args) => apply::run(args, output),

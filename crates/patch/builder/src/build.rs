@@ -333,6 +333,7 @@ fn options(job: &Job, compiler: String) -> Options {
         hooks: statement.hooks.clone(),
         based_on: job.base.iter().map(Diff::fact).collect(),
         known: statement.earlier.iter().flat_map(exports).map(str::to_owned).collect(),
+        imports: BTreeMap::new(),
         source: Source { package, version, diffs, units: Vec::new() },
         toolchain: Toolchain { compiler, stillpoint: env!("CARGO_PKG_VERSION").to_owned() },
     }

@@ -298,13 +298,19 @@ impl Builder<'_> {
         ];
         run(&mut sandbox.command(Path::new("/"), &argv, &[]), &format!("stripping {name}"))?;
         let path = into.join(name);
-        // not written in place: the old file may be running
-        let part = into.join(format!(".{name}.part"));
-        fs::copy(&stripped, &part).at("writing", &part)?;
-        fs::rename(&part, &path).at("naming", &path)?;
+        replace(&stripped, &path)?;
         fs::remove_file(&stripped).at("removing", &stripped)?;
         Ok(path)
     }
+}
+
+/// Copies a file over another one, not in place: the old one may be running.
+pub(crate) fn replace(from: &Path, to: &Path) -> Result<(), Error> {
+    let mut part = to.as_os_str().to_owned();
+    part.push(".part");
+    let part = PathBuf::from(part);
+    fs::copy(from, &part).at("writing", &part)?;
+    fs::rename(&part, to).at("naming", to)
 }
 
 fn unpack(apt: &Apt, package: &str, version: &str, into: &Path) -> Result<(), Error> {

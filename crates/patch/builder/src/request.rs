@@ -147,6 +147,15 @@ impl Builder<'_> {
         Ok((target, output))
     }
 
+    /// Copies a program of the archive's own binary packages, exactly as it is, into a directory.
+    pub fn take_binary(&self, source: &SourcePackage, name: &str, into: &Path) -> Result<PathBuf, Error> {
+        let found = find_in(&self.fetch_binaries(source)?, Path::new(name))?;
+        fs::create_dir_all(into).at("making", into)?;
+        let path = into.join(Path::new(name).file_name().unwrap_or_default());
+        crate::package::replace(&found, &path)?;
+        Ok(path)
+    }
+
     /// Builds a patch for a program that the user built.
     pub fn build_source(&self, request: &SourceRequest, statement: &Statement) -> Result<Built, Error> {
         let directory = request.directory.canonicalize().at("resolving", &request.directory)?;

@@ -1,0 +1,49 @@
+//! What the commands that compile have in common: where they work, and how they tell of it.
+
+use crate::output::Output;
+use std::path::PathBuf;
+use std::sync::mpsc;
+use stillpoint_patch_builder::{Builder, Cache, Error};
+
+/// Where to work, and how much at a time.
+#[derive(clap::Args)]
+pub(super) struct Workplace {
+    /// How many compilers run at a time [default: one for each processor].
+    #[arg(short, long, value_name = "N")]
+    jobs: Option<usize>,
+    /// Where downloads, clean roots and objects are kept [default: $STILLPOINT_CACHE, or ~/.cache/stillpoint].
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
+}
+
+/// Does `work` with a builder, and shows on a terminal what goes on.
+pub(super) fn with_builder<R: Send>(
+    workplace: &Workplace,
+    output: &Output,
+    work: impl FnOnce(&Builder) -> Result<R, Error> + Send,
+) -> Result<R, Error> {
+    let cache = match &workplace.cache {
+        Some(path) => Cache::at(path)?,
+        None => Cache::open()?,
+    };
+    let jobs = workplace.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let (sender, receiver) = mpsc::channel::<String>();
+    let result = std::thread::scope(|scope| {
+        let working = scope.spawn(move || {
+            let tell = |text: &str| drop(sender.send(text.to_owned()));
+            work(&Builder::new(cache, jobs, &tell))
+        });
+        // ends when the builder is gone, and the sender with it
+        for text in receiver {
+            output.progress(&text);
+        }
+        working.join()
+    });
+    output.progress_done();
+    result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Bytes as lower-case hex.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}

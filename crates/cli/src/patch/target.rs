@@ -1,0 +1,104 @@
+//! `stillpoint patch target`: the program that a patch is for, as its package builds it or as the archive has it.
+
+use super::build::{parse_package, parse_shipped};
+use super::building::{Workplace, with_builder};
+use crate::output::{Failure, Output};
+use serde::Serialize;
+use std::path::PathBuf;
+use stillpoint_patch_builder::{Diff, Shipped, ShippedAs};
+
+/// Arguments of `stillpoint patch target`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Source package; the newest version unless one is given.
+    #[arg(long, value_name = "PACKAGE[=VERSION]")]
+    debian: String,
+    /// Which diffs of its series to build it with: `full`, `without-cves` or `without:NAME[,NAME...]`.
+    #[arg(long, value_name = "WHAT", default_value = "full")]
+    shipped: String,
+    /// Take the archive's own binary instead of building one.
+    #[arg(long, conflicts_with = "shipped")]
+    prebuilt: bool,
+    /// Name of the program; without it, only the series is listed.
+    #[arg(long, value_name = "NAME", requires = "output")]
+    program: Option<String>,
+    /// Directory to put the program into.
+    #[arg(short, long, value_name = "DIR", requires = "program")]
+    output: Option<PathBuf>,
+    #[command(flatten)]
+    workplace: Workplace,
+}
+
+#[derive(Serialize)]
+struct TargetLine {
+    v: u32,
+    event: &'static str,
+    package: String,
+    version: String,
+    series: Vec<SeriesEntry>,
+    program: Option<PathBuf>,
+}
+
+#[derive(Serialize)]
+struct SeriesEntry {
+    name: String,
+    cves: Vec<String>,
+    subject: String,
+    shipped: bool,
+}
+
+/// Runs `stillpoint patch target`.
+pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
+    let ShippedAs::Series(shipped) = parse_shipped(&args.shipped) else {
+        return Err(Failure::usage(
+            "--shipped takes `full`, `without-cves` or `without:NAME`; the version goes to --debian",
+        ));
+    };
+    let (package, version) = parse_package(&args.debian);
+    let line = with_builder(&args.workplace, output, |builder| {
+        let source = builder.fetch_source(&package, version.as_deref())?;
+        let there = shipped.diffs(&source.series)?;
+        let entry = |diff: &Diff| SeriesEntry {
+            name: diff.name.clone(),
+            cves: diff.cves.clone(),
+            subject: diff.subject.clone(),
+            shipped: there.contains(diff),
+        };
+        let program = match (&args.program, &args.output) {
+            (Some(name), Some(into)) if args.prebuilt => Some(builder.take_binary(&source, name, into)?),
+            (Some(name), Some(into)) => {
+                let built = builder.build_package(&source, &shipped)?;
+                Some(builder.strip(&built, name, into)?)
+            }
+            _ => None,
+        };
+        Ok(TargetLine {
+            v: 1,
+            event: "target",
+            package: source.name().to_owned(),
+            version: source.version().to_owned(),
+            series: source.series.diffs.iter().map(entry).collect(),
+            program,
+        })
+    })
+    .map_err(|error| Failure::failed(error, "no program was written"))?;
+    output.line(format_args!("{} {}", line.package, line.version));
+    for entry in &line.series {
+        let mark = if entry.shipped { "in" } else { "out" };
+        output.line(format_args!("  {mark:3}  {}  {}", entry.name, entry.cves.join(" ")));
+    }
+    if let Some(path) = &line.program {
+        let how = if args.prebuilt { "the archive's own" } else { built_with(&shipped) };
+        output.line(format_args!("{} ({how})", path.display()));
+    }
+    output.json(&line);
+    Ok(())
+}
+
+fn built_with(shipped: &Shipped) -> &'static str {
+    match shipped {
+        Shipped::Full => "built with its full series",
+        Shipped::WithoutCves => "built without its CVE fixes",
+        Shipped::Without(_) => "built without some of its series",
+    }
+}

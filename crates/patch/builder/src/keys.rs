@@ -1,0 +1,68 @@
+//! Key files.
+
+use crate::error::At;
+use crate::{Error, write_whole};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use stillpoint_patch_format::{PublicKey, SecretKey};
+
+/// A pair of key files.
+#[derive(Debug)]
+pub struct KeyFiles {
+    /// `stillpoint-ID.key`, mode 0600.
+    pub secret: PathBuf,
+    /// `stillpoint-ID.pub`, mode 0644.
+    pub public: PathBuf,
+    /// The public half.
+    pub key: PublicKey,
+}
+
+/// Makes a key from the system's random numbers and writes both halves into `directory`.
+pub fn generate_key(directory: &Path) -> Result<KeyFiles, Error> {
+    let mut seed = [0u8; 32];
+    let mut filled = 0;
+    while filled < seed.len() {
+        filled += rustix::rand::getrandom(&mut seed[filled..], rustix::rand::GetRandomFlags::empty())
+            .map_err(std::io::Error::from)
+            .at("reading", Path::new("getrandom"))?;
+    }
+    let secret_key = SecretKey::from_seed(seed);
+    let key = secret_key.public();
+    fs::create_dir_all(directory).at("making", directory)?;
+    let secret = directory.join(format!("stillpoint-{}.key", key.id()));
+    let public = directory.join(format!("stillpoint-{}.pub", key.id()));
+    write_whole(&secret, secret_key.to_text().as_bytes())?;
+    write_whole(&public, key.to_text().as_bytes())?;
+    fs::set_permissions(&public, fs::Permissions::from_mode(0o644)).at("writing", &public)?;
+    Ok(KeyFiles { secret, public, key })
+}
+
+/// Reads a secret key file; one that others may read is refused.
+pub fn read_secret_key(path: &Path) -> Result<SecretKey, Error> {
+    let mode = fs::metadata(path).at("reading", path)?.permissions().mode();
+    if mode & 0o077 != 0 {
+        let why = format!("mode {:04o} lets others read a secret key; chmod 600", mode & 0o7777);
+        return Err(Error::Malformed { what: path.display().to_string(), why });
+    }
+    Ok(SecretKey::parse(&fs::read_to_string(path).at("reading", path)?)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_come_back_from_their_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = generate_key(dir.path()).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&files.secret), mode(&files.public)), (0o600, 0o644));
+        assert_eq!(read_secret_key(&files.secret).unwrap().public().id(), files.key.id());
+        let public = PublicKey::parse(&fs::read_to_string(&files.public).unwrap()).unwrap();
+        assert_eq!(public.id(), files.key.id());
+        fs::set_permissions(&files.secret, fs::Permissions::from_mode(0o640)).unwrap();
+        assert!(read_secret_key(&files.secret).unwrap_err().to_string().contains("mode 0640"));
+        assert_ne!(generate_key(dir.path()).unwrap().key.id(), files.key.id());
+    }
+}
