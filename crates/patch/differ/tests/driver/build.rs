@@ -10,12 +10,12 @@ use stillpoint_patch_format::Toolchain;
 
 /// How a program is compiled and linked.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Variant {
-    pub opt: String,
-    pub link: String,
-    pub cf: &'static str,
-    pub patchable: &'static str,
-    pub stripped: bool,
+pub(crate) struct Variant {
+    pub(crate) opt: String,
+    pub(crate) link: String,
+    pub(crate) cf: &'static str,
+    pub(crate) patchable: &'static str,
+    pub(crate) stripped: bool,
 }
 
 impl std::fmt::Display for Variant {
@@ -41,10 +41,11 @@ const ROWS: [[usize; 5]; 9] = [
     [2, 2, 1, 0, 0],
 ];
 
-/// The variants of a case: all nine rows when `all`, else three, other ones for each case.
-pub fn variants(case: &Case, all: bool) -> Vec<Variant> {
+/// `count` variants of a case, other ones for each case; all nine with `PROGRAMS_ALL=1`.
+pub(crate) fn variants(case: &Case, count: usize) -> Vec<Variant> {
+    let all = std::env::var_os("PROGRAMS_ALL").is_some_and(|value| value == "1");
     let seed = case.name.bytes().fold(0usize, |sum, b| sum.wrapping_mul(31).wrapping_add(usize::from(b)));
-    let count = if all { ROWS.len() } else { 3 };
+    let count = if all { ROWS.len() } else { count };
     let mut chosen = Vec::new();
     for i in 0..count {
         // Steps of four through nine rows: three in a row differ in optimisation and link.
@@ -64,18 +65,18 @@ pub fn variants(case: &Case, all: bool) -> Vec<Variant> {
 }
 
 /// A program, built: three objects of each unit, and the target.
-pub struct Built {
+pub(crate) struct Built {
     directory: tempfile::TempDir,
     /// The executable to run.
-    pub program: PathBuf,
+    pub(crate) program: PathBuf,
     /// The ELF file to patch: the executable, or the shared library.
-    pub target: PathBuf,
+    pub(crate) target: PathBuf,
     /// The target before it was stripped.
-    pub full: PathBuf,
+    pub(crate) full: PathBuf,
     /// The after side, linked as a program of its own.
-    pub after_program: PathBuf,
+    pub(crate) after_program: PathBuf,
     /// Path of each unit, and its shipped, before and after object.
-    pub units: Vec<(String, [Vec<u8>; 3])>,
+    pub(crate) units: Vec<(String, [Vec<u8>; 3])>,
 }
 
 fn run(command: &mut Command) {
@@ -85,7 +86,7 @@ fn run(command: &mut Command) {
 
 impl Built {
     /// Compiles and links `case` as `variant` says.
-    pub fn new(case: &Case, variant: &Variant) -> Built {
+    pub(crate) fn new(case: &Case, variant: &Variant) -> Built {
         let directory = tempfile::tempdir().expect("temporary directory");
         let root = directory.path().to_owned();
         case.units.iter().chain(&case.headers).for_each(|SourceFile { name, text }| {
@@ -138,7 +139,7 @@ impl Built {
     }
 
     /// Where everything is.
-    pub fn root(&self) -> &Path {
+    pub(crate) fn root(&self) -> &Path {
         self.directory.path()
     }
 }
@@ -178,7 +179,7 @@ fn link(
 }
 
 /// Has the differ compare the objects of `built`.
-pub fn diff(case: &Case, built: &Built) -> Result<Outcome, Vec<Refusal>> {
+pub(crate) fn diff(case: &Case, built: &Built) -> Result<Outcome, Vec<Refusal>> {
     let bytes = std::fs::read(&built.target).expect("read the target");
     let name = built.target.file_name().expect("a file name").to_string_lossy();
     let target = TargetElf::parse(&bytes, &name).map_err(|e| vec![e])?;
@@ -206,7 +207,7 @@ pub fn diff(case: &Case, built: &Built) -> Result<Outcome, Vec<Refusal>> {
 }
 
 /// A running program. Ends with its owner.
-pub struct Server {
+pub(crate) struct Server {
     child: Child,
     questions: ChildStdin,
     answers: std::sync::mpsc::Receiver<String>,
@@ -217,7 +218,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Server {
     /// Starts a program.
-    pub fn start(program: &Path) -> Server {
+    pub(crate) fn start(program: &Path) -> Server {
         let mut command = Command::new(program);
         let mut child = command
             .stdin(Stdio::piped())
@@ -232,12 +233,12 @@ impl Server {
     }
 
     /// The process's id.
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// What the program answers now.
-    pub fn ask(&mut self) -> String {
+    pub(crate) fn ask(&mut self) -> String {
         let asked = self.questions.write_all(b"?\n").and_then(|()| self.questions.flush());
         match asked.map(|()| self.answers.recv_timeout(PATIENCE)) {
             Ok(Ok(answer)) => answer,
@@ -247,7 +248,7 @@ impl Server {
     }
 
     /// Asks as often as there are answers, and gives what came.
-    pub fn ask_all(&mut self, expected: &[String]) -> Vec<String> {
+    pub(crate) fn ask_all(&mut self, expected: &[String]) -> Vec<String> {
         expected.iter().map(|_| self.ask()).collect()
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 /// What the differ must say.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Expect {
+pub(crate) enum Expect {
     /// A patch.
     Accept,
     /// A refusal with this code.
@@ -15,7 +15,7 @@ pub enum Expect {
 
 /// What a run under a live patch must show.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Live {
+pub(crate) enum Live {
     /// Its answer changes.
     Yes,
     /// It is not run live, for this reason.
@@ -26,44 +26,44 @@ pub enum Live {
 
 /// A file of a program.
 #[derive(Debug, Clone)]
-pub struct SourceFile {
+pub(crate) struct SourceFile {
     /// Its name.
-    pub name: String,
+    pub(crate) name: String,
     /// Its text.
-    pub text: String,
+    pub(crate) text: String,
 }
 
 /// One directive program.
 #[derive(Debug, Clone)]
-pub struct Case {
-    pub name: String,
-    pub path: PathBuf,
-    pub rule: String,
-    pub expect: Expect,
-    pub changed: Vec<String>,
-    pub unchanged: Vec<String>,
-    pub refusals: Vec<String>,
-    pub warnings: Vec<String>,
-    pub before: Vec<String>,
-    pub after: Vec<String>,
-    pub reverted: Vec<String>,
-    pub flags: Vec<String>,
-    pub libs: Vec<String>,
-    pub opts: Vec<String>,
-    pub links: Vec<String>,
-    pub needs: Vec<String>,
-    pub has: Vec<String>,
-    pub folded: Vec<String>,
-    pub hooks: Vec<(String, String)>,
-    pub live: Live,
-    pub own_main: bool,
-    pub units: Vec<SourceFile>,
-    pub headers: Vec<SourceFile>,
+pub(crate) struct Case {
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+    pub(crate) rule: String,
+    pub(crate) expect: Expect,
+    pub(crate) changed: Vec<String>,
+    pub(crate) unchanged: Vec<String>,
+    pub(crate) refusals: Vec<String>,
+    pub(crate) warnings: Vec<String>,
+    pub(crate) before: Vec<String>,
+    pub(crate) after: Vec<String>,
+    pub(crate) reverted: Vec<String>,
+    pub(crate) flags: Vec<String>,
+    pub(crate) libs: Vec<String>,
+    pub(crate) opts: Vec<String>,
+    pub(crate) links: Vec<String>,
+    pub(crate) needs: Vec<String>,
+    pub(crate) has: Vec<String>,
+    pub(crate) folded: Vec<String>,
+    pub(crate) hooks: Vec<(String, String)>,
+    pub(crate) live: Live,
+    pub(crate) own_main: bool,
+    pub(crate) units: Vec<SourceFile>,
+    pub(crate) headers: Vec<SourceFile>,
 }
 
 impl Case {
     /// Reads and checks a program; panics with the file's name on a directive that is not one.
-    pub fn read(path: &Path) -> Case {
+    pub(crate) fn read(path: &Path) -> Case {
         let text = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let name = path.file_stem().expect("a file name").to_string_lossy().into_owned();
         let mut case = Case::empty(name, path);
@@ -191,7 +191,7 @@ impl Case {
     }
 
     /// Whether one question has one answer, whatever was asked before.
-    pub fn is_stateless(&self) -> bool {
+    pub(crate) fn is_stateless(&self) -> bool {
         self.before.len() == 1 && self.reverted == self.before
     }
 }

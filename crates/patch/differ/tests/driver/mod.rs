@@ -23,24 +23,47 @@
 //! | `Unit: NAME`, `Header: NAME` | what follows is another file |
 
 // Two test programs share this, and neither uses all of it.
-#![allow(dead_code, unused_imports)]
+#![allow(dead_code, unused_imports, unused_macros)]
 
 mod build;
 mod case;
+#[macro_use]
+mod list;
 
-pub use build::{Built, Server, Variant, diff, variants};
-pub use case::{Case, Expect, Live};
+pub(crate) use build::{Built, Server, Variant, diff, variants};
+pub(crate) use case::{Case, Expect, Live};
 
 use std::path::{Path, PathBuf};
 
 /// Where the programs are.
-pub fn directory() -> PathBuf {
+pub(crate) fn directory() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let candidates = here.ancestors().map(|root| root.join("crates/patch/differ/tests/programs"));
     candidates.into_iter().find(|path| path.is_dir()).expect("the directory of the programs, above the manifest's")
 }
 
 /// Reads a program by its name.
-pub fn read(name: &str) -> Case {
+pub(crate) fn read(name: &str) -> Case {
     Case::read(&directory().join(name).with_extension("c"))
+}
+
+/// The names of all programs, sorted.
+pub(crate) fn names() -> Vec<String> {
+    let entries = std::fs::read_dir(directory()).expect("read the directory of the programs");
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    let sources = paths.filter(|path| path.extension().is_some_and(|extension| extension == "c"));
+    let mut names: Vec<String> =
+        sources.map(|path| path.file_stem().expect("a name").to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// What of a program's needs this machine lacks.
+pub(crate) fn lacking(case: &Case) -> Option<&str> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let has = |flag: &str| {
+        let mut lines = text.lines().filter(|line| line.starts_with("flags"));
+        lines.any(|line| line.split_whitespace().any(|word| word == flag))
+    };
+    case.needs.iter().find(|flag| !has(flag)).map(String::as_str)
 }

@@ -6,19 +6,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_differ::{Outcome, Refusal};
 use stillpoint_patch_format::{Patch, SymbolValue};
 
+/// Variants that a case runs in unless all are asked for.
+const VARIANTS: usize = 3;
+
 /// Runs one program in its variants; panics with every failure and the command that repeats it.
-pub fn check(name: &str) {
+pub(crate) fn check(name: &str) {
     let case = driver::read(name);
-    if let Some(missing) = case.needs.iter().find(|need| !cpu_has(need)) {
-        assert!(std::env::var_os("REQUIRE_ALL").is_none(), "{name} needs a processor with {missing}");
-        println!("skipped: this processor has no {missing}");
+    if let Some(flag) = driver::lacking(&case) {
+        assert!(std::env::var_os("REQUIRE_ALL").is_none_or(|v| v != "1"), "{name} needs a processor with {flag}");
+        println!("SKIPPED {name}: this processor has no {flag}");
         return;
     }
-    let all = std::env::var_os("PROGRAMS_ALL").is_some();
     let mut failures = Vec::new();
     let mut missing: BTreeSet<String> = case.has.iter().cloned().collect();
     missing.extend((!case.folded.is_empty()).then(|| format!("common address of {:?}", case.folded)));
-    for variant in driver::variants(&case, all) {
+    for variant in driver::variants(&case, VARIANTS) {
         let built = Built::new(&case, &variant);
         missing = lacking(&case, &built, missing);
         if let Err(why) = check_built(&case, &built) {
@@ -34,11 +36,6 @@ pub fn check(name: &str) {
         case.rule,
         failures.join("\n"),
     );
-}
-
-fn cpu_has(flag: &str) -> bool {
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    text.lines().filter(|line| line.starts_with("flags")).any(|line| line.split_whitespace().any(|word| word == flag))
 }
 
 /// What of `missing` the objects of `built` still do not show.
