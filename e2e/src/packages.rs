@@ -40,7 +40,8 @@ pub fn with_libraries_of(path: &Path, packaged: &Binary) -> Binary {
     Binary { path: path.to_owned(), libraries: packaged.libraries.clone() }
 }
 
-fn binary(packages: &[&str], version: Option<&str>, path: &str) -> Result<Binary, String> {
+/// The file `path` (a program or a library) of `packages`, which are all of one version, and all that they depend on.
+pub fn binary(packages: &[&str], version: Option<&str>, path: &str) -> Result<Binary, String> {
     let version = match version {
         Some(version) => version.to_owned(),
         None => newest(packages[0])?,

@@ -16,25 +16,28 @@ pub struct Shipped {
     _dir: TempDir,
 }
 
-/// Takes `binary` of the package's oldest version in the archive, and builds each of the diffs `quilt`, all when
-/// empty, on top of those before. Those that are refused are left out; none left is an error.
-pub fn older(package: &str, binary: &str, quilt: &[&str]) -> Result<Shipped, String> {
-    let versions = packages::versions(if package == "redis" { "redis-server" } else { package })?;
+/// Takes the file `path` of the oldest version of `packages` in the archive, and builds each of the diffs `quilt` that
+/// their source package has gained since (all when empty) on top of those before. Those that are refused are left out;
+/// none left is an error.
+pub fn older(source: &str, packages: &[&str], path: &str, quilt: &[&str]) -> Result<Shipped, String> {
+    let versions = packages::versions(packages[0])?;
     let [newest, .., oldest] = &versions[..] else {
-        return Err(format!("the archive offers one version of {package} only: {versions:?}"));
+        return Err(format!("the archive offers one version of {} only: {versions:?}", packages[0]));
     };
-    let program = if package == "redis" { packages::redis(Some(oldest)) } else { packages::memcached(Some(oldest)) }?;
-    let names =
-        if quilt.is_empty() { missing(package, newest, oldest)? } else { quilt.iter().map(|q| (*q).into()).collect() };
+    let binary = packages::binary(packages, Some(oldest), path)?;
+    let names = match quilt {
+        [] => missing(source, newest, oldest)?,
+        names => names.iter().map(|name| (*name).to_owned()).collect(),
+    };
     let dir = TempDir::with_prefix("stillpoint-shipped-").map_err(|e| format!("make a directory: {e}"))?;
     let mut patches: Vec<PathBuf> = Vec::new();
     let mut applied: Vec<String> = Vec::new();
     for name in names {
         let output = dir.path().join(format!("{}-{name}", patches.len()));
         let mut build = Stillpoint::new()
-            .args(["patch", "build", "--debian", &format!("{package}={newest}"), "--shipped", oldest, "--quilt", &name])
+            .args(["patch", "build", "--debian", &format!("{source}={newest}"), "--shipped", oldest, "--quilt", &name])
             .arg("--target")
-            .arg(&program.path)
+            .arg(&binary.path)
             .arg("--output")
             .arg(&output);
         if !applied.is_empty() {
@@ -51,9 +54,9 @@ pub fn older(package: &str, binary: &str, quilt: &[&str]) -> Result<Shipped, Str
         }
     }
     if patches.is_empty() {
-        return Err(format!("no diff of {package} between {oldest} and {newest} makes a patch for {binary}"));
+        return Err(format!("no diff of {source} between {oldest} and {newest} makes a patch for {path}"));
     }
-    Ok(Shipped { binary: program, patches, _dir: dir })
+    Ok(Shipped { binary, patches, _dir: dir })
 }
 
 /// Diffs that the newer version's series has and the older one's has not.

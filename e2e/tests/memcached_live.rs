@@ -4,12 +4,12 @@ use std::sync::OnceLock;
 use stillpoint_e2e::kill_at::{Moment, run};
 use stillpoint_e2e::server::Memcached;
 use stillpoint_e2e::shipped::{Shipped, Watched, older};
-use stillpoint_e2e::skip;
 use stillpoint_e2e::victim::{apply, residue, revert, soak, status};
+use stillpoint_e2e::{packages, skip};
 
 fn memcached() -> &'static Result<Shipped, String> {
     static BUILT: OnceLock<Result<Shipped, String>> = OnceLock::new();
-    BUILT.get_or_init(|| older("memcached", "memcached", &[]))
+    BUILT.get_or_init(|| older("memcached", &["memcached"], "usr/bin/memcached", &[]))
 }
 
 #[test]
@@ -29,6 +29,38 @@ fn memcached_takes_all_patches_in_a_row_and_gives_them_back() {
         }
         status(pid).succeed();
         for _ in &shipped.patches {
+            revert(pid).succeed();
+            load.answered(100);
+            memcached.assert_running();
+        }
+        assert_eq!(residue(pid), Vec::<String>::new());
+    }
+    load.assert_clean();
+}
+
+/// Debian's libevent, stripped, under Debian's memcached: the library is the target, the process is memcached's.
+#[test]
+fn the_library_that_memcached_runs_on_is_patched() {
+    const LIBRARY: &str = "usr/lib/x86_64-linux-gnu/libevent-2.1.so.7";
+    let built = older("libevent", &["libevent-2.1-7"], LIBRARY, &[]).and_then(|library| {
+        let mut memcached = packages::memcached(None)?;
+        memcached.libraries.insert(0, library.binary.path.parent().expect("a directory").to_owned());
+        Ok((library, memcached))
+    });
+    let (library, binary) = match built {
+        Ok(built) => built,
+        Err(why) => skip!("{why}"),
+    };
+    let mut memcached = Memcached::start(&binary, &["-t", "4"]);
+    let pid = memcached.pid();
+    let load = Watched::memcached(memcached.port());
+    for _ in 0..if soak() { 50 } else { 2 } {
+        for patch in &library.patches {
+            apply(patch, pid).succeed();
+            load.answered(100);
+            memcached.assert_running();
+        }
+        for _ in &library.patches {
             revert(pid).succeed();
             load.answered(100);
             memcached.assert_running();

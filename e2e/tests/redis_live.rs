@@ -16,7 +16,7 @@ const DIFF: &str = "CVE-2025-67733";
 
 fn redis() -> &'static Result<Shipped, String> {
     static BUILT: OnceLock<Result<Shipped, String>> = OnceLock::new();
-    BUILT.get_or_init(|| older("redis", "redis-server", &[DIFF]))
+    BUILT.get_or_init(|| older("redis", &["redis-server", "redis-tools"], "usr/bin/redis-server", &[DIFF]))
 }
 
 /// Whether the fix is in force, by asking.
