@@ -3,6 +3,7 @@
 use crate::closure::{Function, Plan};
 use crate::names;
 use crate::object_file::{Home, Nature, Object, Reloc, SymbolType};
+use crate::resolve::Resolution;
 use crate::target::TargetElf;
 use crate::unit::{Ancestor, Unit};
 use crate::{Options, Refusal, unwind_data};
@@ -152,7 +153,11 @@ impl<'p, 'a> Assembly<'p, 'a> {
         let user = after.owner(section, reloc.offset as i64);
         let user = user.map_or(after.sections[section].name, |s| after.symbols[s].name);
         let (symbol, addend) = match self.resolve(unit, section, reloc, user) {
-            Ok(found) => found,
+            Ok(Resolution::Symbol(symbol, addend)) => (symbol, addend),
+            Ok(Resolution::Value(value)) => {
+                self.write_value(unit, section, reloc, value);
+                return None;
+            }
             Err(refusal) => {
                 if !self.refusals.contains(&refusal) {
                     self.refusals.push(refusal);
@@ -162,6 +167,16 @@ impl<'p, 'a> Assembly<'p, 'a> {
         };
         let offset = u32::try_from(reloc.offset).ok()?;
         Some(format::Relocation { offset, kind, symbol, addend })
+    }
+
+    /// Fills in a value that is final.
+    fn write_value(&mut self, unit: usize, section: usize, reloc: &Reloc, value: i64) {
+        let Some(index) = self.brought.get(&(unit, section)) else { return };
+        let width = if elf::RelocationType(reloc.kind) == elf::R_X86_64_64 { 8 } else { 4 };
+        let start = reloc.offset as usize;
+        if let Some(place) = self.sections[*index as usize].bytes.get_mut(start..start + width) {
+            place.copy_from_slice(&value.to_le_bytes()[..width]);
+        }
     }
 
     /// A symbol for a place in a section of the patch.
@@ -264,6 +279,8 @@ fn kind_of(reloc: &Reloc) -> Option<RelocationKind> {
         elf::R_X86_64_GOTPCREL | elf::R_X86_64_GOTPCRELX | elf::R_X86_64_REX_GOTPCRELX => RelocationKind::GotPc32,
         elf::R_X86_64_TPOFF32 => RelocationKind::TpOff32,
         elf::R_X86_64_GOTTPOFF => RelocationKind::GotTpOff32,
+        // Relative to the target's own `tls_index`; an offset in the segment becomes final.
+        elf::R_X86_64_TLSGD | elf::R_X86_64_TLSLD | elf::R_X86_64_DTPOFF32 => RelocationKind::Pc32,
         _ => return None,
     })
 }

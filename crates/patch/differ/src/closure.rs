@@ -219,19 +219,28 @@ fn folded_with(unit: &Unit<'_>, function: usize, old: &str) -> Option<String> {
     })
 }
 
+/// Whole padding instructions at `at`, `need` bytes or more, before any other function starts; how many bytes.
+fn padding(target: &TargetElf, at: u64, need: u64) -> Option<u64> {
+    const LONGEST: u64 = 15;
+    let next = target.frames.range(at..).next().map_or(u64::MAX, |(start, _)| *start);
+    let last = (need + LONGEST).min(next.saturating_sub(at));
+    (need..=last).find(|len| target.bytes(at, *len).is_some_and(insn::is_padding))
+}
+
 /// Whether a jump fits at the entry. Padding behind a short function is taken into its range.
 fn entry_blocked(target: &TargetElf, unit: &str, name: &str, hot: &mut Range, parts: &[Range]) -> Option<Blocked> {
     let (unit, function) = (unit.to_owned(), name.to_owned());
     let len = hot.len;
     if len < insn::JUMP_LEN as u64 {
-        let behind = target.bytes(hot.start.0 + len, insn::JUMP_LEN as u64 - len);
-        let free = target.frames.range(hot.start.0 + 1..hot.start.0 + insn::JUMP_LEN as u64).next().is_none();
-        if !(free && behind.is_some_and(insn::is_padding)) {
-            let refusal = move |why: String| Refusal::EntryTooShort { unit: unit.clone(), function: function.clone(), len, why };
-            let why = format!("it has {len} bytes, no room for a jump");
-            return Some(Blocked { why, refusal: Box::new(refusal) });
+        match padding(target, hot.start.0 + len, insn::JUMP_LEN as u64 - len) {
+            Some(room) => hot.len += room,
+            None => {
+                let refusal =
+                    move |why: String| Refusal::EntryTooShort { unit: unit.clone(), function: function.clone(), len, why };
+                let why = format!("it has {len} bytes, no room for a jump");
+                return Some(Blocked { why, refusal: Box::new(refusal) });
+            }
         }
-        hot.len = insn::JUMP_LEN as u64;
     }
     let code = target.bytes(hot.start.0, hot.len)?;
     let into_entry = |to: u64| to > hot.start.0 && to < hot.start.0 + insn::JUMP_LEN as u64;

@@ -11,17 +11,8 @@ use stillpoint_patch_format::{Function, Hooks, OffStack, Patch, Range, Scope, So
 
 /// Compares the units before and after, and makes the patch that turns one into the other in `target`.
 pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Options) -> Result<Outcome, Vec<Refusal>> {
+    let units = Unit::read_all(target, inputs)?;
     let mut refusals = Vec::new();
-    let mut units = Vec::new();
-    for input in inputs {
-        match Unit::read(target, input) {
-            Ok(unit) => units.push(unit),
-            Err(found) => refusals.extend(found),
-        }
-    }
-    if !refusals.is_empty() {
-        return Err(refusals);
-    }
     let changed: Vec<change::Changed> = units.iter().map(|unit| change::find(unit, &mut refusals)).collect();
     let plan = closure::plan(target, &units, changed, options, &mut refusals);
     let (facts, notes) = compare_types(inputs, &units, &plan, &mut refusals);

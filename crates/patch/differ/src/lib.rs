@@ -8,6 +8,7 @@ mod compare;
 mod correlate;
 mod diff;
 mod error;
+mod library;
 mod names;
 mod object_file;
 mod options;
@@ -20,7 +21,10 @@ pub mod types;
 mod unit;
 mod unwind_data;
 
+use std::collections::BTreeMap;
+
 pub use error::Refusal;
+pub use library::exports;
 pub use options::{HookNames, Options, Outcome, Placed, Placement, UnitInput};
 pub use target::TargetElf;
 
@@ -31,7 +35,7 @@ pub fn diff(target: &TargetElf, units: &[UnitInput<'_>], options: &Options) -> R
 
 /// Finds one unit, compiled exactly as shipped, in the target.
 pub fn place(target: &TargetElf, path: &str, shipped: &[u8]) -> Result<Placement, Refusal> {
-    match shipped::Shipped::find(target, path, shipped) {
+    match shipped::Shipped::find(target, path, shipped, &BTreeMap::new()) {
         Ok(found) => Ok(found.placement(target)),
         Err(refusals) => Err(refusals.into_iter().next().unwrap_or(Refusal::BadTarget("nothing found".to_owned()))),
     }

@@ -131,8 +131,6 @@ pub(crate) fn is_pc_relative(kind: u32) -> bool {
     )
 }
 
-type Elf64 = elf::FileHeader64<Endianness>;
-
 fn nature(name: &str, header: &elf::SectionHeader64<Endianness>) -> Nature {
     let (e, starts) = (Endianness::Little, |prefix: &str| name == prefix || name.starts_with(&format!("{prefix}.")));
     let flags = header.sh_flags(e).0;

@@ -30,12 +30,6 @@ pub struct HookNames {
     pub post_revert: Vec<String>,
 }
 
-impl HookNames {
-    pub(crate) fn all(&self) -> impl Iterator<Item = &String> {
-        self.pre_apply.iter().chain(&self.post_apply).chain(&self.pre_revert).chain(&self.post_revert)
-    }
-}
-
 /// What the caller states about the patch.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
@@ -57,9 +51,10 @@ pub struct Options {
     pub based_on: Vec<DiffFact>,
     /// What earlier patches of the series export (globals by name, statics as `unit.c:name`): refer to it there.
     pub known: Vec<String>,
-    /// What the libraries that the target needs export, each with its default version: new code may import it. See
-    /// [`exports`](crate::exports).
-    pub imports: BTreeMap<String, Option<String>>,
+    /// What the libraries that the target needs export, each with its default version (see
+    /// [`exports`](crate::exports)): new code may import it. `None`: not known, so that any name which is found nowhere
+    /// else is looked up at run time, with a warning.
+    pub imports: Option<BTreeMap<String, Option<String>>>,
     /// Source package and diffs; the differ fills in `units`.
     pub source: Source,
     /// What compiled the objects.

@@ -110,8 +110,8 @@ impl Places<'_> {
 }
 
 /// Finds all of the unit's code that is there.
-pub(crate) fn locate<'a>(target: &TargetElf, object: &Object<'a>) -> Places<'a> {
-    let mut open = candidates(target, object);
+pub(crate) fn locate<'a>(target: &TargetElf, object: &Object<'a>, globals: &BTreeMap<String, u64>) -> Places<'a> {
+    let mut open = candidates(target, object, globals);
     let mut places = Places { pieces: Vec::new(), known: Known::default(), ambiguous: BTreeMap::new() };
     loop {
         let before = places.pieces.len();
@@ -126,13 +126,13 @@ pub(crate) fn locate<'a>(target: &TargetElf, object: &Object<'a>) -> Places<'a> 
     places
 }
 
-fn candidates(target: &TargetElf, object: &Object<'_>) -> Vec<Open> {
+fn candidates(target: &TargetElf, object: &Object<'_>, globals: &BTreeMap<String, u64>) -> Vec<Open> {
     let mut open = Vec::new();
     for (index, section) in object.sections.iter().enumerate() {
         if section.nature != Nature::Text || section.size == 0 || section.bytes.len() as u64 != section.size {
             continue;
         }
-        let whole = find(target, object, index, 0, section.size);
+        let whole = find(target, object, globals, (index, 0, section.size));
         if !whole.is_empty() {
             open.push(Open { section: index, start: 0, end: section.size, candidates: whole });
             continue;
@@ -143,7 +143,7 @@ fn candidates(target: &TargetElf, object: &Object<'_>) -> Vec<Open> {
             if !symbol.is_function() || symbol.size == 0 || open.iter().any(|o: &Open| o.section == index && o.start == symbol.value) {
                 continue;
             }
-            let found = find(target, object, index, symbol.value, end);
+            let found = find(target, object, globals, (index, symbol.value, end));
             if !found.is_empty() {
                 open.push(Open { section: index, start: symbol.value, end, candidates: found });
             }
@@ -153,13 +153,20 @@ fn candidates(target: &TargetElf, object: &Object<'_>) -> Vec<Open> {
 }
 
 /// Every address where the stretch stands. Symbols of the target are tried first, then every start of a function.
-fn find(target: &TargetElf, object: &Object<'_>, section: usize, start: u64, end: u64) -> BTreeSet<u64> {
+fn find(
+    target: &TargetElf,
+    object: &Object<'_>,
+    globals: &BTreeMap<String, u64>,
+    (section, start, end): (usize, u64, u64),
+) -> BTreeSet<u64> {
     let matcher = Matcher::new(target, object, section, start, end);
     let inside = |s: &&usize| (start..end).contains(&object.symbols[**s].value);
     let functions: Vec<_> = object.sections[section].symbols.iter().filter(inside).map(|&s| &object.symbols[s]).collect();
+    let listed = |name: &str| target.symbols.get(name).into_iter().flatten().map(|s| s.at);
+    let shown = |name: &str, local: bool| globals.get(name).copied().filter(|_| !local);
     let named: BTreeSet<u64> = functions
         .iter()
-        .flat_map(|f| target.symbols.get(f.name).into_iter().flatten().map(|s| s.at.wrapping_sub(f.value - start)))
+        .flat_map(|f| listed(f.name).chain(shown(f.name, f.local)).map(|at| at.wrapping_sub(f.value - start)))
         .filter(|address| matcher.at(*address))
         .collect();
     if !named.is_empty() {

@@ -12,12 +12,23 @@ use stillpoint_patch_format::{ResolvedBy, Svma, SymbolValue};
 /// Index of a symbol of the patch, and the addend that goes with it.
 type Resolved = Result<(u32, i64), Refusal>;
 
+/// What a relocation comes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Resolution {
+    /// A symbol of the patch, by index, and the addend that goes with it.
+    Symbol(u32, i64),
+    /// A value that is final now.
+    Value(i64),
+}
+
 /// How a reference is made, which decides among a name's address, stub and slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Branch,
     Slot,
     ThreadLocal,
+    /// Through a `tls_index` for `__tls_get_addr`: the variable's, or the module's.
+    Index,
     Address,
 }
 
@@ -25,6 +36,7 @@ fn way(reloc: &Reloc) -> Way {
     match elf::RelocationType(reloc.kind) {
         elf::R_X86_64_GOTPCREL | elf::R_X86_64_GOTPCRELX | elf::R_X86_64_REX_GOTPCRELX => Way::Slot,
         elf::R_X86_64_TPOFF32 | elf::R_X86_64_GOTTPOFF => Way::ThreadLocal,
+        elf::R_X86_64_TLSGD | elf::R_X86_64_TLSLD => Way::Index,
         _ if reloc.branch => Way::Branch,
         _ => Way::Address,
     }
@@ -36,6 +48,7 @@ fn value(name: Name, way: Way) -> Option<SymbolValue> {
     match way {
         Way::Branch => at(name.direct).or(at(name.stub)).or(slot()),
         Way::Slot | Way::Address => at(name.direct).or(slot()),
+        Way::Index => at(name.tls_index),
         Way::ThreadLocal => {
             let offset = name.tls.map(SymbolValue::TargetTls);
             offset.or(name.tls_slot.map(|at| SymbolValue::TargetTlsSlot(Svma(at))))
@@ -44,13 +57,83 @@ fn value(name: Name, way: Way) -> Option<SymbolValue> {
 }
 
 impl Assembly<'_, '_> {
+    /// What `reloc` of a brought section comes to.
+    pub(crate) fn resolve(
+        &mut self,
+        unit: usize,
+        from: usize,
+        reloc: &Reloc,
+        user: &str,
+    ) -> Result<Resolution, Refusal> {
+        if let Some(value) = self.final_value(unit, reloc, user)? {
+            return Ok(Resolution::Value(value));
+        }
+        self.lead(unit, from, reloc, user).map(|(symbol, addend)| Resolution::Symbol(symbol, addend))
+    }
+
+    /// What needs no symbol: an offset within the thread-local segment, a weak name that nothing defines.
+    fn final_value(&self, unit: usize, reloc: &Reloc, user: &str) -> Result<Option<i64>, Refusal> {
+        let Some(after) = self.after(unit) else { return Ok(None) };
+        let symbol = &after.symbols[reloc.symbol];
+        match elf::RelocationType(reloc.kind) {
+            elf::R_X86_64_DTPOFF32 => {
+                let offset = self.thread_local(unit, reloc)?;
+                let why = "no code of the target shows where this thread-local is";
+                let offset = offset.ok_or_else(|| self.unresolved(unit, symbol.name, user, why))?;
+                Ok(Some((offset as i64).wrapping_add(reloc.addend)))
+            }
+            elf::R_X86_64_32 | elf::R_X86_64_32S | elf::R_X86_64_64 if symbol.weak && symbol.home == Home::Undefined => {
+                let shipped = self.units[unit].shipped.as_ref();
+                let absent = shipped.is_some_and(|s| s.is_absent(symbol.name));
+                Ok(absent.then_some(reloc.addend))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Offset in the thread-local segment of the variable that `reloc` names.
+    fn thread_local(&self, unit: usize, reloc: &Reloc) -> Result<Option<u64>, Refusal> {
+        let Some(after) = self.after(unit) else { return Ok(None) };
+        let symbol = &after.symbols[reloc.symbol];
+        let Home::Section(section) = symbol.home else {
+            let found = self.in_target(unit, symbol.name, Way::ThreadLocal);
+            return Ok(found.and_then(|(value, _)| if let SymbolValue::TargetTls(at) = value { Some(at) } else { None }));
+        };
+        let at = (symbol.value as i64).wrapping_add(if symbol.kind == SymbolType::Section { reloc.addend } else { 0 });
+        let Some(owner) = after.owner(section, at) else { return Ok(None) };
+        let (path, variable) = (self.units[unit].path, &after.symbols[owner]);
+        match self.units[unit].ancestor(owner) {
+            Ancestor::Shipped(old) => {
+                let known = self.units[unit].shipped.as_ref().and_then(|s| s.name(old)).unwrap_or_default();
+                let within = symbol.value.wrapping_sub(variable.value);
+                Ok(known.tls.map(|at| at.wrapping_add(within)))
+            }
+            _ => Err(Refusal::NewThreadLocal { unit: path.to_owned(), object: names::stem(variable.name).to_owned() }),
+        }
+    }
+
     /// Where `reloc` of a brought section leads.
-    pub(crate) fn resolve(&mut self, unit: usize, from: usize, reloc: &Reloc, user: &str) -> Resolved {
+    fn lead(&mut self, unit: usize, from: usize, reloc: &Reloc, user: &str) -> Resolved {
         let Some(after) = self.after(unit) else { return Err(self.unresolved(unit, "?", user, "no object")) };
+        if elf::RelocationType(reloc.kind) == elf::R_X86_64_TLSLD {
+            let found = self.units.iter().filter_map(|u| u.shipped.as_ref()).find_map(|s| s.module_index());
+            let at = found.or(self.target.module_index()).ok_or_else(|| self.unresolvable_kind(unit, from, reloc))?;
+            let value = SymbolValue::Target(Svma(at));
+            return Ok((self.symbol("tls_index of the module", value, ResolvedBy::ReverseRelocation), reloc.addend));
+        }
         match after.site(reloc) {
             Site::Extern(name, _) => Ok((self.external(unit, name, reloc, user)?, reloc.addend)),
             Site::Value(_) => Err(self.unresolved(unit, after.symbols[reloc.symbol].name, user, "it is absolute")),
             Site::Inside { section, offset, anchor } => self.inside(unit, from, reloc, (section, offset, anchor), user),
+        }
+    }
+
+    fn unresolvable_kind(&self, unit: usize, section: usize, reloc: &Reloc) -> Refusal {
+        Refusal::Relocation {
+            unit: self.units[unit].path.to_owned(),
+            kind: crate::object_file::relocation_name(reloc.kind),
+            section: self.after(unit).map_or("", |after| after.sections[section].name).to_owned(),
+            offset: reloc.offset,
         }
     }
 
@@ -187,7 +270,8 @@ impl Assembly<'_, '_> {
                     let how = self.listed(symbol.name, &value).unwrap_or(ResolvedBy::ReverseRelocation);
                     return Ok((self.symbol(&name, value, how), addend));
                 }
-                if self.is_constant(unit, section) {
+                // A pointer to an exception personality is as good as another one to the same.
+                if self.is_constant(unit, section) || symbol.name.starts_with("DW.ref.") {
                     return self.bring_data(unit, section, Some(owner), reloc, raw);
                 }
                 Err(self.unresolved(unit, symbol.name, user, "no code of the shipped unit that was found refers to it"))
@@ -253,12 +337,23 @@ impl Assembly<'_, '_> {
         if self.options.known.iter().any(|known| known == name) {
             return Ok(self.symbol(name, SymbolValue::OtherPatch, ResolvedBy::Runtime));
         }
-        if way == Way::ThreadLocal {
+        if way == Way::ThreadLocal || way == Way::Index {
             return Err(self.unresolved(unit, name, user, "no unit at hand shows where this thread-local is"));
         }
-        if let Some(version) = self.options.imports.get(name) {
-            let value = SymbolValue::Import { version: version.clone() };
-            return Ok(self.symbol(name, value, ResolvedBy::Runtime));
+        match &self.options.imports {
+            Some(imports) => {
+                if let Some(version) = imports.get(name) {
+                    let value = SymbolValue::Import { version: version.clone() };
+                    return Ok(self.symbol(name, value, ResolvedBy::Runtime));
+                }
+            }
+            None => {
+                let warning = format!("`{name}` is taken from whatever library exports it: its libraries were not stated");
+                if !self.warnings.contains(&warning) {
+                    self.warnings.push(warning);
+                }
+                return Ok(self.symbol(name, SymbolValue::Import { version: None }, ResolvedBy::Runtime));
+            }
         }
         let why = "no unit at hand refers to it or defines it, no symbol table of the target lists it, and no library \
                    that the target needs exports it";
@@ -289,6 +384,7 @@ impl Assembly<'_, '_> {
             slot: self.target.slot_of(name),
             tls: listed.filter(|s| s.tls).map(|s| s.at),
             tls_slot: self.target.tls_slot_of(name),
+            tls_index: None,
         };
         let how = listed.map_or(ResolvedBy::Dynsym, |s| s.how);
         value(known, way).map(|value| (value, how))

@@ -5,6 +5,7 @@ use crate::place::Piece;
 use crate::target::{Dynamic, TargetElf};
 use object::elf;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use stillpoint_patch_format::TargetKind;
 
 /// What is known about one name. A function may have an address, a PLT stub and a GOT slot at once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -19,6 +20,8 @@ pub(crate) struct Name {
     pub(crate) tls: Option<u64>,
     /// A slot that holds its offset from the thread pointer.
     pub(crate) tls_slot: Option<u64>,
+    /// Its `tls_index`, as `__tls_get_addr` takes it.
+    pub(crate) tls_index: Option<u64>,
 }
 
 /// A value that contradicts one read before.
@@ -36,6 +39,10 @@ pub(crate) struct Known<'a> {
     /// Section to its address; thread-local sections to their offset in the segment.
     pub(crate) bases: BTreeMap<usize, u64>,
     pub(crate) conflicts: Vec<Conflict>,
+    /// Weak names that nothing defines.
+    pub(crate) absent: BTreeSet<&'a str>,
+    /// The module's own `tls_index`.
+    pub(crate) module_index: Option<u64>,
     /// Data sections whose relocations have been read.
     read: BTreeSet<usize>,
 }
@@ -64,6 +71,11 @@ enum Value {
     Tls(u64),
     /// A GOT slot with its offset from the thread pointer.
     TlsSlot(u64),
+    /// A `tls_index`: the symbol's, or the module's.
+    Index(u64),
+    ModuleIndex(u64),
+    /// Bytes from the start of the thread-local segment, in code that asks `__tls_get_addr` for the segment.
+    Offset(u64),
     /// Nothing can be said (thread-local sequences that the linker rewrites at will).
     Unreadable,
 }
@@ -91,8 +103,20 @@ fn read(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> Option<Value
             u64::try_from(field()?.checked_sub(reloc.addend)?.checked_add(span)?).ok().map(Value::Tls)
         }
         elf::R_X86_64_GOTTPOFF => read_tls_got(target, code, reloc, at),
+        elf::R_X86_64_TLSGD if kept(target, code, reloc, at) => Some(Value::Index(relative(field()?))),
+        elf::R_X86_64_TLSLD if kept(target, code, reloc, at) => Some(Value::ModuleIndex(relative(field()?))),
+        elf::R_X86_64_DTPOFF32 if target.identity().kind == TargetKind::SharedLibrary => {
+            u64::try_from(field()?.checked_sub(reloc.addend)?).ok().map(Value::Offset)
+        }
         _ => Some(Value::Unreadable),
     }
+}
+
+/// Whether the linker left the instruction before a thread-local's field as it was.
+fn kept(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> bool {
+    let ours = usize::try_from(reloc.offset).ok().and_then(|place| code.get(place.checked_sub(3)?..place));
+    let theirs = at.checked_sub(3).and_then(|start| target.bytes(start, 3));
+    ours.is_some() && ours == theirs
 }
 
 /// A load through the GOT, or what the linker relaxed it to.
@@ -271,6 +295,10 @@ impl<'a> Known<'a> {
     }
 
     fn note(&mut self, target: &TargetElf, object: &Object<'a>, reloc: &Reloc, value: Value) {
+        if let Value::ModuleIndex(at) = value {
+            self.module_index.get_or_insert(at);
+            return;
+        }
         if let Some(name) = linkage_name(object, reloc) {
             return self.note_name(target, object, reloc, name, value);
         }
@@ -284,16 +312,19 @@ impl<'a> Known<'a> {
             }
             return;
         }
-        if let Value::Address(at) | Value::Tls(at) = value {
+        if let Value::Address(at) | Value::Tls(at) | Value::Offset(at) = value {
             self.note_base(object, section, at.wrapping_sub(symbol.value));
         }
     }
 
     fn note_name(&mut self, target: &TargetElf, object: &Object<'a>, reloc: &Reloc, name: &'a str, value: Value) {
         let weak_absent = |at: u64| at == 0 && object.symbols[reloc.symbol].weak;
+        if matches!(value, Value::Address(at) if weak_absent(at)) {
+            self.absent.insert(name);
+            return;
+        }
         let entry = self.names.entry(name).or_default();
         let (place, value) = match value {
-            Value::Address(at) if weak_absent(at) => return,
             Value::Address(at) if target.stubs.contains_key(&at) && target.stub_name(at).is_none_or(|n| n == name) => {
                 (&mut entry.stub, at)
             }
@@ -313,7 +344,9 @@ impl<'a> Known<'a> {
                 }
                 (&mut entry.tls_slot, at)
             }
-            Value::Unreadable => return,
+            Value::Offset(at) => (&mut entry.tls, at),
+            Value::Index(at) => (&mut entry.tls_index, at),
+            Value::ModuleIndex(_) | Value::Unreadable => return,
         };
         // A name may be called through several stubs and slots (lazy and eager ones); the first will do.
         let before = *place.get_or_insert(value);

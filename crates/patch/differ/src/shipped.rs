@@ -19,9 +19,15 @@ pub(crate) struct Shipped<'a> {
 
 impl<'a> Shipped<'a> {
     /// Reads the object, finds it in the target, and checks what was read back against itself and the symbol tables.
-    pub(crate) fn find(target: &TargetElf, unit: &str, bytes: &'a [u8]) -> Result<Self, Vec<Refusal>> {
+    /// `globals` are names that other units showed the addresses of.
+    pub(crate) fn find(
+        target: &TargetElf,
+        unit: &str,
+        bytes: &'a [u8],
+        globals: &BTreeMap<String, u64>,
+    ) -> Result<Self, Vec<Refusal>> {
         let object = Object::parse(bytes, unit, "shipped").map_err(|refusal| vec![refusal])?;
-        let places = place::locate(target, &object);
+        let places = place::locate(target, &object, globals);
         let shipped = Shipped { unit: unit.to_owned(), object, places };
         let mut refusals: Vec<Refusal> = shipped.places.known.conflicts.iter().map(|c| shipped.conflict(c)).collect();
         shipped.check_tables(target, &mut refusals);
@@ -87,6 +93,27 @@ impl<'a> Shipped<'a> {
             }
         }
         (known != Name::default()).then_some(known)
+    }
+
+    /// Whether some code was found at more than one place.
+    pub(crate) fn is_ambiguous(&self) -> bool {
+        !self.places.ambiguous.is_empty()
+    }
+
+    /// Global names with the addresses that this unit shows.
+    pub(crate) fn globals(&self) -> impl Iterator<Item = (String, u64)> {
+        let global = self.object.symbols.iter().filter(|s| !s.local && !s.name.is_empty());
+        global.filter_map(|s| Some((s.name.to_owned(), self.name(s.name)?.direct?)))
+    }
+
+    /// Whether the name is a weak one that nothing defined when the target was linked.
+    pub(crate) fn is_absent(&self, name: &str) -> bool {
+        self.places.known.absent.contains(name)
+    }
+
+    /// The module's own `tls_index`, when code of the unit uses it.
+    pub(crate) fn module_index(&self) -> Option<u64> {
+        self.places.known.module_index
     }
 
     /// Hot functions in all, and those that were found.

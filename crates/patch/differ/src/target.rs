@@ -34,8 +34,10 @@ pub(crate) enum Dynamic {
     /// The offset of a thread-local from the thread pointer: another module's by name, or our own by offset.
     TlsName(String),
     TlsOffset(u64),
-    /// Part of a `tls_index`.
+    /// The module of a `tls_index`, without a name: this one.
     TlsModule,
+    /// Something that no code of the target needs to be told about.
+    Other,
 }
 
 #[derive(Debug, Clone)]
@@ -44,7 +46,6 @@ struct Load {
     size: u64,
     bytes: Vec<u8>,
     executable: bool,
-    writable: bool,
 }
 
 /// The `PT_TLS` segment.
@@ -158,15 +159,6 @@ impl TargetElf {
         self.loads.iter().any(|l| l.executable && l.start <= at && at - l.start < l.bytes.len() as u64)
     }
 
-    pub(crate) fn is_writable(&self, at: u64) -> bool {
-        self.loads.iter().any(|l| l.writable && l.start <= at && at - l.start < l.size)
-    }
-
-    /// Whether `len` bytes at `at` are mapped at all.
-    pub(crate) fn is_mapped(&self, at: u64, len: u64) -> bool {
-        self.loads.iter().any(|l| l.start <= at && at - l.start <= l.size && l.size - (at - l.start) >= len)
-    }
-
     /// A direct jump from elsewhere in the text to one of the bytes behind `entry` that a jump there would overwrite.
     pub(crate) fn branch_into(&self, entry: u64) -> Option<(u64, u64)> {
         let end = entry.checked_add(5)?;
@@ -194,6 +186,17 @@ impl TargetElf {
     /// A GOT slot that holds the thread pointer's distance to another module's thread-local.
     pub(crate) fn tls_slot_of(&self, name: &str) -> Option<u64> {
         self.dynamic.iter().find(|(_, d)| matches!(d, Dynamic::TlsName(n) if n == name)).map(|(at, _)| *at)
+    }
+
+    /// The module's own `tls_index`: one whose offset no relocation fills in, and is zero.
+    pub(crate) fn module_index(&self) -> Option<u64> {
+        let module = |at: &u64| {
+            let offset = at.wrapping_add(8);
+            let zero = self.bytes(offset, 8).is_some_and(|b| b.iter().all(|b| *b == 0));
+            zero && !self.dynamic.contains_key(&offset)
+        };
+        let modules = self.dynamic.iter().filter(|(_, d)| **d == Dynamic::TlsModule).map(|(at, _)| *at);
+        modules.into_iter().find(module)
     }
 
     fn read_symbols(&mut self, file: &File<'_>) {
@@ -243,7 +246,8 @@ impl TargetElf {
                 (elf::R_X86_64_64, Some(name)) if addend == 0 => Dynamic::Name(name),
                 (elf::R_X86_64_TPOFF64, Some(name)) => Dynamic::TlsName(name),
                 (elf::R_X86_64_TPOFF64, None) => Dynamic::TlsOffset(addend as u64),
-                _ => Dynamic::TlsModule,
+                (elf::R_X86_64_DTPMOD64, None) => Dynamic::TlsModule,
+                _ => Dynamic::Other,
             };
             self.dynamic.insert(at, value);
         }
@@ -322,8 +326,7 @@ fn read_loads(file: &File<'_>, bytes: &[u8]) -> Result<Vec<Load>, Refusal> {
         }
         let flags = segment.p_flags(E);
         let executable = flags.0 & elf::PF_X.0 != 0;
-        let writable = flags.0 & elf::PF_W.0 != 0;
-        loads.push(Load { start, size, bytes: data.to_vec(), executable, writable });
+        loads.push(Load { start, size, bytes: data.to_vec(), executable });
     }
     if !loads.iter().any(|load| load.executable) {
         return bad("no executable segment");

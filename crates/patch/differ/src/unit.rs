@@ -7,6 +7,7 @@ use crate::object_file::{Home, Nature, Object, SymbolType};
 use crate::shipped::Shipped;
 use crate::target::TargetElf;
 use crate::{Refusal, UnitInput};
+use std::collections::BTreeMap;
 
 /// One translation unit in all its builds.
 #[derive(Debug)]
@@ -34,13 +35,35 @@ pub(crate) enum Ancestor<'u> {
 }
 
 impl<'a> Unit<'a> {
-    pub(crate) fn read(target: &TargetElf, input: &UnitInput<'a>) -> Result<Self, Vec<Refusal>> {
+    /// Reads all units. What one shows of global names helps to tell apart equal code in another.
+    pub(crate) fn read_all(target: &TargetElf, inputs: &[UnitInput<'a>]) -> Result<Vec<Self>, Vec<Refusal>> {
+        let (mut units, mut refusals) = (Vec::new(), Vec::new());
+        for input in inputs {
+            match Unit::read(target, input, &BTreeMap::new()) {
+                Ok(unit) => units.push(unit),
+                Err(found) => refusals.extend(found),
+            }
+        }
+        if !refusals.is_empty() {
+            return Err(refusals);
+        }
+        let globals: BTreeMap<String, u64> =
+            units.iter().filter_map(|u| u.shipped.as_ref()).flat_map(Shipped::globals).collect();
+        for (unit, input) in units.iter_mut().zip(inputs) {
+            if unit.shipped.as_ref().is_some_and(Shipped::is_ambiguous) {
+                *unit = Unit::read(target, input, &globals)?;
+            }
+        }
+        Ok(units)
+    }
+
+    fn read(target: &TargetElf, input: &UnitInput<'a>, globals: &BTreeMap<String, u64>) -> Result<Self, Vec<Refusal>> {
         let parse = |bytes: &'a [u8], side| {
             if bytes.is_empty() { Ok(None) } else { Object::parse(bytes, input.path, side).map(Some) }
         };
         let one = |refusal| vec![refusal];
         let shipped =
-            if input.shipped.is_empty() { None } else { Some(Shipped::find(target, input.path, input.shipped)?) };
+            if input.shipped.is_empty() { None } else { Some(Shipped::find(target, input.path, input.shipped, globals)?) };
         let (before, after) = (parse(input.before, "before").map_err(one)?, parse(input.after, "after").map_err(one)?);
         let to_before = match (&before, &after) {
             (Some(old), Some(new)) => Correlation::between(old, new),
