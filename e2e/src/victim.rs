@@ -6,12 +6,12 @@
 //! threads that were left stopped or traced, a SIGTRAP that waits.
 
 use crate::cli::{Run, Stillpoint};
+pub use crate::patching::{apply, revert, status};
 use crate::server::{Guarded, tied};
 use crate::wait;
 use object::{Object, ObjectSymbol, SymbolKind};
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -607,21 +607,6 @@ impl Snapshot {
         let residue = residue(pid);
         assert!(residue.is_empty(), "left behind: {residue:#?}");
     }
-}
-
-/// `stillpoint patch apply FILE --pid PID`.
-pub fn apply(file: impl AsRef<OsStr>, pid: i32) -> Stillpoint {
-    Stillpoint::new().args(["patch", "apply"]).arg(file.as_ref()).arg("--pid").arg(pid)
-}
-
-/// `stillpoint patch revert --pid PID`: the top patch.
-pub fn revert(pid: i32) -> Stillpoint {
-    Stillpoint::new().args(["patch", "revert", "--pid"]).arg(pid)
-}
-
-/// `stillpoint patch status --pid PID --json`.
-pub fn status(pid: i32) -> Stillpoint {
-    Stillpoint::new().args(["patch", "status", "--pid"]).arg(pid).json()
 }
 
 /// Panics unless the call was refused with one clear line that names `thing`.

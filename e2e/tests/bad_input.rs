@@ -144,7 +144,7 @@ fn a_static_program() {
     let dynamic = Program::build("victim");
     let mut victim = program.start(&["2"]);
     let before = victim.snapshot();
-    assert_refused(&apply(dynamic.patch(2), victim.pid()).run(), "static");
+    assert_refused(&apply(&dynamic.patch(2), victim.pid()).run(), "static");
     before.assert_untouched(victim.pid());
     victim.assert_settled(1);
 }

@@ -1,7 +1,7 @@
 //! Debian's own redis-server, stripped and unmodified, patched while it serves.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
 use stillpoint_e2e::kill_at::{Moment, run};
@@ -33,7 +33,7 @@ fn rounds(short: u32) -> u32 {
 }
 
 #[track_caller]
-fn there_and_back(server: &mut Server, patch: &PathBuf, load: &Watched) {
+fn there_and_back(server: &mut Server, patch: &Path, load: &Watched) {
     let (pid, port) = (server.pid(), server.port());
     apply(patch, pid).succeed();
     server.assert_running();
