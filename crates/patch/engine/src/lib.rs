@@ -1,6 +1,7 @@
 //! Puts live patches into running processes and takes them back, thread by thread, without ever endangering them.
 mod arena;
 mod error;
+pub mod fleet;
 mod image;
 mod inject;
 pub mod ledger;
@@ -13,6 +14,7 @@ mod probe;
 mod report;
 mod resolve;
 mod scan;
+mod status;
 mod store;
 mod transition;
 mod walk;
@@ -21,3 +23,4 @@ mod word;
 pub use error::{Busy, Error, Landing};
 pub use operate::{Options, Outcome, Prediction, Quiescence, Which, apply, check, recover_only, revert};
 pub use report::{Observer, now_ns};
+pub use status::{EntryStatus, PatchStatus, Status, ThreadStatus, Unfinished, peek, status};

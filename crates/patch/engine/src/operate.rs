@@ -17,7 +17,7 @@ use crate::{Error, arena, place};
 use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
 use stillpoint_patch_format::{Avma, Signed};
-use stillpoint_patch_insn::DispatchState;
+use stillpoint_patch_insn::{DispatchState, JUMP_LEN};
 use stillpoint_patch_tracee::{Mapping, Module, Pid, Process, Session, Stop, Tid, attach};
 
 /// How threads are brought over.
@@ -320,6 +320,13 @@ fn run(
     let Plan { transition, dispatchers } = plan;
     let store = target.store.as_mut().ok_or(Error::NoWord(process.pid()))?;
     let memory = process.memory();
+    for site in &transition.sites {
+        let mut now = [0; JUMP_LEN];
+        memory.read(site.entry, &mut now)?;
+        if let Some(offset) = (0..JUMP_LEN).find(|i| now[*i] != site.from.bytes[*i]) {
+            return Err(Error::BytesDiffer { function: site.name.clone(), at: site.entry, offset });
+        }
+    }
     memory.write(transition.state, &[DispatchState::AllOtherwise as u8])?;
     for (at, code) in &dispatchers {
         memory.write(*at, code)?;
@@ -395,8 +402,12 @@ pub fn recover_only(pid: Pid, options: &Options, observer: Observer<'_>) -> Resu
 pub fn revert(pid: Pid, which: &Which, options: &Options, observer: Observer<'_>) -> Result<Outcome, Error> {
     let mut report = Report::new(observer, pid, "revert");
     let mut target = Target::open(pid)?;
+    let nothing = || Outcome::AlreadyThere("no patch is active".into());
     if target.view.unfinished.is_none() {
-        let dropped = to_drop(pid, &target.view, which)?;
+        let dropped = match to_drop(pid, &target.view, which) {
+            Err(Error::NothingActive(_)) => return Ok(nothing()),
+            dropped => dropped?,
+        };
         if options.dry_run {
             let names = dropped.iter().filter_map(|n| target.view.patch(*n)).map(|p| p.name.as_str());
             return Ok(Outcome::DryRun(format!("would revert {}", names.collect::<Vec<_>>().join(", "))));
@@ -409,7 +420,7 @@ pub fn revert(pid: Pid, which: &Which, options: &Options, observer: Observer<'_>
         let mut outcome = None;
         loop {
             let dropped = match to_drop(pid, &target.view, which) {
-                Err(Error::NothingActive(_) | Error::NotActive(_)) if outcome.is_some() => break,
+                Err(Error::NothingActive(_)) => break,
                 dropped => dropped?,
             };
             let done = revert_in(session, &mut target, &dropped, options, &mut report, start)?;
@@ -419,7 +430,7 @@ pub fn revert(pid: Pid, which: &Which, options: &Options, observer: Observer<'_>
                 break;
             }
         }
-        outcome.ok_or(Error::NothingActive(pid))
+        Ok(outcome.unwrap_or_else(nothing))
     })?
 }
 

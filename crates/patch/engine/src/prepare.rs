@@ -6,7 +6,7 @@ use crate::{Error, Quiescence};
 use sha2::{Digest, Sha256};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use stillpoint_patch_format::{Avma, Function, Patch, Scope, Svma};
+use stillpoint_patch_format::{Avma, Function, Patch, Scope};
 use stillpoint_patch_insn::{self as insn, EntryPlan, JUMP_LEN};
 use stillpoint_patch_tracee::{Module, Process};
 
@@ -63,7 +63,7 @@ pub(crate) fn prepare(
     let mut entries = Vec::with_capacity(patch.functions.len());
     let mut codes = Vec::with_capacity(patch.functions.len());
     for function in &patch.functions {
-        let code = with_padding(process, module, function);
+        let code = with_padding(process, module, view, function);
         let plan = insn::plan_entry(&code, function.old.start);
         let plan = plan.map_err(|source| Error::Entry { function: function.name.clone(), source })?;
         check_function(process, module, view, function, &plan)?;
@@ -132,13 +132,21 @@ fn text_matches(process: &Process, module: &Module, view: &View, patch: &Patch) 
 
 /// The function's bytes as shipped; a function shorter than a jump with the padding behind it, when that is padding up
 /// to where the next function may begin.
-fn with_padding(process: &Process, module: &Module, function: &Function) -> Vec<u8> {
-    let mut code = function.old_bytes.clone();
-    let end = function.old.start.0 + function.old.len;
+fn with_padding(process: &Process, module: &Module, view: &View, function: &Function) -> Vec<u8> {
+    let start = module.avma(function.old.start);
+    let end = start.0 + function.old.len;
     let room = (end.next_multiple_of(FUNCTION_ALIGN) - end) as usize;
-    if code.len() < JUMP_LEN && code.len() + room >= JUMP_LEN {
-        let padding = process.memory().read_vec(module.avma(Svma(end)), room);
-        code.extend(padding.into_iter().filter(|p| insn::is_padding(p)).flatten());
+    let len = function.old_bytes.len();
+    if len >= JUMP_LEN || len + room < JUMP_LEN {
+        return function.old_bytes.clone();
+    }
+    let Ok(mut code) = process.memory().read_vec(start, len + room) else { return function.old_bytes.clone() };
+    if let Some(origin) = view.origins().get(&start) {
+        // a jump of ours may stand there, in the padding as well
+        code[..JUMP_LEN].copy_from_slice(&origin.original);
+    }
+    if !insn::is_padding(&code[len..]) {
+        code.truncate(len);
     }
     code
 }

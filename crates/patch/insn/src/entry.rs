@@ -12,7 +12,8 @@ pub struct EntryPlan {
     /// Offsets of the instructions behind the first that start in the displaced bytes: where a thread may stand, or a
     /// signal frame may point to, such that the jump must not be written.
     pub inner_boundaries: Vec<u8>,
-    /// Whether the function itself jumps back to its entry: then a thread at the entry may be in the middle of a loop.
+    /// Whether a thread at the entry may be in the middle of something: the function itself jumps back there, or its
+    /// first instruction repeats (`rep stos`) and may have been interrupted with half of its work done.
     pub loops_to_entry: bool,
 }
 
@@ -76,7 +77,7 @@ pub fn plan_entry(code: &[u8], start: Svma) -> Result<EntryPlan, Error> {
         movable(instruction, start, displaced_len)?;
     }
     let behind = start.0 + displaced_len as u64;
-    let mut loops_to_entry = false;
+    let mut loops_to_entry = instructions.first().is_some_and(|i| i.has_rep_prefix() || i.has_repne_prefix());
     for instruction in &instructions {
         let Some(to) = jump_within(instruction) else { continue };
         if to.0 > start.0 && to.0 < behind && instruction.ip() >= behind {

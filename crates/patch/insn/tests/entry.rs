@@ -36,6 +36,16 @@ fn a_loop_to_the_entry_is_told() {
 }
 
 #[test]
+fn an_interrupted_repetition_at_the_entry_is_told() {
+    // rep stosb; mov rax,rdi; ret
+    let plan = plan_entry(&[0xf3, 0xaa, 0x48, 0x89, 0xf8, 0xc3], Svma(0x100)).expect("plan");
+    assert!(plan.loops_to_entry);
+    // endbr64 carries the same byte and repeats nothing
+    let plan = plan_entry(&[0xf3, 0x0f, 0x1e, 0xfa, 0x31, 0xc0, 0xc3], Svma(0x100)).expect("plan");
+    assert!(!plan.loops_to_entry);
+}
+
+#[test]
 fn what_cannot_move_is_named() {
     let name = |code: &[u8]| match plan_entry(code, Svma(0)) {
         Err(Error::NotRelocatable { why, .. }) => why.to_owned(),

@@ -96,7 +96,8 @@ pub fn decode(bytes: &[u8]) -> Result<Ledger, LedgerError> {
     if version != VERSION {
         return Err(LedgerError::Version(version));
     }
-    if bytes.get(24..HEADER_LEN) != Some(&check(0, &bytes[..24])[..]) {
+    let header = bytes.get(..HEADER_LEN).ok_or(LedgerError::Header)?;
+    if header[24..] != check(0, &header[..24]) {
         return Err(LedgerError::Header);
     }
     let word_offset = u32_at(bytes, 20).ok_or(LedgerError::Header)? as i32;
@@ -183,6 +184,14 @@ mod tests {
         assert_eq!(decode(&bytes), Ok(ledger.clone()));
         bytes.resize(4096, 0);
         assert_eq!(decode(&bytes), Ok(ledger));
+    }
+
+    #[test]
+    fn a_header_cut_short_is_refused() {
+        let header = encode_header(0x278);
+        for len in 0..HEADER_LEN {
+            assert!(decode(&header[..len]).is_err(), "{len} bytes");
+        }
     }
 
     #[test]

@@ -1,0 +1,105 @@
+//! Which processes are meant: all of an executable, all of a service, all that carry patches.
+
+use crate::Error;
+use crate::status::{Status, peek};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use stillpoint_patch_tracee::Pid;
+
+fn all_pids() -> Vec<i32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|e| e.file_name().to_str().and_then(|n| n.parse().ok())).collect()
+}
+
+/// When a process began: a parent always did before its children.
+fn started(pid: i32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+fn parents_first(pids: impl IntoIterator<Item = i32>) -> Vec<Pid> {
+    let mut list: Vec<(u64, i32)> = pids.into_iter().filter_map(|pid| Some((started(pid)?, pid))).collect();
+    list.sort_unstable();
+    list.into_iter().map(|(_, pid)| Pid(pid)).collect()
+}
+
+/// All processes of the executable at `path`, parents before children. A process whose file was deleted or replaced
+/// under that name counts, for it needs the patch as much as the others; whether the patch fits, its build-id tells.
+pub fn of_executable(path: &Path) -> Result<Vec<Pid>, Error> {
+    let file = |source| Error::File { path: path.display().to_string(), source };
+    let (name, identity) = match fs::canonicalize(path) {
+        Ok(full) => {
+            let metadata = fs::metadata(&full).map_err(file)?;
+            (full, Some((metadata.dev(), metadata.ino())))
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => (path.to_owned(), None),
+        Err(error) => return Err(file(error)),
+    };
+    let gone = PathBuf::from(format!("{} (deleted)", name.display()));
+    let runs_it = |pid: &i32| {
+        let link = format!("/proc/{pid}/exe");
+        let same_file = || {
+            let metadata = fs::metadata(&link).ok()?;
+            Some(identity? == (metadata.dev(), metadata.ino()))
+        };
+        fs::read_link(&link).is_ok_and(|to| to == name || to == gone) || same_file() == Some(true)
+    };
+    Ok(parents_first(all_pids().into_iter().filter(runs_it)))
+}
+
+/// All processes of a systemd unit, parents before children.
+pub fn of_unit(unit: &str) -> Result<Vec<Pid>, Error> {
+    let refuse = |what: &str| {
+        let source = std::io::Error::new(std::io::ErrorKind::NotFound, what.to_owned());
+        Error::File { path: format!("unit {unit}"), source }
+    };
+    if !Path::new("/run/systemd/system").is_dir() {
+        return Err(refuse("systemd does not run here: name processes by --pid or --exe"));
+    }
+    let full = if unit.contains('.') { unit.to_owned() } else { format!("{unit}.service") };
+    let group = find_group(Path::new("/sys/fs/cgroup"), &full, 0).ok_or_else(|| refuse("no such unit runs"))?;
+    let mut pids = Vec::new();
+    collect(&group, &mut pids, 0);
+    Ok(parents_first(pids))
+}
+
+fn folders(at: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(at).into_iter().flatten().flatten();
+    entries.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path())
+}
+
+const DEPTH_MAX: usize = 16;
+
+fn find_group(at: &Path, name: &str, depth: usize) -> Option<PathBuf> {
+    if at.file_name().is_some_and(|n| n == name) {
+        return Some(at.to_owned());
+    }
+    if depth > DEPTH_MAX {
+        return None;
+    }
+    folders(at).find_map(|below| find_group(&below, name, depth + 1))
+}
+
+fn collect(group: &Path, pids: &mut Vec<i32>, depth: usize) {
+    let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|pid| *pid > 0));
+    if depth < DEPTH_MAX {
+        folders(group).for_each(|below| collect(&below, pids, depth + 1));
+    }
+}
+
+/// Every process of this machine that carries patches, and how many could not be looked at.
+pub fn carriers() -> (Vec<Status>, usize) {
+    let own = std::process::id() as i32;
+    let mut found = Vec::new();
+    let mut unseen = 0;
+    for pid in parents_first(all_pids().into_iter().filter(|pid| *pid != own)) {
+        match peek(pid) {
+            Ok(Some(status)) => found.push(status),
+            Err(Error::Tracee(stillpoint_patch_tracee::Error::Permission { .. })) => unseen += 1,
+            Ok(None) | Err(_) => {}
+        }
+    }
+    (found, unseen)
+}

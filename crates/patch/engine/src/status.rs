@@ -1,0 +1,215 @@
+//! What processes carry, verified against their memory. Nothing is changed here.
+
+use crate::Error;
+use crate::ledger::{Phase, Version, View};
+use crate::plan::transition_of_word;
+use crate::store::{self, Store};
+use serde::Serialize;
+use std::time::Instant;
+use stillpoint_patch_format::{Avma, Scope};
+use stillpoint_patch_insn::{JUMP_LEN, jump5};
+use stillpoint_patch_tracee::{Event, Pid, Process, Session, Stop, attach};
+
+/// State of one process.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Status {
+    /// The process.
+    pub pid: i32,
+    /// Its command name.
+    pub name: String,
+    /// Number of the last transition committed, 0 for the code as shipped.
+    pub generation: u32,
+    /// A transition that a killed tool left, or that another tool drives now.
+    pub unfinished: Option<Unfinished>,
+    /// Patches active, oldest first.
+    pub patches: Vec<PatchStatus>,
+    /// Every entry that was ever redirected.
+    pub entries: Vec<EntryStatus>,
+    /// Generation of each thread by its own word.
+    pub threads: Vec<ThreadStatus>,
+    /// Bytes that patches hold, active or not.
+    pub bytes_kept: u64,
+    /// Bytes of the ledger in use.
+    pub ledger_bytes: u64,
+}
+
+/// A transition under way.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Unfinished {
+    /// Its number.
+    pub transition: u32,
+    /// `apply`, `revert`, `replace`.
+    pub operation: String,
+    /// How far it got.
+    pub phase: String,
+}
+
+/// A patch that is active.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PatchStatus {
+    /// Its name.
+    pub name: String,
+    /// SHA-256 of its file's body, as hex.
+    pub digest: String,
+    /// One line for people.
+    pub description: String,
+    /// CVE identifiers.
+    pub cves: Vec<String>,
+    /// Module that it patches.
+    pub module: String,
+    /// Build-id of that module.
+    pub build_id: String,
+    /// Functions that it redirects.
+    pub functions: Vec<String>,
+    /// Bytes of memory.
+    pub bytes: u64,
+    /// Scope.
+    pub scope: Scope,
+    /// Who signed it.
+    pub signer: Option<String>,
+    /// Seconds since 1970 of its placing.
+    pub placed_at_s: u64,
+}
+
+/// An entry, as the ledger has it and as it is.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct EntryStatus {
+    /// The function.
+    pub function: String,
+    /// Its entry.
+    pub address: String,
+    /// The patch whose code runs, none for the code as shipped.
+    pub patch: Option<String>,
+    /// Memory holds what the ledger says.
+    pub verified: bool,
+}
+
+/// A thread's word.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ThreadStatus {
+    /// The thread.
+    pub tid: i32,
+    /// The transition that it went through last; none when it was born after the last one.
+    pub transition: Option<u32>,
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Looks at one process. Threads stand for some microseconds each, one after another, for their word to be found.
+pub fn status(pid: Pid) -> Result<Status, Error> {
+    let process = Process::open(pid)?;
+    let name = process.status()?.name;
+    let Some(store) = store::find(&process)? else {
+        return Ok(Status {
+            pid: pid.0,
+            name,
+            generation: 0,
+            unfinished: None,
+            patches: vec![],
+            entries: vec![],
+            threads: vec![],
+            bytes_kept: 0,
+            ledger_bytes: 0,
+        });
+    };
+    let view = store.view()?;
+    let offset = store.ledger.word_offset;
+    let threads = attach(&process, |session| words(session, &process, offset))??;
+    summary(&process, name, &store, &view, threads)
+}
+
+/// What [`status`] tells, without stopping any thread and so without their words.
+pub fn peek(pid: Pid) -> Result<Option<Status>, Error> {
+    let process = Process::open(pid)?;
+    let Some(store) = store::find(&process)? else { return Ok(None) };
+    let name = process.status()?.name;
+    summary(&process, name, &store, &store.view()?, Vec::new()).map(Some)
+}
+
+fn summary(
+    process: &Process,
+    name: String,
+    store: &Store,
+    view: &View,
+    threads: Vec<ThreadStatus>,
+) -> Result<Status, Error> {
+    let patches = view.active.iter().filter_map(|n| view.patch(*n)).map(|p| PatchStatus {
+        name: p.name.clone(),
+        digest: hex(&p.digest),
+        description: p.description.clone(),
+        cves: p.cves.clone(),
+        module: p.module.clone(),
+        build_id: p.build_id.to_string(),
+        functions: p.functions.iter().map(|f| f.name.clone()).collect(),
+        bytes: p.arena.len,
+        scope: p.scope,
+        signer: p.signer.clone(),
+        placed_at_s: p.placed_at_s,
+    });
+    let unfinished = view.unfinished.as_ref().map(|open| Unfinished {
+        transition: open.transition.number,
+        operation: open.transition.operation.clone(),
+        phase: match open.phase {
+            None => "arming",
+            Some(Phase::Migrating | Phase::Committed) => "migrating",
+            Some(Phase::Aborting | Phase::Aborted) => "aborting",
+        }
+        .to_owned(),
+    });
+    Ok(Status {
+        pid: process.pid().0,
+        name,
+        generation: view.generation,
+        unfinished,
+        patches: patches.collect(),
+        entries: entries(process, view)?,
+        threads,
+        bytes_kept: view.bytes_kept(),
+        ledger_bytes: store.ledger.end as u64,
+    })
+}
+
+fn entries(process: &Process, view: &View) -> Result<Vec<EntryStatus>, Error> {
+    let mut out = Vec::new();
+    for (entry, origin) in view.origins() {
+        let (expected, patch) = match view.version(&view.active, entry) {
+            Version::Shipped => (Some(origin.original), None),
+            Version::Patched(number, f) => (jump5(entry, f.new).ok(), view.patch(number).map(|p| p.name.clone())),
+        };
+        let mut now = [0; JUMP_LEN];
+        process.memory().read(entry, &mut now)?;
+        let armed = view.unfinished.iter().flat_map(|u| &u.transition.sites).find(|s| s.entry == entry);
+        let during = armed.is_some_and(|s| [s.armed, s.from.bytes, s.to.bytes].contains(&now));
+        let mut names = view.placed.iter().flat_map(|p| &p.functions).filter(|f| f.old.start == entry);
+        let function = names.next().map(|f| f.name.clone()).unwrap_or_default();
+        let verified = Some(now) == expected || during;
+        out.push(EntryStatus { function, address: entry.to_string(), patch, verified });
+    }
+    Ok(out)
+}
+
+fn words(session: &mut Session<'_>, process: &Process, offset: i32) -> Result<Vec<ThreadStatus>, Error> {
+    let mut out = Vec::new();
+    for tid in session.threads() {
+        while let Some(event) = session.pump(Instant::now())? {
+            match event {
+                Event::NewThread(tid) => session.let_go(tid)?,
+                Event::NewProcess { pid, .. } => session.release(pid)?,
+                Event::Exec | Event::Exited(_) => return Err(Error::Ended(process.pid())),
+                _ => {}
+            }
+        }
+        let Stop::Stopped(mut stopped) = session.stop(tid)? else { continue };
+        let registers = stopped.registers()?;
+        let mut word = [0; 4];
+        if !registers.no_user_side() && registers.fs_base != 0 {
+            let at = Avma(registers.fs_base.wrapping_add_signed(i64::from(offset)));
+            process.memory().read(at, &mut word)?;
+        }
+        stopped.resume()?;
+        out.push(ThreadStatus { tid: tid.0, transition: transition_of_word(u32::from_le_bytes(word)) });
+    }
+    Ok(out)
+}
