@@ -190,7 +190,8 @@ fn write_events(path: &Path, changes: &[Change]) -> Result<(), String> {
 /// Latency over time, coloured by the version of the code.
 fn report(narrator: &Narrator, record: &Path, events: &Path, dir: &Path) -> Result<(), String> {
     let html: PathBuf = dir.join("report.html");
-    let call = Stillpoint::new().args(["measure", "report"]).arg(record).arg("--events").arg(events).arg("--output");
+    let call =
+        Stillpoint::new().args(["measure", "report", "--record"]).arg(record).arg("--events").arg(events).arg("-o");
     let run = call.arg(&html).run();
     expect(run.code == Some(0), || run.to_string())?;
     narrator.tell(&format!("latency over time, coloured by version: {}", html.display()));
