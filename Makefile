@@ -37,9 +37,8 @@ bench: build ## measure everything that README states (about 40 minutes; BENCH_A
 	@$(CARGO) build --locked --release -p stillpoint-e2e --bin bench
 	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/bench $(BENCH_ARGS)
 
-soak: build ## apply and revert for hours under load; goes on where it stopped (SOAK_HOURS=8)
-	@$(CARGO) build --locked --release -p stillpoint-e2e --bin soak
-	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/soak --hours "$${SOAK_HOURS:-8}"
+soak: setup ## the long tests, round after round; goes on where it stopped (SOAK_HOURS=8)
+	@$(CARGO) run --quiet --locked -p xtask -- soak
 
 fuzz: setup ## feed every decoder of outside bytes with garbage (FUZZ_SECONDS=60 for each)
 	@STILLPOINT_FUZZ_SECONDS="$${FUZZ_SECONDS:-60}" $(CARGO) run --quiet --locked -p xtask -- fuzz

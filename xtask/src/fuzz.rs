@@ -9,6 +9,7 @@ use crate::step::{self, Counts};
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
@@ -52,7 +53,7 @@ pub(crate) fn test(root: &Path, logs: &Path) -> Result<Counts> {
     let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     build.args(["build", "--release", "--target", TRIPLE, "--manifest-path"]);
     build.arg(root.join("fuzz/Cargo.toml")).arg("--target-dir").arg(&target_dir).env("RUSTFLAGS", FLAGS);
-    let outcome = step::run("fuzz build", &mut build, &logs.join("fuzz-build.log"))?;
+    let outcome = step::run("fuzz build", &mut build, &logs.join("fuzz-build.log"), step::LIMIT)?;
     if !outcome.succeeded {
         report("fuzz build", &outcome, Counts::one(false));
         return Ok(Counts::one(false));
@@ -83,7 +84,9 @@ fn fuzz_one(root: &Path, target_dir: &Path, name: &str, logs: &Path) -> Result<C
         .arg(format!("-artifact_prefix={}/{name}-", findings.display()));
     // A decoder that allocates what a hostile length says meets the limit of memory, one that loops that of time.
     command.args(["-rss_limit_mb=2048", "-malloc_limit_mb=512", "-timeout=10", "-print_final_stats=1"]);
-    let outcome = step::run(&format!("fuzz {name}"), &mut command, &logs.join(format!("fuzz-{name}.log")))?;
+    let seconds_limit = Duration::from_secs(u64::from(seconds()?) + 120);
+    let outcome =
+        step::run(&format!("fuzz {name}"), &mut command, &logs.join(format!("fuzz-{name}.log")), seconds_limit)?;
     let counts = Counts::one(outcome.succeeded);
     report(&format!("fuzz {name} ({} inputs)", executed(&outcome.output)), &outcome, counts);
     Ok(counts)

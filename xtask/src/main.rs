@@ -5,13 +5,15 @@
 //! | `tidy` | checks the rules of the tree: layers, purity, words, documents |
 //! | `check` | formatting, lints, tidy, repeated code |
 //! | `test` | every test of the tree, quick ones first, one line each, and the count as the last line |
+//! | `soak` | the long form of the end-to-end tests, round after round for `SOAK_HOURS` (8); goes on where it stopped |
 //! | `fuzz` | every decoder under a coverage-guided fuzzer, `STILLPOINT_FUZZ_SECONDS` each (12) |
 //!
-//! Guarantees: exit code 0 only when everything asked for ran and held; nothing outside `target/`, `fuzz/target/` and
-//! `.cache/` is written. It builds nothing that a user runs.
+//! Guarantees: exit code 0 only when everything asked for ran and held; nothing outside `target/`, `.cache/`,
+//! `fuzz/findings/` and (by `soak`) `experiments/` is written. It builds nothing that a user runs.
 
 mod fuzz;
 mod runner;
+mod soak;
 mod step;
 mod tidy;
 
@@ -36,8 +38,9 @@ fn run(command: Option<&str>) -> Result<bool> {
         Some("tidy") => tidy::run(&root),
         Some("check") => runner::check(&root),
         Some("test") => runner::test(&root),
+        Some("soak") => soak::run(&root),
         Some("fuzz") => fuzz::run(&root),
-        _ => bail!("usage: xtask tidy | check | test | fuzz"),
+        _ => bail!("usage: xtask tidy | check | test | soak | fuzz"),
     }
 }
 

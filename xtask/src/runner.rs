@@ -3,7 +3,7 @@
 use crate::step::{self, Counts, Outcome};
 use crate::{fuzz, tidy};
 use anyhow::{Context, Result, bail};
-use cargo_metadata::{Artifact, Message, TargetKind};
+use cargo_metadata::{Artifact, Message, Package, TargetKind};
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -27,7 +27,7 @@ const ORDER: [&str; 12] = [
 ];
 
 /// One test program.
-struct TestProgram {
+pub(crate) struct TestProgram {
     package: String,
     package_dir: PathBuf,
     /// `unit` or the name of the integration test.
@@ -42,8 +42,22 @@ impl TestProgram {
         (place, !self.is_unit, &self.target)
     }
 
-    fn name(&self) -> String {
+    /// Package and target.
+    pub(crate) fn name(&self) -> String {
         format!("{} {}", self.package, self.target)
+    }
+
+    /// Whether it is an integration test with real servers or programs.
+    pub(crate) fn is_end_to_end(&self) -> bool {
+        self.package == "stillpoint-e2e" && !self.is_unit
+    }
+
+    /// Runs it as cargo does: in its package's directory.
+    pub(crate) fn command(&self, root: &Path) -> Command {
+        let mut command = Command::new(&self.executable);
+        command.current_dir(&self.package_dir).env("CARGO_MANIFEST_DIR", &self.package_dir).env("RUST_BACKTRACE", "1");
+        command.env("CARGO_TARGET_DIR", target_dir(root));
+        command
     }
 
     /// How to run it alone.
@@ -62,8 +76,7 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     println!("Every test of the tree, quick ones first. Servers are downloaded to .cache, nothing is installed;");
     println!("each line: time, counts, what ran. A failure shows its output and how to run it again.\n");
     println!("building the tests");
-    let mut programs = build_tests(root)?;
-    programs.sort_by(|a, b| a.rank().cmp(&b.rank()));
+    let programs = build_tests(root, false)?;
     println!("built in {} s\n", start.elapsed().as_secs());
     let logs = root.join("target/test-logs");
     std::fs::create_dir_all(&logs).with_context(|| format!("make {}", logs.display()))?;
@@ -104,52 +117,47 @@ fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-fn build_tests(root: &Path) -> Result<Vec<TestProgram>> {
+/// Builds every test program of the tree, in the order in which they run.
+pub(crate) fn build_tests(root: &Path, release: bool) -> Result<Vec<TestProgram>> {
     let mut command = cargo();
     command.args(["test", "--workspace", "--locked", "--no-run", "--message-format=json-render-diagnostics"]);
+    if release {
+        command.arg("--release");
+    }
     let mut child =
         command.current_dir(root).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("start cargo")?;
     let stdout = child.stdout.take().context("cargo has an output")?;
+    let packages = crate::metadata(root)?.packages;
     let mut programs = Vec::new();
     for message in Message::parse_stream(BufReader::new(stdout)) {
         if let Message::CompilerArtifact(artifact) = message?
             && artifact.profile.test
         {
-            programs.extend(test_program(root, artifact)?);
+            programs.extend(test_program(&packages, artifact)?);
         }
     }
     let status = child.wait()?;
     if !status.success() {
         bail!("the tests do not build ({status}); mend what the compiler says above");
     }
+    programs.sort_by(|a: &TestProgram, b| a.rank().cmp(&b.rank()));
     Ok(programs)
 }
 
-fn test_program(root: &Path, artifact: Artifact) -> Result<Option<TestProgram>> {
+fn test_program(packages: &[Package], artifact: Artifact) -> Result<Option<TestProgram>> {
     let Some(executable) = artifact.executable else { return Ok(None) };
     let manifest = artifact.manifest_path.as_std_path();
     let package_dir = manifest.parent().context("a manifest lies in a directory")?.to_owned();
     let is_unit = !artifact.target.kind.contains(&TargetKind::Test);
-    let package = crate::metadata(root)?
-        .packages
-        .into_iter()
-        .find(|package| package.id == artifact.package_id)
-        .context("an artifact belongs to a package")?
-        .name
-        .to_string();
+    let package = packages.iter().find(|package| package.id == artifact.package_id);
+    let package = package.context("an artifact belongs to a package")?.name.to_string();
     let target = if is_unit { "unit".to_owned() } else { artifact.target.name };
     Ok(Some(TestProgram { package, package_dir, target, is_unit, executable: executable.into_std_path_buf() }))
 }
 
-/// Runs the program as cargo does: in its package's directory.
 fn run_program(root: &Path, program: &TestProgram, logs: &Path) -> Result<Outcome> {
-    let mut command = Command::new(&program.executable);
-    command
-        .current_dir(&program.package_dir)
-        .env("CARGO_MANIFEST_DIR", &program.package_dir)
-        .env("RUST_BACKTRACE", "1");
-    command.env("CARGO_TARGET_DIR", target_dir(root));
-    step::run(&program.name(), &mut command, &logs.join(format!("{}.log", program.name().replace(' ', "-"))))
+    let log = logs.join(format!("{}.log", program.name().replace(' ', "-")));
+    step::run(&program.name(), &mut program.command(root), &log, step::LIMIT)
 }
 
 fn target_dir(root: &Path) -> PathBuf {
@@ -159,7 +167,7 @@ fn target_dir(root: &Path) -> PathBuf {
 fn doc_tests(root: &Path, logs: &Path) -> Result<Counts> {
     let mut command = cargo();
     command.args(["test", "--workspace", "--locked", "--doc"]).current_dir(root);
-    let outcome = step::run("doc examples", &mut command, &logs.join("doc.log"))?;
+    let outcome = step::run("doc examples", &mut command, &logs.join("doc.log"), step::LIMIT)?;
     let counts = step::counts(&outcome);
     report("doc examples", &outcome, counts);
     Ok(counts)

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// No step of ours takes half as long; only one that hangs meets it.
-const LIMIT: Duration = Duration::from_secs(15 * 60);
+/// No step of a test run takes half as long; only one that hangs meets it.
+pub(crate) const LIMIT: Duration = Duration::from_secs(15 * 60);
 
 /// Tests counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -47,8 +47,8 @@ pub(crate) struct Outcome {
     pub(crate) elapsed: Duration,
 }
 
-/// Runs `command` with its output in `log`, and ends it at the limit.
-pub(crate) fn run(name: &str, command: &mut Command, log: &Path) -> Result<Outcome> {
+/// Runs `command` with its output in `log`, and ends it at `limit`.
+pub(crate) fn run(name: &str, command: &mut Command, log: &Path, limit: Duration) -> Result<Outcome> {
     let start = Instant::now();
     let file = File::create(log).with_context(|| format!("create {}", log.display()))?;
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
@@ -57,7 +57,7 @@ pub(crate) fn run(name: &str, command: &mut Command, log: &Path) -> Result<Outco
         if let Some(status) = child.try_wait()? {
             break Some(status);
         }
-        if start.elapsed() > LIMIT {
+        if start.elapsed() > limit {
             child.kill()?;
             child.wait()?;
             break None;
@@ -67,7 +67,7 @@ pub(crate) fn run(name: &str, command: &mut Command, log: &Path) -> Result<Outco
     };
     clear_progress();
     let output = String::from_utf8_lossy(&std::fs::read(log)?).into_owned();
-    let ended = status.map_or_else(|| format!("was ended after {} s", LIMIT.as_secs()), |status| status.to_string());
+    let ended = status.map_or_else(|| format!("was ended after {} s", limit.as_secs()), |status| status.to_string());
     Ok(Outcome { succeeded: status.is_some_and(|s: ExitStatus| s.success()), ended, output, elapsed: start.elapsed() })
 }
 
