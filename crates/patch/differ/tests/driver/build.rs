@@ -1,11 +1,12 @@
 //! Compiles and links a program in one variant, asks it, and has it diffed.
 
 use super::case::{Case, SourceFile};
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
-use stillpoint_patch_differ::{HookNames, Options, Outcome, Refusal, TargetElf, UnitInput};
+use stillpoint_patch_differ::{HookNames, Options, Outcome, Refusal, TargetElf, UnitInput, exports};
 use stillpoint_patch_format::Toolchain;
 
 /// How a program is compiled and linked.
@@ -200,10 +201,23 @@ pub(crate) fn diff(case: &Case, built: &Built) -> Result<Outcome, Vec<Refusal>> 
         name: case.name.clone(),
         description: case.rule.clone(),
         hooks,
+        imports: Some(imports(&target)),
         toolchain: Toolchain { compiler: "cc".to_owned(), stillpoint: env!("CARGO_PKG_VERSION").to_owned() },
         ..Options::default()
     };
     stillpoint_patch_differ::diff(&target, &units, &options)
+}
+
+/// What the libraries that the target needs export, on this machine.
+fn imports(target: &TargetElf) -> BTreeMap<String, Option<String>> {
+    let mut all = BTreeMap::new();
+    for library in target.needed() {
+        let output = Command::new("cc").arg(format!("-print-file-name={library}")).output().expect("run cc");
+        let path = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
+        all.extend(exports(&bytes).unwrap_or_else(|e| panic!("{path}: {e}")));
+    }
+    all
 }
 
 /// A running program. Ends with its owner.

@@ -3,8 +3,8 @@
 //#Changed: left
 //#Unchanged: right
 //#Output-before: 1 1001 | 2 1002
-//#Output-after: 8 1003 | 15 1004
-//#Output-reverted: 4 1005
+//#Output-after: 8 1003 | 10 1004
+//#Output-reverted: 5 1005
 #include "case.h"
 
 #ifdef SP_AFTER
