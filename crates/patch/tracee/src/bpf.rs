@@ -212,9 +212,8 @@ mod tests {
     #[test]
     fn loads_every_word_of_the_call() {
         let words: Vec<u32> = (0..64).step_by(4).map(|offset| a_after(&[op(0x20, offset)]).unwrap()).collect();
-        let expected = [
-            9, ARCH_X86_64, 0x3456_789a, 0x7f12, 2, 1, 0x4000, 0, 7, 0, 0x22, 0, u32::MAX, u32::MAX, 1, 0xdead_beef,
-        ];
+        let expected =
+            [9, ARCH_X86_64, 0x3456_789a, 0x7f12, 2, 1, 0x4000, 0, 7, 0, 0x22, 0, u32::MAX, u32::MAX, 1, 0xdead_beef];
         assert_eq!(words, expected);
         assert_eq!(a_after(&[op(0x20, 64)]), None);
         assert_eq!(a_after(&[op(0x20, 2)]), None);

@@ -10,6 +10,8 @@ const PAGE: u64 = 4096;
 const LIMIT: Duration = Duration::from_millis(500);
 /// Rounds in which new threads may turn up. Threads that stand bear none, so two would do.
 const ROUNDS: usize = 64;
+/// Rank of threads that run: the last.
+const RUNNING: u8 = 2;
 const _: () = assert!(LIMIT.as_nanos() < STOP_LIMIT.as_nanos());
 
 /// All threads of a process standing. Dropping it thaws them, those that ran before first.
@@ -58,7 +60,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
             }
             let rank = match tracer.process.thread_info(Tid(tid))?.map(|info| info.state) {
                 Some('D') => 0,
-                Some('R') => 2,
+                Some('R') => RUNNING,
                 Some(_) => 1,
                 None => 0,
             };
@@ -69,16 +71,24 @@ impl<'s, 'p> Frozen<'s, 'p> {
     }
 
     fn stop_group(&mut self, group: &[(u8, i32)]) -> Result<(), Error> {
-        let tracer = &mut self.session.tracer;
-        for &(_, tid) in group {
-            tracer.ask_to_stop(tid)?;
+        if group[0].0 < RUNNING {
+            // One at a time: an interrupted call is mended when its thread is seen standing, and that must be soon.
+            return group.iter().try_for_each(|&(_, tid)| {
+                self.session.tracer.ask_to_stop(tid)?;
+                self.await_stop(tid)
+            });
         }
         for &(_, tid) in group {
-            match tracer.await_stop(tid, LIMIT)? {
-                Seen::Standing => self.order.push(Tid(tid)),
-                _ if tracer.replaced => return Err(Error::Exec(self.session.process().pid())),
-                _ => {}
-            }
+            self.session.tracer.ask_to_stop(tid)?;
+        }
+        group.iter().try_for_each(|&(_, tid)| self.await_stop(tid))
+    }
+
+    fn await_stop(&mut self, tid: i32) -> Result<(), Error> {
+        match self.session.tracer.await_stop(tid, LIMIT)? {
+            Seen::Standing => self.order.push(Tid(tid)),
+            _ if self.session.tracer.replaced => return Err(Error::Exec(self.session.process().pid())),
+            _ => {}
         }
         Ok(())
     }

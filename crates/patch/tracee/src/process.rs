@@ -67,13 +67,7 @@ impl Process {
             .open(base.join("mem"))
             .map_err(|error| denied_or_gone(pid, &status, error))?;
         let process = Process {
-            inner: Arc::new(Inner {
-                pid,
-                pidfd,
-                memory: Memory::new(pid, memory),
-                kernel: kernel_version(),
-                dir,
-            }),
+            inner: Arc::new(Inner { pid, pidfd, memory: Memory::new(pid, memory), kernel: kernel_version(), dir }),
         };
         process.check_program(&status)?;
         Ok(process)

@@ -23,7 +23,7 @@ use crate::seccomp::Filters;
 use crate::stopped::{lost, registers};
 use crate::sys::{self, Wait};
 use crate::tracer::{Seen, State, Tracer};
-use crate::{Error, Process, Tid, carrier, restart};
+use crate::{Error, Process, Tid, carrier};
 use std::io;
 use std::time::{Duration, Instant};
 use stillpoint_patch_format::Avma;
@@ -52,7 +52,8 @@ impl Gadgets {
         let mut mappings = process.mappings()?;
         mappings.retain(|m| m.execute && m.read && !m.write && (m.inode != 0 || m.path.as_deref() == Some("[vdso]")));
         // The C library first: only there is the restorer the real one.
-        let is_libc = |path: Option<&str>| path.and_then(|p| p.rsplit('/').next()).is_some_and(|f| f.starts_with("libc"));
+        let is_libc =
+            |path: Option<&str>| path.and_then(|p| p.rsplit('/').next()).is_some_and(|f| f.starts_with("libc"));
         mappings.sort_by_key(|m| !is_libc(m.path.as_deref()));
         let (mut syscall_ret, mut restorer, mut exchange_ret) = (None, None, None);
         for mapping in mappings {
@@ -165,8 +166,7 @@ impl<'h> Remote<'h> {
             held_back: Vec::new(),
         };
         remote.point_to(&remote.returning())?;
-        sys::set_signal_mask(tid, !synchronous_signals())
-            .map_err(|error| lost(tid, "PTRACE_SETSIGMASK", error))?;
+        sys::set_signal_mask(tid, !synchronous_signals()).map_err(|error| lost(tid, "PTRACE_SETSIGMASK", error))?;
         Ok(remote)
     }
 
@@ -389,10 +389,14 @@ impl<'h> Remote<'h> {
                 Err(error) => {
                     self.place = Place::Abandoned;
                     self.tracer.threads.remove(&self.tid);
-                    return Err(lost(self.tid, "waitpid", match error.raw_os_error() {
-                        Some(libc::ECHILD) => io::Error::from_raw_os_error(libc::ESRCH),
-                        _ => error,
-                    }));
+                    return Err(lost(
+                        self.tid,
+                        "waitpid",
+                        match error.raw_os_error() {
+                            Some(libc::ECHILD) => io::Error::from_raw_os_error(libc::ESRCH),
+                            _ => error,
+                        },
+                    ));
                 }
             }
         }
@@ -418,10 +422,7 @@ impl Drop for Remote<'_> {
 /// The registers with which an interrupted system call is made anew, where nothing happens in between: what the kernel
 /// does when it restarts a call, since `rt_sigreturn` does not.
 fn made_anew(registers: &Registers) -> Registers {
-    let interrupted = registers.rax as i64 == -i64::from(libc::EINTR);
-    let again = registers.restarts()
-        || registers.syscall().is_some_and(|nr| interrupted && restart::restartable(nr, &registers.syscall_args()));
-    match again {
+    match registers.restarts() {
         true => Registers { rip: registers.rip - 2, rax: registers.orig_rax, orig_rax: u64::MAX, ..*registers },
         false => Registers { orig_rax: u64::MAX, ..*registers },
     }

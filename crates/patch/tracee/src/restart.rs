@@ -7,6 +7,9 @@
 //! and gives the program its `EINTR` if one does, which is what happens without us. That also settles the race with a
 //! signal that arrives at the same moment: it is the kernel that decides, after us.
 //!
+//! What remains: a tool killed after it has asked a thread to stop and before it has seen it stand leaves that one `EINTR`
+//! behind, as any SIGSTOP and SIGCONT does.
+//!
 //! The list holds only calls for which `EINTR` means that nothing has happened, so that making them anew is what every
 //! correct program does. A restart begins a relative time-out anew; who stops the same thread often must mind that.
 

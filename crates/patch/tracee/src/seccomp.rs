@@ -25,13 +25,15 @@ impl Filters {
                     let filter = bpf::decode(&bytes);
                     filters.push(filter.ok_or_else(|| unreadable("the kernel handed out no filter".to_owned()))?);
                 }
-                Err(error) => return Err(unreadable(match error.raw_os_error() {
-                    Some(libc::EACCES | libc::EPERM) => {
-                        "that needs CAP_SYS_ADMIN, and a tool that has no filter itself".to_owned()
-                    }
-                    Some(libc::EIO) => "the kernel lacks CONFIG_CHECKPOINT_RESTORE".to_owned(),
-                    _ => error.to_string(),
-                })),
+                Err(error) => {
+                    return Err(unreadable(match error.raw_os_error() {
+                        Some(libc::EACCES | libc::EPERM) => {
+                            "that needs CAP_SYS_ADMIN, and a tool that has no filter itself".to_owned()
+                        }
+                        Some(libc::EIO) => "the kernel lacks CONFIG_CHECKPOINT_RESTORE".to_owned(),
+                        _ => error.to_string(),
+                    }));
+                }
             }
         }
     }

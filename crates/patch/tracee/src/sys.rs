@@ -178,9 +178,8 @@ pub(crate) fn signal_info(tid: i32) -> io::Result<libc::siginfo_t> {
 /// Queues a signal for one thread with the given information, as `sigqueue` would; only codes of user origin work.
 pub(crate) fn queue_signal(pid: i32, tid: i32, info: &libc::siginfo_t) -> io::Result<()> {
     // SAFETY: the call reads one siginfo_t.
-    let result = unsafe {
-        libc::syscall(libc::SYS_rt_tgsigqueueinfo, pid, tid, info.si_signo, info as *const libc::siginfo_t)
-    };
+    let result =
+        unsafe { libc::syscall(libc::SYS_rt_tgsigqueueinfo, pid, tid, info.si_signo, info as *const libc::siginfo_t) };
     if result == 0 {
         return Ok(());
     }

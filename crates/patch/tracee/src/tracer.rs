@@ -82,7 +82,8 @@ pub(crate) struct Tracer {
 impl Tracer {
     /// Seizes all threads of the process, on the OS thread that calls.
     pub(crate) fn seize(process: Process) -> Result<Tracer, Error> {
-        let timer = WaitTimer::new().map_err(|source| Error::Os { call: "timer_create", id: process.pid().0, source })?;
+        let timer =
+            WaitTimer::new().map_err(|source| Error::Os { call: "timer_create", id: process.pid().0, source })?;
         let mut tracer = Tracer {
             process,
             threads: HashMap::new(),
@@ -127,7 +128,8 @@ impl Tracer {
             Err(error) if error.gone() => return Ok(false),
             Err(error) => return Err(error),
         };
-        if status.tracer.0 as u32 == std::process::id() {
+        // the kernel names the tracing thread, not its process
+        if status.tracer.0 == sys::own_tid() {
             return Ok(true);
         }
         if matches!(status.state, 'Z' | 'X') {
@@ -191,7 +193,10 @@ impl Tracer {
     }
 
     fn trapped(&mut self, tid: i32, group_stop: bool) -> Seen {
-        let standing = Standing { since_ns: sys::now_ns(), registers: None, group_stop, trap: true };
+        let since_ns = sys::now_ns();
+        // Mended at once, not when it is let go: dying in between must not show either.
+        let registers = sys::registers(tid).ok().map(|registers| mend(tid, registers));
+        let standing = Standing { since_ns, registers, group_stop, trap: true };
         if !self.threads.contains_key(&tid) && !self.has_thread(tid) {
             let child = self.children.entry(tid).or_default();
             child.stands = true;
@@ -264,7 +269,7 @@ impl Tracer {
     /// after a stop: the kernel wakes traced threads even for signals that the program ignores.
     fn forward(&mut self, tid: i32, signal: i32) -> Result<(), Error> {
         if let Ok(registers) = sys::registers(tid) {
-            mend(tid, &registers);
+            mend(tid, registers);
         }
         self.go(tid, signal).map(drop)
     }
@@ -283,13 +288,18 @@ impl Tracer {
     pub(crate) fn ask_to_stop(&mut self, tid: i32) -> Result<bool, Error> {
         match self.threads.get(&tid) {
             Some(Thread { state: State::Running, .. }) => {}
-            Some(_) => return Ok(true),
+            Some(_) => {
+                self.timer.arm(FIRST_LOOK);
+                return Ok(true);
+            }
             None => return Ok(false),
         }
         let switches = self.process.voluntary_switches(Tid(tid)).ok();
         if let Some(thread) = self.threads.get_mut(&tid) {
             thread.switches_before = switches;
         }
+        // Armed first, so that the wait is the next thing after the request.
+        self.timer.arm(FIRST_LOOK);
         match sys::interrupt(tid) {
             Ok(()) => Ok(true),
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
@@ -302,7 +312,6 @@ impl Tracer {
 
     /// Waits until a thread stands that was asked to stop, or is expected to.
     pub(crate) fn await_stop(&mut self, tid: i32, limit: Duration) -> Result<Seen, Error> {
-        self.timer.arm(FIRST_LOOK);
         let mut deadline = None;
         loop {
             match self.threads.get(&tid) {
@@ -377,18 +386,10 @@ impl Tracer {
         let Some(thread) = self.threads.get_mut(&tid) else { return Ok(0) };
         let State::Standing(standing) = thread.state else { return Ok(0) };
         thread.state = State::Running;
-        let registers = match standing.registers {
-            Some(registers) => Ok(registers),
-            None => sys::registers(tid),
-        };
-        let restarts = match &registers {
-            Ok(registers) => standing.trap && (mend(tid, registers) || registers.restarts()),
-            Err(_) => false,
-        };
         let result = if standing.group_stop { sys::listen(tid) } else { sys::cont(tid, 0) };
         let stood_ns = sys::now_ns() - standing.since_ns;
-        thread.returns_to = match (restarts, registers, thread.switches_before.take()) {
-            (true, Ok(registers), Some(before)) => Some(sleep_after(&registers, before)),
+        thread.returns_to = match (standing.registers, thread.switches_before.take()) {
+            (Some(registers), Some(before)) if registers.restarts() => Some(sleep_after(&registers, before)),
             _ => None,
         };
         match result {
@@ -513,14 +514,17 @@ impl Drop for Tracer {
     }
 }
 
-/// Makes an interrupted call restart that would show the program an `EINTR`; whether it did.
-fn mend(tid: i32, registers: &Registers) -> bool {
+/// Makes an interrupted call restart that would show the program an `EINTR`; the registers that the thread has then.
+fn mend(tid: i32, registers: Registers) -> Registers {
     let interrupted = registers.rax as i64 == -i64::from(libc::EINTR);
     match registers.syscall() {
         Some(nr) if interrupted && restart::restartable(nr, &registers.syscall_args()) => {
-            sys::set_rax(tid, -ERESTARTNOHAND).is_ok()
+            match sys::set_rax(tid, -ERESTARTNOHAND) {
+                Ok(()) => Registers { rax: -ERESTARTNOHAND as u64, ..registers },
+                Err(_) => registers,
+            }
         }
-        _ => false,
+        _ => registers,
     }
 }
 

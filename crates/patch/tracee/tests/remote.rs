@@ -37,9 +37,7 @@ fn system_calls_through_every_kind_of_thread() {
     })
     .unwrap();
     assert!(carried > 600, "{carried}");
-    let before = target.report();
-    let after = target.await_report("threads go on", |r| r["waits"] > before["waits"] + 20);
-    assert_eq!(after["faults"], 0);
+    target.expect_progress();
     target.finish();
 }
 
@@ -87,12 +85,8 @@ fn functions_return_results_and_faults_and_leave_no_trace() {
         called
     })
     .unwrap();
-    let before = target.report();
-    assert_eq!(before["hooks"], called);
-    let after = target.await_report("threads go on", |r| {
-        r["waits"] > before["waits"] + 20 && r["computations"] > before["computations"] + 20
-    });
-    assert_eq!(after["faults"], 0);
+    assert_eq!(target.report()["hooks"], called);
+    target.expect_progress();
     target.finish();
 }
 

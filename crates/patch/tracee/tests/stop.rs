@@ -45,9 +45,7 @@ fn ten_thousand_stops_hurt_nobody() {
     .unwrap();
     stood.sort_unstable();
     println!("stopped ns: median {} p99 {} max {}", stood[5000], stood[9900], stood[9999]);
-    let before = target.report();
-    let after = target.await_report("threads go on", |r| r["waits"] > before["waits"] + 20 && r["computations"] > before["computations"]);
-    assert_eq!(after["faults"], 0);
+    target.expect_progress();
     assert_eq!(process.status().unwrap().tracer.0, 0);
     target.finish();
 }

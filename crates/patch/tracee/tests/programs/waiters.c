@@ -13,7 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
-static volatile long waits, computations, faults;
+enum kind { EPOLL, READ, SLEEP, FUTEX, COMPUTE, KINDS };
+static volatile long done[KINDS], faults, interrupted;
 static volatile int hook_calls;
 
 static void fault(const char *what, long result)
@@ -22,28 +23,29 @@ static void fault(const char *what, long result)
     fprintf(stderr, "fault: %s returned %ld, errno %d\n", what, result, errno);
 }
 
-static void waited(void) { __atomic_add_fetch(&waits, 1, __ATOMIC_RELAXED); }
+static void went_round(enum kind kind) { __atomic_add_fetch(&done[kind], 1, __ATOMIC_RELAXED); }
 
-// Fills every register but the stack pointer, and the red zone, spins, and compares. Returns 0 if all was kept.
-// long spin(const void *in, void *out, long count)
-#define SPIN(name, load, reg, last, size)                                                                              \
+// long spin(const void *in, void *out, long count): fills every register but the stack pointer from constants and
+// `in`, and the red zone, spins, compares the constants and stores the rest to `out`. Returns 0 if all was kept.
+#define GENERAL "rax,rbx,rdx,rsi,rdi,rbp,r8,r9,r10,r11,r12,r13,r14,r15"
+#define SPIN(name, move, vector, count, size)                                                                          \
     asm(".globl " name "\n" name ":\n"                                                                                 \
-        "push %rbx\n push %rbp\n push %r12\n push %r13\n push %r14\n push %r15\n push %rsi\n"                          \
-        ".set i, 0\n .rept " last "\n .altmacro\n"                                                                     \
-        ".macro " name "_ld n\n " load " \\n*" size "(%rdi), %" reg "\\n\n .endm\n " name "_ld %i\n"                   \
-        ".purgem " name "_ld\n .set i, i+1\n .endr\n"                                                                  \
+        ".irp r, rbx,rbp,r12,r13,r14,r15,rsi\n push %\\r\n .endr\n"                                                    \
+        ".altmacro\n"                                                                                                  \
+        ".macro " name "_load n\n " move " \\n*" size "(%rdi), %" vector "\\n\n .endm\n"                               \
+        ".macro " name "_store n\n " move " %" vector "\\n, \\n*" size "(%rsi)\n .endm\n"                              \
+        ".set i, 0\n .rept " count "\n " name "_load %i\n .set i, i+1\n .endr\n"                                       \
         "mov %rdx, %rcx\n"                                                                                             \
-        ".irp r, rax,rbx,rdx,rsi,rdi,rbp,r8,r9,r10,r11,r12,r13,r14,r15\n mov $0x5a5a1234, %\\r\n .endr\n"              \
-        ".set i, 8\n .rept 16\n movq $0x1234567, -8*16+i-8(%rsp)\n .set i, i+8\n .endr\n"                              \
+        ".irp r, " GENERAL "\n mov $0x5a5a1234, %\\r\n .endr\n"                                                        \
+        ".set i, -128\n .rept 16\n movq $0x1234567, i(%rsp)\n .set i, i+8\n .endr\n"                                   \
         "1: dec %rcx\n jnz 1b\n"                                                                                       \
-        ".irp r, rax,rbx,rdx,rsi,rdi,rbp,r8,r9,r10,r11,r12,r13,r14,r15\n cmp $0x5a5a1234, %\\r\n jne 2f\n .endr\n"     \
-        ".set i, 8\n .rept 16\n cmpq $0x1234567, -8*16+i-8(%rsp)\n jne 2f\n .set i, i+8\n .endr\n"                     \
+        ".irp r, " GENERAL "\n cmp $0x5a5a1234, %\\r\n jne 2f\n .endr\n"                                               \
+        ".set i, -128\n .rept 16\n cmpq $0x1234567, i(%rsp)\n jne 2f\n .set i, i+8\n .endr\n"                          \
         "mov (%rsp), %rsi\n"                                                                                           \
-        ".set i, 0\n .rept " last "\n"                                                                                 \
-        ".macro " name "_st n\n " load " %" reg "\\n, \\n*" size "(%rsi)\n .endm\n " name "_st %i\n"                   \
-        ".purgem " name "_st\n .set i, i+1\n .endr\n .noaltmacro\n"                                                    \
+        ".set i, 0\n .rept " count "\n " name "_store %i\n .set i, i+1\n .endr\n"                                      \
+        ".noaltmacro\n"                                                                                                \
         "xor %eax, %eax\n jmp 3f\n2: mov $1, %eax\n"                                                                   \
-        "3: pop %rsi\n pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbp\n pop %rbx\n ret\n")
+        "3: .irp r, rsi,r15,r14,r13,r12,rbp,rbx\n pop %\\r\n .endr\n ret\n")
 SPIN("spin_sse", "movdqu", "xmm", "16", "16");
 SPIN("spin_avx", "vmovdqu", "ymm", "16", "32");
 SPIN("spin_avx512", "vmovdqu64", "zmm", "32", "64");
@@ -58,10 +60,12 @@ static void *compute(void *arg)
         in[i] = (uint8_t)(i * 7 + 3);
     for (;;) {
         memset(out, 0, sizeof out);
-        long bad = used == 2048 ? spin_avx512(in, out, 200000) : used == 512 ? spin_avx(in, out, 200000) : spin_sse(in, out, 200000);
+        long bad = used == 2048  ? spin_avx512(in, out, 200000)
+                   : used == 512 ? spin_avx(in, out, 200000)
+                                 : spin_sse(in, out, 200000);
         if (bad || memcmp(in, out, used))
             fault("compute", bad);
-        __atomic_add_fetch(&computations, 1, __ATOMIC_RELAXED);
+        went_round(COMPUTE);
         struct timespec pause = {0, 200000};
         clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, 0);
     }
@@ -78,9 +82,13 @@ static void *wait_epoll(void *arg)
     for (;;) {
         int n = epoll_wait(ep, &event, 1, -1);
         uint64_t value;
+        if (n < 0 && errno == EINTR) {
+            __atomic_add_fetch(&interrupted, 1, __ATOMIC_RELAXED);
+            continue;
+        }
         if (n != 1 || read(ticks, &value, 8) != 8)
             fault("epoll_wait", n);
-        waited();
+        went_round(EPOLL);
     }
 }
 
@@ -92,7 +100,7 @@ static void *wait_read(void *arg)
         long n = read(pipes[0], &byte, 1);
         if (n != 1)
             fault("read", n);
-        waited();
+        went_round(READ);
     }
 }
 
@@ -100,10 +108,10 @@ static void *wait_sleep(void *arg)
 {
     (void)arg;
     for (;;) {
-        struct timespec time = {0, 50000000};
+        struct timespec time = {0, 5000000};
         if (nanosleep(&time, 0) != 0)
             fault("nanosleep", -1);
-        waited();
+        went_round(SLEEP);
     }
 }
 
@@ -115,7 +123,7 @@ static void *wait_futex(void *arg)
         long r = syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, seen, 0, 0, 0);
         if (r != 0 && errno != EAGAIN)
             fault("futex", r);
-        waited();
+        went_round(FUTEX);
     }
 }
 
@@ -123,7 +131,7 @@ static void *tick(void *arg)
 {
     (void)arg;
     for (;;) {
-        struct timespec time = {0, 20000000};
+        struct timespec time = {0, 5000000};
         nanosleep(&time, 0);
         uint64_t one = 1;
         if (write(ticks, &one, 8) != 8 || write(pipes[1], "x", 1) != 1)
@@ -177,7 +185,8 @@ int main(void)
     fflush(stdout);
     char line[64];
     while (fgets(line, sizeof line, stdin)) {
-        printf("faults %ld waits %ld computations %ld hooks %d\n", faults, waits, computations, hook_calls);
+        printf("faults %ld interrupted %ld epoll %ld read %ld sleep %ld futex %ld compute %ld hooks %d\n", faults, interrupted, done[EPOLL], done[READ],
+               done[SLEEP], done[FUTEX], done[COMPUTE], hook_calls);
         fflush(stdout);
     }
     return 0;

@@ -1,5 +1,5 @@
 //! Compiles the C programs of the tests, runs them and talks to them.
-#![allow(dead_code)]
+#![allow(dead_code, unreachable_pub, missing_docs)]
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -88,8 +88,35 @@ impl Target {
         assert!(status.success(), "{status}");
     }
 
+    /// Expects of `waiters` that every kind of thread goes round again, and that none has ever seen anything wrong.
+    pub fn expect_progress(&mut self) {
+        assert_eq!(self.expect_progress_but_interrupts(), 0);
+    }
+
+    /// The same, and how often its epoll_wait was interrupted.
+    pub fn expect_progress_but_interrupts(&mut self) -> u64 {
+        self.expect_progress_while(|| {})
+    }
+
+    /// The same, doing something between the reports.
+    pub fn expect_progress_while(&mut self, mut between: impl FnMut()) -> u64 {
+        const KINDS: [&str; 5] = ["epoll", "read", "sleep", "futex", "compute"];
+        let before = self.report();
+        let gone_round = |r: &HashMap<String, u64>| KINDS.iter().all(|kind| r[*kind] > before[*kind] + 1);
+        let after = self.await_report("every thread goes on", |r| {
+            between();
+            gone_round(r)
+        });
+        assert_eq!(after["faults"], 0);
+        after["interrupted"]
+    }
+
     /// Reports until the numbers are as wanted.
-    pub fn await_report(&mut self, what: &str, wanted: impl Fn(&HashMap<String, u64>) -> bool) -> HashMap<String, u64> {
+    pub fn await_report(
+        &mut self,
+        what: &str,
+        mut wanted: impl FnMut(&HashMap<String, u64>) -> bool,
+    ) -> HashMap<String, u64> {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let report = self.report();
