@@ -2,10 +2,10 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use std::cell::RefCell;
 use std::fmt;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
 
@@ -67,7 +67,7 @@ impl Failure {
 /// Where a command's results and progress go.
 pub(crate) struct Output {
     json: bool,
-    bar: RefCell<Option<ProgressBar>>,
+    bar: Mutex<Option<ProgressBar>>,
 }
 
 #[derive(Serialize)]
@@ -85,7 +85,7 @@ struct FailureLine<'a> {
 impl Output {
     /// Text for people, or JSON lines.
     pub(crate) fn new(json: bool) -> Self {
-        Output { json, bar: RefCell::new(None) }
+        Output { json, bar: Mutex::new(None) }
     }
 
     /// Whether results are to be JSON.
@@ -130,7 +130,7 @@ impl Output {
         if self.json || !std::io::stderr().is_terminal() {
             return;
         }
-        let mut bar = self.bar.borrow_mut();
+        let mut bar = self.bar.lock().unwrap_or_else(PoisonError::into_inner);
         let bar = bar.get_or_insert_with(|| {
             let bar = ProgressBar::new_spinner();
             if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
@@ -144,7 +144,7 @@ impl Output {
 
     /// Takes the progress away.
     pub(crate) fn progress_done(&self) {
-        if let Some(bar) = self.bar.borrow_mut().take() {
+        if let Some(bar) = self.bar.lock().unwrap_or_else(PoisonError::into_inner).take() {
             bar.finish_and_clear();
         }
     }

@@ -1,12 +1,55 @@
 //! `stillpoint patch apply`: put patches into running processes.
 
+use super::processes::{Files, Processes, QuiescenceArg, duration, observer};
 use crate::output::{Failure, Output};
+use std::time::Duration;
+use stillpoint_patch_engine::{Options, Outcome, apply};
 
 /// Arguments of `stillpoint patch apply`.
 #[derive(clap::Args)]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    #[command(flatten)]
+    files: Files,
+    #[command(flatten)]
+    processes: Processes,
+    /// How threads are brought over.
+    #[arg(long, value_enum, default_value = "probe")]
+    quiescence: QuiescenceArg,
+    /// After this time without every thread on the new code, all go back.
+    #[arg(long, value_parser = duration, default_value = "10s")]
+    timeout: Duration,
+    /// The patch supersedes all older ones, in one transition.
+    #[arg(long)]
+    replace: bool,
+    /// Do everything short of touching.
+    #[arg(long)]
+    dry_run: bool,
+}
 
 /// Runs `stillpoint patch apply`.
-pub(crate) fn run(_args: Args, _output: &Output) -> Result<(), Failure> {
-    Err(Failure::refused(anyhow::anyhow!("`stillpoint patch apply` is not part of this build")))
+pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
+    let files = args.files.read()?;
+    args.processes.each(|pid| {
+        for (signed, signer) in &files {
+            let options = Options {
+                quiescence: args.quiescence.into(),
+                timeout: args.timeout,
+                replace: args.replace,
+                dry_run: args.dry_run,
+                signer: signer.clone(),
+            };
+            let name = &signed.patch.name;
+            match apply(pid, signed, &options, &mut observer(output))? {
+                Outcome::Committed { transition, threads, duration_ns, .. } => output.line(format_args!(
+                    "{name}: applied to process {pid}, generation {transition}, {threads} threads in {:.1} ms",
+                    duration_ns as f64 / 1e6
+                )),
+                Outcome::AlreadyThere(_) => output.line(format_args!("{name}: already applied to process {pid}")),
+                Outcome::DryRun(what) => {
+                    output.line(format_args!("{name}: would be applied to process {pid} ({what})"))
+                }
+            }
+        }
+        Ok(())
+    })
 }

@@ -1,12 +1,77 @@
-//! `stillpoint patch check`: everything short of touching.
+//! `stillpoint patch check`: everything short of touching, and which threads would block.
 
+use super::processes::{Files, Processes, QuiescenceArg, observer};
 use crate::output::{Failure, Output};
+use serde::Serialize;
+use stillpoint_patch_engine::{Options, check};
 
 /// Arguments of `stillpoint patch check`.
 #[derive(clap::Args)]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    #[command(flatten)]
+    files: Files,
+    #[command(flatten)]
+    processes: Processes,
+    /// How threads would be brought over.
+    #[arg(long, value_enum, default_value = "probe")]
+    quiescence: QuiescenceArg,
+    /// The patch would supersede all older ones.
+    #[arg(long)]
+    replace: bool,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    v: u32,
+    event: &'static str,
+    pid: i32,
+    patch: &'a str,
+    already: bool,
+    functions: &'a [String],
+    bytes: u64,
+    threads: u32,
+    busy: Vec<BusyLine<'a>>,
+}
+
+#[derive(Serialize)]
+struct BusyLine<'a> {
+    tid: i32,
+    function: &'a str,
+}
 
 /// Runs `stillpoint patch check`.
-pub(crate) fn run(_args: Args, _output: &Output) -> Result<(), Failure> {
-    Err(Failure::refused(anyhow::anyhow!("`stillpoint patch check` is not part of this build")))
+pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
+    let files = args.files.read()?;
+    let options = Options { quiescence: args.quiescence.into(), replace: args.replace, ..Options::default() };
+    args.processes.each(|pid| {
+        for (signed, _) in &files {
+            let name = &signed.patch.name;
+            let found = check(pid, signed, &options, &mut observer(output))?;
+            output.json(&Line {
+                v: stillpoint_events::VERSION,
+                event: "checked",
+                pid: pid.0,
+                patch: name,
+                already: found.already,
+                functions: &found.functions,
+                bytes: found.bytes,
+                threads: found.threads,
+                busy: found.busy.iter().map(|b| BusyLine { tid: b.tid.0, function: &b.function }).collect(),
+            });
+            if found.already {
+                output.line(format_args!("{name}: already applied to process {pid}"));
+                continue;
+            }
+            output.line(format_args!(
+                "{name}: fits process {pid}; {} functions, {} bytes, {} threads",
+                found.functions.len(),
+                found.bytes,
+                found.threads
+            ));
+            for busy in &found.busy {
+                output.line(format_args!("  thread {} would have to leave {} first", busy.tid, busy.function));
+            }
+        }
+        Ok(())
+    })
 }

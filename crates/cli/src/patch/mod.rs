@@ -8,6 +8,7 @@ mod gdb;
 mod inspect;
 mod key;
 mod list;
+mod processes;
 mod revert;
 mod status;
 mod target;

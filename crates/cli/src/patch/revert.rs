@@ -1,12 +1,54 @@
 //! `stillpoint patch revert`: take patches back.
 
+use super::processes::{Processes, QuiescenceArg, duration, observer};
 use crate::output::{Failure, Output};
+use std::time::Duration;
+use stillpoint_patch_engine::{Options, Outcome, Which, revert};
 
 /// Arguments of `stillpoint patch revert`.
 #[derive(clap::Args)]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    /// The patch to take back; it must be the newest. Without a name, the newest.
+    #[arg(conflicts_with = "all")]
+    name: Option<String>,
+    /// Take all patches back.
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    processes: Processes,
+    /// How threads are brought over.
+    #[arg(long, value_enum, default_value = "probe")]
+    quiescence: QuiescenceArg,
+    /// After this time without every thread on the old code, all stay on the patched code.
+    #[arg(long, value_parser = duration, default_value = "10s")]
+    timeout: Duration,
+    /// Do everything short of touching.
+    #[arg(long)]
+    dry_run: bool,
+}
 
 /// Runs `stillpoint patch revert`.
-pub(crate) fn run(_args: Args, _output: &Output) -> Result<(), Failure> {
-    Err(Failure::refused(anyhow::anyhow!("`stillpoint patch revert` is not part of this build")))
+pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
+    let which = match (&args.name, args.all) {
+        (_, true) => Which::All,
+        (Some(name), _) => Which::Named(name.clone()),
+        (None, false) => Which::Top,
+    };
+    let options = Options {
+        quiescence: args.quiescence.into(),
+        timeout: args.timeout,
+        dry_run: args.dry_run,
+        ..Options::default()
+    };
+    args.processes.each(|pid| {
+        match revert(pid, &which, &options, &mut observer(output))? {
+            Outcome::Committed { transition, active, threads, duration_ns } => output.line(format_args!(
+                "reverted in process {pid}, generation {transition}, {threads} threads in {:.1} ms; active: {}",
+                duration_ns as f64 / 1e6,
+                if active.is_empty() { "none".to_owned() } else { active.join(", ") }
+            )),
+            Outcome::AlreadyThere(what) | Outcome::DryRun(what) => output.line(format_args!("process {pid}: {what}")),
+        }
+        Ok(())
+    })
 }

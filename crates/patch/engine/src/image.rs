@@ -214,6 +214,24 @@ impl<'a> Dynamic<'a> {
     }
 }
 
+impl Dynamic<'_> {
+    /// What the module itself has bound to the indirect function whose resolver is at `resolver`.
+    pub(crate) fn bound_within(&self, resolver: Avma) -> Option<Avma> {
+        let tables = [(elf::DT_JMPREL, elf::DT_PLTRELSZ), (elf::DT_RELA, elf::DT_RELASZ)];
+        for (table, size) in tables {
+            let (Some(at), Some(len)) = (self.address(table), self.value(size)) else { continue };
+            let Ok(bytes) = self.memory.read_vec(at, len.min(TABLE_MAX) as usize) else { continue };
+            let slot = bytes.chunks_exact(24).find(|rela| {
+                u32_of(rela, 8) == elf::R_X86_64_IRELATIVE.0 && u64_of(rela, 16).wrapping_add(self.bias) == resolver.0
+            });
+            if let Some(slot) = slot {
+                return self.memory.read_u64(Avma(u64_of(slot, 0).wrapping_add(self.bias))).ok().map(Avma);
+            }
+        }
+        None
+    }
+}
+
 /// The modules in the order in which the loader searches them; those that it does not know of come last.
 pub(crate) fn search_order(process: &Process, modules: &[Module]) -> Vec<usize> {
     let memory = process.memory();

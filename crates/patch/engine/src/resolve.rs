@@ -89,19 +89,24 @@ impl<'a> Resolver<'a> {
             if !found.ifunc {
                 return Ok(found.address);
             }
-            return self.bound(symbol, module);
+            return self.bound(symbol, module, found.address);
         }
         let version = version.map(|v| format!("@{v}")).unwrap_or_default();
         self.refuse(symbol, format!("no mapped library defines {}{version}", symbol.name))
     }
 
     /// An indirect function: its resolver must not be called from outside, but some module has bound it already.
-    fn bound(&self, symbol: &Symbol, defined_in: &Module) -> Result<Avma, Error> {
+    fn bound(&self, symbol: &Symbol, defined_in: &Module, resolver: Avma) -> Result<Avma, Error> {
+        let text = |value: Avma| defined_in.mappings.iter().any(|m| m.execute && m.contains(value));
+        let within = Dynamic::of(self.memory(), defined_in)?.and_then(|d| d.bound_within(resolver));
+        if let Some(value) = within.filter(|v| *v != resolver && text(*v)) {
+            return Ok(value);
+        }
         for module in self.modules {
             let Some(dynamic) = Dynamic::of(self.memory(), module)? else { continue };
             for (slot, _) in dynamic.bound_slots(|name| name == symbol.name.as_bytes()) {
                 let value = Avma(self.memory().read_u64(slot)?);
-                if defined_in.mappings.iter().any(|m| m.execute && m.contains(value)) {
+                if text(value) {
                     return Ok(value);
                 }
             }

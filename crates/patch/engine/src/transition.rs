@@ -26,7 +26,7 @@ use stillpoint_patch_tracee::{Birth, Event, Memory, Pid, Process, Session, Stop,
 
 const RETRY_FIRST: Duration = Duration::from_micros(500);
 const SHARER: &str = "another process that uses the same memory";
-const RETRY_MAX: Duration = Duration::from_millis(20);
+const RETRY_MAX: Duration = Duration::from_millis(2);
 
 /// Which way threads are moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

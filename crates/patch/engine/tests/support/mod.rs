@@ -172,7 +172,7 @@ impl Maker<'_> {
     }
 
     fn in_target(&self, name: &str) -> Option<(u64, u64, bool)> {
-        let found = self.target.symbols().find(|s| s.name() == Ok(name) && s.is_definition());
+        let found = self.target.symbols().find(|s| s.name() == Ok(name) && !s.is_undefined());
         found.map(|s| (s.address(), s.size(), s.kind() == object::SymbolKind::Tls))
     }
 

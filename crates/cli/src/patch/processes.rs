@@ -1,0 +1,226 @@
+//! What apply, check and revert share: which processes, which files, and what a failure of the engine means.
+
+use crate::output::{Exit, Failure, Output};
+use anyhow::Context;
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use stillpoint_events::Event;
+use stillpoint_patch_engine::{self as engine, Landing, Quiescence};
+use stillpoint_patch_format::{PublicKey, Signed};
+use stillpoint_patch_tracee::Pid;
+
+/// Which processes are meant.
+#[derive(clap::Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct Processes {
+    /// These processes.
+    #[arg(long, value_name = "N", num_args = 1..)]
+    pid: Vec<i32>,
+    /// All processes of this executable, parents before children, those born meanwhile included.
+    #[arg(long, value_name = "PATH")]
+    exe: Option<PathBuf>,
+    /// All processes of this systemd unit.
+    #[arg(long, value_name = "NAME")]
+    unit: Option<String>,
+}
+
+impl Processes {
+    /// The processes at this moment.
+    fn now(&self) -> Result<Vec<Pid>, Failure> {
+        if let Some(path) = &self.exe {
+            return engine::fleet::of_executable(path).map_err(failure);
+        }
+        if let Some(unit) = &self.unit {
+            return engine::fleet::of_unit(unit).map_err(failure);
+        }
+        Ok(self.pid.iter().copied().map(Pid).collect())
+    }
+
+    fn describe(&self) -> String {
+        match (&self.exe, &self.unit) {
+            (Some(path), _) => format!("executable {}", path.display()),
+            (_, Some(unit)) => format!("unit {unit}"),
+            _ => "those".to_owned(),
+        }
+    }
+
+    /// Does `work` on every process, parents before children, until no new one has appeared. One that ends meanwhile
+    /// is no error when it was not named.
+    pub(crate) fn each(&self, mut work: impl FnMut(Pid) -> Result<(), engine::Error>) -> Result<(), Failure> {
+        let named = self.exe.is_none() && self.unit.is_none();
+        let mut done = Vec::new();
+        loop {
+            let new: Vec<Pid> = self.now()?.into_iter().filter(|pid| !done.contains(pid)).collect();
+            if new.is_empty() && done.is_empty() {
+                let error = anyhow::anyhow!("no process of {} runs", self.describe());
+                return Err(Failure::refused(error).hint("stillpoint patch list"));
+            }
+            if new.is_empty() {
+                return Ok(());
+            }
+            for pid in new {
+                done.push(pid);
+                match work(pid) {
+                    Err(error) if !named && ended(&error) => {}
+                    other => other.map_err(|error| Failure { ..with_pid(failure(error), pid) })?,
+                }
+            }
+        }
+    }
+}
+
+fn ended(error: &engine::Error) -> bool {
+    use stillpoint_patch_tracee::Error as Edge;
+    matches!(error, engine::Error::Ended(_) | engine::Error::Tracee(Edge::Gone(_) | Edge::Zombie(_) | Edge::Exec(_)))
+}
+
+fn with_pid(failure: Failure, pid: Pid) -> Failure {
+    Failure { error: failure.error.context(format!("process {pid}")), ..failure }
+}
+
+/// What a failure of the engine means for the caller.
+pub(crate) fn failure(error: engine::Error) -> Failure {
+    let hint = error.hint();
+    let (exit, state) = match error.landing() {
+        Landing::Untouched => (Exit::Refused, "nothing was touched"),
+        Landing::OldSide => (Exit::Failed, "the target runs the code that it ran before"),
+        Landing::FellBack => (Exit::FellBack, "every thread is back on the code that it ran before"),
+        Landing::Unfinished => {
+            (Exit::Unknown, "the target runs, each thread consistently old or new; a transition is open")
+        }
+    };
+    Failure { exit, error: error.into(), state: state.to_owned(), hint }
+}
+
+/// How threads are brought over.
+#[derive(Clone, Copy, clap::ValueEnum)]
+pub(crate) enum QuiescenceArg {
+    /// Each thread by itself, when no patched function is on its stack.
+    Probe,
+    /// All threads at once, while all stand.
+    Stop,
+}
+
+impl From<QuiescenceArg> for Quiescence {
+    fn from(arg: QuiescenceArg) -> Self {
+        match arg {
+            QuiescenceArg::Probe => Quiescence::Probe,
+            QuiescenceArg::Stop => Quiescence::Stop,
+        }
+    }
+}
+
+/// A time with its unit: `500ms`, `10s`, `2m`; a bare number is seconds.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let value: f64 = digits.parse().map_err(|_| format!("`{text}` is not a time such as 10s or 500ms"))?;
+    let seconds = match &text[digits.len()..] {
+        "ms" => value / 1000.0,
+        "" | "s" => value,
+        "m" | "min" => value * 60.0,
+        unit => return Err(format!("unknown unit `{unit}`; use ms, s or m")),
+    };
+    Duration::try_from_secs_f64(seconds).map_err(|_| format!("`{text}` is not a time"))
+}
+
+/// Who may have made a patch.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Policy {
+    /// Anybody.
+    Any,
+    /// The holder of a key whose public half lies in the key directory.
+    Signed,
+}
+
+/// Patch files and who may have made them.
+#[derive(clap::Args)]
+pub(crate) struct Files {
+    /// Patch files, in the order to be applied.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Whom patches are accepted from.
+    #[arg(long, value_enum, default_value = "any")]
+    policy: Policy,
+    /// Directory of trusted public keys, owned by root and writable by nobody else.
+    #[arg(long, value_name = "DIR", default_value = "/etc/stillpoint/keys")]
+    keys: PathBuf,
+}
+
+impl Files {
+    /// Reads all of them; with each, the key that signed it, verified.
+    pub(crate) fn read(&self) -> Result<Vec<(Signed, Option<String>)>, Failure> {
+        let keys = match self.policy {
+            Policy::Signed => Some(trusted(&self.keys).map_err(Failure::refused)?),
+            Policy::Any => None,
+        };
+        let one = |path: &PathBuf| -> anyhow::Result<(Signed, Option<String>)> {
+            let at = || path.display().to_string();
+            let bytes = read_limited(path).with_context(at)?;
+            let signed = stillpoint_patch_format::decode(&bytes).with_context(at)?;
+            let signer = match &keys {
+                Some(keys) => Some(signed.verify(keys).with_context(at)?.to_string()),
+                None => None,
+            };
+            Ok((signed, signer))
+        };
+        self.files.iter().map(|path| one(path).map_err(Failure::refused)).collect()
+    }
+}
+
+/// No patch file is larger: what claims to be is not read at all.
+const FILE_MAX: u64 = 300 << 20;
+
+fn read_limited(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let file = fs::File::open(path)?;
+    let metadata = file.metadata()?;
+    anyhow::ensure!(metadata.is_file(), "not a regular file");
+    anyhow::ensure!(metadata.len() <= FILE_MAX, "{} bytes are more than any patch file has", metadata.len());
+    let mut bytes = Vec::with_capacity(metadata.len() as usize);
+    file.take(FILE_MAX).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn trusted(directory: &Path) -> anyhow::Result<Vec<PublicKey>> {
+    let at = || format!("key directory {}", directory.display());
+    let owned_by_root = |path: &Path| -> anyhow::Result<()> {
+        let metadata = fs::metadata(path)?;
+        anyhow::ensure!(metadata.uid() == 0, "{} does not belong to root", path.display());
+        anyhow::ensure!(metadata.mode() & 0o022 == 0, "{} is writable by others than root", path.display());
+        Ok(())
+    };
+    owned_by_root(directory).with_context(at)?;
+    let mut keys = Vec::new();
+    for entry in fs::read_dir(directory).with_context(at)? {
+        let path = entry.with_context(at)?.path();
+        if path.extension().is_none_or(|e| e != "pub") {
+            continue;
+        }
+        owned_by_root(&path)?;
+        let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        keys.push(PublicKey::parse(&text).with_context(|| path.display().to_string())?);
+    }
+    anyhow::ensure!(!keys.is_empty(), "{} holds no *.pub file", at());
+    Ok(keys)
+}
+
+/// Hands the engine's events to the user.
+pub(crate) fn observer(output: &Output) -> impl FnMut(Event) + Send {
+    |event| output.event(&event)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(duration("10s"), Ok(Duration::from_secs(10)));
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("2"), Ok(Duration::from_secs(2)));
+        assert_eq!(duration("1.5m"), Ok(Duration::from_secs(90)));
+        assert!(duration("10h").is_err() && duration("").is_err() && duration("-1s").is_err());
+    }
+}
