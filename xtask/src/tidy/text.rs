@@ -13,7 +13,7 @@ const MARKERS: [[&str; 2]; 8] = [
     ["dbg", "!("],
     ["todo", "!("],
     ["unimplemented", "!("],
-    ["#[ign", "ore"],
+    ["#[ign", "ore]"],
     ["assert!(tr", "ue"],
 ];
 
