@@ -6,8 +6,8 @@ use anyhow::Context;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use stillpoint_patch_builder::{
-    Built, DebianRequest, Error, HookNames, Report, Shipped, ShippedAs, SourceRequest, Statement, read_secret_key,
-    write_whole,
+    Built, DebianRequest, Error, HookNames, Report, Reproduced, Shipped, ShippedAs, SourceRequest, Statement,
+    read_secret_key, write_whole,
 };
 use stillpoint_patch_format::{Patch, Scope, decode, encode, encode_signed};
 
@@ -36,8 +36,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR", requires_all = ["diff", "compile_commands", "target"],
           help_heading = "From a source directory")]
     source: Option<PathBuf>,
-    /// Diffs that make the patch.
-    #[arg(long, value_name = "FILE", num_args = 1.., requires = "source", help_heading = "From a source directory")]
+    /// Diffs that make the patch; with --debian, besides those of the series.
+    #[arg(long, value_name = "FILE", num_args = 1..)]
     diff: Vec<PathBuf>,
     /// How the program was compiled: a `compile_commands.json`.
     #[arg(long, value_name = "JSON", requires = "source", help_heading = "From a source directory")]
@@ -140,7 +140,7 @@ struct BuiltLine<'a> {
     bytes: Option<usize>,
     target: &'a Path,
     build_id: Option<String>,
-    reproduced: Option<bool>,
+    reproduced: Option<Reproduced>,
     units: usize,
     units_preprocessed: usize,
     units_compiled: &'a [String],
@@ -176,8 +176,11 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     let statement = statement(&args).map_err(Failure::refused)?;
     let key = args.sign.as_deref().map(read_secret_key).transpose().map_err(Failure::refused)?;
     let shipped = parse_shipped(&args.shipped);
-    if args.debian.is_some() && args.quilt.is_empty() && !matches!(shipped, ShippedAs::Version(_)) {
-        return Err(Failure::usage("--debian needs --quilt NAME..., or --shipped VERSION to compare two versions"));
+    let named = !args.quilt.is_empty() || !args.diff.is_empty();
+    if args.debian.is_some() && !named && !matches!(shipped, ShippedAs::Version(_)) {
+        return Err(Failure::usage(
+            "--debian needs --quilt NAME..., --diff FILE..., or --shipped VERSION to compare two versions",
+        ));
     }
     let built = with_builder(&args.workplace, output, |builder| match (&args.debian, &args.source) {
         (Some(package), _) => {
@@ -186,6 +189,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
                 package,
                 version,
                 quilt: args.quilt.clone(),
+                diffs: args.diff.clone(),
                 on_top_of: args.on_top_of.clone(),
                 shipped: shipped.clone(),
                 binary: args.target.clone(),
@@ -292,8 +296,10 @@ fn describe(patch: &Patch, report: &Report, path: Option<&Path>, bytes: usize, o
         output.line(format_args!("fixes {}", patch.cves.join(", ")));
     }
     let reproduced = match report.reproduced {
-        Some(true) => ", which a build of the whole package reproduces bit for bit",
-        _ => "",
+        Some(Reproduced::BitForBit) => ", which a build of the whole package reproduces bit for bit",
+        Some(Reproduced::CodeAndData) => ", whose code and data a build of the whole package reproduces",
+        Some(Reproduced::Differs) => ", which a build of the whole package does not reproduce as a whole",
+        None => "",
     };
     output.line(format_args!("fits {} (build-id {}){reproduced}", report.target.display(), patch.target.build_id));
     match path {

@@ -2,6 +2,7 @@
 
 use crate::compile::{Compiler, Project, parallel};
 use crate::debian::Diff;
+use crate::elf::Reproduced;
 use crate::error::At;
 use crate::preprocess::Text;
 use crate::tree::{self, Tree, UNITS};
@@ -42,8 +43,8 @@ pub struct Statement {
 pub struct Report {
     /// The target's file.
     pub target: PathBuf,
-    /// Whether a build of the whole program has the target's build-id; `None` when none was built.
-    pub reproduced: Option<bool>,
+    /// How a build of the whole program compares with the target; `None` when none was built.
+    pub reproduced: Option<Reproduced>,
     /// Units of the program.
     pub units: usize,
     /// Units that read a changed file and were preprocessed on both sides.
@@ -123,7 +124,8 @@ impl Builder<'_> {
             Some((_, command)) => compiler.version(command)?,
             None => String::new(),
         };
-        let options = options(&job, compiled_by);
+        let root = job.project.root.as_deref().unwrap_or(Path::new("/"));
+        let options = options(&job, compiled_by, crate::elf::imports(&bytes, root)?);
         let inputs: Vec<UnitInput> = units
             .iter()
             .map(|u| UnitInput { path: &u.path, shipped: &u.shipped, before: &u.before, after: &u.after })
@@ -257,7 +259,7 @@ fn differing(shipped: &Path, before: &Path, after: &Path, touched: &BTreeSet<Str
     touched.iter().filter(differs).cloned().collect()
 }
 
-/// Changed sources that no compiled unit reads: parts of other programs, tests.
+/// Changed sources that make no difference to the target: parts of other programs, tests, code left out by `#if`.
 fn left_out(job: &Job, before: &Tree, after: &Tree, changed: &[(Command, Text, Text)]) -> Vec<String> {
     let read: BTreeSet<&str> =
         changed.iter().flat_map(|(_, one, two)| one.files.iter().chain(&two.files)).map(String::as_str).collect();
@@ -265,7 +267,11 @@ fn left_out(job: &Job, before: &Tree, after: &Tree, changed: &[(Command, Text, T
     let differs = |file: &&String| fs::read(before.path.join(file)).ok() != fs::read(after.path.join(file)).ok();
     let target = job.target.file_name().unwrap_or_default().to_string_lossy();
     let missing = after.touched.iter().filter(differs).filter(|f| is_unit(f) && !read.contains(f.as_str()));
-    missing.map(|file| format!("{file} changes too and is no part of {target}: left out")).collect()
+    let why = |file: &String| match job.project.commands.iter().any(|(unit, _)| unit == file) {
+        true => format!("{file} changes only where {target} has no code of it: left out"),
+        false => format!("{file} changes too and is no part of {target}: left out"),
+    };
+    missing.map(why).collect()
 }
 
 /// Where one file is compiled in several ways (for several programs), takes the way that is in the target.
@@ -315,7 +321,7 @@ fn check_earlier(earlier: &[Patch], target: &TargetElf) -> Result<(), Error> {
     Ok(())
 }
 
-fn options(job: &Job, compiler: String) -> Options {
+fn options(job: &Job, compiler: String, imports: Option<BTreeMap<String, Option<String>>>) -> Options {
     let statement = job.statement;
     let mut cves: Vec<String> =
         job.diffs.iter().flat_map(|d| d.cves.iter().cloned()).chain(statement.cves.clone()).collect();
@@ -333,7 +339,7 @@ fn options(job: &Job, compiler: String) -> Options {
         hooks: statement.hooks.clone(),
         based_on: job.base.iter().map(Diff::fact).collect(),
         known: statement.earlier.iter().flat_map(exports).map(str::to_owned).collect(),
-        imports: BTreeMap::new(),
+        imports,
         source: Source { package, version, diffs, units: Vec::new() },
         toolchain: Toolchain { compiler, stillpoint: env!("CARGO_PKG_VERSION").to_owned() },
     }

@@ -1,6 +1,8 @@
 //! What the builder wants to know of an ELF file before the differ reads it.
 
+use crate::Error;
 use object::{Object, ObjectKind};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -19,4 +21,92 @@ pub(crate) fn is_loadable(path: &Path) -> bool {
 /// The GNU build-id of an ELF file.
 pub(crate) fn build_id(bytes: &[u8]) -> Option<Vec<u8>> {
     object::File::parse(bytes).ok()?.build_id().ok()?.map(<[u8]>::to_vec)
+}
+
+/// How a build of the whole program compares with the target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reproduced {
+    /// The build-id is the same.
+    BitForBit,
+    /// Code and data are the same, the build-id is not: it covers debug information and the compiler's version.
+    CodeAndData,
+    /// Something differs. What a patch replaces or uses is compared byte for byte all the same.
+    Differs,
+}
+
+/// Compares a rebuilt program with the target.
+pub(crate) fn compare(rebuilt: &[u8], target: &[u8]) -> Reproduced {
+    let id = build_id(target);
+    if id.is_some() && build_id(rebuilt) == id {
+        return Reproduced::BitForBit;
+    }
+    match (contents(rebuilt), contents(target)) {
+        (Some(one), Some(two)) if one == two => Reproduced::CodeAndData,
+        _ => Reproduced::Differs,
+    }
+}
+
+/// What is loaded, without notes: section names and bytes.
+fn contents(bytes: &[u8]) -> Option<Vec<(String, Vec<u8>)>> {
+    use object::{ObjectSection, SectionKind};
+    let file = object::File::parse(bytes).ok()?;
+    let mut all = Vec::new();
+    for section in file.sections() {
+        // only what is loaded has an address
+        let loaded = section.address() != 0;
+        if loaded && section.kind() != SectionKind::Note {
+            all.push((section.name().ok()?.to_owned(), section.data().ok()?.to_vec()));
+        }
+    }
+    (!all.is_empty()).then_some(all)
+}
+
+/// Directories where the loader looks without being told.
+const LIBRARY_DIRECTORIES: [&str; 6] =
+    ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib64", "usr/lib64", "lib", "usr/lib"];
+
+/// What the libraries that a program names as needed export, each name with its default version: the first library
+/// that has a name wins, as with the loader. `None` when one of them is not below `root`.
+pub(crate) fn imports(program: &[u8], root: &Path) -> Result<Option<BTreeMap<String, Option<String>>>, Error> {
+    let mut found = BTreeMap::new();
+    for library in needed(program) {
+        let places = LIBRARY_DIRECTORIES.iter().map(|d| root.join(d).join(&library));
+        let Some(bytes) = places.into_iter().find_map(|path| std::fs::read(path).ok()) else {
+            tracing::warn!(library, "needed library not found");
+            return Ok(None);
+        };
+        let exports = stillpoint_patch_differ::exports(&bytes).map_err(|r| Error::Refused(vec![r]))?;
+        for (name, version) in exports {
+            found.entry(name).or_insert(version);
+        }
+    }
+    Ok(Some(found))
+}
+
+/// `DT_NEEDED` of an ELF file.
+fn needed(bytes: &[u8]) -> Vec<String> {
+    use object::read::elf::{Dyn, ElfFile64};
+    let Ok(file) = ElfFile64::<object::Endianness>::parse(bytes) else { return Vec::new() };
+    let endian = file.endianness();
+    let sections = file.elf_section_table();
+    let Ok(Some((entries, strings))) = sections.dynamic(endian, bytes) else { return Vec::new() };
+    let strings = sections.strings(endian, bytes, strings).unwrap_or_default();
+    let names = entries.iter().filter(|e| e.d_tag(endian) == object::elf::DT_NEEDED);
+    let names = names.filter_map(|e| strings.get(u32::try_from(e.d_val(endian)).ok()?).ok());
+    names.map(|name| String::from_utf8_lossy(name).into_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_test_may_import_from_its_libc() {
+        let own = std::fs::read("/proc/self/exe").unwrap();
+        let names = imports(&own, Path::new("/")).unwrap().unwrap();
+        assert!(names.get("malloc").is_some_and(|v| v.as_deref().is_some_and(|v| v.starts_with("GLIBC_"))));
+        assert!(!names.contains_key("sp_no_such_function"));
+        assert_eq!(imports(&own, Path::new("/nonexistent")).unwrap(), None);
+    }
 }

@@ -36,6 +36,7 @@
 //!     package: "redis".into(),
 //!     version: None,
 //!     quilt: vec!["CVE-2025-49844".into()],
+//!     diffs: Vec::new(),
 //!     on_top_of: Vec::new(),
 //!     shipped: ShippedAs::Series(Shipped::WithoutCves),
 //!     binary: Some("redis-server".into()),
@@ -70,6 +71,7 @@ mod tree;
 pub use build::{Built, Report, Statement};
 pub use cache::{Cache, write_whole};
 pub use debian::{Diff, Series};
+pub use elf::Reproduced;
 pub use error::Error;
 pub use keys::{KeyFiles, generate_key, read_secret_key};
 pub use package::{BuiltPackage, Shipped, SourcePackage};

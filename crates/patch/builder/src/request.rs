@@ -31,7 +31,9 @@ pub struct DebianRequest {
     /// Diffs of its series that make the patch. When empty and `shipped` is another version: all that this version
     /// has and that one has not.
     pub quilt: Vec<String>,
-    /// Diffs of its series that are in force already, brought by earlier patches.
+    /// Further diffs, which are no part of the series; applied last.
+    pub diffs: Vec<PathBuf>,
+    /// Diffs that are in force already, brought by earlier patches: of the series by name, others by their file.
     pub on_top_of: Vec<String>,
     /// What the running binary was built from.
     pub shipped: ShippedAs,
@@ -67,11 +69,15 @@ impl Builder<'_> {
         let shipped_source = shipped_source.as_ref().unwrap_or(&source);
         let shipped_diffs = shipped.diffs(&shipped_source.series)?;
         check_versions(&source, shipped_source, &shipped_diffs)?;
-        let base = source.series.select(&request.on_top_of)?;
-        let diffs = match &request.quilt[..] {
-            [] => missing(&source.series, &shipped_diffs, &base),
+        let (files, names): (Vec<_>, Vec<_>) =
+            request.on_top_of.iter().cloned().partition(|n| n.contains('/') && Path::new(n).is_file());
+        let mut base = source.series.select(&names)?;
+        base.extend(read_diffs(files.iter().map(Path::new))?);
+        let mut diffs = match &request.quilt[..] {
+            [] if request.diffs.is_empty() => missing(&source.series, &shipped_diffs, &base),
             names => source.series.select(names)?,
         };
+        diffs.extend(read_diffs(request.diffs.iter().map(PathBuf::as_path))?);
         for diff in base.iter().chain(&diffs) {
             if shipped_diffs.iter().any(|s| s.text == diff.text) {
                 let why = format!("{} is part of the running binary already", diff.name);
@@ -82,26 +88,11 @@ impl Builder<'_> {
         let (target, output) = self.find_target(request, shipped_source, &shipped, &built, &diffs)?;
         let mut report = Report::default();
         if let Some((_, outside)) = &output {
-            let same = build_id_of(outside)? == build_id_of(&target)?;
-            report.reproduced = Some(same);
-            if !same {
-                report.warnings.push(format!(
-                    "a build of the whole package gives another build-id than {} has; what is patched is compared \
-                     byte for byte",
-                    target.display()
-                ));
-            }
+            let read = |path: &Path| fs::read(path).at("reading", path);
+            report.reproduced = Some(elf::compare(&read(outside)?, &read(&target)?));
         }
         let inside = output.as_ref().map(|(inside, _)| inside.as_path());
         let project = built.project(inside, self.cache.clone());
-        for diff in &diffs {
-            for file in crate::diff::split(&diff.text) {
-                let known = project.commands.iter().any(|(unit, _)| *unit == file.path);
-                if !known && built.compiles(&file.path) {
-                    tracing::info!(file = file.path, "belongs to another program of the package");
-                }
-            }
-        }
         let package = Some((source.name().to_owned(), source.version().to_owned()));
         let units_known = inside.is_some();
         self.build(Job { project, base, diffs, target, units_known, package, statement, report })
@@ -159,8 +150,8 @@ impl Builder<'_> {
     /// Builds a patch for a program that the user built.
     pub fn build_source(&self, request: &SourceRequest, statement: &Statement) -> Result<Built, Error> {
         let directory = request.directory.canonicalize().at("resolving", &request.directory)?;
-        let read = |paths: &[PathBuf]| paths.iter().map(|p| Diff::read(p)).collect::<Result<Vec<_>, _>>();
-        let (base, diffs) = (read(&request.on_top_of)?, read(&request.diffs)?);
+        let base = read_diffs(request.on_top_of.iter().map(PathBuf::as_path))?;
+        let diffs = read_diffs(request.diffs.iter().map(PathBuf::as_path))?;
         let all = commands::read_json(&request.compile_commands)?;
         let commands = units_below(&directory, all, &request.unit_filter);
         if commands.is_empty() {
@@ -184,6 +175,10 @@ impl Builder<'_> {
         let report = Report::default();
         self.build(Job { project, base, diffs, target, units_known: false, package: None, statement, report })
     }
+}
+
+fn read_diffs<'a>(paths: impl Iterator<Item = &'a Path>) -> Result<Vec<Diff>, Error> {
+    paths.map(Diff::read).collect()
 }
 
 fn units_below(directory: &Path, all: Vec<CompileCommand>, filter: &[String]) -> Vec<(String, CompileCommand)> {
