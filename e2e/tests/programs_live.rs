@@ -8,9 +8,10 @@
 mod driver;
 
 use driver::{Built, Case, Live, Server, Variant};
+use std::path::PathBuf;
 use stillpoint_e2e::cli::{Run, Stillpoint};
 use stillpoint_e2e::{patching, skip};
-use stillpoint_patch_differ::Outcome;
+use stillpoint_patch_differ::{Outcome, Refusal};
 
 /// Variants that a case runs in unless all are asked for.
 const VARIANTS: usize = 2;
@@ -45,19 +46,18 @@ fn check(name: &str) {
 
 fn check_variant(case: &Case, variant: &Variant) -> Result<(), String> {
     let built = Built::new(case, variant);
-    let patch = match driver::diff(case, &built) {
-        Ok(Outcome::Patch(patch)) => patch,
-        other => return Err(format!("the differ makes no patch: {other:?}")),
-    };
-    let file = built.root().join("case.patch");
-    let bytes = stillpoint_patch_format::encode(&patch).map_err(|e| e.to_string())?;
-    std::fs::write(&file, bytes).map_err(|e| e.to_string())?;
+    let base = driver::diff_base(case, &built).map(|made| write(&built, "base.patch", made)).transpose()?;
+    let file = write(&built, "case.patch", driver::diff(case, &built))?;
 
     let mut server = Server::start(&built.program);
     let pid = i32::try_from(server.pid()).map_err(|e| e.to_string())?;
     expect("before the patch", &mut server, &case.before)?;
     if let Live::Busy(function) = &case.live {
         return busy(case, &mut server, &patching::apply(&file, pid).args(["--timeout", "2s"]).run(), function);
+    }
+    if let Some(base) = &base {
+        exits_with_0(&patching::apply(base, pid))?;
+        expect("under the first patch", &mut server, &case.base)?;
     }
     exits_with_0(&patching::apply(&file, pid))?;
     expect("under the patch", &mut server, &case.after)?;
@@ -67,6 +67,18 @@ fn check_variant(case: &Case, variant: &Variant) -> Result<(), String> {
     }
     exits_with_0(&patching::revert(pid))?;
     expect("after the revert", &mut server, &case.reverted)
+}
+
+/// The patch as a file.
+fn write(built: &Built, name: &str, made: Result<Outcome, Vec<Refusal>>) -> Result<PathBuf, String> {
+    let patch = match made {
+        Ok(Outcome::Patch(patch)) => patch,
+        other => return Err(format!("the differ makes no patch: {other:?}")),
+    };
+    let file = built.root().join(name);
+    let bytes = stillpoint_patch_format::encode(&patch).map_err(|e| e.to_string())?;
+    std::fs::write(&file, bytes).map_err(|e| e.to_string())?;
+    Ok(file)
 }
 
 /// A function that never leaves the stack: the engine gives up, names it, and the program runs on as before.

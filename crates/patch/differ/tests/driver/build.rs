@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 use stillpoint_patch_differ::{HookNames, Options, Outcome, Refusal, TargetElf, UnitInput, exports};
-use stillpoint_patch_format::Toolchain;
+use stillpoint_patch_format::{DiffFact, Source, Toolchain};
 
 /// How a program is compiled and linked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,6 +65,19 @@ pub(crate) fn variants(case: &Case, count: usize) -> Vec<Variant> {
     chosen
 }
 
+/// The objects of one unit.
+pub(crate) struct UnitObjects {
+    path: String,
+    /// As in the target.
+    pub(crate) shipped: Vec<u8>,
+    /// The same source, a section for each function.
+    plain: Vec<u8>,
+    /// With the series' first patch, for a case that is about the second.
+    base: Option<Vec<u8>>,
+    /// With the patch that the case is about.
+    pub(crate) after: Vec<u8>,
+}
+
 /// A program, built: three objects of each unit, and the target.
 pub(crate) struct Built {
     directory: tempfile::TempDir,
@@ -76,8 +89,8 @@ pub(crate) struct Built {
     pub(crate) full: PathBuf,
     /// The after side, linked as a program of its own.
     pub(crate) after_program: PathBuf,
-    /// Path of each unit, and its shipped, before and after object.
-    pub(crate) units: Vec<(String, [Vec<u8>; 3])>,
+    /// The units, each in all its builds.
+    pub(crate) units: Vec<UnitObjects>,
 }
 
 fn run(command: &mut Command) {
@@ -116,14 +129,20 @@ impl Built {
         let (mut units, mut shipped, mut after) = (Vec::new(), Vec::new(), Vec::new());
         const SECTIONS: [&str; 2] = ["-ffunction-sections", "-fdata-sections"];
         for SourceFile { name, .. } in &case.units {
-            let sides = [
-                compile(name, "shipped", &[]),
-                compile(name, "before", &SECTIONS),
-                compile(name, "after", &[SECTIONS[0], SECTIONS[1], "-DSP_AFTER"]),
-            ];
-            units.push((name.clone(), sides.each_ref().map(|path| std::fs::read(path).expect("read an object"))));
+            let with_sections = |side: &str, defines: &[&str]| compile(name, side, &[&SECTIONS, defines].concat());
+            let read = |path: &PathBuf| std::fs::read(path).expect("read an object");
+            let base = case.is_second().then(|| with_sections("base", &["-DSP_BASE"]));
+            let defines: &[&str] = if case.is_second() { &["-DSP_BASE", "-DSP_AFTER"] } else { &["-DSP_AFTER"] };
+            let sides = [compile(name, "shipped", &[]), with_sections("after", defines)];
+            units.push(UnitObjects {
+                path: name.clone(),
+                shipped: read(&sides[0]),
+                plain: read(&with_sections("plain", &[])),
+                base: base.as_ref().map(read),
+                after: read(&sides[1]),
+            });
             shipped.push(sides[0].clone());
-            after.push(sides[2].clone());
+            after.push(sides[1].clone());
         }
         if !case.own_main {
             std::fs::copy(super::directory().join("include/serve.c"), root.join("serve.c")).expect("copy serve.c");
@@ -179,13 +198,63 @@ fn link(
     (program, library)
 }
 
-/// Has the differ compare the objects of `built`.
+/// Has the differ make the patch that the case is about.
 pub(crate) fn diff(case: &Case, built: &Built) -> Result<Outcome, Vec<Refusal>> {
+    let units: Vec<UnitInput<'_>> = built
+        .units
+        .iter()
+        .map(|unit| UnitInput {
+            path: &unit.path,
+            shipped: &unit.shipped,
+            before: unit.base.as_deref().unwrap_or(&unit.plain),
+            after: &unit.after,
+        })
+        .collect();
+    let mut known = Vec::new();
+    if let Some(Outcome::Patch(base)) = diff_base(case, built).transpose()? {
+        known.extend(base.exports.iter().map(|&export| base.symbols[export as usize].name.clone()));
+    }
+    let options = Options { hooks: hooks(case), based_on: based_on(case), known, ..options(case, "") };
+    run_diff(built, &units, options)
+}
+
+/// Has the differ make the first patch of the series, where the case is about the second.
+pub(crate) fn diff_base(case: &Case, built: &Built) -> Option<Result<Outcome, Vec<Refusal>>> {
+    let units: Option<Vec<UnitInput<'_>>> = built.units.iter().map(UnitObjects::first_of_series).collect();
+    let source = Source { diffs: based_on(case), ..Source::default() };
+    Some(run_diff(built, &units?, Options { source, ..options(case, "-base") }))
+}
+
+impl UnitObjects {
+    fn first_of_series(&self) -> Option<UnitInput<'_>> {
+        let base = self.base.as_deref()?;
+        Some(UnitInput { path: &self.path, shipped: &self.shipped, before: &self.plain, after: base })
+    }
+}
+
+fn based_on(case: &Case) -> Vec<DiffFact> {
+    let fact = || DiffFact { name: format!("{}-base.diff", case.name), sha256: [7; 32] };
+    case.is_second().then(fact).into_iter().collect()
+}
+
+fn options(case: &Case, suffix: &str) -> Options {
+    Options {
+        name: format!("{}{suffix}", case.name),
+        description: case.rule.clone(),
+        toolchain: Toolchain { compiler: "cc".to_owned(), stillpoint: env!("CARGO_PKG_VERSION").to_owned() },
+        ..Options::default()
+    }
+}
+
+fn run_diff(built: &Built, units: &[UnitInput<'_>], options: Options) -> Result<Outcome, Vec<Refusal>> {
     let bytes = std::fs::read(&built.target).expect("read the target");
     let name = built.target.file_name().expect("a file name").to_string_lossy();
     let target = TargetElf::parse(&bytes, &name).map_err(|e| vec![e])?;
-    let units: Vec<UnitInput<'_>> =
-        built.units.iter().map(|(path, [shipped, before, after])| UnitInput { path, shipped, before, after }).collect();
+    let imports = Some(imports(&target));
+    stillpoint_patch_differ::diff(&target, units, &Options { imports, ..options })
+}
+
+fn hooks(case: &Case) -> HookNames {
     let mut hooks = HookNames::default();
     for (phase, function) in &case.hooks {
         let list = match phase.as_str() {
@@ -197,15 +266,7 @@ pub(crate) fn diff(case: &Case, built: &Built) -> Result<Outcome, Vec<Refusal>> 
         };
         list.push(function.clone());
     }
-    let options = Options {
-        name: case.name.clone(),
-        description: case.rule.clone(),
-        hooks,
-        imports: Some(imports(&target)),
-        toolchain: Toolchain { compiler: "cc".to_owned(), stillpoint: env!("CARGO_PKG_VERSION").to_owned() },
-        ..Options::default()
-    };
-    stillpoint_patch_differ::diff(&target, &units, &options)
+    hooks
 }
 
 /// What the libraries that the target needs export, on this machine.

@@ -45,6 +45,7 @@ pub(crate) struct Case {
     pub(crate) refusals: Vec<String>,
     pub(crate) warnings: Vec<String>,
     pub(crate) before: Vec<String>,
+    pub(crate) base: Vec<String>,
     pub(crate) after: Vec<String>,
     pub(crate) reverted: Vec<String>,
     pub(crate) flags: Vec<String>,
@@ -107,6 +108,7 @@ impl Case {
             refusals: Vec::new(),
             warnings: Vec::new(),
             before: Vec::new(),
+            base: Vec::new(),
             after: Vec::new(),
             reverted: Vec::new(),
             flags: Vec::new(),
@@ -134,6 +136,7 @@ impl Case {
             "Refusal" => self.refusals.push(value.to_owned()),
             "Warning" => self.warnings.push(value.to_owned()),
             "Output-before" => self.before = answers(),
+            "Output-base" => self.base = answers(),
             "Output-after" => self.after = answers(),
             "Output-reverted" => self.reverted = answers(),
             "Flags" => self.flags = words(),
@@ -186,13 +189,18 @@ impl Case {
             Expect::Nothing => assert!(self.changed.is_empty(), "{name}: nothing to patch, and //#Changed"),
         }
         if self.reverted.is_empty() {
-            self.reverted = self.before.clone();
+            self.reverted = if self.base.is_empty() { self.before.clone() } else { self.base.clone() };
         }
     }
 
     /// Whether one question has one answer, whatever was asked before.
     pub(crate) fn is_stateless(&self) -> bool {
-        self.before.len() == 1 && self.reverted == self.before
+        self.before.len() == 1 && self.after.len() == 1 && (self.reverted == self.before || self.reverted == self.base)
+    }
+
+    /// Whether the patch builds on an earlier one.
+    pub(crate) fn is_second(&self) -> bool {
+        !self.base.is_empty()
     }
 }
 

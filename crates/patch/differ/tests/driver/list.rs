@@ -9,6 +9,7 @@ macro_rules! accepted_programs {
             assertion
             atomic_counter
             avx
+            bound_at_start
             callback_address_compared
             callback_stored
             cleanup_attribute
@@ -26,8 +27,10 @@ macro_rules! accepted_programs {
             file_static
             file_static_same_name_two_units
             floating_point
+            frame_pointer
             function_name
             function_table
+            garbage_collected
             global_read_written
             header_two_units
             hook_post_apply
@@ -75,7 +78,12 @@ macro_rules! accepted_programs {
             recursion
             removed_function
             section_attribute
+            series_new_names
+            series_new_unit_function
+            series_same_function
+            series_static_local
             setjmp
+            shipped_with_sections
             short_function
             short_function_padded
             signal_handler
@@ -90,6 +98,7 @@ macro_rules! accepted_programs {
             string_changed
             string_new
             string_tail
+            struct_copy
             struct_return
             switch_table
             tail_call
@@ -102,6 +111,7 @@ macro_rules! accepted_programs {
             two_units_contract
             type_new
             union_alternative
+            unsigned_char_table
             varargs
             variable_const_added
             visibility_hidden
@@ -137,6 +147,7 @@ macro_rules! other_programs {
             enumerator_moved
             function_table_row_added
             function_table_row_changed
+            garbage_collected_changed
             ifunc_changed
             loop_to_entry_exported
             lto

@@ -12,6 +12,8 @@
 //! | `Refusal: TEXT` | must be in a refusal's message; several lines: all |
 //! | `Warning: TEXT` | must be in a warning of the patch |
 //! | `Output-before`, `-after`, `-reverted: A \| B` | answers to as many questions; reverted is as before unless stated |
+//! | `Output-base: A \| B` | the patch is the second of a series: the first one's side is compiled with `SP_BASE`, the \
+//!   second one's with `SP_BASE` and `SP_AFTER`; these are the answers in between, and after the second's revert |
 //! | `Flags: ...`, `Libs: ...` | for the compiler, for the linker |
 //! | `Opt: -O2 ...`, `Link: pie nopie shared` | variants that make sense for the case; all unless stated |
 //! | `Has: NAME` | a symbol or section that starts so must be in an object, in one variant at least |
@@ -30,7 +32,7 @@ mod case;
 #[macro_use]
 mod list;
 
-pub(crate) use build::{Built, Server, Variant, diff, variants};
+pub(crate) use build::{Built, Server, Variant, diff, diff_base, variants};
 pub(crate) use case::{Case, Expect, Live};
 
 use std::path::{Path, PathBuf};

@@ -40,14 +40,14 @@ pub(crate) fn check(name: &str) {
 
 /// What of `missing` the objects of `built` still do not show.
 fn lacking(case: &Case, built: &Built, mut missing: BTreeSet<String>) -> BTreeSet<String> {
-    for (_, [shipped, _, after]) in &built.units {
-        for bytes in [shipped, after] {
+    for unit in &built.units {
+        for bytes in [&unit.shipped, &unit.after] {
             let file = object::File::parse(&**bytes).expect("an object");
             let symbols = file.symbols().filter_map(|s| s.name().ok());
             let names: Vec<&str> = symbols.chain(file.sections().filter_map(|s| s.name().ok())).collect();
             missing.retain(|wanted| !names.iter().any(|name| name.starts_with(wanted.as_str())));
         }
-        let file = object::File::parse(&**shipped).expect("an object");
+        let file = object::File::parse(&*unit.shipped).expect("an object");
         let place = |name: &String| file.symbol_by_name(name).map(|s| (s.section_index(), s.address()));
         let places: BTreeSet<_> = case.folded.iter().filter_map(place).map(|p| format!("{p:?}")).collect();
         if places.len() == 1 {
