@@ -1,5 +1,5 @@
 //! Diffs units and writes a patch: `diff TARGET OUT PATH SHIPPED BEFORE AFTER [PATH SHIPPED BEFORE AFTER]...`; `-` is an
-//! absent object.
+//! absent object. The exports of earlier patches are read from the environment variable KNOWN.
 use std::process::ExitCode;
 use stillpoint_patch_differ::{Options, Outcome, TargetElf, UnitInput, diff};
 
@@ -20,7 +20,8 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     }
     let inputs: Vec<UnitInput<'_>> =
         objects.iter().map(|(path, shipped, before, after)| UnitInput { path, shipped, before, after }).collect();
-    let options = Options { name: "example".to_owned(), ..Options::default() };
+    let known = std::env::var("KNOWN").unwrap_or_default().split_whitespace().map(str::to_owned).collect();
+    let options = Options { name: "example".to_owned(), known, ..Options::default() };
     match diff(&target, &inputs, &options) {
         Ok(Outcome::NothingToPatch) => println!("nothing to patch"),
         Ok(Outcome::Patch(patch)) => {
@@ -34,6 +35,8 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
                 println!("symbol {} {:?} {:?}", s.name, s.value, s.resolved_by);
             }
             println!("exports {:?} escaping {:?} warnings {:?}", patch.exports, patch.escaping, patch.warnings);
+            let exports: Vec<&str> = patch.exports.iter().map(|e| patch.symbols[*e as usize].name.as_str()).collect();
+            println!("exportnames {}", exports.join(" "));
             println!("types {}", patch.types.len());
             if out != "-" {
                 std::fs::write(out, stillpoint_patch_format::encode(&patch)?)?;

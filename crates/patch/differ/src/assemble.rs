@@ -106,6 +106,8 @@ impl<'p, 'a> Assembly<'p, 'a> {
             let entry = &after.sections[section];
             let kind = match entry.nature {
                 Nature::Text => SectionKind::Text,
+                // Every variable has a name; what has none is a constant of the compiler's, with pointers in it.
+                Nature::Data if entry.symbols.is_empty() => SectionKind::RoData,
                 Nature::Data | Nature::Custom { write: true } => SectionKind::Data,
                 Nature::Zero => SectionKind::Bss,
                 Nature::Exceptions => SectionKind::ExceptTable,
@@ -140,7 +142,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
     /// One relocation of the after side as the patch file says it.
     pub(crate) fn relocation(&mut self, unit: usize, section: usize, reloc: &Reloc) -> Option<format::Relocation> {
         let after = self.after(unit)?;
-        let Some(kind) = kind_of(reloc) else {
+        let Some(mut kind) = kind_of(reloc) else {
             let entry = &after.sections[section];
             self.refusals.push(Refusal::Relocation {
                 unit: self.units[unit].path.to_owned(),
@@ -154,6 +156,10 @@ impl<'p, 'a> Assembly<'p, 'a> {
         let user = user.map_or(after.sections[section].name, |s| after.symbols[s].name);
         let (symbol, addend) = match self.resolve(unit, section, reloc, user) {
             Ok(Resolution::Symbol(symbol, addend)) => (symbol, addend),
+            Ok(Resolution::Slot(symbol, addend)) => {
+                kind = RelocationKind::Pc32;
+                (symbol, addend)
+            }
             Ok(Resolution::Value(value)) => {
                 self.write_value(unit, section, reloc, value);
                 return None;

@@ -189,8 +189,8 @@ fn standing(target: &TargetElf, unit: &Unit<'_>, function: usize, options: &Opti
     };
     let mut hot = shipped.code(old).ok_or_else(|| unplaced(old))?;
     let mut parts = Vec::new();
-    for (_, cold) in shipped.object.cold_parts(old) {
-        parts.push(shipped.code(cold.name).ok_or_else(|| unplaced(cold.name))?);
+    for cold in shipped.cold_parts(old) {
+        parts.push(shipped.code(cold).ok_or_else(|| unplaced(cold))?);
     }
     if let Some(other) = folded_with(unit, function, old) {
         let why = format!("it shares its code with `{other}`, which is another after the change");

@@ -81,10 +81,10 @@ impl<'p, 'a> Pair<'p, 'a> {
             }
             (Site::Inside { .. }, Site::Inside { .. }) => return self.insides(old, new, own_old, own_new),
             (Site::Extern(name, x), Site::Inside { section, offset, .. }) => {
-                global_at(self.new, section, offset - x) == Some(name)
+                global_at(self.new, section, offset.wrapping_sub(x)) == Some(name)
             }
             (Site::Inside { section, offset, .. }, Site::Extern(name, x)) => {
-                global_at(self.old, section, offset - x) == Some(name)
+                global_at(self.old, section, offset.wrapping_sub(x)) == Some(name)
             }
             _ => false,
         };
@@ -103,7 +103,7 @@ impl<'p, 'a> Pair<'p, 'a> {
         let (one, other) = (self.old.sections[a].nature, self.new.sections[b].nature);
         if let (Nature::Merged { .. }, Nature::Merged { .. }) = (one, other) {
             let same = self.old.literal(a, p).is_some() && self.old.literal(a, p) == self.new.literal(b, q);
-            return if same && x - p == y - q { Ok(()) } else { differ() };
+            return if same && x.wrapping_sub(p) == y.wrapping_sub(q) { Ok(()) } else { differ() };
         }
         let named = |object: &Object<'a>, section, offset, anchor| {
             let owner = object.owner(section, anchor).or_else(|| object.owner(section, offset));
@@ -111,7 +111,7 @@ impl<'p, 'a> Pair<'p, 'a> {
         };
         match (named(self.old, a, x, p), named(self.new, b, y, q)) {
             (Some(s), Some(t)) => {
-                let delta = |object: &Object<'a>, s: usize, at: i64| at - object.symbols[s].value as i64;
+                let delta = |object: &Object<'a>, s: usize, at: i64| at.wrapping_sub(object.symbols[s].value as i64);
                 if !self.correlated(s, t) || delta(self.old, s, x) != delta(self.new, t, y) {
                     return differ();
                 }
@@ -120,7 +120,7 @@ impl<'p, 'a> Pair<'p, 'a> {
                 }
                 Ok(())
             }
-            (None, None) if x - p == y - q => {
+            (None, None) if x.wrapping_sub(p) == y.wrapping_sub(q) => {
                 let (from, to) = (self.old.extent(a, p), self.new.extent(b, q));
                 let spans = (Span { section: a, start: p, end: from }, Span { section: b, start: q, end: to });
                 if self.spans(spans.0, spans.1, own_old, own_new) { Ok(()) } else { differ() }
@@ -174,13 +174,15 @@ impl<'p, 'a> Pair<'p, 'a> {
     }
 
     fn spans_now(&self, old: Span, new: Span, own_old: &[usize], own_new: &[usize]) -> bool {
+        // The bytes, and how many more are zero.
         let contents = |object: &Object<'a>, span: Span| {
             let section = &object.sections[span.section];
             let (start, end) = (usize::try_from(span.start).ok()?, usize::try_from(span.end).ok()?);
+            let none: &[u8] = &[];
             if section.bytes.is_empty() {
-                return (end as u64 <= section.size).then(|| vec![0; end - start]);
+                return (end as u64 <= section.size).then(|| Some((none, end.checked_sub(start)?)))?;
             }
-            section.bytes.get(start..end).map(<[u8]>::to_vec)
+            section.bytes.get(start..end).map(|bytes| (bytes, 0))
         };
         let relocations = |object: &Object<'a>, span: Span| {
             let all = object.sections[span.section].relocations.iter();
@@ -190,9 +192,14 @@ impl<'p, 'a> Pair<'p, 'a> {
         let (Some(a), Some(b)) = (contents(self.old, old), contents(self.new, new)) else { return false };
         let (ours, theirs) = (relocations(self.old, old), relocations(self.new, new));
         let layout = |r: &Reloc| (r.offset, r.kind);
-        a.len() == b.len()
+        let bytes_equal = match (a, b) {
+            ((a, 0), (b, 0)) => a.len() == b.len() && equal_outside(a, b, &ours),
+            ((a, zeros), (b, others)) => {
+                a.len() + zeros == b.len() + others && a.iter().chain(b).all(|byte| *byte == 0)
+            }
+        };
+        bytes_equal
             && ours.iter().map(layout).eq(theirs.iter().map(layout))
-            && equal_outside(&a, &b, &ours)
             && ours.iter().zip(&theirs).all(|(one, other)| {
                 let (from, to) = (relative_to_table(self.old, one), relative_to_table(self.new, other));
                 self.sites(from, to, own_old, own_new).is_ok()
@@ -214,7 +221,7 @@ fn relative_to_table<'a>(object: &Object<'a>, reloc: &Reloc) -> Site<'a> {
     let distance = reloc.to_end + reloc.offset as i64;
     match site {
         Site::Inside { section, offset, anchor: _ } if elf::RelocationType(reloc.kind) == elf::R_X86_64_PC32 => {
-            Site::Inside { section, offset: offset - distance, anchor: offset - distance }
+            Site::Inside { section, offset: offset.wrapping_sub(distance), anchor: offset.wrapping_sub(distance) }
         }
         other => other,
     }
@@ -252,7 +259,7 @@ fn describe(object: &Object<'_>, site: Site<'_>) -> String {
             }
             match object.owner(section, anchor) {
                 Some(owner) if object.symbols[owner].value as i64 == offset => format!("`{}`", object.symbols[owner].name),
-                Some(owner) => format!("`{}`{:+}", object.symbols[owner].name, offset - object.symbols[owner].value as i64),
+                Some(owner) => format!("`{}`{:+}", object.symbols[owner].name, offset.wrapping_sub(object.symbols[owner].value as i64)),
                 None => format!("a constant in `{}`", object.sections[section].name),
             }
         }

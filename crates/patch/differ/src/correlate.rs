@@ -8,6 +8,9 @@ use crate::names;
 use crate::object_file::{Home, Nature, Object, Site, SymbolType};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+/// Symbols of the older and of the newer object that could be each other.
+type Unpaired = (Vec<usize>, Vec<usize>);
+
 /// From the symbols of a newer object to those of an older one.
 #[derive(Debug, Default)]
 pub(crate) struct Correlation {
@@ -23,6 +26,12 @@ impl Correlation {
 
     pub(crate) fn candidates(&self, new: usize) -> Option<&[usize]> {
         self.ambiguous.get(&new).map(Vec::as_slice)
+    }
+
+    /// From the newest to the oldest object, when `self` leads to the one between and `next` on from there.
+    pub(crate) fn through(&self, next: &Correlation) -> Correlation {
+        let to_old = self.to_old.iter().filter_map(|(new, old)| Some((*new, next.old(*old)?))).collect();
+        Correlation { to_old, ambiguous: HashMap::new() }
     }
 
     /// Pairs the symbols of `new` with those of `old`.
@@ -52,7 +61,7 @@ impl Correlation {
     /// A clone whose number changed, when it is the only one of its kind on both sides.
     fn pair_clones(&mut self, old: &Object<'_>, new: &Object<'_>) {
         let taken: BTreeSet<usize> = self.to_old.values().copied().collect();
-        let mut left: BTreeMap<(&str, String), (Vec<usize>, Vec<usize>)> = BTreeMap::new();
+        let mut left: BTreeMap<(&str, String), Unpaired> = BTreeMap::new();
         for (index, symbol) in old.functions().filter(|(i, _)| !taken.contains(i)) {
             left.entry(names::clone_key(symbol.name)).or_default().0.push(index);
         }
@@ -74,7 +83,7 @@ impl Correlation {
             let name = object.symbols[index].name;
             names::is_numbered(name) && !names::is_anonymous(name)
         };
-        let mut left: BTreeMap<(&str, Class), (Vec<usize>, Vec<usize>)> = BTreeMap::new();
+        let mut left: BTreeMap<(&str, Class), Unpaired> = BTreeMap::new();
         for (index, class) in defined(old).filter(|(i, c)| *c != Class::Code && open(old, *i) && !taken.contains(i)) {
             left.entry((names::stem(old.symbols[index].name), class)).or_default().0.push(index);
         }
@@ -168,8 +177,8 @@ fn static_at(object: &Object<'_>, site: Site<'_>) -> Option<(usize, i64)> {
     let Site::Inside { section, offset, .. } = site else { return None };
     let owner = object.owner(section, offset)?;
     let symbol = &object.symbols[owner];
-    let within = offset - symbol.value as i64;
-    let fits = (0..symbol.size.max(1) as i64).contains(&within);
+    let within = offset.wrapping_sub(symbol.value as i64);
+    let fits = u64::try_from(within).is_ok_and(|w| w < symbol.size.max(1));
     (symbol.local && fits && !names::is_anonymous(symbol.name)).then_some((owner, within))
 }
 

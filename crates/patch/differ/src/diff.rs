@@ -107,7 +107,7 @@ fn ranges_of(target: &TargetElf, units: &[Unit<'_>], name: &str) -> Vec<Range> {
         let plain = name.strip_prefix(unit.path).and_then(|rest| rest.strip_prefix(':')).unwrap_or(name);
         let mut found: Vec<Range> = shipped.code(plain).into_iter().collect();
         if !found.is_empty() {
-            found.extend(shipped.object.cold_parts(plain).filter_map(|(_, s)| shipped.code(s.name)));
+            found.extend(shipped.cold_parts(plain).into_iter().filter_map(|cold| shipped.code(cold)));
             return found;
         }
     }

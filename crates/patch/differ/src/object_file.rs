@@ -8,6 +8,9 @@ use object::read::elf::{ElfFile64, FileHeader, Rela, SectionHeader, Sym};
 use object::{Endianness, Object as _, ObjectSection as _};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// No section of an object is larger: a limit for damaged input.
+const SIZE_MAX: u64 = 1 << 31;
+
 /// What a section of an object holds, as far as a patch is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Nature {
@@ -200,7 +203,11 @@ impl<'a> Object<'a> {
                 symbols: Vec::new(),
             });
         }
-        let symbols = read_symbols(&file, sections.len()).map_err(bad)?;
+        let sizes: Vec<u64> = sections.iter().map(|s: &Section<'_>| s.size).collect();
+        if let Some(size) = sizes.iter().find(|size| **size > SIZE_MAX) {
+            return Err(bad(format!("a section of {size} bytes")));
+        }
+        let symbols = read_symbols(&file, &sizes).map_err(bad)?;
         let mut object = Object { symbols, sections, referenced: BTreeMap::new() };
         object.read_relocations(&file).map_err(bad)?;
         object.index_symbols();
@@ -256,7 +263,7 @@ impl<'a> Object<'a> {
         for section in &self.sections {
             for reloc in &section.relocations {
                 if let Site::Inside { section, anchor, .. } = self.site(reloc)
-                    && self.sections[section].nature == Nature::Constant
+                    && matches!(self.sections[section].nature, Nature::Constant | Nature::Data)
                 {
                     referenced.entry(section).or_default().insert(anchor);
                 }
@@ -314,6 +321,12 @@ impl<'a> Object<'a> {
         self.functions().filter(move |(_, s)| names::cold_parent(s.name) == Some(name))
     }
 
+    /// All function symbols at the place of `function`: its aliases, and what was folded into it.
+    pub(crate) fn same_place(&self, function: usize) -> impl Iterator<Item = &Symbol<'a>> {
+        let place = (self.symbols[function].home, self.symbols[function].value);
+        self.functions().map(|(_, s)| s).filter(move |s| (s.home, s.value) == place)
+    }
+
     /// The sections that hold a function: its own first, then those of its cold parts by name.
     pub(crate) fn parts(&self, function: usize) -> Option<Vec<usize>> {
         let home = |s: &Symbol<'_>| match s.home {
@@ -356,7 +369,7 @@ fn empty_section<'a>() -> Section<'a> {
     Section { name: "", nature: Nature::Aside, align: 1, size: 0, bytes: &[], relocations, symbols }
 }
 
-fn read_symbols<'a>(file: &ElfFile64<'a, Endianness>, sections: usize) -> Result<Vec<Symbol<'a>>, String> {
+fn read_symbols<'a>(file: &ElfFile64<'a, Endianness>, sections: &[u64]) -> Result<Vec<Symbol<'a>>, String> {
     let (e, table) = (Endianness::Little, file.elf_symbol_table());
     let null = Symbol {
         name: "",
@@ -376,8 +389,8 @@ fn read_symbols<'a>(file: &ElfFile64<'a, Endianness>, sections: usize) -> Result
             elf::SHN_ABS => Home::Absolute,
             elf::SHN_COMMON => Home::Common,
             _ => match table.symbol_section(e, symbol, index).map_err(|e| e.to_string())? {
-                Some(section) if section.0 < sections => Home::Section(section.0),
-                _ => return Err(format!("symbol `{name}` is in a section that does not exist")),
+                Some(section) if symbol.st_value(e) <= *sections.get(section.0).unwrap_or(&0) => Home::Section(section.0),
+                _ => return Err(format!("symbol `{name}` is in a section that does not exist, or past its end")),
             },
         };
         let kind = match symbol.st_type() {

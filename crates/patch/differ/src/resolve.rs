@@ -7,7 +7,7 @@ use crate::object_file::{Home, Nature, Reloc, Site, SymbolType};
 use crate::reverse::Name;
 use crate::unit::Ancestor;
 use object::elf;
-use stillpoint_patch_format::{ResolvedBy, Svma, SymbolValue};
+use stillpoint_patch_format::{ResolvedBy, Svma, SymbolValue, TargetKind};
 
 /// Index of a symbol of the patch, and the addend that goes with it.
 type Resolved = Result<(u32, i64), Refusal>;
@@ -17,6 +17,8 @@ type Resolved = Result<(u32, i64), Refusal>;
 pub(crate) enum Resolution {
     /// A symbol of the patch, by index, and the addend that goes with it.
     Symbol(u32, i64),
+    /// A symbol of the patch that stands for the slot itself, not for what a slot would hold.
+    Slot(u32, i64),
     /// A value that is final now.
     Value(i64),
 }
@@ -42,12 +44,15 @@ fn way(reloc: &Reloc) -> Way {
     }
 }
 
-fn value(name: Name, way: Way) -> Option<SymbolValue> {
+/// In an executable that is not position-independent, the address of an imported function is its stub's.
+fn value(name: Name, way: Way, kind: TargetKind) -> Option<SymbolValue> {
+    let stub = || if kind == TargetKind::Executable { name.stub } else { None };
     let at = |at: Option<u64>| at.map(|at| SymbolValue::Target(Svma(at)));
     let slot = || name.slot.map(|at| SymbolValue::TargetSlot(Svma(at)));
     match way {
         Way::Branch => at(name.direct).or(at(name.stub)).or(slot()),
-        Way::Slot | Way::Address => at(name.direct).or(slot()),
+        Way::Address => at(name.direct).or(at(stub())).or(slot()),
+        Way::Slot => at(name.direct).or(slot()).or(at(stub())),
         Way::Index => at(name.tls_index),
         Way::ThreadLocal => {
             let offset = name.tls.map(SymbolValue::TargetTls);
@@ -68,6 +73,9 @@ impl Assembly<'_, '_> {
         if let Some(value) = self.final_value(unit, reloc, user)? {
             return Ok(Resolution::Value(value));
         }
+        if way(reloc) == Way::Slot && self.is_absent(unit, reloc) {
+            return Ok(Resolution::Slot(self.literal(&[0; 8], 8), reloc.addend));
+        }
         self.lead(unit, from, reloc, user).map(|(symbol, addend)| Resolution::Symbol(symbol, addend))
     }
 
@@ -82,13 +90,17 @@ impl Assembly<'_, '_> {
                 let offset = offset.ok_or_else(|| self.unresolved(unit, symbol.name, user, why))?;
                 Ok(Some((offset as i64).wrapping_add(reloc.addend)))
             }
-            elf::R_X86_64_32 | elf::R_X86_64_32S | elf::R_X86_64_64 if symbol.weak && symbol.home == Home::Undefined => {
-                let shipped = self.units[unit].shipped.as_ref();
-                let absent = shipped.is_some_and(|s| s.is_absent(symbol.name));
-                Ok(absent.then_some(reloc.addend))
-            }
+            elf::R_X86_64_32 | elf::R_X86_64_32S | elf::R_X86_64_64 if self.is_absent(unit, reloc) => Ok(Some(reloc.addend)),
             _ => Ok(None),
         }
+    }
+
+    /// Whether the relocation names a weak symbol that nothing defined when the target was linked.
+    fn is_absent(&self, unit: usize, reloc: &Reloc) -> bool {
+        let Some(after) = self.after(unit) else { return false };
+        let symbol = &after.symbols[reloc.symbol];
+        let shipped = self.units[unit].shipped.as_ref();
+        symbol.weak && symbol.home == Home::Undefined && shipped.is_some_and(|s| s.is_absent(symbol.name))
     }
 
     /// Offset in the thread-local segment of the variable that `reloc` names.
@@ -223,7 +235,7 @@ impl Assembly<'_, '_> {
             && let Ancestor::Shipped(old) = self.units[unit].ancestor(function)
         {
             let known = shipped.name(old).unwrap_or_default();
-            if let Some(value) = value(known, if reloc.branch { Way::Branch } else { Way::Address }) {
+            if let Some(value) = value(known, if reloc.branch { Way::Branch } else { Way::Address }, self.target.identity().kind) {
                 let how = if shipped.code(old).is_some() { ResolvedBy::Placement } else { ResolvedBy::ReverseRelocation };
                 let how = self.listed(name, &value).unwrap_or(how);
                 return Ok(self.symbol(name, value, how));
@@ -266,7 +278,7 @@ impl Assembly<'_, '_> {
             Ancestor::Shipped(old) if !self.constant_changed(unit, owner) => {
                 let shipped = self.units[unit].shipped.as_ref();
                 let known = shipped.and_then(|s| s.name(old)).unwrap_or_default();
-                if let Some(value) = value(known, way(reloc)) {
+                if let Some(value) = value(known, way(reloc), self.target.identity().kind) {
                     let how = self.listed(symbol.name, &value).unwrap_or(ResolvedBy::ReverseRelocation);
                     return Ok((self.symbol(&name, value, how), addend));
                 }
@@ -279,13 +291,14 @@ impl Assembly<'_, '_> {
             Ancestor::Before | Ancestor::Shipped(_) | Ancestor::None => {
                 let public = self.units[unit].public_name(after, owner);
                 let new = self.units[unit].ancestor(owner) == Ancestor::None;
-                if !new && !self.constant_changed(unit, owner) && self.options.known.contains(&public) {
+                let constant = self.is_constant(unit, section);
+                if !new && !constant && self.options.known.contains(&public) {
                     return Ok((self.symbol(&public, SymbolValue::OtherPatch, ResolvedBy::Runtime), addend));
                 }
                 if symbol.kind == SymbolType::Tls || after.sections[section].nature == Nature::Tls {
                     return Err(Refusal::NewThreadLocal { unit: path.to_owned(), object: name });
                 }
-                if !new && !self.is_constant(unit, section) {
+                if !new && !constant {
                     let why = "an earlier patch of the series added it, and does not export it";
                     return Err(self.unresolved(unit, symbol.name, user, why));
                 }
@@ -299,9 +312,10 @@ impl Assembly<'_, '_> {
         matches!(nature, Some(Nature::Constant | Nature::Merged { .. }))
     }
 
+    /// Whether the target holds another constant than the after side has: this patch or an earlier one changed it.
     fn constant_changed(&self, unit: usize, symbol: usize) -> bool {
         let unit = &self.units[unit];
-        match (unit.pair(), unit.older(symbol)) {
+        match (unit.shipped_pair(), unit.oldest(symbol)) {
             (Some(pair), Some(old)) => pair.is_private_constant(symbol) && !pair.constant_equal(old, symbol),
             _ => false,
         }
@@ -309,6 +323,11 @@ impl Assembly<'_, '_> {
 
     fn bring_data(&mut self, unit: usize, section: usize, owner: Option<usize>, reloc: &Reloc, raw: i64) -> Resolved {
         let Some(after) = self.after(unit) else { return Err(self.unresolved(unit, "?", "", "no object")) };
+        let entry = &after.sections[section];
+        let writable = matches!(entry.nature, Nature::Data | Nature::Zero | Nature::Custom { write: true });
+        if owner.is_none() && writable && !entry.symbols.is_empty() {
+            return Err(self.unresolved(unit, entry.name, "", "it is a variable without a name"));
+        }
         let index = self.bring(unit, section);
         let Some(owner) = owner else {
             return Ok((self.patch_symbol(after.sections[section].name, index, 0), raw));
@@ -369,7 +388,7 @@ impl Assembly<'_, '_> {
         let others = self.units.iter().enumerate().filter(|(index, _)| *index != unit).map(|(_, u)| u);
         for shipped in this.chain(others).filter_map(|u| u.shipped.as_ref()) {
             let global = shipped.object.symbols.iter().any(|s| s.name == name && !s.local);
-            let found = shipped.name(name).filter(|_| global).and_then(|known| value(known, way));
+            let found = shipped.name(name).filter(|_| global).and_then(|known| value(known, way, self.target.identity().kind));
             if let Some(value) = found {
                 let how = self.listed(name, &value);
                 let defined = shipped.object.defined(name).is_some_and(|(_, s)| s.is_function());
@@ -387,7 +406,7 @@ impl Assembly<'_, '_> {
             tls_index: None,
         };
         let how = listed.map_or(ResolvedBy::Dynsym, |s| s.how);
-        value(known, way).map(|value| (value, how))
+        value(known, way, self.target.identity().kind).map(|value| (value, how))
     }
 
     /// New in another unit of this patch.

@@ -42,6 +42,7 @@ impl<'a> Shipped<'a> {
     /// Every global that the target's own tables list must be where it was found.
     fn check_tables(&self, target: &TargetElf, refusals: &mut Vec<Refusal>) {
         for symbol in self.object.symbols.iter().filter(|s| !s.local && !s.name.is_empty()) {
+            self.check_definition(symbol.name, refusals);
             let Some(found) = self.name(symbol.name).and_then(|n| n.direct) else { continue };
             let Some(listed) = target.symbols.get(symbol.name) else { continue };
             let mut listed = listed.iter().filter(|s| s.global && !s.tls).peekable();
@@ -57,12 +58,34 @@ impl<'a> Shipped<'a> {
         }
     }
 
+    /// The code of a function must be where calls to it lead: another object's may have taken its place at link time.
+    fn check_definition(&self, name: &str, refusals: &mut Vec<Refusal>) {
+        let called = self.places.known.names.get(name).and_then(|n| n.direct);
+        if let (Some(called), Some(code)) = (called, self.code(name))
+            && called != code.start.0
+        {
+            refusals.push(Refusal::SymbolConflict {
+                unit: self.unit.clone(),
+                name: name.to_owned(),
+                one: format!("{called:#x} as its callers say"),
+                other: format!("{} by its code", code.start),
+            });
+        }
+    }
+
+    /// Cold parts of the function called `name`, under whichever of its names they are.
+    pub(crate) fn cold_parts(&self, name: &str) -> Vec<&'a str> {
+        let Some((function, _)) = self.object.functions().find(|(_, s)| s.name == name) else { return Vec::new() };
+        let names = self.object.same_place(function);
+        names.flat_map(|s| self.object.cold_parts(s.name)).map(|(_, cold)| cold.name).collect()
+    }
+
     /// Where the code of the function or cold part called `name` stands, when it was found.
     pub(crate) fn code(&self, name: &str) -> Option<Range> {
         let (_, symbol) = self.object.functions().find(|(_, s)| s.name == name)?;
         let Home::Section(section) = symbol.home else { return None };
         let start = self.places.code_address(section, symbol.value)?;
-        let len = if symbol.size > 0 { symbol.size } else { self.object.sections[section].size - symbol.value };
+        let len = if symbol.size > 0 { symbol.size } else { self.object.sections[section].size.saturating_sub(symbol.value) };
         Some(Range { start: Svma(start), len })
     }
 

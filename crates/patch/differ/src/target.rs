@@ -13,6 +13,9 @@ use stillpoint_patch_format::{BuildId, ResolvedBy, Target, TargetKind};
 /// No target is larger than this: addresses of code and data stay within reach of 32-bit displacements.
 const SIZE_MAX: u64 = 2 << 30;
 
+/// Addresses of user space are below.
+const ADDRESS_MAX: u64 = 1 << 47;
+
 /// A name of the target's own symbol tables.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TargetSymbol {
@@ -321,7 +324,7 @@ fn read_loads(file: &File<'_>, bytes: &[u8]) -> Result<Vec<Load>, Refusal> {
     for segment in file.elf_program_headers().iter().filter(|s| s.p_type(E) == elf::PT_LOAD) {
         let data = segment.data(E, bytes).map_err(|()| Refusal::BadTarget("truncated segment".to_owned()))?;
         let (start, size) = (segment.p_vaddr(E), segment.p_memsz(E));
-        if size > SIZE_MAX || start.checked_add(size).is_none() || data.len() as u64 > size {
+        if size > SIZE_MAX || start > ADDRESS_MAX || data.len() as u64 > size {
             return bad(format!("segment of {size} bytes at {start:#x}"));
         }
         let flags = segment.p_flags(E);
@@ -342,7 +345,7 @@ fn kind(file: &File<'_>, name: &str) -> Result<TargetKind, Refusal> {
         elf::ET_EXEC => Ok(TargetKind::Executable),
         elf::ET_DYN if !dynamic => bad(format!("{name} has no dynamic section")),
         elf::ET_DYN if interpreted && !has_soname(file) => Ok(TargetKind::PieExecutable),
-        elf::ET_DYN if dynamic_flag(file, elf::DT_FLAGS_1) & u64::from(elf::DF_1_PIE.0) != 0 && !interpreted => {
+        elf::ET_DYN if dynamic_flag(file, elf::DT_FLAGS_1) & elf::DF_1_PIE.0 != 0 && !interpreted => {
             bad(format!("{name} is statically linked (static PIE)"))
         }
         elf::ET_DYN => Ok(TargetKind::SharedLibrary),

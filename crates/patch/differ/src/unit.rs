@@ -19,6 +19,7 @@ pub(crate) struct Unit<'a> {
     pub(crate) after: Option<Object<'a>>,
     to_before: Correlation,
     to_shipped: Correlation,
+    after_to_shipped: Correlation,
 }
 
 /// What became of a symbol of the after side in the target.
@@ -47,8 +48,19 @@ impl<'a> Unit<'a> {
         if !refusals.is_empty() {
             return Err(refusals);
         }
-        let globals: BTreeMap<String, u64> =
-            units.iter().filter_map(|u| u.shipped.as_ref()).flat_map(Shipped::globals).collect();
+        let mut globals: BTreeMap<String, u64> = BTreeMap::new();
+        for unit in &units {
+            for (name, at) in unit.shipped.iter().flat_map(Shipped::globals) {
+                let before = *globals.entry(name.clone()).or_insert(at);
+                if before != at {
+                    let (one, other) = (format!("{before:#x} as another unit says"), format!("{at:#x}"));
+                    refusals.push(Refusal::SymbolConflict { unit: unit.path.to_owned(), name, one, other });
+                }
+            }
+        }
+        if !refusals.is_empty() {
+            return Err(refusals);
+        }
         for (unit, input) in units.iter_mut().zip(inputs) {
             if unit.shipped.as_ref().is_some_and(Shipped::is_ambiguous) {
                 *unit = Unit::read(target, input, &globals)?;
@@ -73,7 +85,8 @@ impl<'a> Unit<'a> {
             (Some(old), Some(new)) => Correlation::between(&old.object, new),
             _ => Correlation::default(),
         };
-        Ok(Unit { path: input.path, shipped, before, after, to_before, to_shipped })
+        let after_to_shipped = to_before.through(&to_shipped);
+        Ok(Unit { path: input.path, shipped, before, after, to_before, to_shipped, after_to_shipped })
     }
 
     /// Where a symbol of the after side comes from.
@@ -102,17 +115,34 @@ impl<'a> Unit<'a> {
         Some(Pair::new(self.before.as_ref()?, self.after.as_ref()?, &self.to_before))
     }
 
-    /// The first function symbol of every place in the text of the after side; cold parts are left out.
+    /// The after side against what was shipped.
+    pub(crate) fn shipped_pair(&self) -> Option<Pair<'_, 'a>> {
+        Some(Pair::new(&self.shipped.as_ref()?.object, self.after.as_ref()?, &self.after_to_shipped))
+    }
+
+    /// The shipped side's symbol for one of the after side.
+    pub(crate) fn oldest(&self, symbol: usize) -> Option<usize> {
+        self.after_to_shipped.old(symbol)
+    }
+
+    /// The functions of the after side without cold parts. Of several names at one place only those count that were at
+    /// different places before: functions that the compiler has folded since.
     pub(crate) fn functions(&self) -> Vec<usize> {
         let Some(after) = &self.after else { return Vec::new() };
-        let mut out = Vec::new();
+        let old_place = |symbol: usize| {
+            let before = self.before.as_ref()?;
+            let old = &before.symbols[self.older(symbol)?];
+            Some((old.home, old.value))
+        };
+        let mut out: Vec<usize> = Vec::new();
         for section in after.sections.iter().filter(|s| s.nature == Nature::Text) {
-            let mut last = None;
-            for &index in &section.symbols {
-                let symbol = &after.symbols[index];
-                let hot = symbol.is_function() && !names::is_cold(symbol.name);
-                if hot && last != Some(symbol.value) {
-                    last = Some(symbol.value);
+            let hot = |s: &&usize| after.symbols[**s].is_function() && !names::is_cold(after.symbols[**s].name);
+            let mut group: Vec<usize> = Vec::new();
+            for &index in section.symbols.iter().filter(hot) {
+                group.retain(|s| after.symbols[*s].value == after.symbols[index].value);
+                let place = old_place(index);
+                if group.is_empty() || (place.is_some() && group.iter().all(|s| old_place(*s) != place)) {
+                    group.push(index);
                     out.push(index);
                 }
             }
