@@ -6,7 +6,7 @@ use anyhow::Context;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use stillpoint_patch_builder::{
-    Built, DebianRequest, Error, HookNames, Report, Reproduced, Shipped, ShippedAs, SourceRequest, Statement,
+    Built, DebianRequest, Error, HookNames, Readable, Report, Reproduced, Shipped, ShippedAs, SourceRequest, Statement,
     read_secret_key, write_whole,
 };
 use stillpoint_patch_format::{Patch, Scope, decode, encode, encode_signed};
@@ -275,7 +275,7 @@ fn finish(
     let path = args.output.clone().unwrap_or_else(|| PathBuf::from(format!("{}.patch", patch.name)));
     let written = (!args.dry_run).then_some(path.as_path());
     if let Some(path) = written {
-        write_whole(path, &bytes).map_err(|e| Failure::failed(e, "no patch was written"))?;
+        write_whole(path, &bytes, Readable::ByOthers).map_err(|e| Failure::failed(e, "no patch was written"))?;
     }
     describe(patch, &built.report, written, bytes.len(), output);
     output.json(&line(&built.report, Some(patch), written, &bytes));

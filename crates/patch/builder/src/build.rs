@@ -10,7 +10,7 @@ use crate::{Builder, Error};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use stillpoint_patch_differ::{HookNames, Options, Outcome, TargetElf, UnitInput, diff, place};
+use stillpoint_patch_differ::{HookNames, Options, Outcome, Refusal, TargetElf, UnitInput, diff, place};
 use stillpoint_patch_format::{Patch, Scope, Source, SymbolValue, Toolchain};
 
 /// What the author states about a patch, whatever it is built from.
@@ -98,7 +98,7 @@ impl Builder<'_> {
         job.report.based_on = job.base.iter().map(|d| d.name.clone()).collect();
         job.report.target = job.target.clone();
         job.report.units = job.project.commands.len();
-        let compiler = Compiler::new(&job.project, &self.cache)?;
+        let compiler = Compiler::new(&job.project, &self.cache, job.statement.shadow_variables)?;
         let inputs = self.recorded_inputs(&compiler);
         let (before, after) = self.trees(&job, &inputs)?;
         let mut warnings = after.warnings.clone();
@@ -126,18 +126,67 @@ impl Builder<'_> {
         };
         let root = job.project.root.as_deref().unwrap_or(Path::new("/"));
         let options = options(&job, compiled_by, crate::elf::imports(&bytes, root)?);
-        let inputs: Vec<UnitInput> = units
-            .iter()
-            .map(|u| UnitInput { path: &u.path, shipped: &u.shipped, before: &u.before, after: &u.after })
-            .collect();
-        let patch = match diff(&target, &inputs, &options).map_err(Error::Refused)? {
+        let patch = match self.compare(&compiler, &target, units, &options)? {
             Outcome::NothingToPatch => None,
             Outcome::Patch(mut patch) => {
+                job.report.warnings.extend(doubts(&patch));
                 patch.warnings.extend(job.report.warnings.iter().cloned());
                 Some(*patch)
             }
         };
         Ok(Built { patch, report: job.report })
+    }
+
+    /// Compares the units. When the new code refers to globals of other units that its own unit did not use before,
+    /// those units lend their names: compiled as shipped, they tell where their globals are.
+    fn compare(
+        &self,
+        compiler: &Compiler,
+        target: &TargetElf,
+        mut units: Vec<Unit>,
+        options: &Options,
+    ) -> Result<Outcome, Error> {
+        loop {
+            let inputs: Vec<UnitInput> = units
+                .iter()
+                .map(|u| UnitInput { path: &u.path, shipped: &u.shipped, before: &u.before, after: &u.after })
+                .collect();
+            let refusals = match diff(target, &inputs, options) {
+                Ok(outcome) => return Ok(outcome),
+                Err(refusals) => refusals,
+            };
+            let names: BTreeSet<&str> = refusals
+                .iter()
+                .filter_map(|r| match r {
+                    Refusal::UnresolvedSymbol { name, .. } => Some(name.as_str()),
+                    _ => None,
+                })
+                .collect();
+            let lenders = self.lenders(compiler, &names, &units)?;
+            if lenders.is_empty() {
+                return Err(Error::Refused(refusals));
+            }
+            units.extend(lenders);
+        }
+    }
+
+    /// Units, not among those already there, that define some of the names.
+    fn lenders(&self, compiler: &Compiler, names: &BTreeSet<&str>, there: &[Unit]) -> Result<Vec<Unit>, Error> {
+        let mentions = |(path, _): &&(String, crate::commands::CompileCommand)| {
+            let text = fs::read(compiler.project.shipped.join(path)).unwrap_or_default();
+            let text = String::from_utf8_lossy(&text);
+            !there.iter().any(|u| u.path == *path) && names.iter().any(|name| text.contains(name))
+        };
+        let candidates: Vec<_> = compiler.project.commands.iter().filter(mentions).collect();
+        let objects = parallel(self.jobs, &candidates, |(path, command)| compiler.shipped_object(path, command));
+        let mut lenders = Vec::new();
+        for ((path, _), object) in candidates.into_iter().zip(objects) {
+            let shipped = object?;
+            if crate::elf::defines_any(&shipped, names) {
+                lenders.push(Unit { path: path.clone(), shipped, before: Vec::new(), after: Vec::new() });
+            }
+        }
+        Ok(lenders)
     }
 
     /// Files that each unit read in the recorded build; `None` where that is not known.
@@ -229,11 +278,9 @@ impl Builder<'_> {
         if sources.is_empty() && !statement.shadow_variables {
             return Ok(Vec::new());
         }
-        let own = tempfile::tempdir().at("making", Path::new("a temporary directory"))?;
-        crate::write_shadow_sources(own.path())?;
         let known = statement.earlier.iter().any(|p| exports(p).any(|name| name == "sp_shadow_get"));
         if statement.shadow_variables && !known {
-            sources.push(own.path().join("stillpoint-shadow.c"));
+            sources.push(compiler.shadow_source());
         }
         let like = changed.first().map(|(command, ..)| *command).or(compiler.project.commands.first());
         let Some((_, like)) = like else {
@@ -242,7 +289,7 @@ impl Builder<'_> {
         let mut units = Vec::new();
         for source in sources {
             let path = source.file_name().unwrap_or(source.as_os_str()).to_string_lossy().into_owned();
-            let after = compiler.extra(&after.path, &source, own.path(), like)?;
+            let after = compiler.extra(&after.path, &source, like)?;
             units.push(Unit { path, shipped: Vec::new(), before: Vec::new(), after });
         }
         Ok(units)
@@ -272,6 +319,21 @@ fn left_out(job: &Job, before: &Tree, after: &Tree, changed: &[(Command, Text, T
         false => format!("{file} changes too and is no part of {target}: left out"),
     };
     missing.map(why).collect()
+}
+
+/// Units of which a part is not in the target. That is legal: linkers drop unused functions.
+fn doubts(patch: &Patch) -> Vec<String> {
+    let partly = patch.source.units.iter().filter(|u| u.functions_placed < u.functions_total);
+    let tell = |u: &stillpoint_patch_format::UnitFact| {
+        format!(
+            "{} of the {} functions of {} are not in {} byte for byte: make sure that it was built from this source",
+            u.functions_total - u.functions_placed,
+            u.functions_total,
+            u.path,
+            patch.target.file_name
+        )
+    };
+    partly.map(tell).collect()
 }
 
 /// Where one file is compiled in several ways (for several programs), takes the way that is in the target.

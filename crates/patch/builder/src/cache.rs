@@ -78,7 +78,7 @@ impl Cache {
     pub(crate) fn store(&self, kind: &str, name: &str, bytes: &[u8]) -> Result<PathBuf, Error> {
         let directory = self.directory(kind)?;
         let path = directory.join(name);
-        write_whole(&path, bytes)?;
+        write_whole(&path, bytes, Readable::ByOwner)?;
         Ok(path)
     }
 }
@@ -89,11 +89,27 @@ pub(crate) struct Lock {
     _file: File,
 }
 
-/// Writes beside the final name (mode 0600) and renames.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+/// Who may read a file that is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Readable {
+    /// Its owner only.
+    ByOwner,
+    /// Whoever the umask lets.
+    ByOthers,
+}
+
+/// Writes beside the final name and renames: the file is there whole, or not at all.
+pub fn write_whole(path: &Path, bytes: &[u8], readable: Readable) -> Result<(), Error> {
     use std::io::Write;
+    use std::os::unix::fs::PermissionsExt;
     let directory = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(directory).at("writing in", directory)?;
+    let mode = match readable {
+        Readable::ByOwner => 0o600,
+        Readable::ByOthers => 0o666,
+    };
+    let mut builder = tempfile::Builder::new();
+    builder.permissions(fs::Permissions::from_mode(mode));
+    let mut file = builder.tempfile_in(directory).at("writing in", directory)?;
     file.write_all(bytes).at("writing", path)?;
     file.as_file().sync_all().at("writing", path)?;
     file.persist(path).map_err(|e| e.error).at("naming", path)?;

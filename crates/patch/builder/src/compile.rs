@@ -1,6 +1,6 @@
 //! Compiling units of one program in several trees: the same commands, at the same paths, nothing twice.
 
-use crate::cache::{digest, key};
+use crate::cache::key;
 use crate::commands::{CompileCommand, Job, parse_dependencies, resolve};
 use crate::error::At;
 use crate::preprocess::{Text, evaluate};
@@ -38,6 +38,8 @@ pub(crate) struct Compiler<'a> {
     pub(crate) project: &'a Project,
     cache: &'a Cache,
     scratch: tempfile::TempDir,
+    /// Whether `stillpoint-shadow.h` can be included.
+    shadow_variables: bool,
     counter: std::sync::atomic::AtomicU64,
     hashes: Mutex<HashMap<PathBuf, Option<String>>>,
     names: Mutex<HashMap<PathBuf, HashMap<String, Vec<String>>>>,
@@ -55,16 +57,23 @@ struct Remembered {
 const REMEMBERED_MAX: usize = 64;
 
 impl<'a> Compiler<'a> {
-    pub(crate) fn new(project: &'a Project, cache: &'a Cache) -> Result<Self, Error> {
+    pub(crate) fn new(project: &'a Project, cache: &'a Cache, shadow_variables: bool) -> Result<Self, Error> {
         let scratch = match project.root {
             Some(_) => tempfile::tempdir_in(cache.directory("scratch")?),
             // below /tmp, as the cache may lie in the source directory, which is covered while compiling
             None => tempfile::tempdir(),
         };
+        let scratch = scratch.at("making", Path::new("a temporary directory"))?;
+        let own = scratch.path().join("shadow");
+        fs::create_dir(&own).at("making", &own)?;
+        for (name, text) in crate::SHADOW_SOURCES {
+            fs::write(own.join(name), text).at("writing", &own)?;
+        }
         Ok(Compiler {
             project,
             cache,
-            scratch: scratch.at("making", Path::new("a temporary directory"))?,
+            scratch,
+            shadow_variables,
             counter: Default::default(),
             hashes: Default::default(),
             names: Default::default(),
@@ -83,16 +92,28 @@ impl<'a> Compiler<'a> {
         sandbox
     }
 
+    /// Where a file of the scratch directory is seen.
+    fn inside(&self, name: &Path) -> PathBuf {
+        match self.project.root {
+            Some(_) => Path::new(OWN_PATH).join("out").join(name),
+            None => self.scratch.path().join(name),
+        }
+    }
+
+    /// Where the source of shadow variables lies.
+    pub(crate) fn shadow_source(&self) -> PathBuf {
+        self.scratch.path().join("shadow/stillpoint-shadow.c")
+    }
+
     /// Runs one job; `Err` of the inner result is what the compiler printed.
     fn execute(&self, tree: &Path, command: &CompileCommand, job: Job) -> Result<Result<Vec<u8>, String>, Error> {
         let number = self.counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let name = format!("{number}.out");
         let outside = self.scratch.path().join(&name);
-        let inside = match self.project.root {
-            Some(_) => Path::new(OWN_PATH).join("out").join(&name),
-            None => outside.clone(),
-        };
-        let argv = command.arguments(job, &inside);
+        let mut argv = command.arguments(job, &self.inside(Path::new(&name)));
+        if self.shadow_variables {
+            argv.extend(["-idirafter".into(), self.inside(Path::new("shadow")).into()]);
+        }
         let result = output(&mut self.sandbox(tree).command(&command.directory, &argv, &command.env))?;
         if !result.status.success() {
             return Ok(Err(tail(&result)));
@@ -241,47 +262,28 @@ impl<'a> Compiler<'a> {
         self.object(&self.project.shipped, unit, command, Job::Shipped, &text, "shipped")
     }
 
-    /// Compiles a source of ours or of the user's beside the project, with the flags of one of its units.
-    pub(crate) fn extra(
-        &self,
-        tree: &Path,
-        source: &Path,
-        include: &Path,
-        like: &CompileCommand,
-    ) -> Result<Vec<u8>, Error> {
+    /// Compiles a source of ours or of the user's beside the project, with the flags of one of its units. Headers
+    /// beside it are found.
+    pub(crate) fn extra(&self, tree: &Path, source: &Path, like: &CompileCommand) -> Result<Vec<u8>, Error> {
         let file_name = source.file_name().unwrap_or(source.as_os_str());
-        let (inside, headers) = match self.project.root {
-            Some(_) => {
-                let name = PathBuf::from(format!("extra-{}", key([digest_of(source)?.as_slice()])));
-                let directory = self.scratch.path().join(&name);
-                fs::create_dir_all(&directory).at("making", &directory)?;
-                fs::copy(source, directory.join(file_name)).at("copying", source)?;
-                for entry in fs::read_dir(include).at("reading", include)? {
-                    let path = entry.at("reading", include)?.path();
-                    if path.extension().is_some_and(|e| e == "h") {
-                        fs::copy(&path, directory.join(path.file_name().unwrap_or_default())).at("copying", &path)?;
-                    }
-                }
-                let seen = Path::new(OWN_PATH).join("out").join(&name);
-                (seen.join(file_name), seen)
+        let source = source.canonicalize().at("resolving", source)?;
+        let beside = source.parent().unwrap_or(Path::new("/"));
+        let name = Path::new("extra").join(key([source.as_os_str().as_encoded_bytes()]));
+        let copy = self.scratch.path().join(&name);
+        fs::create_dir_all(&copy).at("making", &copy)?;
+        for entry in fs::read_dir(beside).at("reading", beside)? {
+            let path = entry.at("reading", beside)?.path();
+            let wanted = path == source || path.extension().is_some_and(|e| e == "h");
+            if let (true, Some(name)) = (wanted && path.is_file(), path.file_name()) {
+                fs::copy(&path, copy.join(name)).at("copying", &path)?;
             }
-            None => (source.canonicalize().at("resolving", source)?, include.canonicalize().at("resolving", include)?),
-        };
+        }
         let mut command = like.clone();
         command.argv.retain(|a| resolve(&like.directory, Path::new(a)) != like.file);
-        command.argv.extend([
-            "-I".into(),
-            headers.to_string_lossy().into_owned(),
-            inside.to_string_lossy().into_owned(),
-        ]);
+        command.argv.push(self.inside(&name).join(file_name).to_string_lossy().into_owned());
         let unit = file_name.to_string_lossy().into_owned();
         self.execute(tree, &command, Job::Sections)?.map_err(|output| Error::Compile { unit, side: "after", output })
     }
-}
-
-fn digest_of(path: &Path) -> Result<Vec<u8>, Error> {
-    let bytes = fs::read(path).at("reading", path)?;
-    Ok(digest([&bytes[..]]).to_vec())
 }
 
 fn has_debug_information(object: &[u8]) -> bool {

@@ -2,7 +2,7 @@
 
 use crate::Error;
 use object::{Object, ObjectKind};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -60,6 +60,13 @@ fn contents(bytes: &[u8]) -> Option<Vec<(String, Vec<u8>)>> {
         }
     }
     (!all.is_empty()).then_some(all)
+}
+
+/// Whether an object defines a global of one of these names.
+pub(crate) fn defines_any(object: &[u8], names: &BTreeSet<&str>) -> bool {
+    use object::ObjectSymbol;
+    let Ok(file) = object::File::parse(object) else { return false };
+    file.symbols().any(|s| s.is_global() && s.is_definition() && s.name().is_ok_and(|n| names.contains(n)))
 }
 
 /// Directories where the loader looks without being told.

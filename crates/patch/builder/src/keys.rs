@@ -1,7 +1,7 @@
 //! Key files.
 
 use crate::error::At;
-use crate::{Error, write_whole};
+use crate::{Error, Readable, write_whole};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use stillpoint_patch_format::{PublicKey, SecretKey};
 pub struct KeyFiles {
     /// `stillpoint-ID.key`, mode 0600.
     pub secret: PathBuf,
-    /// `stillpoint-ID.pub`, mode 0644.
+    /// `stillpoint-ID.pub`, mode by the umask.
     pub public: PathBuf,
     /// The public half.
     pub key: PublicKey,
@@ -32,9 +32,8 @@ pub fn generate_key(directory: &Path) -> Result<KeyFiles, Error> {
     fs::create_dir_all(directory).at("making", directory)?;
     let secret = directory.join(format!("stillpoint-{}.key", key.id()));
     let public = directory.join(format!("stillpoint-{}.pub", key.id()));
-    write_whole(&secret, secret_key.to_text().as_bytes())?;
-    write_whole(&public, key.to_text().as_bytes())?;
-    fs::set_permissions(&public, fs::Permissions::from_mode(0o644)).at("writing", &public)?;
+    write_whole(&secret, secret_key.to_text().as_bytes(), Readable::ByOwner)?;
+    write_whole(&public, key.to_text().as_bytes(), Readable::ByOthers)?;
     Ok(KeyFiles { secret, public, key })
 }
 
@@ -57,7 +56,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let files = generate_key(dir.path()).unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!((mode(&files.secret), mode(&files.public)), (0o600, 0o644));
+        assert_eq!(mode(&files.secret), 0o600);
+        assert_ne!(mode(&files.public), 0o600, "the umask of a test run lets others read");
         assert_eq!(read_secret_key(&files.secret).unwrap().public().id(), files.key.id());
         let public = PublicKey::parse(&fs::read_to_string(&files.public).unwrap()).unwrap();
         assert_eq!(public.id(), files.key.id());

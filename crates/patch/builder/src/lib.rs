@@ -69,7 +69,7 @@ mod sources;
 mod tree;
 
 pub use build::{Built, Report, Statement};
-pub use cache::{Cache, write_whole};
+pub use cache::{Cache, Readable, write_whole};
 pub use debian::{Diff, Series};
 pub use elf::Reproduced;
 pub use error::Error;
@@ -78,22 +78,11 @@ pub use package::{BuiltPackage, Shipped, SourcePackage};
 pub use request::{DebianRequest, ShippedAs, SourceRequest};
 pub use stillpoint_patch_differ::{HookNames, Refusal};
 
-use error::At;
-use std::path::Path;
-
 /// Header and source of shadow variables, for hooks.
 pub const SHADOW_SOURCES: [(&str, &str); 2] = [
     ("stillpoint-shadow.h", include_str!("../hooks/stillpoint-shadow.h")),
     ("stillpoint-shadow.c", include_str!("../hooks/stillpoint-shadow.c")),
 ];
-
-fn write_shadow_sources(directory: &Path) -> Result<(), Error> {
-    for (name, text) in SHADOW_SOURCES {
-        let path = directory.join(name);
-        std::fs::write(&path, text).at("writing", &path)?;
-    }
-    Ok(())
-}
 
 /// Builds patches and what they need, with one cache.
 pub struct Builder<'a> {
