@@ -2,7 +2,7 @@
  *
  *   blocked CONTROL [--contract]
  *
- * Each byte on standard input lets the thread `sleeper` return from `stands_here` once.
+ * The thread `sleeper` reads standard input byte by byte: one in `stands_here`, the next one outside of it.
  */
 #include "control.h"
 
@@ -39,6 +39,7 @@ static void *dealer(void *arg) {
     for (long n = 1; !stopping(); n = n * 3 % 1000003) {
         uint64_t p = phase_now();
         answer(&o, p, transaction(n), n, "transaction");
+        for (int i = 0; i < 20; i++) sched_yield();
     }
     return NULL;
 }
@@ -55,12 +56,14 @@ static void *hammer(void *arg) {
 
 static void *sleeper(void *arg) {
     struct observer o = observer_new(arg);
-    for (;;) {
+    char byte;
+    do {
         uint64_t p = phase_now();
         long got = stands_here(0);
         if (got >> 4 != 1) return NULL;
         observe(&o, p, got & 15, "stands_here");
-    }
+    } while (read(0, &byte, 1) == 1);
+    return NULL;
 }
 
 int main(int argc, char **argv) {

@@ -10,7 +10,7 @@ use stillpoint_e2e::cli::{Run, binary};
 use stillpoint_e2e::server::{Guarded, tied};
 use stillpoint_e2e::skip;
 use stillpoint_e2e::victim::{
-    Kind, Maps, Program, Snapshot, Victim, apply, assert_refused, residue, revert, soak, status,
+    Kind, Maps, Phase, Program, Snapshot, Victim, apply, assert_refused, residue, revert, soak, status,
 };
 use stillpoint_e2e::wait;
 
@@ -231,6 +231,7 @@ fn an_entry_that_was_changed_by_others() {
     memory.write_all_at(&[0xcc], entry).expect("set a breakpoint");
     refused(&mut victim, &patch, "never_called");
     memory.write_all_at(&shipped, entry).expect("take the breakpoint away");
+    victim.announce(Phase::Over(1, 2));
     apply(&patch, victim.pid()).succeed();
     victim.assert_settled(2);
     // And the other way: somebody overwrites our jump. Nothing is undone on top of that.
@@ -241,6 +242,7 @@ fn an_entry_that_was_changed_by_others() {
     assert_refused(&revert(victim.pid()).run(), "never_called");
     before.assert_untouched(victim.pid());
     memory.write_all_at(&jump, entry).expect("take the breakpoint away");
+    victim.announce(Phase::Over(2, 1));
     revert(victim.pid()).succeed();
     victim.assert_settled(1);
     victim.assert_pristine();

@@ -98,12 +98,14 @@ fn the_list_shows_every_patched_process() {
     let program = Program::build("tree");
     let patch = program.patch(2);
     let mut victim = program.start(&["3"]);
+    victim.announce(Phase::Over(1, 2));
     all("apply", &program).arg(&patch).succeed();
     victim.assert_settled(2);
     let list = Stillpoint::new().args(["patch", "list"]).json().succeed();
     for pid in processes(&program) {
         assert!(list.stdout.contains(&pid.to_string()), "process {pid} is not listed\n{list}");
     }
+    victim.announce(Phase::Over(2, 1));
     all("revert", &program).succeed();
     victim.assert_settled(1);
 }
