@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 use serde::Serialize;
-use stillpoint_measure::load::{Arrivals, Finished, Load, Mix, Plan, Protocol, Snapshot, Target, fill};
 use stillpoint_measure::compare::compare;
+use stillpoint_measure::load::{Arrivals, Finished, Load, Mix, Plan, Protocol, Snapshot, Target, fill};
 use stillpoint_measure::record::Record;
 use stillpoint_measure::report::Report;
 use stillpoint_measure::summary::{Latency, Summary};
@@ -71,9 +71,9 @@ struct LoopArgs {
     /// How the times between requests are spread.
     #[arg(long, value_enum, default_value_t = ArrivalsArg::Poisson)]
     arrivals: ArrivalsArg,
-    /// Most requests under way on one connection; what finds no room waits, and the wait counts.
-    #[arg(long, value_name = "P", default_value_t = 16)]
-    pipeline: u32,
+    /// Most requests under way on one connection; what finds no room waits, and the wait counts [default: 16; http: 1].
+    #[arg(long, value_name = "P")]
+    pipeline: Option<u32>,
     /// Connections that are only kept open; each is asked at the end whether it is still alive.
     #[arg(long, value_name = "N", default_value_t = 0)]
     idle: u32,
@@ -214,10 +214,12 @@ impl TargetArgs {
 
 impl LoopArgs {
     fn plan(self, protocol: Protocol) -> Plan {
+        // Few HTTP servers like requests that come before the last one is answered.
+        let pipeline = self.pipeline.unwrap_or(if matches!(protocol, Protocol::Http { .. }) { 1 } else { 16 });
         Plan {
             connections: self.connections,
             idle: self.idle,
-            pipeline: self.pipeline,
+            pipeline,
             rate: self.rate,
             arrivals: match self.arrivals {
                 ArrivalsArg::Constant => Arrivals::Constant,

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! so an interval without requests is no blackout, while an interval with nothing but errors is one. The beginning of
-//! a window counts like an answer before it, its end like an answer after it.
+//! a window counts like an answer before it, its end like an answer after it. An operation is charged with the whole of
+//! every dark interval that it touches, also where the interval began before or ended after it.
 
 use serde::{Deserialize, Serialize};
 
@@ -64,30 +65,67 @@ impl Tracker {
     }
 }
 
-/// The blackout of requests given as (due, ended, answered rightly), within a window.
-pub(crate) fn longest(mut spans: Vec<(u64, u64, bool)>, from_ns: u64, to_ns: u64) -> Blackout {
-    spans.retain(|&(due, end, _)| due <= to_ns && end >= from_ns);
-    spans.sort_unstable_by_key(|&(_, end, _)| end);
-    let mut longest = Blackout::default();
-    // From the last to the first, so that the earliest due time of all requests that end later is at hand.
-    let mut later_due = u64::MAX;
-    let mut next_answer = to_ns;
-    let mut consider = |answer: u64, later_due: u64, next_answer: u64| {
-        let dark = Blackout::between(answer.max(later_due).clamp(from_ns, to_ns), next_answer);
-        // Of two equally long ones the first is reported.
-        if dark.duration_ns > 0 && dark.duration_ns >= longest.duration_ns {
-            longest = dark;
+/// All intervals in which somebody waited and nobody got a right answer, one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct Intervals(Vec<(u64, u64)>);
+
+impl Intervals {
+    /// Of requests given as (due, ended, answered rightly), from `from_ns` to `to_ns`.
+    pub(crate) fn of(mut spans: Vec<(u64, u64, bool)>, from_ns: u64, to_ns: u64) -> Intervals {
+        spans.retain(|&(due, end, _)| due <= to_ns && end >= from_ns);
+        spans.sort_unstable_by_key(|&(_, end, _)| end);
+        let mut intervals = Vec::new();
+        // From the last to the first, so that the earliest due time of all requests that end later is at hand.
+        let mut later_due = u64::MAX;
+        let mut next_answer = to_ns;
+        let mut add = |answer: u64, later_due: u64, next_answer: u64| {
+            let since = answer.max(later_due).clamp(from_ns, to_ns);
+            if since < next_answer {
+                intervals.push((since, next_answer));
+            }
+        };
+        for &(due, end, right) in spans.iter().rev() {
+            if right && end <= to_ns {
+                add(end, later_due, next_answer);
+                next_answer = end;
+            }
+            later_due = later_due.min(due);
         }
-    };
-    for &(due, end, right) in spans.iter().rev() {
-        if right && end <= to_ns {
-            consider(end, later_due, next_answer);
-            next_answer = end;
-        }
-        later_due = later_due.min(due);
+        add(from_ns, later_due, next_answer);
+        intervals.reverse();
+        Intervals(intervals)
     }
-    consider(from_ns, later_due, next_answer);
-    longest
+
+    /// The longest; of equally long ones the first.
+    pub(crate) fn longest(&self) -> Blackout {
+        let all = self.0.iter().map(|&(from, to)| Blackout::between(from, to));
+        all.fold(Blackout::default(), Blackout::longer)
+    }
+
+    /// The longest that has any part in a window, in its full length.
+    pub(crate) fn touching(&self, from_ns: u64, to_ns: u64) -> Blackout {
+        let all = self.overlapping(from_ns, to_ns).iter().map(|&(from, to)| Blackout::between(from, to));
+        all.fold(Blackout::default(), Blackout::longer)
+    }
+
+    /// The longest part of any of them that lies within a window.
+    pub(crate) fn within(&self, from_ns: u64, to_ns: u64) -> Blackout {
+        let inside = |&(from, to): &(u64, u64)| Blackout::between(from.max(from_ns), to.min(to_ns));
+        self.overlapping(from_ns, to_ns).iter().map(inside).fold(Blackout::default(), Blackout::longer)
+    }
+
+    /// The longest that has no part in any of the windows.
+    pub(crate) fn outside(&self, windows: &[(u64, u64)]) -> Blackout {
+        let meets = |from, to| windows.iter().any(|&(start, end)| from <= end && to >= start);
+        let all = self.0.iter().filter(|&&(from, to)| !meets(from, to)).map(|&(from, to)| Blackout::between(from, to));
+        all.fold(Blackout::default(), Blackout::longer)
+    }
+
+    fn overlapping(&self, from_ns: u64, to_ns: u64) -> &[(u64, u64)] {
+        let first = self.0.partition_point(|&(_, to)| to < from_ns);
+        let last = self.0.partition_point(|&(from, _)| from <= to_ns);
+        &self.0[first..last.max(first)]
+    }
 }
 
 #[cfg(test)]
@@ -96,7 +134,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn dark(spans: &[(u64, u64, bool)], from: u64, to: u64) -> (u64, u64) {
-        let blackout = longest(spans.to_vec(), from, to);
+        let blackout = Intervals::of(spans.to_vec(), from, to).longest();
         (blackout.from_ns, blackout.duration_ns)
     }
 
@@ -132,6 +170,17 @@ mod tests {
     }
 
     #[test]
+    fn an_operation_answers_for_the_whole_blackout_that_it_touches() {
+        let spans = [(100, 900, true), (950, 960, true), (2_000, 2_400, true)];
+        let dark = Intervals::of(spans.to_vec(), 0, 3_000);
+        assert_eq!(dark.touching(850, 955).duration_ns, 800);
+        assert_eq!(dark.within(850, 955).duration_ns, 50);
+        assert_eq!(dark.touching(1_000, 1_500), Blackout::default());
+        assert_eq!(dark.outside(&[(850, 855)]).duration_ns, 400);
+        assert_eq!(dark.longest(), Blackout { from_ns: 100, duration_ns: 800 });
+    }
+
+    #[test]
     fn without_any_answer_the_first_request_begins_it() {
         assert_eq!(dark(&[(40, 80, false)], 0, 100), (40, 60));
     }
@@ -159,7 +208,7 @@ mod tests {
                 let due = spans.iter().filter(|s| s.1 > pair[0]).map(|s| s.0).min()?;
                 Some(pair[1].saturating_sub(pair[0].max(due)))
             }).max().unwrap_or(0);
-            prop_assert_eq!(longest(spans.clone(), 0, to).duration_ns, literal);
+            prop_assert_eq!(Intervals::of(spans.clone(), 0, to).longest().duration_ns, literal);
 
             // As the driver does it: events in order of time.
             let mut events: Vec<(u64, u8, usize)> = Vec::new();

@@ -3,7 +3,7 @@
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-use crate::blackout::{Blackout, Tracker};
+use crate::blackout::{Blackout, Intervals, Tracker};
 use crate::record::{Outcome, Record, Sample};
 
 /// Latencies in nanoseconds. Percentiles are those of an HDR histogram with three digits: at most 0.1 % too high.
@@ -244,7 +244,7 @@ impl Summary {
             spans.push((sample.scheduled_ns, sample.ended_ns(), sample.outcome == Outcome::Ok));
             answered += u64::from(sample.outcome == Outcome::Ok && (from_ns..=to_ns).contains(&sample.ended_ns()));
         }
-        let mut summary = tally.summary(to_ns, crate::blackout::longest(spans, from_ns, to_ns));
+        let mut summary = tally.summary(to_ns, Intervals::of(spans, from_ns, to_ns).longest());
         summary.throughput = answered as f64 / (summary.duration_ns as f64 / 1e9).max(1e-9);
         summary
     }

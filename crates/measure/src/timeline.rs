@@ -42,6 +42,17 @@ pub struct Stop {
     pub stopped_ns: u64,
 }
 
+/// A phase of an operation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Phase {
+    /// Its name.
+    pub phase: String,
+    /// When it began.
+    pub started_ns: u64,
+    /// When it ended, or the last event of the operation came where it did not.
+    pub ended_ns: u64,
+}
+
 /// One apply, revert or the like.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Operation {
@@ -65,6 +76,8 @@ pub struct Operation {
     pub migration_ns: Option<u64>,
     /// Threads migrated.
     pub threads: u32,
+    /// Its phases in the order of their beginning.
+    pub phases: Vec<Phase>,
     /// Threads that were stopped.
     pub stops: Vec<Stop>,
     /// Functions that stood in the way, each once, with the number of times.
@@ -145,17 +158,15 @@ fn before(op: &Operation) -> Vec<String> {
     }
 }
 
+/// End of a phase whose end has not been told yet.
+const UNENDED: u64 = u64::MAX;
+
 #[derive(Default)]
 struct Builder {
-    open: BTreeMap<Option<i32>, Open>,
+    open: BTreeMap<Option<i32>, Operation>,
     active: BTreeMap<Option<i32>, Vec<String>>,
     done: Vec<Operation>,
     warnings: Vec<(u64, String)>,
-}
-
-struct Open {
-    operation: Operation,
-    phases: Vec<String>,
 }
 
 impl Builder {
@@ -169,8 +180,7 @@ impl Builder {
             self.phase_started(event, operation, phase);
             return;
         }
-        let Some(open) = self.open.get_mut(&event.pid) else { return };
-        let op = &mut open.operation;
+        let Some(op) = self.open.get_mut(&event.pid) else { return };
         op.ended_ns = t_ns;
         match &event.kind {
             EventKind::ThreadStopped { tid, reason, stopped_ns } => {
@@ -189,14 +199,19 @@ impl Builder {
             }
             EventKind::FellBack { reason, .. } => op.ending = Ending::FellBack { reason: reason.clone() },
             EventKind::AlreadyThere { .. } => op.ending = Ending::AlreadyThere,
-            EventKind::PhaseStarted { .. } | EventKind::PhaseEnded { .. } | EventKind::Warning { .. } => {}
+            EventKind::PhaseEnded { phase, .. } => {
+                if let Some(phase) = op.phases.iter_mut().find(|other| other.phase == *phase) {
+                    phase.ended_ns = t_ns;
+                }
+            }
+            EventKind::PhaseStarted { .. } | EventKind::Warning { .. } => {}
         }
     }
 
     fn phase_started(&mut self, event: &Event, operation: &str, phase: &str) {
         let goes_on = self.open.get(&event.pid).is_some_and(|open| {
             // A phase that comes again belongs to the next operation of the same name.
-            open.operation.operation == operation && !open.phases.iter().any(|seen| seen == phase)
+            open.operation == operation && !open.phases.iter().any(|seen| seen.phase == phase)
         });
         if !goes_on {
             self.close(event.pid);
@@ -212,19 +227,24 @@ impl Builder {
                 committed_ns: None,
                 migration_ns: None,
                 threads: 0,
+                phases: Vec::new(),
                 stops: Vec::new(),
                 busy: BTreeMap::new(),
             };
-            self.open.insert(event.pid, Open { operation, phases: Vec::new() });
+            self.open.insert(event.pid, operation);
         }
         if let Some(open) = self.open.get_mut(&event.pid) {
-            open.phases.push(phase.to_owned());
-            open.operation.ended_ns = event.t_ns;
+            open.phases.push(Phase { phase: phase.to_owned(), started_ns: event.t_ns, ended_ns: UNENDED });
+            open.ended_ns = event.t_ns;
         }
     }
 
     fn close(&mut self, pid: Option<i32>) {
-        self.done.extend(self.open.remove(&pid).map(|open| open.operation));
+        let Some(mut operation) = self.open.remove(&pid) else { return };
+        for phase in operation.phases.iter_mut().filter(|phase| phase.ended_ns == UNENDED) {
+            phase.ended_ns = operation.ended_ns;
+        }
+        self.done.push(operation);
     }
 
     fn finish(mut self) -> Timeline {
@@ -268,6 +288,7 @@ mod tests {
     fn run() -> Vec<Event> {
         vec![
             started(10, "apply", "check"),
+            event(12, EventKind::PhaseEnded { operation: "apply".into(), phase: "check".into(), duration_ns: 2 }),
             started(12, "apply", "migrate"),
             event(13, EventKind::ThreadStopped { tid: 8, reason: "probe".into(), stopped_ns: 900 }),
             event(14, EventKind::ThreadBusy { tid: 9, function: "f".into() }),
@@ -291,6 +312,8 @@ mod tests {
         assert_eq!((first.started_ns, first.ended_ns, first.threads), (10, 16, 4));
         assert_eq!(first.stops.len(), 1);
         assert_eq!(first.busy["f"], 1);
+        let phases: Vec<_> = first.phases.iter().map(|p| (p.phase.as_str(), p.started_ns, p.ended_ns)).collect();
+        assert_eq!(phases, [("check", 10, 12), ("migrate", 12, 16), ("release", 16, 16)]);
         assert_eq!(timeline.operations[3].active, ["a"]);
         let counts: Vec<_> = timeline.versions().into_iter().map(|(t, names)| (t, names.len())).collect();
         assert_eq!(counts, [(0, 0), (15, 1), (25, 2), (35, 1)]);

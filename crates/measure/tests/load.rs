@@ -233,3 +233,38 @@ fn error_replies_are_counted_and_told() {
     assert!(finished.complaints[0].contains("LOADING busy"), "{:?}", finished.complaints);
     assert!(finished.summary.blackout.duration_ns > 0, "errors are no answers");
 }
+
+#[test]
+fn an_http_server_is_probed_on_connections_that_stay_open() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let target = Target::Tcp(listener.local_addr().unwrap().to_string());
+    let requests = Arc::new(AtomicU64::new(0));
+    let seen = Arc::clone(&requests);
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (stream, seen) = (stream.unwrap(), Arc::clone(&seen));
+            thread::spawn(move || {
+                let mut out = stream.try_clone().unwrap();
+                for line in BufReader::new(stream).lines() {
+                    let Ok(line) = line else { return };
+                    if line.is_empty() {
+                        // Every tenth answer is an error.
+                        let bad = seen.fetch_add(1, Ordering::SeqCst) % 10 == 9;
+                        let status = if bad { "503 Busy" } else { "200 OK" };
+                        let answer = format!("HTTP/1.1 {status}\r\nContent-Length: 2\r\n\r\nhi");
+                        if out.write_all(answer.as_bytes()).is_err() {
+                            return;
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let protocol = Protocol::Http { path: "/health".into() };
+    let load = Load::start(Plan { protocol, pipeline: 1, idle: 2, ..plan(target) }).unwrap();
+    let finished = load.wait().unwrap();
+    let counts = finished.summary.counts;
+    assert_eq!((counts.requests, counts.errors, counts.ok), (2000, 200, 1800), "{:?}", finished.complaints);
+    assert_eq!((finished.end.dropped, finished.end.idle_alive), (0, 2));
+    assert!(finished.complaints[0].contains("status 503"), "{:?}", finished.complaints);
+}

@@ -9,8 +9,9 @@ mod series;
 
 use serde::{Deserialize, Serialize};
 
+use crate::blackout::{Blackout, Intervals};
 use crate::error::{Error, Result};
-use crate::record::{End, Header, Mark, MarkKind, Record, Sample};
+use crate::record::{End, Header, Mark, MarkKind, Outcome, Record, Sample};
 use crate::summary::{Counts, Distribution, Latency, Summary};
 use crate::timeline::{Ending, Operation, Timeline};
 use series::Series;
@@ -25,8 +26,20 @@ pub struct Part {
     pub counts: Counts,
     /// How long they took.
     pub latency: Latency,
-    /// Longest interval in which a client waited and none got a right answer.
+    /// Longest interval in which a client waited and none got a right answer. That of an operation counts in full also
+    /// where it began before or ended after it.
     pub blackout_ns: u64,
+}
+
+/// A phase of an operation and what the clients saw of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PhaseReport {
+    /// Its name.
+    pub phase: String,
+    /// How long it took.
+    pub duration_ns: u64,
+    /// Requests under way at any time of it.
+    pub during: Part,
 }
 
 /// An operation and what the clients saw of it.
@@ -35,6 +48,8 @@ pub struct OperationReport {
     /// What the engine told.
     #[serde(flatten)]
     pub operation: Operation,
+    /// What the clients saw of each phase.
+    pub by_phase: Vec<PhaseReport>,
     /// For how long each thread was stopped.
     pub stop: Latency,
     /// Requests that ended before it, at most [`WINDOW_NS`] and not before the operation in front of it.
@@ -84,6 +99,7 @@ struct Merged {
     started_ns: u64,
     ended_ns: u64,
     longest_ns: u64,
+    dark: Intervals,
 }
 
 impl Report {
@@ -159,8 +175,15 @@ fn merge(records: Vec<Record>) -> Result<Merged> {
     let started_ns = started_ns.ok_or_else(|| Error::Mismatch("there is no record to report on".into()))?;
     let ended_ns = records.iter().map(Record::ended_ns).max().unwrap_or(started_ns);
     let several = records.len() > 1;
-    let mut merged =
-        Merged { kinds: Vec::new(), samples: Vec::new(), marks: Vec::new(), started_ns, ended_ns, longest_ns: 0 };
+    let mut merged = Merged {
+        kinds: Vec::new(),
+        samples: Vec::new(),
+        marks: Vec::new(),
+        started_ns,
+        ended_ns,
+        longest_ns: 0,
+        dark: Intervals::default(),
+    };
     for (number, record) in records.into_iter().enumerate() {
         let first = merged.kinds.len();
         let name = |kind: &String| if several { format!("{}: {kind}", number + 1) } else { kind.clone() };
@@ -178,6 +201,8 @@ fn merge(records: Vec<Record>) -> Result<Merged> {
     merged.samples.sort_by_key(Sample::ended_ns);
     merged.marks.sort_by_key(|mark| mark.t_ns);
     merged.longest_ns = merged.samples.iter().map(|sample| sample.latency_ns).max().unwrap_or(0);
+    let span = |sample: &Sample| (sample.scheduled_ns, sample.ended_ns(), sample.outcome == Outcome::Ok);
+    merged.dark = Intervals::of(merged.samples.iter().map(span).collect(), started_ns, ended_ns);
     Ok(merged)
 }
 
@@ -195,9 +220,19 @@ impl Merged {
         candidates.iter().filter(move |sample| sample.scheduled_ns <= to_ns)
     }
 
-    fn part<'a>(&self, samples: impl Iterator<Item = &'a Sample>, from_ns: u64, to_ns: u64) -> Part {
-        let summary = Summary::of_samples(&[], samples, from_ns, to_ns);
-        Part { counts: summary.counts, latency: summary.latency, blackout_ns: summary.blackout.duration_ns }
+    fn during(&self, from_ns: u64, to_ns: u64) -> Part {
+        Part::of(self.under_way(from_ns, to_ns), self.dark.touching(from_ns, to_ns))
+    }
+}
+
+impl Part {
+    fn of<'a>(samples: impl Iterator<Item = &'a Sample>, blackout: Blackout) -> Part {
+        let (mut counts, mut latency) = (Counts::default(), Distribution::default());
+        for sample in samples {
+            counts.add(sample.outcome);
+            latency.add(sample.latency_ns);
+        }
+        Part { counts, latency: latency.latency(), blackout_ns: blackout.duration_ns }
     }
 }
 
@@ -207,14 +242,9 @@ fn split(merged: &Merged, spans: &[(u64, u64)]) -> (Part, Part) {
         |sample: &&Sample| spans.iter().any(|&(from, to)| sample.scheduled_ns <= to && sample.ended_ns() >= from);
     let (mut inside, mut outside) = (Vec::new(), Vec::new());
     merged.samples.iter().for_each(|sample| if meets(&sample) { inside.push(sample) } else { outside.push(sample) });
-    let (from, to) = (merged.started_ns, merged.ended_ns);
-    let mut during = merged.part(inside.into_iter(), from, to);
-    during.blackout_ns = spans
-        .iter()
-        .map(|&(from, to)| merged.part(merged.under_way(from, to), from, to).blackout_ns)
-        .max()
-        .unwrap_or(0);
-    (during, merged.part(outside.into_iter(), from, to))
+    let touched = spans.iter().map(|&(from, to)| merged.dark.touching(from, to));
+    let touched = touched.max_by_key(|dark| dark.duration_ns).unwrap_or_default();
+    (Part::of(inside.into_iter(), touched), Part::of(outside.into_iter(), merged.dark.outside(spans)))
 }
 
 fn report_operations(merged: &Merged, operations: Vec<Operation>, spans: &[(u64, u64)]) -> Vec<OperationReport> {
@@ -227,11 +257,17 @@ fn report_operations(merged: &Merged, operations: Vec<Operation>, spans: &[(u64,
         let after_to = next.min(to.saturating_add(WINDOW_NS));
         let before = merged.ended_in(before_from, from.saturating_sub(1)).iter().filter(|s| s.scheduled_ns > previous);
         let after = merged.ended_in(to, after_to).iter().filter(|s| s.scheduled_ns > to && s.ended_ns() < next);
+        let by_phase = operation.phases.iter().map(|phase| PhaseReport {
+            phase: phase.phase.clone(),
+            duration_ns: phase.ended_ns.saturating_sub(phase.started_ns),
+            during: merged.during(phase.started_ns, phase.ended_ns),
+        });
         OperationReport {
+            by_phase: by_phase.collect(),
             stop: operation.stops.iter().map(|stop| stop.stopped_ns).collect::<Distribution>().latency(),
-            before: merged.part(before, before_from, from),
-            during: merged.part(merged.under_way(from, to), from, to),
-            after: merged.part(after, to, after_to),
+            before: Part::of(before, merged.dark.within(before_from, from)),
+            during: merged.during(from, to),
+            after: Part::of(after, merged.dark.within(to, after_to)),
             operation,
         }
     };

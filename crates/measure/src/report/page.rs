@@ -248,13 +248,16 @@ fn operation_rows(out: &mut String, report: &Report, number: usize, op: &Operati
     let busy: Vec<String> = told.busy.iter().map(|(name, times)| format!("{name} ({times}×)")).collect();
     let busy =
         if busy.is_empty() { String::new() } else { format!("<small>waited for {}</small>", escape(&busy.join(", "))) };
+    let phases: Vec<String> =
+        op.by_phase.iter().map(|phase| format!("{} {}", phase.phase, time(phase.duration_ns))).collect();
+    let phases = format!("<small>{}</small>", escape(&phases.join(" · ")));
     let failed = op.during.counts.failed();
     let failed = if failed == 0 { String::new() } else { format!("<small class=\"bad\">{failed} failed</small>") };
     let version = report.series.version_at(told.ended_ns);
     let names = escape(&told.patches.join(", "));
     put!(
         out,
-        "<tbody><tr><td class=\"l\" rowspan=\"3\"><i class=\"v{version}\"></i>{} {} <b>{names}</b>{result}{busy}{failed}</td>\
+        "<tbody><tr><td class=\"l\" rowspan=\"3\"><i class=\"v{version}\"></i>{} {} <b>{names}</b>{result}{phases}{busy}{failed}</td>\
          <td rowspan=\"3\">{}</td><td rowspan=\"3\">{}</td>",
         number + 1,
         escape(&told.operation),
@@ -339,7 +342,7 @@ fn definitions(out: &mut String) {
         ("latency", "From the moment a request was due to the last byte of its answer. Requests are due by a schedule that does not wait for answers, so a pause of the server delays every request that was due meanwhile and shows in all of them. A request that failed counts with the time until it was given up.".to_owned()),
         ("errors, wrong answers", "Error replies; and answers that are not what was stored, written or asked for (each value carries its key, its writer and the number of the write).".into()),
         ("dropped", "Connections that ended although the client did not end them. Requests under way on them are lost.".into()),
-        ("blackout", "The longest interval in which some client waited and none got a right answer: between two right answers, from the later of the first one and the earliest due time of all requests that ended after it. Time without any request is no blackout; time with nothing but errors is.".into()),
+        ("blackout", "The longest interval in which some client waited and none got a right answer: between two right answers, from the later of the first one and the earliest due time of all requests that ended after it. Time without any request is no blackout; time with nothing but errors is. An operation is charged with the whole of every such interval that it touches.".into()),
         ("before, during, after", format!("During: requests under way at any time from the operation’s first phase to its last event. Before and after: those that ended before or were due after it, at most {window_s} s away and not beyond the next operation.")),
         ("stopped", "From a thread being seen stopped to its being let go, as told by the engine.".into()),
         ("to full migration", "From the start of the transition to the moment when every thread runs the new code.".into()),

@@ -6,7 +6,7 @@ use crate::summary::Distribution;
 
 /// Buckets over the whole run.
 pub(super) const BUCKETS: usize = 360;
-/// Single requests drawn of each bucket; the slowest one is always among them.
+/// Single requests drawn of each bucket. The slowest one is always among them; as many failed ones may be drawn too.
 const DOTS: usize = 16;
 
 /// One stretch of time.
@@ -88,6 +88,8 @@ impl Series {
         } else {
             let mut some: Vec<_> = (1..DOTS).map(|_| &samples[random.below(samples.len() as u64) as usize]).collect();
             some.push(slowest);
+            some.retain(|sample| sample.outcome == Outcome::Ok);
+            some.extend(samples.iter().filter(|sample| sample.outcome != Outcome::Ok).take(DOTS));
             some
         };
         for sample in chosen {
@@ -128,7 +130,7 @@ mod tests {
         let series = Series::of(&sorted, 0, 100_003_000, &[(0, vec![])]);
         assert_eq!(series.buckets.iter().map(|bucket| bucket.right).sum::<u64>(), 100_003);
         assert_eq!(series.dots.iter().filter(|dot| dot.latency_ns == 900_000).count(), 1);
-        assert!(series.dots.len() <= BUCKETS * DOTS);
+        assert!(series.dots.len() <= 2 * BUCKETS * DOTS);
     }
 
     #[test]
