@@ -55,8 +55,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
         let mut missing = Vec::with_capacity(tids.len());
         for tid in tids {
             if tracer.waits_for_vfork(tid) {
-                let why = "it waits for the child of its vfork, which uses the same memory".to_owned();
-                return Err(Error::Unstoppable { tid: Tid(tid), why });
+                return Err(in_vfork(tid));
             }
             let rank = match tracer.process.thread_info(Tid(tid))?.map(|info| info.state) {
                 Some('D') => 0,
@@ -87,6 +86,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
     fn await_stop(&mut self, tid: i32) -> Result<(), Error> {
         match self.session.tracer.await_stop(tid, LIMIT)? {
             Seen::Standing => self.order.push(Tid(tid)),
+            Seen::InVfork => return Err(in_vfork(tid)),
             _ if self.session.tracer.replaced => return Err(Error::Exec(self.session.process().pid())),
             _ => {}
         }
@@ -171,5 +171,12 @@ impl Drop for Frozen<'_, '_> {
         if !self.thawed {
             let _ = self.let_go();
         }
+    }
+}
+
+fn in_vfork(tid: i32) -> Error {
+    Error::Unstoppable {
+        tid: Tid(tid),
+        why: "it waits for the child of its vfork, which uses the same memory".to_owned(),
     }
 }

@@ -23,6 +23,8 @@ struct Inner {
     pidfd: OwnedFd,
     /// Kept open: once the process is gone, everything below it fails, even if the number is used again.
     dir: File,
+    /// Where the files about the memory are: `.`, or below `task` when the leader has ended and other threads go on.
+    view: PathBuf,
     memory: Memory,
     kernel: (u32, u32),
 }
@@ -49,10 +51,10 @@ impl Process {
         if stat.kernel_thread() {
             return Err(Error::KernelThread(pid));
         }
-        // The leader may have ended while other threads go on; then the process is alive.
-        if matches!(stat.state, 'Z' | 'X') && status.threads <= 1 {
-            return Err(Error::Zombie(pid));
-        }
+        let view = match stat.state {
+            'Z' | 'X' => living_thread(&base).ok_or(Error::Zombie(pid))?,
+            _ => PathBuf::from("."),
+        };
         let pidfd = sys::pidfd_open(pid.0).map_err(|error| match error.raw_os_error() {
             Some(libc::ENOSYS) => Error::Unsupported("pidfd_open"),
             _ => Error::Gone(pid),
@@ -64,10 +66,17 @@ impl Process {
         let memory = OpenOptions::new()
             .read(true)
             .write(true)
-            .open(base.join("mem"))
+            .open(base.join(&view).join("mem"))
             .map_err(|error| denied_or_gone(pid, &status, error))?;
         let process = Process {
-            inner: Arc::new(Inner { pid, pidfd, memory: Memory::new(pid, memory), kernel: kernel_version(), dir }),
+            inner: Arc::new(Inner {
+                pid,
+                pidfd,
+                memory: Memory::new(pid, memory),
+                kernel: kernel_version(),
+                dir,
+                view,
+            }),
         };
         process.check_program(&status)?;
         Ok(process)
@@ -132,28 +141,28 @@ impl Process {
 
     /// All mappings, ascending by address.
     pub fn mappings(&self) -> Result<Vec<Mapping>, Error> {
-        let bytes = fs::read(self.path("maps")).map_err(|error| self.os("reading maps", error))?;
+        let bytes = fs::read(self.memory_path("maps")).map_err(|error| self.os("reading maps", error))?;
         let text = String::from_utf8_lossy(&bytes);
         maps::parse(&text).map_err(|what| malformed(self.pid(), "maps", &what))
     }
 
     /// All ELF files mapped, the executable first, the vdso included; what they are is read from the mapped memory.
     pub fn modules(&self) -> Result<Vec<Module>, Error> {
-        let exe = fs::metadata(self.path("exe")).map(|m| m.ino()).unwrap_or(0);
+        let exe = fs::metadata(self.memory_path("exe")).map(|m| m.ino()).unwrap_or(0);
         let entry = self.auxiliary(libc::AT_ENTRY);
         Ok(module::find(&self.mappings()?, self.memory(), exe, entry))
     }
 
     /// One value of the auxiliary vector.
     fn auxiliary(&self, key: u64) -> Option<u64> {
-        let bytes = fs::read(self.path("auxv")).ok()?;
+        let bytes = fs::read(self.memory_path("auxv")).ok()?;
         let word = |b: &[u8]| u64::from_le_bytes(b.try_into().expect("eight bytes"));
         bytes.chunks_exact(16).find(|pair| word(&pair[..8]) == key).map(|pair| word(&pair[8..]))
     }
 
     /// The executable, even when it was deleted or replaced on disk.
     pub fn open_exe(&self) -> Result<File, Error> {
-        File::open(self.path("exe")).map_err(|error| self.os("opening exe", error))
+        File::open(self.memory_path("exe")).map_err(|error| self.os("opening exe", error))
     }
 
     /// The file behind a mapping, even when it was deleted or replaced on disk: through `map_files`, else by path
@@ -170,7 +179,7 @@ impl Process {
             Err(error) => error,
         };
         // Without CAP_CHECKPOINT_RESTORE the link cannot be followed; the path can, in the process's own root.
-        let file = File::open(self.path("root").join(path.trim_start_matches('/')))
+        let file = File::open(self.memory_path("root").join(path.trim_start_matches('/')))
             .map_err(|error| refuse(format!("{first}; by path: {error}")))?;
         let found = file.metadata().map_err(|error| refuse(error.to_string()))?;
         let device = (libc::major(found.dev()), libc::minor(found.dev()));
@@ -262,6 +271,11 @@ impl Process {
         below(&self.inner.dir).join(name)
     }
 
+    /// A path that the leader no longer has when it has ended.
+    fn memory_path(&self, name: &str) -> PathBuf {
+        below(&self.inner.dir).join(&self.inner.view).join(name)
+    }
+
     /// Reads a small file of a thread into a buffer on the stack; `None` when the thread has ended.
     fn read_task<'b>(&self, tid: Tid, name: &str, buf: &'b mut [u8]) -> Option<&'b str> {
         let mut file = File::open(self.path(&format!("task/{tid}/{name}"))).ok()?;
@@ -292,6 +306,16 @@ impl Process {
 
 fn below(dir: &File) -> PathBuf {
     Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string())
+}
+
+/// A thread of a process whose leader has ended.
+fn living_thread(base: &Path) -> Option<PathBuf> {
+    let lives = |task: &PathBuf| {
+        let text = fs::read_to_string(base.join(task).join("stat")).unwrap_or_default();
+        Stat::parse(&text).is_some_and(|stat| !matches!(stat.state, 'Z' | 'X'))
+    };
+    let tasks = fs::read_dir(base.join("task")).ok()?.flatten();
+    tasks.map(|entry| Path::new("task").join(entry.file_name())).find(lives)
 }
 
 fn malformed(pid: Pid, file: &str, what: &str) -> Error {

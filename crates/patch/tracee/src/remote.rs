@@ -309,10 +309,11 @@ impl<'h> Remote<'h> {
 
     /// Brings the thread into a trap without its executing anything of the program.
     fn trap(&mut self) -> Result<(), Error> {
-        sys::interrupt(self.tid).map_err(|error| lost(self.tid, "PTRACE_INTERRUPT", error))?;
         let deadline = Instant::now() + SYSCALL_LIMIT;
         let mut signal = 0;
         loop {
+            // Each time: any other stop takes the request back.
+            sys::interrupt(self.tid).map_err(|error| lost(self.tid, "PTRACE_INTERRUPT", error))?;
             self.resume(sys::cont, signal)?;
             match self.next_report(deadline, SYSCALL_LIMIT)? {
                 Wait::Trap { group_stop } => {

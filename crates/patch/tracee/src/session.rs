@@ -116,6 +116,7 @@ impl<'p> Session<'p> {
         }
         match self.tracer.await_stop(tid.0, STOP_LIMIT)? {
             Seen::Standing => Ok(Stop::Stopped(Stopped::new(&mut self.tracer, tid.0))),
+            Seen::InVfork => Ok(Stop::InVfork),
             _ if self.tracer.replaced => Err(Error::Exec(self.process.pid())),
             _ => Ok(Stop::Gone),
         }

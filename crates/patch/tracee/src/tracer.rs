@@ -66,6 +66,8 @@ pub(crate) enum Seen {
     Moving,
     /// It has ended, or the process is another program now.
     Gone,
+    /// It waits for the child of its vfork and can do nothing else.
+    InVfork,
 }
 
 #[derive(Debug)]
@@ -321,7 +323,11 @@ impl Tracer {
             }
             match sys::wait(tid, true) {
                 Ok(Some(report)) => match self.absorb(tid, report)? {
-                    Seen::Moving => {}
+                    Seen::Moving if self.threads.get(&tid).is_some_and(|thread| thread.in_vfork) => {
+                        return Ok(Seen::InVfork);
+                    }
+                    // Any stop takes back the request to stop (ptrace_stop clears JOBCTL_TRAP_STOP).
+                    Seen::Moving => drop(sys::interrupt(tid)),
                     seen => return Ok(seen),
                 },
                 Ok(None) => {}
@@ -331,6 +337,9 @@ impl Tracer {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {
                     let deadline = *deadline.get_or_insert_with(|| Instant::now() + limit);
+                    if self.waits_for_vfork(tid) {
+                        return Ok(Seen::InVfork);
+                    }
                     if self.look_after(tid, deadline)? {
                         return Ok(Seen::Gone);
                     }

@@ -52,7 +52,7 @@ impl Target {
         let mut line = String::new();
         output.read_line(&mut line).expect("a first line");
         assert!(line.starts_with("ready"), "{name} said: {line}");
-        let ready = pairs(line.trim_start_matches("ready"));
+        let ready = pairs(&line);
         Target { input: child.stdin.take(), child, output, ready, path }
     }
 
@@ -138,7 +138,7 @@ impl Drop for Target {
 }
 
 fn pairs(line: &str) -> HashMap<String, u64> {
-    let words: Vec<&str> = line.split_whitespace().collect();
+    let words: Vec<&str> = line.split_whitespace().filter(|word| *word != "ready").collect();
     let number = |word: &str| match word.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16).expect("a number"),
         None => word.parse::<i64>().expect("a number") as u64,
