@@ -88,10 +88,6 @@ impl Output {
         Output { json, bar: Mutex::new(None) }
     }
 
-    /// Whether results are to be JSON.
-    pub(crate) fn is_json(&self) -> bool {
-        self.json
-    }
 
     /// One line of a result for people; silent with `--json`.
     pub(crate) fn line(&self, text: impl fmt::Display) {

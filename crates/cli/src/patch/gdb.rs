@@ -1,12 +1,45 @@
 //! `stillpoint patch gdb`: files that let gdb and perf see the patched code.
 
+use super::processes::failure;
 use crate::output::{Failure, Output};
+use serde::Serialize;
+use std::path::PathBuf;
+use stillpoint_patch_engine::debugger_files;
+use stillpoint_patch_tracee::Pid;
 
 /// Arguments of `stillpoint patch gdb`.
 #[derive(clap::Args)]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    /// The process.
+    #[arg(long, value_name = "N")]
+    pid: i32,
+    /// Where the files go; made when it does not exist.
+    #[arg(long, value_name = "DIR", default_value = "stillpoint-gdb")]
+    output: PathBuf,
+}
+
+#[derive(Serialize)]
+struct Line {
+    v: u32,
+    event: &'static str,
+    pid: i32,
+    script: PathBuf,
+    images: Vec<PathBuf>,
+    perf_map: PathBuf,
+}
 
 /// Runs `stillpoint patch gdb`.
-pub(crate) fn run(_args: Args, _output: &Output) -> Result<(), Failure> {
-    Err(Failure::refused(anyhow::anyhow!("`stillpoint patch gdb` is not part of this build")))
+pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
+    let files = debugger_files(Pid(args.pid), &args.output).map_err(failure)?;
+    output.line(format_args!("gdb -p {} -x {}", args.pid, files.script.display()));
+    output.line(format_args!("perf finds names in {}", files.perf_map.display()));
+    output.json(&Line {
+        v: stillpoint_events::VERSION,
+        event: "debugger-files",
+        pid: args.pid,
+        script: files.script,
+        images: files.images,
+        perf_map: files.perf_map,
+    });
+    Ok(())
 }

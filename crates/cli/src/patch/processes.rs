@@ -16,8 +16,8 @@ use stillpoint_patch_tracee::Pid;
 #[derive(clap::Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct Processes {
-    /// These processes.
-    #[arg(long, value_name = "N", num_args = 1..)]
+    /// This process; may be given several times.
+    #[arg(long, value_name = "N", value_delimiter = ',')]
     pid: Vec<i32>,
     /// All processes of this executable, parents before children, those born meanwhile included.
     #[arg(long, value_name = "PATH")]

@@ -1,5 +1,6 @@
 //! Puts live patches into running processes and takes them back, thread by thread, without ever endangering them.
 mod arena;
+mod debuggers;
 mod error;
 pub mod fleet;
 mod image;
@@ -20,6 +21,7 @@ mod transition;
 mod walk;
 mod word;
 
+pub use debuggers::{DebuggerFiles, debugger_files};
 pub use error::{Busy, Error, Landing};
 pub use operate::{Options, Outcome, Prediction, Quiescence, Which, apply, check, recover_only, revert};
 pub use report::{Observer, now_ns};

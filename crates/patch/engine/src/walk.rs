@@ -64,11 +64,4 @@ impl<'p> Walker<'p> {
         let walk = self.walk(look)?;
         walk.is_complete().then(|| walk.frames.iter().map(|f| (Avma(f.address), f.standing)).collect())
     }
-
-    /// The frames as far as they can be told, for messages.
-    pub(crate) fn explain(&self, look: &Look<'_>) -> Vec<FrameAddress> {
-        self.prepare();
-        let walk = self.walk(look);
-        walk.map(|w| w.frames.iter().map(|f| (Avma(f.address), f.standing)).collect()).unwrap_or_default()
-    }
 }

@@ -1,0 +1,122 @@
+//! Files that let gdb and perf see code that no file on disk holds.
+
+use crate::Error;
+use crate::ledger::{PlacedPatch, SymbolRecord};
+use crate::store;
+use object::write::{Object, StandardSection, Symbol, SymbolSection};
+use object::{Architecture, BinaryFormat, Endianness, SectionKind, SymbolFlags, SymbolKind, SymbolScope};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use stillpoint_patch_format::Avma;
+use stillpoint_patch_tracee::{Memory, Pid, Process};
+
+/// What was written for debuggers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DebuggerFiles {
+    /// To be read by gdb with `source`.
+    pub script: PathBuf,
+    /// One ELF file a patch: code, symbols, unwind data.
+    pub images: Vec<PathBuf>,
+    /// Where perf looks for names, in the target's own view of the file system.
+    pub perf_map: PathBuf,
+}
+
+/// Writes ELF files and a gdb script into `directory`, and the perf map into the target's `/tmp`. All patches ever
+/// placed are in them: frames of a reverted one may still be on a stack.
+pub fn debugger_files(pid: Pid, directory: &Path) -> Result<DebuggerFiles, Error> {
+    let process = Process::open(pid)?;
+    let store = store::find(&process)?.ok_or(Error::NothingActive(pid))?;
+    let view = store.view()?;
+    let io = |path: &Path| {
+        let path = path.display().to_string();
+        move |source| Error::File { path, source }
+    };
+    fs::create_dir_all(directory).map_err(io(directory))?;
+    let mut script = String::from("set confirm off\n");
+    let mut images = Vec::new();
+    let mut map = String::new();
+    for (number, patch) in view.placed.iter().enumerate() {
+        let path = directory.join(format!("{}-{number}.elf", patch.name));
+        let (bytes, text) = image(process.memory(), patch)?;
+        fs::write(&path, bytes).map_err(io(&path))?;
+        script +=
+            &format!("add-symbol-file {} -s .text {} -s .eh_frame {}\n", path.display(), text, patch.eh_frame.start);
+        images.push(path);
+        for symbol in patch.symbols.iter().filter(|s| s.code) {
+            map += &format!("{:x} {:x} {} [{}]\n", symbol.span.start.0, symbol.span.len, symbol.name, patch.name);
+        }
+        for function in &patch.functions {
+            let len = stillpoint_patch_insn::DISPLACED_MAX;
+            map += &format!("{:x} {len:x} {} [displaced]\n", function.displaced.0, function.name);
+        }
+    }
+    let script_path = directory.join("stillpoint.gdb");
+    fs::write(&script_path, script).map_err(io(&script_path))?;
+    let perf_map = write_perf_map(&process, &map)?;
+    Ok(DebuggerFiles { script: script_path, images, perf_map })
+}
+
+/// An ELF file of a patch's code, and the address of its `.text`.
+fn image(memory: &Memory, patch: &PlacedPatch) -> Result<(Vec<u8>, Avma), Error> {
+    let start = patch.arena.start;
+    let end = patch.states.start.0;
+    let text = memory.read_vec(start, (end - start.0) as usize)?;
+    let frames = memory.read_vec(patch.eh_frame.start, patch.eh_frame.len as usize)?;
+    let mut object = Object::new(BinaryFormat::Elf, Architecture::X86_64, Endianness::Little);
+    let text_section = object.section_id(StandardSection::Text);
+    object.append_section_data(text_section, &text, 16);
+    let eh_frame = object.add_section(Vec::new(), b".eh_frame".to_vec(), SectionKind::ReadOnlyData);
+    object.append_section_data(eh_frame, &frames, 8);
+    let mut add = |name: &str, at: Avma, len: u64, code: bool| {
+        let inside = code && at >= start && at.0 < end;
+        object.add_symbol(Symbol {
+            name: name.as_bytes().to_vec(),
+            value: if inside { at.0 - start.0 } else { at.0 },
+            size: len,
+            kind: if code { SymbolKind::Text } else { SymbolKind::Data },
+            scope: SymbolScope::Compilation,
+            weak: false,
+            section: if inside { SymbolSection::Section(text_section) } else { SymbolSection::Absolute },
+            flags: SymbolFlags::None,
+        });
+    };
+    for SymbolRecord { name, span, code } in &patch.symbols {
+        add(name, span.start, span.len, *code);
+    }
+    for function in &patch.functions {
+        let len = stillpoint_patch_insn::DISPLACED_MAX as u64;
+        add(&format!("{}.displaced", function.name), function.displaced, len, true);
+    }
+    let bytes = object.write().map_err(|e| Error::File {
+        path: format!("symbols of {}", patch.name),
+        source: std::io::Error::other(e.to_string()),
+    })?;
+    Ok((bytes, start))
+}
+
+/// Adds lines to `/tmp/perf-N.map` as the target sees it. The target owns its `/tmp`: no link in it is followed, or a
+/// root tool could be led to write anywhere.
+fn write_perf_map(process: &Process, lines: &str) -> Result<PathBuf, Error> {
+    let pid = process.pid();
+    let inner = process.status()?.ns_pids.last().copied().unwrap_or(pid.0);
+    let shown = PathBuf::from(format!("/proc/{pid}/root/tmp/perf-{inner}.map"));
+    let io = |source: std::io::Error| Error::File { path: shown.display().to_string(), source };
+    let root = File::open(format!("/proc/{pid}/root")).map_err(io)?;
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let name = format!("tmp/perf-{inner}.map");
+    let file = rustix::fs::openat2(&root, name, flags, Mode::from_raw_mode(0o644), resolve);
+    let mut file = File::from(file.map_err(|e| io(e.into()))?);
+    if !file.metadata().map_err(io)?.is_file() {
+        return Err(io(std::io::Error::other("not a regular file")));
+    }
+    let mut old = Vec::new();
+    file.read_to_end(&mut old).map_err(io)?;
+    let old = String::from_utf8_lossy(&old);
+    let new: String = lines.split_inclusive('\n').filter(|l| !old.lines().any(|o| o == l.trim_end())).collect();
+    file.seek(SeekFrom::End(0)).map_err(io)?;
+    file.write_all(new.as_bytes()).map_err(io)?;
+    Ok(shown)
+}
