@@ -125,7 +125,7 @@ impl Plan<'_> {
                     patches.push(patch);
                 }
                 Err(reasons) => {
-                    tell(&format!("{progress}: refused: {}", reasons.join("; ")));
+                    tell(&format!("{progress}: refused"));
                     refused.push(RefusedDiff { diff: diff.clone(), reasons });
                 }
             }

@@ -125,13 +125,13 @@ fn a_process_that_is_traced_already() {
             ptrace::seize(pid, ptrace::Options::empty()).expect("seize the victim");
             let before = Snapshot::of(pid.as_raw());
             let runs = [apply(&patch, pid.as_raw()), revert(pid.as_raw())].map(|tool| tool.run());
-            (before, Snapshot::of(pid.as_raw()), runs)
+            (before, Snapshot::of(pid.as_raw()), runs, nix::unistd::gettid())
         };
-        let (before, after, runs) = scope.spawn(trace).join().expect("the tracer does not panic");
+        let (before, after, runs, tracer) = scope.spawn(trace).join().expect("the tracer does not panic");
         assert!(before == after, "the target was touched");
         for run in runs {
             assert_refused(&run, "traced");
-            assert!(run.stderr.contains(&std::process::id().to_string()), "the tracer is not named\n{run}");
+            assert!(run.stderr.contains(&tracer.to_string()), "the tracer is not named\n{run}");
         }
     });
     wait::until("the tracer's claim to end", || residue(victim.pid()).is_empty().then_some(()));

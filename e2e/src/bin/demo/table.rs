@@ -19,14 +19,11 @@ pub(crate) const AROUND_NS: u64 = 1_000_000_000;
 
 /// All changes with what the clients saw, and one line for all of them together.
 pub(crate) fn render(changes: &[Change], observed: &Observed) -> String {
-    let mut text = format!(
-        "   {:<44} {:>9} {:>17}   {:^23} {:^23} {:^23}\n",
-        "", "all over", "stopped, us", "before", "during", "after"
-    );
-    text += &format!(
-        "   {:<44} {:>9} {:>17}   {:^23} {:^23} {:^23}\n",
-        "change", "ms", "median / max", "p50 p99 p99.9 max, ms", "p50 p99 p99.9 max, ms", "p50 p99 p99.9 max, ms"
-    );
+    let group = |text: &str| format!("  {text:-^31}");
+    let quantiles = format!("  {:>7}{:>8}{:>8}{:>8}", "p50", "p99", "p99.9", "max");
+    let mut text = format!("   {:<NAME$} {:>9} {:>8} {:>9}", "", "all over", "stopped", "us");
+    ["ms before", "ms during", "ms after"].map(group).iter().for_each(|heading| text += heading);
+    text += &format!("\n   {:<NAME$} {:>9} {:>8} {:>9}{}\n", "change", "ms", "median", "max", quantiles.repeat(3));
     let mut windows = [Vec::new(), Vec::new(), Vec::new()];
     for change in changes {
         let (from, to) = change.operation.window_ns;
@@ -36,21 +33,22 @@ pub(crate) fn render(changes: &[Change], observed: &Observed) -> String {
         own.into_iter().zip(&mut windows).for_each(|(window, all)| all.push(window));
     }
     let operations: Vec<Operation> = changes.iter().map(|change| change.operation.clone()).collect();
-    text + &row("all together", &operations, &windows, observed)
+    text + &row("all of them together", &operations, &windows, observed)
 }
+
+/// Width of the first column.
+const NAME: usize = 40;
 
 fn row(name: &str, operations: &[Operation], windows: &[Vec<(u64, u64)>; 3], observed: &Observed) -> String {
     let migrated = Spread::of(operations.iter().filter_map(|o| o.migrated_ns).map(|ns| ns as f64 / 1e6).collect());
     let stopped = Spread::us(operations.iter().flat_map(|operation| operation.stops_ns.clone()));
-    let cells: Vec<String> =
-        windows.iter().map(|windows| format!("{:^23}", latency(&observed.windows(windows).latency))).collect();
-    let name: String = name.chars().take(44).collect();
-    let stopped = format!("{:.0} / {:.0}", stopped.median, stopped.max);
-    format!("   {name:<44} {:>9.2} {stopped:>17}   {}\n", migrated.max, cells.join(" "))
+    let cells: String = windows.iter().map(|windows| latency(&observed.windows(windows).latency)).collect();
+    let name: String = name.chars().take(NAME).collect();
+    format!("   {name:<NAME$} {:>9.2} {:>8.0} {:>9.0}{cells}\n", migrated.max, stopped.median, stopped.max)
 }
 
 fn latency(latency: &Latency) -> String {
     let ms = |ns: u64| ns as f64 / 1e6;
     let Latency { p50_ns, p99_ns, p999_ns, max_ns, .. } = *latency;
-    format!("{:.2} {:.2} {:.2} {:.2}", ms(p50_ns), ms(p99_ns), ms(p999_ns), ms(max_ns))
+    format!("  {:>7.2}{:>8.2}{:>8.2}{:>8.2}", ms(p50_ns), ms(p99_ns), ms(p999_ns), ms(max_ns))
 }
