@@ -23,6 +23,9 @@ static struct list {
     int locked;
 } lists[LISTS];
 
+/* Shadows ended where nothing may be freed; the next allocation frees them. */
+static struct list dead;
+
 static struct list *list_of(const void *object, unsigned long id)
 {
     uint64_t key = ((uint64_t)(uintptr_t)object >> 4) ^ ((uint64_t)id << 32 | id);
@@ -38,6 +41,21 @@ static void lock(struct list *list)
 static void unlock(struct list *list)
 {
     __atomic_store_n(&list->locked, 0, __ATOMIC_RELEASE);
+}
+
+static void bury(void)
+{
+    struct shadow *ended;
+
+    lock(&dead);
+    ended = dead.first;
+    dead.first = NULL;
+    unlock(&dead);
+    while (ended) {
+        struct shadow *next = ended->next;
+        free(ended);
+        ended = next;
+    }
 }
 
 static struct shadow *find(const struct list *list, const void *object, unsigned long id)
@@ -66,6 +84,7 @@ static void *make(const void *object, unsigned long id, size_t size, int may_exi
 
     if (size > SIZE_MAX - sizeof *made)
         return NULL;
+    bury();
     made = calloc(1, sizeof *made + size);
     if (!made)
         return NULL;
@@ -115,7 +134,7 @@ void sp_shadow_free(const void *object, unsigned long id)
 void sp_shadow_free_all(unsigned long id)
 {
     for (size_t i = 0; i < LISTS; i++) {
-        struct shadow *ended = NULL, **link;
+        struct shadow **link;
 
         lock(&lists[i]);
         for (link = &lists[i].first; *link;) {
@@ -125,14 +144,11 @@ void sp_shadow_free_all(unsigned long id)
                 continue;
             }
             *link = shadow->next;
-            shadow->next = ended;
-            ended = shadow;
+            lock(&dead);
+            shadow->next = dead.first;
+            dead.first = shadow;
+            unlock(&dead);
         }
         unlock(&lists[i]);
-        while (ended) {
-            struct shadow *next = ended->next;
-            free(ended);
-            ended = next;
-        }
     }
 }

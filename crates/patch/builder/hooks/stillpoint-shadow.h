@@ -25,7 +25,8 @@ void *sp_shadow_alloc(const void *object, unsigned long id, size_t size);
 /* Ends the shadow, if there is one: to be called where the object itself ends. */
 void sp_shadow_free(const void *object, unsigned long id);
 
-/* Ends every shadow with number `id`; to be called by a post-revert hook. */
+/* Ends every shadow with number `id`; to be called by a post-revert hook. It calls no allocator: the memory is freed
+ * by the next allocation of a shadow. */
 void sp_shadow_free_all(unsigned long id);
 
 #endif
