@@ -88,7 +88,6 @@ impl Output {
         Output { json, bar: Mutex::new(None) }
     }
 
-
     /// One line of a result for people; silent with `--json`.
     pub(crate) fn line(&self, text: impl fmt::Display) {
         if !self.json {

@@ -1,9 +1,10 @@
 //! Getting memory into a target: few system calls, made by one of its own threads, none of them of the C library.
 
 use crate::Error;
+use crate::calm::with_carrier;
 use crate::ledger::CAPACITY;
 use stillpoint_patch_format::Avma;
-use stillpoint_patch_tracee::{Remote, Session};
+use stillpoint_patch_tracee::{Process, Remote, Session, Stopped, Tid};
 
 const SYS_MMAP: u64 = 9;
 const SYS_MPROTECT: u64 = 10;
@@ -52,23 +53,23 @@ fn calls(wanted: Wanted) -> Vec<Call> {
 
 /// Maps what is wanted; tells where the ledger's room is. Being killed in between leaves memory that nobody uses.
 pub(crate) fn map(
+    process: &Process,
     session: &mut Session<'_>,
     wanted: Wanted,
-    stopped_as_carrier: &mut dyn FnMut(stillpoint_patch_tracee::Tid, u64),
+    stopped: &mut dyn FnMut(Tid, u64),
 ) -> Result<Option<Avma>, Error> {
     let calls = calls(wanted);
     if calls.is_empty() {
         return Ok(None);
     }
-    let mut carrier = session.stop_carrier()?;
-    carrier.check_syscalls(&calls)?;
-    let mut remote = carrier.begin_remote()?;
-    let result = run(&mut remote, &calls, wanted);
-    remote.finish()?;
-    let tid = carrier.tid();
-    let stopped_ns = carrier.resume()?;
-    stopped_as_carrier(tid, stopped_ns);
-    result
+    let work = |carrier: &mut Stopped<'_>| {
+        carrier.check_syscalls(&calls)?;
+        let mut remote = carrier.begin_remote()?;
+        let result = run(&mut remote, &calls, wanted);
+        remote.finish()?;
+        result
+    };
+    with_carrier(process, session, work, stopped)
 }
 
 fn run(remote: &mut Remote<'_>, calls: &[Call], wanted: Wanted) -> Result<Option<Avma>, Error> {

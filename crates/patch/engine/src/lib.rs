@@ -1,5 +1,6 @@
 //! Puts live patches into running processes and takes them back, thread by thread, without ever endangering them.
 mod arena;
+mod calm;
 mod debuggers;
 mod error;
 pub mod fleet;

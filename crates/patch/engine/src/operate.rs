@@ -13,12 +13,12 @@ use crate::scan::Forbidden;
 use crate::store::{self, Store};
 use crate::transition::{Limits, Mover};
 use crate::walk::Walker;
-use crate::{Error, arena, place};
+use crate::{Error, arena, calm, place};
 use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
 use stillpoint_patch_format::{Avma, Signed};
 use stillpoint_patch_insn::{DispatchState, JUMP_LEN};
-use stillpoint_patch_tracee::{Mapping, Module, Pid, Process, Session, Stop, Tid, attach};
+use stillpoint_patch_tracee::{Mapping, Module, Pid, Process, Session, Stop, Stopped, Tid, attach};
 
 /// How threads are brought over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -246,7 +246,7 @@ fn map_arena(
         target.mappings = target.process.mappings()?;
         let at = find_room(&target.mappings, module, lens.iter().sum())?;
         let wanted = Wanted { arena: Some((at, lens)), ledger: target.store.is_none() };
-        match inject::map(session, wanted, &mut |tid, ns| report.stopped(tid, "carrier", ns)) {
+        match inject::map(&target.process, session, wanted, &mut |tid, ns| report.stopped(tid, "carrier", ns)) {
             Ok(ledger) => {
                 if let Some(ledger) = ledger {
                     target.store = Some(Store::create(target.process.memory(), ledger, word_offset)?);
@@ -332,7 +332,7 @@ fn run(
         memory.write(*at, code)?;
     }
     store.append(memory, Record::Begin(Box::new(transition.clone())))?;
-    if let Err(error) = call_hooks(session, pre, true) {
+    if let Err(error) = call_hooks(&process, session, pre, true, report) {
         store.append(memory, Record::Phase { transition: transition.number, phase: Phase::Aborted })?;
         report.event(EventKind::FellBack { transition: transition.number, reason: error.to_string() });
         return Err(Error::FellBack { transition: transition.number, source: Box::new(error) });
@@ -340,7 +340,7 @@ fn run(
     let modules = target.modules.clone();
     let mut mover = mover(session, &process, modules, store, view, &transition.trampolines, report)?;
     let threads = mover.run(&transition, options.quiescence, limits(options))?;
-    if let Err(error) = call_hooks(session, post, false) {
+    if let Err(error) = call_hooks(&process, session, post, false, report) {
         report.warn(format!("a hook after the commit failed: {error}"));
     }
     let names = transition.after.iter().filter_map(|n| view.patch(*n)).map(|p| p.name.clone());
@@ -353,12 +353,16 @@ fn run(
 
 const HOOK_LIMIT: Duration = Duration::from_secs(5);
 
-fn call_hooks(session: &mut Session<'_>, hooks: &[Avma], must_be_zero: bool) -> Result<(), Error> {
+fn call_hooks(
+    process: &Process,
+    session: &mut Session<'_>,
+    hooks: &[Avma],
+    must_be_zero: bool,
+    report: &mut Report<'_>,
+) -> Result<(), Error> {
     for hook in hooks {
-        let mut carrier = session.stop_carrier()?;
-        let returned = carrier.call_function(*hook, HOOK_LIMIT);
-        carrier.resume()?;
-        let returned = returned?;
+        let call = |carrier: &mut Stopped<'_>| Ok(carrier.call_function(*hook, HOOK_LIMIT)?);
+        let returned = calm::with_carrier(process, session, call, &mut |tid, ns| report.stopped(tid, "hook", ns))?;
         if must_be_zero && returned != 0 {
             return Err(Error::Hook { at: *hook, returned });
         }
@@ -545,15 +549,7 @@ fn look_at_all(
     let mut busy = Vec::new();
     let threads: Vec<Tid> = session.threads();
     for tid in &threads {
-        while let Some(event) = session.pump(Instant::now())? {
-            use stillpoint_patch_tracee::Event;
-            match event {
-                Event::NewThread(tid) => session.let_go(tid)?,
-                Event::NewProcess { pid, .. } => session.release(pid)?,
-                Event::Exec | Event::Exited(_) => return Err(Error::Ended(process.pid())),
-                _ => {}
-            }
-        }
+        calm::serve(process, session, Instant::now())?;
         let Stop::Stopped(mut stopped) = session.stop(*tid)? else { continue };
         let look = prober.look(process, &mut stopped)?;
         let mut verdict = look.verdict(forbidden);

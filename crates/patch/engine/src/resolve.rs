@@ -37,10 +37,10 @@ impl<'a> Resolver<'a> {
         self.process.memory()
     }
 
-    fn slot(&self, symbol: &Symbol, slot: Svma) -> Result<u64, Error> {
+    fn thread_local_slot(&self, symbol: &Symbol, slot: Svma) -> Result<u64, Error> {
         let value = self.memory().read_u64(self.module.avma(slot))?;
         if value == 0 {
-            return self.refuse(symbol, format!("the target's slot at {slot} is empty"));
+            return self.refuse(symbol, format!("the target's slot at {slot} for its offset is empty"));
         }
         Ok(value)
     }
@@ -49,7 +49,9 @@ impl<'a> Resolver<'a> {
         let value = match &symbol.value {
             SymbolValue::Patch { .. } => return Ok(None),
             SymbolValue::Target(at) => self.module.avma(*at).0,
-            SymbolValue::TargetSlot(at) | SymbolValue::TargetTlsSlot(at) => self.slot(symbol, *at)?,
+            // a weak symbol that nobody defines rightly is zero
+            SymbolValue::TargetSlot(at) => self.memory().read_u64(self.module.avma(*at))?,
+            SymbolValue::TargetTlsSlot(at) => self.thread_local_slot(symbol, *at)?,
             SymbolValue::TargetTls(offset) => self.thread_local(symbol, *offset)?,
             SymbolValue::Import { version } => self.import(symbol, version.as_deref())?.0,
             SymbolValue::OtherPatch => self.other_patch(symbol)?.0,

@@ -1,14 +1,14 @@
 //! What processes carry, verified against their memory. Nothing is changed here.
 
-use crate::Error;
 use crate::ledger::{Phase, Version, View};
 use crate::plan::transition_of_word;
 use crate::store::{self, Store};
+use crate::{Error, calm};
 use serde::Serialize;
 use std::time::Instant;
 use stillpoint_patch_format::{Avma, Scope};
 use stillpoint_patch_insn::{JUMP_LEN, jump5};
-use stillpoint_patch_tracee::{Event, Pid, Process, Session, Stop, attach};
+use stillpoint_patch_tracee::{Pid, Process, Session, Stop, attach};
 
 /// State of one process.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -193,14 +193,7 @@ fn entries(process: &Process, view: &View) -> Result<Vec<EntryStatus>, Error> {
 fn words(session: &mut Session<'_>, process: &Process, offset: i32) -> Result<Vec<ThreadStatus>, Error> {
     let mut out = Vec::new();
     for tid in session.threads() {
-        while let Some(event) = session.pump(Instant::now())? {
-            match event {
-                Event::NewThread(tid) => session.let_go(tid)?,
-                Event::NewProcess { pid, .. } => session.release(pid)?,
-                Event::Exec | Event::Exited(_) => return Err(Error::Ended(process.pid())),
-                _ => {}
-            }
-        }
+        calm::serve(process, session, Instant::now())?;
         let Stop::Stopped(mut stopped) = session.stop(tid)? else { continue };
         let registers = stopped.registers()?;
         let mut word = [0; 4];

@@ -1,7 +1,7 @@
 //! The generation word: four bytes of every thread's control block that glibc keeps free.
 
-use crate::Error;
 use crate::plan::transition_of_word;
+use crate::{Error, calm};
 use std::time::Instant;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Libc, Process, Session, Stop};
@@ -35,15 +35,7 @@ pub(crate) fn choose(
     let mut free = [true; (END - FIRST) / 8];
     let mut seen = std::collections::BTreeSet::new();
     loop {
-        while let Some(event) = session.pump(Instant::now())? {
-            use stillpoint_patch_tracee::Event;
-            match event {
-                Event::NewThread(tid) => session.let_go(tid)?,
-                Event::NewProcess { pid, .. } => session.release(pid)?,
-                Event::Exec | Event::Exited(_) => return Err(Error::Ended(process.pid())),
-                _ => {}
-            }
-        }
+        calm::serve(process, session, Instant::now())?;
         let missing: Vec<_> = session.threads().into_iter().filter(|tid| !seen.contains(tid)).collect();
         if missing.is_empty() {
             break;
