@@ -149,6 +149,7 @@ macro_rules! other_programs {
             function_table_row_changed
             garbage_collected_changed
             ifunc_changed
+            import_data_new_direct
             loop_to_entry_exported
             lto
             member_added

@@ -1,5 +1,6 @@
-//#Rule: data of libc that the target did not use
+//#Rule: data of libc that the target did not use, reached through the GOT
 //#Expect: accept
+//#Link: shared
 //#Changed: value
 //#Output-before: 1
 //#Output-after: 2
