@@ -139,7 +139,8 @@ fn nature(name: &str, header: &elf::SectionHeader64<Endianness>) -> Nature {
     let flags = header.sh_flags(e).0;
     let has = |flag: elf::SectionFlags| flags & flag.0 != 0;
     let kind = header.sh_type(e);
-    if !has(elf::SHF_ALLOC) || kind == elf::SHT_NOTE || starts("__patchable_function_entries") || starts(".note") {
+    let for_tracers = ["__patchable_function_entries", "__mcount_loc"].contains(&name);
+    if !has(elf::SHF_ALLOC) || kind == elf::SHT_NOTE || for_tracers || starts(".note") {
         return Nature::Aside;
     }
     let start_up = kind == elf::SHT_INIT_ARRAY || kind == elf::SHT_FINI_ARRAY || kind == elf::SHT_PREINIT_ARRAY;

@@ -76,6 +76,13 @@ impl Assembly<'_, '_> {
         if way(reloc) == Way::Slot && self.is_absent(unit, reloc) {
             return Ok(Resolution::Slot(self.literal(&[0; 8], 8), reloc.addend));
         }
+        if way(reloc) == Way::Slot
+            && let Some((name, slot)) = self.weak_slot(unit, reloc)
+        {
+            // The slot may rightly be empty: new code reads the target's own.
+            let symbol = self.symbol(name, SymbolValue::Target(Svma(slot)), ResolvedBy::ReverseRelocation);
+            return Ok(Resolution::Slot(symbol, reloc.addend));
+        }
         self.lead(unit, from, reloc, user).map(|(symbol, addend)| Resolution::Symbol(symbol, addend))
     }
 
@@ -93,6 +100,14 @@ impl Assembly<'_, '_> {
             elf::R_X86_64_32 | elf::R_X86_64_32S | elf::R_X86_64_64 if self.is_absent(unit, reloc) => Ok(Some(reloc.addend)),
             _ => Ok(None),
         }
+    }
+
+    /// The target's slot for a weak symbol that another object may define.
+    fn weak_slot(&self, unit: usize, reloc: &Reloc) -> Option<(&'static str, u64)> {
+        let symbol = &self.after(unit)?.symbols[reloc.symbol];
+        let weak = symbol.weak && symbol.home == Home::Undefined;
+        let known = self.units[unit].shipped.as_ref()?.name(symbol.name).filter(|_| weak)?;
+        Some(("slot of a weak symbol", known.slot.filter(|_| known.direct.is_none())?))
     }
 
     /// Whether the relocation names a weak symbol that nothing defined when the target was linked.
@@ -269,6 +284,13 @@ impl Assembly<'_, '_> {
         let Some(owner) = owner else { return self.bring_data(unit, section, None, reloc, raw) };
         let (symbol, path) = (&after.symbols[owner], self.units[unit].path);
         let (name, addend) = (names::stem(symbol.name).to_owned(), raw - symbol.value as i64);
+        if let Some(function) = self.holds_labels(unit, owner) {
+            if self.is_constant(unit, section) {
+                return self.bring_data(unit, section, Some(owner), reloc, raw);
+            }
+            let why = format!("it holds addresses inside of `{function}`, and `{user}`, which changed, uses it");
+            return Err(Refusal::DataChanged { unit: path.to_owned(), object: name, why });
+        }
         match self.units[unit].ancestor(owner) {
             Ancestor::Ambiguous(candidates) => Err(Refusal::AmbiguousStatic {
                 unit: path.to_owned(),
@@ -305,6 +327,22 @@ impl Assembly<'_, '_> {
                 self.bring_data(unit, section, Some(owner), reloc, raw)
             }
         }
+    }
+
+    /// The function whose inner addresses a variable holds (labels of a computed `goto`): such a table belongs to the
+    /// version of the function that it was made for.
+    fn holds_labels(&self, unit: usize, variable: usize) -> Option<&str> {
+        let after = self.after(unit)?;
+        let symbol = &after.symbols[variable];
+        let Home::Section(section) = symbol.home else { return None };
+        let within = symbol.value..symbol.value.saturating_add(symbol.size);
+        after.sections[section].relocations.iter().filter(|r| within.contains(&r.offset)).find_map(|reloc| {
+            let Site::Inside { section: to, offset, .. } = after.site(reloc) else { return None };
+            let code = after.sections[to].nature == Nature::Text;
+            let owner = after.owner(to, offset).filter(|_| code)?;
+            let entry = after.sections[to].symbols.iter().any(|s| after.symbols[*s].value as i64 == offset);
+            (!entry).then(|| after.symbols[owner].name)
+        })
     }
 
     fn is_constant(&self, unit: usize, section: usize) -> bool {

@@ -83,7 +83,7 @@ enum Value {
 /// Reads one place; `None` when the bytes are none that a linker makes of it.
 fn read(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> Option<Value> {
     let field = || target.i32_at(at).map(i64::from);
-    let relative = |v: i64| at.wrapping_add_signed(v).wrapping_add_signed(-reloc.addend);
+    let relative = |v: i64| at.wrapping_add_signed(v).wrapping_add_signed(reloc.addend.wrapping_neg());
     match elf::RelocationType(reloc.kind) {
         elf::R_X86_64_PC32 | elf::R_X86_64_PLT32 => Some(Value::Address(relative(field()?))),
         elf::R_X86_64_PC64 => {
@@ -91,10 +91,14 @@ fn read(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> Option<Value
             Some(Value::Address(relative(v)))
         }
         elf::R_X86_64_32 => {
-            Some(Value::Address(u64::from(target.i32_at(at)? as u32).wrapping_add_signed(-reloc.addend)))
+            Some(Value::Address(u64::from(target.i32_at(at)? as u32).wrapping_add_signed(reloc.addend.wrapping_neg())))
         }
-        elf::R_X86_64_32S => Some(Value::Address((field()? - reloc.addend) as u64)),
-        elf::R_X86_64_64 => Some(Value::Address(target.pointer_at(at)?.wrapping_add_signed(-reloc.addend))),
+        elf::R_X86_64_32S => Some(Value::Address(field()?.wrapping_sub(reloc.addend) as u64)),
+        // A pointer that the dynamic linker takes from another module says nothing about this one.
+        elf::R_X86_64_64 => Some(match target.pointer_at(at) {
+            Some(to) => Value::Address(to.wrapping_add_signed(reloc.addend.wrapping_neg())),
+            None => Value::Unreadable,
+        }),
         elf::R_X86_64_GOTPCREL | elf::R_X86_64_GOTPCRELX | elf::R_X86_64_REX_GOTPCRELX => {
             read_got(target, code, reloc, at)
         }
@@ -127,7 +131,7 @@ fn read_got(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> Option<V
     let field = i64::from(target.i32_at(at)?);
     let next = at.wrapping_add(4).wrapping_add_signed(field);
     // The addend is -4 unless an immediate follows the field.
-    let slot = at.wrapping_add_signed(field).wrapping_add_signed(-reloc.addend);
+    let slot = at.wrapping_add_signed(field).wrapping_add_signed(reloc.addend.wrapping_neg());
     match (ours, &theirs[..2]) {
         (a, b) if a == b => Some(Value::Slot(slot)),
         ([0x8b, modrm], [0x8d, m]) if modrm == m => Some(Value::Address(next)),
