@@ -1,10 +1,10 @@
 //! Which thread may carry remote calls.
 //!
 //! A remote call borrows a thread's registers and some kilobytes of its stack below the red zone. The thread must have
-//! a user side, must stand on its own stack with room left, and must be one whom `rt_sigreturn` can restore completely
+//! a user side and must stand on its own stack with room left; best is one whom `rt_sigreturn` can restore completely
 //! should the tool die in the middle.
 
-use crate::registers::{ERESTART_RESTARTBLOCK, Registers};
+use crate::registers::Registers;
 use crate::stopped::registers;
 use crate::tracer::{State, Tracer};
 use crate::{Error, Mapping, Process, ThreadActivity, Tid, sys};
@@ -50,7 +50,8 @@ fn rank(waits_in: Option<(u64, [u64; 6])>) -> u8 {
         libc::SYS_epoll_wait | libc::SYS_epoll_pwait if args[3] as i32 == -1 => 0,
         libc::SYS_futex if args[3] == 0 => 0,
         libc::SYS_epoll_wait | libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => 1,
-        // These go on through a restart block, which rt_sigreturn clears.
+        // These go on through a restart block. Put back by ptrace they do so; should the tool die, rt_sigreturn clears
+        // it and the frame begins the sleep anew. Only where there is nobody else.
         libc::SYS_nanosleep | libc::SYS_clock_nanosleep | libc::SYS_poll | libc::SYS_futex => 5,
         libc::SYS_restart_syscall => 5,
         // May wait for the child of a vfork.
@@ -67,9 +68,6 @@ pub(crate) fn fault(tracer: &mut Tracer, tid: i32) -> Result<Option<String>, Err
     let registers = registers(tracer, tid)?;
     if registers.no_user_side() {
         return Ok(Some("it has no user side (a worker of the kernel)".to_owned()));
-    }
-    if registers.syscall().is_some() && registers.rax as i64 == -ERESTART_RESTARTBLOCK {
-        return Ok(Some("it sleeps in a call that only the kernel can go on with".to_owned()));
     }
     let Some(stack) = own_stack(&tracer.process, tid, &registers)? else {
         return Ok(Some("it does not stand on its own stack (coroutine or alternate signal stack)".to_owned()));
@@ -107,8 +105,9 @@ pub(crate) fn own_stack(process: &Process, tid: i32, registers: &Registers) -> R
     let sp = Avma(registers.rsp);
     let Some(at) = mappings.iter().position(|m| m.contains(sp) && m.read && m.write) else { return Ok(None) };
     let mut stack = mappings.swap_remove(at);
-    if tid == process.pid().0 {
-        return Ok((stack.path.as_deref() == Some("[stack]")).then_some(stack));
+    // The first thread of a process forked by another thread stands on that thread's stack.
+    if tid == process.pid().0 && stack.path.as_deref() == Some("[stack]") {
+        return Ok(Some(stack));
     }
     let control_block = Avma(registers.fs_base);
     if !stack.contains(control_block) || control_block <= sp {

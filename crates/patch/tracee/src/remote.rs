@@ -150,7 +150,8 @@ impl<'h> Remote<'h> {
         let full_state = state.clone();
         state.truncate(frame::extended_len(&state, sys::state_component));
 
-        let frame = frame::build(&made_anew(&original), mask, &state, gadgets.restorer);
+        let call = tracer.threads.get(&tid).and_then(|thread| thread.interrupted_call(&original));
+        let frame = frame::build(&made_anew(&original, call), mask, &state, gadgets.restorer);
         tracer.process.memory().write(Avma(frame.base), &frame.bytes)?;
         let remote = Remote {
             tracer,
@@ -421,11 +422,14 @@ impl Drop for Remote<'_> {
 }
 
 /// The registers with which an interrupted system call is made anew, where nothing happens in between: what the kernel
-/// does when it restarts a call, since `rt_sigreturn` does not.
-fn made_anew(registers: &Registers) -> Registers {
-    match registers.restarts() {
-        true => Registers { rip: registers.rip - 2, rax: registers.orig_rax, orig_rax: u64::MAX, ..*registers },
-        false => Registers { orig_rax: u64::MAX, ..*registers },
+/// does when it restarts a call, since `rt_sigreturn` does not. `call` is the one that the program made.
+fn made_anew(registers: &Registers, call: Option<u64>) -> Registers {
+    let no_call = Registers { orig_rax: u64::MAX, ..*registers };
+    match call {
+        Some(nr) if registers.restarts() => Registers { rip: registers.rip - 2, rax: nr, ..no_call },
+        // What restart_syscall restarts is not known: it was interrupted before we came.
+        None if registers.restarts() => Registers { rax: -i64::from(libc::EINTR) as u64, ..no_call },
+        _ => no_call,
     }
 }
 

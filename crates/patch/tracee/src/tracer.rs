@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(5);
 /// When a wait is first looked after.
 const FIRST_LOOK: Duration = Duration::from_millis(5);
+const RESTART_SYSCALL: u64 = libc::SYS_restart_syscall as u64;
 /// Sleeps caused by one stop: the stop itself, and going back to sleep in the restarted call.
 const SWITCHES_OF_A_STOP: u64 = 2;
 
@@ -42,11 +43,33 @@ pub(crate) struct Thread {
     switches_before: Option<u64>,
     /// The sleep that it returns to after it was let go.
     returns_to: Option<ThreadActivity>,
+    /// The call that it goes on with by `restart_syscall`, and its stack pointer and program counter.
+    sleeps_in: Option<(u64, (u64, u64))>,
 }
 
 impl Thread {
     fn new(state: State) -> Thread {
-        Thread { state, in_vfork: false, switches_before: None, returns_to: None }
+        Thread { state, in_vfork: false, switches_before: None, returns_to: None, sleeps_in: None }
+    }
+}
+
+impl Thread {
+    /// A call interrupted twice stands in `restart_syscall`, which tells nothing of what it restarts.
+    fn note_sleep(&mut self, registers: &Registers) {
+        let place = (registers.rsp, registers.rip);
+        self.sleeps_in = match (registers.syscall(), self.sleeps_in) {
+            (Some(RESTART_SYSCALL), Some(known)) if known.1 == place => Some(known),
+            (Some(RESTART_SYSCALL) | None, _) => None,
+            (Some(nr), _) => Some((nr, place)),
+        };
+    }
+
+    /// The system call that the thread was interrupted in, as the program made it.
+    pub(crate) fn interrupted_call(&self, registers: &Registers) -> Option<u64> {
+        match registers.syscall()? {
+            RESTART_SYSCALL => self.sleeps_in.map(|(nr, _)| nr),
+            nr => Some(nr),
+        }
     }
 }
 
@@ -209,6 +232,9 @@ impl Tracer {
         let thread = self.threads.entry(tid).or_insert_with(|| Thread::new(State::Expected));
         let newborn = matches!(thread.state, State::Expected);
         thread.state = State::Standing(standing);
+        if let Some(registers) = registers {
+            thread.note_sleep(&registers);
+        }
         if newborn {
             self.events.push_back(Event::NewThread(Tid(tid)));
         }
@@ -483,7 +509,7 @@ impl Tracer {
             || self.children.contains_key(&tid)
             || self.has_thread(tid)
             || std::fs::read_to_string(format!("/proc/{tid}/status"))
-                .is_ok_and(|text| text.contains(&format!("\nTracerPid:\t{}\n", std::process::id())))
+                .is_ok_and(|text| text.contains(&format!("\nTracerPid:\t{}\n", sys::own_tid())))
     }
 
     fn nobody_left(&mut self) {
@@ -540,7 +566,7 @@ fn mend(tid: i32, registers: Registers) -> Registers {
 /// The sleep that a thread goes back to when its call is restarted.
 fn sleep_after(registers: &Registers, switches_before: u64) -> ThreadActivity {
     let nr = match registers.rax as i64 {
-        code if code == -ERESTART_RESTARTBLOCK => libc::SYS_restart_syscall as u64,
+        code if code == -ERESTART_RESTARTBLOCK => RESTART_SYSCALL,
         _ => registers.orig_rax,
     };
     ThreadActivity {

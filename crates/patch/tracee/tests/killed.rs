@@ -8,7 +8,7 @@ use std::time::Duration;
 use step::Outcome;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Pid, Process, Stop, Tid, attach};
-use support::{Target, thread_in};
+use support::Target;
 
 fn variable(name: &str) -> u64 {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} is set")).parse().expect("a number")
@@ -19,24 +19,18 @@ fn variable(name: &str) -> u64 {
 #[ignore = "run by the other tests of this file, as the tracer to be killed"]
 fn scenario() {
     let process = Process::open(Pid(variable("TARGET_PID") as i32)).unwrap();
-    let tids: Vec<Tid> = std::env::var("TARGET_TIDS").unwrap().split(',').map(|t| Tid(t.parse().unwrap())).collect();
+    let tid = Tid(variable("TARGET_TID") as i32);
     let hook = Avma(variable("TARGET_HOOK"));
     step::begin();
     attach(&process, |session| {
-        for tid in tids {
-            let Stop::Stopped(mut stopped) = session.stop(tid).unwrap() else { panic!("{tid} is gone") };
-            // A thread that computes may be found where it cannot carry anything.
-            if stopped.carrier_fault().unwrap().is_some() {
-                continue;
-            }
-            let mut remote = stopped.begin_remote().unwrap();
-            let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
-            let at = remote.syscall(libc::SYS_mmap as u64, [0, 4096, 1, flags, u64::MAX, 0]).unwrap();
-            remote.syscall(libc::SYS_munmap as u64, [at, 4096, 0, 0, 0, 0]).unwrap();
-            assert_eq!(remote.function(hook, Duration::from_secs(20)).unwrap(), 4711);
-            remote.finish().unwrap();
-            stopped.resume().unwrap();
-        }
+        let Stop::Stopped(mut stopped) = session.stop(tid).unwrap() else { panic!("{tid} is gone") };
+        let mut remote = stopped.begin_remote().unwrap();
+        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+        let at = remote.syscall(libc::SYS_mmap as u64, [0, 4096, 1, flags, u64::MAX, 0]).unwrap();
+        remote.syscall(libc::SYS_munmap as u64, [at, 4096, 0, 0, 0, 0]).unwrap();
+        assert_eq!(remote.function(hook, Duration::from_secs(20)).unwrap(), 4711);
+        remote.finish().unwrap();
+        stopped.resume().unwrap();
         let mut frozen = session.freeze().unwrap();
         let text = process.memory().read_vec(hook, 5).unwrap();
         frozen.write_text(&[(hook, &text)]).unwrap();
@@ -55,18 +49,13 @@ fn expect_untouched(target: &mut Target, process: &Process) {
     }
 }
 
-fn killed_everywhere(calls: &[i64], compute: bool) {
+/// Threads by their place in the table of `waiters.c`, the first thread being 0.
+fn killed_everywhere(carrier: usize) {
     let mut target = Target::start("waiters");
     let process = target.process();
-    let mut tids: Vec<Tid> = calls.iter().map(|&nr| thread_in(&process, nr)).collect();
-    if compute {
-        // The threads were made in the order of the program's table, after the first one.
-        tids.push(process.threads().unwrap()[5].tid);
-    }
-    let tids: Vec<String> = tids.iter().map(|tid| tid.to_string()).collect();
     let environment = [
         ("TARGET_PID", target.pid().to_string()),
-        ("TARGET_TIDS", tids.join(",")),
+        ("TARGET_TID", process.threads().unwrap()[carrier].tid.to_string()),
         ("TARGET_HOOK", target.ready["hook"].to_string()),
     ];
     for n in 1.. {
@@ -86,10 +75,15 @@ fn killed_everywhere(calls: &[i64], compute: bool) {
 
 #[test]
 fn while_a_waiting_thread_carries() {
-    killed_everywhere(&[libc::SYS_epoll_wait], false);
+    killed_everywhere(1);
+}
+
+#[test]
+fn while_a_sleeping_thread_carries() {
+    killed_everywhere(3);
 }
 
 #[test]
 fn while_a_computing_thread_carries() {
-    killed_everywhere(&[], true);
+    killed_everywhere(5);
 }
