@@ -2,24 +2,17 @@
 //!
 //! Between two system calls a program changes nothing but its own memory, so "after the Nth system call, for every N"
 //! covers every state in which a tool that dies can leave its target. The obvious way to count, `strace -e inject`,
-//! cannot be had for SIGKILL of one call at all threads together; this is a tracer of its own: the tool is a tracee
-//! while it traces the victim, which the kernel allows.
-//!
-//! ```text
-//! sh stops itself -> seized -> continued -> exec of the tool -> entry, exit, entry, exit ... -> SIGKILL at exit N
-//! ```
+//! cannot count the calls of all threads together; this is a tracer of its own (`programs/kill_after.c`): the tool is a
+//! tracee while it traces the victim, which the kernel allows.
 
 use crate::cli::{Run, Stillpoint, binary};
-use nix::sys::ptrace::{self, Options};
-use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::Pid;
-use std::collections::HashMap;
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
+use std::fs::{self, File};
+use std::io::{Read, Seek};
 use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// When to kill.
@@ -58,18 +51,14 @@ impl fmt::Display for Ending {
 /// claims on whatever it traced.
 #[track_caller]
 pub fn run(tool: &Stillpoint, moment: Moment) -> Ending {
-    // Waiting for "any child of this thread" must see the tool's threads only, hence a thread of its own.
-    let outcome = std::thread::scope(|scope| {
-        scope
-            .spawn(|| match moment {
-                Moment::AfterTime(time) => timed(tool, time),
-                Moment::AfterSyscalls(count) => traced(tool, count),
-                Moment::Never => traced(tool, u64::MAX),
-            })
-            .join()
-    });
-    outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    match moment {
+        Moment::AfterTime(time) => timed(tool, time),
+        Moment::AfterSyscalls(count) => traced(tool, count),
+        Moment::Never => traced(tool, u64::MAX),
+    }
 }
+
+const SIGKILL: i32 = 9;
 
 /// Standard output and error of the tool go to files: nobody reads a pipe while it is traced.
 struct Printed {
@@ -90,7 +79,7 @@ impl Printed {
     fn into_run(mut self, tool: &Stillpoint, status: Option<ExitStatus>) -> Run {
         let read = |file: &mut File| {
             let mut bytes = Vec::new();
-            std::io::Seek::rewind(file).and_then(|()| file.read_to_end(&mut bytes)).expect("read the output");
+            file.rewind().and_then(|()| file.read_to_end(&mut bytes)).expect("read the output");
             String::from_utf8_lossy(&bytes).into_owned()
         };
         let code = status.and_then(|status| status.code());
@@ -106,116 +95,45 @@ fn timed(tool: &Stillpoint, time: Duration) -> Ending {
     std::thread::sleep(time);
     child.kill().expect("kill the tool");
     let status = child.wait().expect("a child can be waited for");
-    let killed = status.signal() == Some(Signal::SIGKILL as i32);
+    let killed = status.signal() == Some(SIGKILL);
     Ending { syscalls: 0, last: None, killed, run: printed.into_run(tool, Some(status)) }
 }
 
 fn traced(tool: &Stillpoint, count: u64) -> Ending {
     let printed = Printed::new();
-    // The shell becomes the tool; it stops first so that it can be seized before anything is counted.
-    let command = tool.command();
-    let mut shell = Command::new("sh");
-    shell.args(["-c", "kill -STOP $$; exec \"$0\" \"$@\""]).arg(command.get_program()).args(command.get_args());
-    for (key, value) in command.get_envs() {
-        shell.env(key, value.unwrap_or_default());
+    let report = tempfile::NamedTempFile::new().expect("make a file for the report");
+    let tool_command = tool.command();
+    let mut command = Command::new(killer());
+    command.arg(report.path()).arg(count.to_string()).arg(tool_command.get_program()).args(tool_command.get_args());
+    for (key, value) in tool_command.get_envs() {
+        command.env(key, value.unwrap_or_default());
     }
-    shell.stdin(Stdio::null()).stdout(Printed::share(&printed.stdout)).stderr(Printed::share(&printed.stderr));
-    let mut child = shell.spawn().expect("start a shell");
-    let leader = Pid::from_raw(child.id() as i32);
-    let stopped = waitpid(leader, Some(WaitPidFlag::WUNTRACED)).expect("wait for the shell");
-    assert!(matches!(stopped, WaitStatus::Stopped(_, Signal::SIGSTOP)), "the shell did not stop: {stopped:?}");
-    let options = Options::PTRACE_O_TRACESYSGOOD
-        | Options::PTRACE_O_TRACEEXEC
-        | Options::PTRACE_O_TRACECLONE
-        | Options::PTRACE_O_TRACEFORK
-        | Options::PTRACE_O_TRACEVFORK
-        | Options::PTRACE_O_EXITKILL;
-    ptrace::seize(leader, options).expect("seize the shell");
-    kill(leader, Signal::SIGCONT).expect("continue the shell");
-    let mut count = Count { leader, limit: count, ..Count::default() };
-    let status = count.follow();
-    // Reaped above, as every thread is; this only tells the handle.
-    let _ = child.wait();
-    let killed = status.is_some_and(|status| status.signal() == Some(Signal::SIGKILL as i32));
-    Ending { syscalls: count.completed.unwrap_or(0), last: count.last, killed, run: printed.into_run(tool, status) }
+    command.stdin(Stdio::null()).stdout(Printed::share(&printed.stdout)).stderr(Printed::share(&printed.stderr));
+    let done = command.status().expect("run kill_after");
+    let text = fs::read_to_string(report.path()).expect("read the report");
+    let numbers: Vec<i64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let [syscalls, last, status] = numbers[..] else { panic!("kill_after: {done}, report {text:?}") };
+    let status = ExitStatus::from_raw(status as i32);
+    let killed = status.signal() == Some(SIGKILL);
+    let last = u64::try_from(last).ok();
+    Ending { syscalls: syscalls as u64, last, killed, run: printed.into_run(tool, Some(status)) }
 }
 
-/// Counts the system calls of all threads of one program.
-#[derive(Debug)]
-struct Count {
-    leader: Pid,
-    limit: u64,
-    /// Whether the tool itself runs: the shell's own calls do not count.
-    executed: bool,
-    /// System calls completed; the exec that starts the tool is number 0.
-    completed: Option<u64>,
-    last: Option<u64>,
-    /// Threads inside a system call.
-    inside: HashMap<Pid, bool>,
-}
-
-impl Default for Count {
-    fn default() -> Count {
-        Count { leader: Pid::this(), limit: 0, executed: false, completed: None, last: None, inside: HashMap::new() }
-    }
-}
-
-impl Count {
-    /// Until every thread is gone; the leader's status.
-    fn follow(&mut self) -> Option<ExitStatus> {
-        let mut ended = None;
-        loop {
-            let stop = match waitpid(None, Some(WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD)) {
-                Ok(stop) => stop,
-                Err(nix::Error::ECHILD) => return ended,
-                Err(nix::Error::EINTR) => continue,
-                Err(e) => panic!("wait for the tool: {e}"),
-            };
-            let (thread, signal) = match stop {
-                WaitStatus::Exited(pid, code) => {
-                    ended = if pid == self.leader { Some(ExitStatus::from_raw(code << 8)) } else { ended };
-                    continue;
-                }
-                WaitStatus::Signaled(pid, signal, _) => {
-                    ended = if pid == self.leader { Some(ExitStatus::from_raw(signal as i32)) } else { ended };
-                    continue;
-                }
-                WaitStatus::PtraceSyscall(pid) => {
-                    self.syscall(pid);
-                    (pid, None)
-                }
-                WaitStatus::PtraceEvent(pid, _, event) => {
-                    if event == ptrace::Event::PTRACE_EVENT_EXEC as i32 && pid == self.leader && !self.executed {
-                        self.executed = true;
-                        // The exec that starts the tool is the shell's call.
-                        self.inside.insert(pid, true);
-                    }
-                    (pid, None)
-                }
-                WaitStatus::Stopped(pid, signal) => (pid, Some(signal)),
-                other => panic!("unexpected: {other:?}"),
-            };
-            // ESRCH: it was killed between its stop and here.
-            let _ = ptrace::syscall(thread, signal);
-        }
-    }
-
-    fn syscall(&mut self, thread: Pid) {
-        let inside = self.inside.entry(thread).or_insert(false);
-        *inside = !*inside;
-        if !self.executed {
-            return;
-        }
-        if *inside {
-            self.last = ptrace::getregs(thread).ok().map(|registers| registers.orig_rax).or(self.last);
-            return;
-        }
-        let completed = self.completed.map_or(0, |n| n + 1);
-        self.completed = Some(completed);
-        if completed >= self.limit {
-            let _ = kill(self.leader, Signal::SIGKILL);
-        }
-    }
+/// `programs/kill_after.c`, compiled once for this test.
+fn killer() -> &'static Path {
+    static KILLER: OnceLock<PathBuf> = OnceLock::new();
+    KILLER.get_or_init(|| {
+        let source = crate::workspace_root().join("e2e/programs/kill_after.c");
+        let shelf = crate::cache_dir().join("programs");
+        fs::create_dir_all(&shelf).expect("make a directory for programs");
+        // Made under a name of our own: other tests may be doing the same.
+        let made = shelf.join(format!("kill_after.{}", std::process::id()));
+        let status = Command::new("gcc").args(["-O2", "-o"]).arg(&made).arg(&source).status().expect("run gcc");
+        assert!(status.success(), "gcc {}: {status}", source.display());
+        let program = shelf.join("kill_after");
+        fs::rename(&made, &program).expect("name the program");
+        program
+    })
 }
 
 /// The numbers 1 to `total`, every one once, in an order in which each beginning is spread over the whole: whoever runs
