@@ -1,0 +1,127 @@
+//! No wait of a program shows that its threads are stopped: 32 kinds of wait, up to 100 rounds of probes a second.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+use stillpoint_patch_tracee::{Pid, Process, Session, Stop, attach};
+
+/// The longest that a time-out may take, as a multiple.
+const FACTOR: f64 = 1.2;
+/// Several of the program's time-outs, and ten seconds at least.
+const WHILE: Duration = Duration::from_secs(12);
+const ROUND: Duration = Duration::from_millis(10);
+
+struct Waits {
+    child: Child,
+    output: BufReader<ChildStdout>,
+    _directory: tempfile::TempDir,
+}
+
+#[derive(Debug)]
+struct Wait {
+    name: String,
+    timeout_ms: f64,
+    returns: u64,
+    interrupted: u64,
+    unexpected: u64,
+    worst_ms: f64,
+}
+
+impl Waits {
+    fn start() -> Waits {
+        let directory = tempfile::tempdir().expect("a directory");
+        let program = directory.path().join("eintr");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/eintr.c");
+        let mut cc = Command::new("cc");
+        cc.args(["-O2", "-pthread", "-Wno-unused-result", "-o"]).arg(&program).arg(source);
+        assert!(cc.status().expect("cc runs").success());
+        let mut child = Command::new(&program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut output = BufReader::new(child.stdout.take().expect("piped"));
+        let mut line = String::new();
+        output.read_line(&mut line).expect("a first line");
+        assert!(line.starts_with("ready"), "{line}");
+        Waits { child, output, _directory: directory }
+    }
+
+    fn report(&mut self) -> Vec<Wait> {
+        writeln!(self.child.stdin.as_mut().expect("piped"), "report").expect("it reads");
+        let mut waits = Vec::new();
+        loop {
+            let mut line = String::new();
+            self.output.read_line(&mut line).expect("it answers");
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let [name, timeout, returns, interrupted, unexpected, worst] = fields[..] else {
+                assert_eq!(fields, ["end"]);
+                return waits;
+            };
+            let number = |field: &str| field.parse::<u64>().expect("a number");
+            waits.push(Wait {
+                name: name.to_owned(),
+                timeout_ms: number(timeout) as f64,
+                returns: number(returns),
+                interrupted: number(interrupted),
+                unexpected: number(unexpected),
+                worst_ms: number(worst) as f64,
+            });
+        }
+    }
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.child.stdin.take();
+        let _ = self.child.wait();
+    }
+}
+
+/// One round of probes as the engine makes them; how many threads were stopped.
+fn probe(session: &mut Session<'_>) -> usize {
+    let mut stopped = 0;
+    for tid in session.threads() {
+        // Stopping it again would begin its time-out anew and tell nothing new.
+        if session.idle_since_stop(tid).unwrap() {
+            continue;
+        }
+        if let Stop::Stopped(mut thread) = session.stop(tid).unwrap() {
+            thread.registers().unwrap();
+            thread.resume().unwrap();
+            stopped += 1;
+        }
+    }
+    stopped
+}
+
+#[test]
+fn a_hundred_rounds_of_probes_a_second_show_nowhere() {
+    let mut program = Waits::start();
+    let process = Process::open(Pid(program.child.id() as i32)).unwrap();
+    let (rounds, stopped) = attach(&process, |session| {
+        let end = Instant::now() + WHILE;
+        let (mut rounds, mut stopped) = (0, 0);
+        while Instant::now() < end {
+            let next = Instant::now() + ROUND;
+            stopped += probe(session);
+            rounds += 1;
+            while let Some(event) = session.pump(next).unwrap() {
+                panic!("{event:?}");
+            }
+        }
+        (rounds, stopped)
+    })
+    .unwrap();
+    println!("{rounds} rounds, {stopped} stops");
+    // Each of the 32 threads at the very least once, the 14 that wait with a time-out once each time.
+    assert!(stopped > 32 + 14, "{stopped}");
+
+    let waits = program.report();
+    assert_eq!(waits.len(), 32);
+    for wait in &waits {
+        println!("{}: {} returns, at most {} ms", wait.name, wait.returns, wait.worst_ms);
+        assert_eq!((wait.interrupted, wait.unexpected), (0, 0), "{wait:?}");
+        match wait.timeout_ms > 0.0 {
+            true => assert!(wait.returns > 0 && wait.worst_ms <= wait.timeout_ms * FACTOR, "{wait:?}"),
+            false => assert_eq!(wait.returns, 0, "{wait:?}"),
+        }
+    }
+}
