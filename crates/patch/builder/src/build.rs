@@ -339,21 +339,26 @@ fn doubts(patch: &Patch) -> Vec<String> {
 /// Where one file is compiled in several ways (for several programs), takes the way that is in the target.
 fn choose_variants(target: &TargetElf, units: Vec<Unit>) -> Result<Vec<Unit>, Error> {
     let mut best: BTreeMap<String, (u32, Unit)> = BTreeMap::new();
+    let mut refusals: BTreeMap<String, Refusal> = BTreeMap::new();
     for unit in units {
-        let placement = place(target, &unit.path, &unit.shipped).map_err(|r| Error::Refused(vec![r]))?;
-        let (placed, functions) = (placement.functions_placed, placement.functions_total);
-        let score = if functions == 0 { u32::MAX } else { placed * 1000 / functions };
-        match best.get(&unit.path) {
-            Some((other, _)) if *other >= score => {}
-            _ if score == 0 && !best.contains_key(&unit.path) => {
-                best.insert(unit.path.clone(), (0, unit));
+        let found = match place(target, &unit.path, &unit.shipped) {
+            // a unit of data alone cannot be told apart, and may be the one
+            Ok(at) => (at.functions_placed * 1000).checked_div(at.functions_total).unwrap_or(1000),
+            Err(refusal) => {
+                refusals.insert(unit.path.clone(), refusal);
+                0
             }
-            _ => drop(best.insert(unit.path.clone(), (score, unit))),
+        };
+        if best.get(&unit.path).is_none_or(|(other, _)| found > *other) {
+            best.insert(unit.path.clone(), (found, unit));
         }
     }
     let mut chosen = Vec::new();
-    for (score, unit) in best.into_values() {
-        if score == 0 {
+    for (found, unit) in best.into_values() {
+        if found == 0 {
+            if let Some(refusal) = refusals.remove(&unit.path) {
+                return Err(Error::Refused(vec![refusal]));
+            }
             let target = target.identity().file_name.clone();
             return Err(Error::NotInTarget { unit: unit.path, target });
         }

@@ -27,12 +27,13 @@ pub fn number(shipped: &str, after: &str) -> String {
     let mut groups: Vec<bool> = Vec::new();
     for (at, line) in new.iter().enumerate() {
         let place = at as i64 + 1;
-        if let Some(number) = numbers[at].map(|n| n as i64 + 1) {
-            if (number != place + offset || restate) && scan.is_free() {
-                out.push_str(&format!("#line {number}\n"));
-                (offset, restate) = (number - place, false);
-                groups.fill(true);
-            }
+        if let Some(number) = numbers[at].map(|n| n as i64 + 1)
+            && (number != place + offset || restate)
+            && scan.is_free()
+        {
+            out.push_str(&format!("#line {number}\n"));
+            (offset, restate) = (number - place, false);
+            groups.fill(true);
         }
         out.push_str(line);
         match scan.line(line) {
