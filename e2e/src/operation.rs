@@ -26,7 +26,7 @@ impl Operation {
         let run = call.json().run();
         let window_ns = (from, now_ns());
         let mut operation = Operation { run, window_ns, stops_ns: Vec::new(), migrated_ns: None, threads: 0 };
-        if operation.run.code == Some(0) {
+        if matches!(operation.run.code, Some(0 | 4)) {
             operation.take_events();
         }
         operation

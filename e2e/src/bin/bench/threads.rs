@@ -19,6 +19,7 @@ struct Case {
     sleeping: u32,
     quiescence: &'static str,
     runs: usize,
+    fell_back: usize,
     migrated_ms: Spread,
     command_ms: Spread,
     stopped_us: Spread,
@@ -39,7 +40,7 @@ pub(crate) fn threads(program: &Program, patch: &Path, runs: usize) -> Section {
                 running.to_string(),
                 sleeping.to_string(),
                 quiescence.into(),
-                format!("{} ({})", number(case.migrated_ms.median), number(case.migrated_ms.max)),
+                over(&case),
                 format!(
                     "{}, {} ({})",
                     number(case.stopped_us.median),
@@ -50,8 +51,23 @@ pub(crate) fn threads(program: &Program, patch: &Path, runs: usize) -> Section {
             cases.push(case);
         }
     }
+    section.notes.push(format!(
+        "`stop` stops all threads at once, checks all, and tries again until none stands in the code; after {LIMIT} it falls back, and every thread is on the code it ran before."
+    ));
     section.raw(&cases);
     section
+}
+
+/// Time-out of each call.
+const LIMIT: &str = "3s";
+
+fn over(case: &Case) -> String {
+    let times = format!("{} ({})", number(case.migrated_ms.median), number(case.migrated_ms.max));
+    match case.fell_back {
+        0 => times,
+        all if all == case.runs => format!("fell back, {all} of {all} times"),
+        some => format!("{times}; fell back {some} of {} times", case.runs),
+    }
 }
 
 fn measure(
@@ -64,21 +80,32 @@ fn measure(
 ) -> Case {
     let target = start(program, running, sleeping);
     let (mut migrated, mut command, mut stops) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut calls, mut fell_back) = (0, 0);
     for _ in 0..runs {
         let apply = Stillpoint::new().args(["patch", "apply"]).arg(patch);
         for call in [apply, Stillpoint::new().args(["patch", "revert"])] {
-            let call = call.args(["--quiescence", quiescence, "--pid"]).arg(target.pid());
-            let done = Operation::of(call).succeeded();
+            let call = call.args(["--timeout", LIMIT, "--quiescence", quiescence, "--pid"]).arg(target.pid());
+            let done = Operation::of(call);
+            let fallback = done.run.code == Some(4);
+            assert!(fallback || done.run.code == Some(0), "{}", done.run);
+            calls += 1;
+            fell_back += usize::from(fallback);
             migrated.extend(done.migrated_ns.map(|ns| ns as f64 / 1e6));
             command.push(done.elapsed_ns() as f64 / 1e6);
             stops.extend(done.stops_ns);
+            if fallback {
+                break;
+            }
         }
+        // Should a revert have fallen back, the next round begins as all do.
+        Stillpoint::new().args(["patch", "revert", "--all", "--pid"]).arg(target.pid()).succeed();
     }
     Case {
         running,
         sleeping,
         quiescence,
-        runs: migrated.len(),
+        runs: calls,
+        fell_back,
         migrated_ms: Spread::of(migrated),
         command_ms: Spread::of(command),
         stopped_us: Spread::us(stops),
