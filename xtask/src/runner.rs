@@ -99,9 +99,13 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     };
     run_programs(&before, &mut total)?;
     run_programs(&end_to_end, &mut total)?;
-    for (name, counts) in [("doc examples", doc_tests(root, &logs)?), ("fuzz", fuzz::test(root, &logs)?)] {
+    for (counts, command) in [
+        (runtime_tests(root, &logs)?, "make -C runtime test"),
+        (doc_tests(root, &logs)?, "cargo test --workspace --doc"),
+        (fuzz::test(root, &logs)?, "make fuzz"),
+    ] {
         if counts.failed > 0 {
-            again.push(if name == "fuzz" { "make fuzz".to_owned() } else { "cargo test --workspace --doc".to_owned() });
+            again.push(command.to_owned());
         }
         total += counts;
     }
@@ -162,6 +166,16 @@ fn run_program(root: &Path, program: &TestProgram, logs: &Path) -> Result<Outcom
 
 fn target_dir(root: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
+}
+
+/// The C library has tests of its own, which count nothing: together they are one.
+fn runtime_tests(root: &Path, logs: &Path) -> Result<Counts> {
+    let mut command = Command::new("make");
+    command.args(["-C", "runtime", "test"]).arg(format!("BUILD={}", target_dir(root).join("runtime").display()));
+    let outcome = step::run("runtime", command.current_dir(root), &logs.join("runtime.log"), step::LIMIT)?;
+    let counts = step::counts(&outcome);
+    report("runtime (C)", &outcome, counts);
+    Ok(counts)
 }
 
 fn doc_tests(root: &Path, logs: &Path) -> Result<Counts> {

@@ -47,7 +47,7 @@ impl SourceFile {
 }
 
 /// Directories that hold nothing of ours.
-const NOT_OURS: [&str; 4] = [".git", "target", ".cache", "node_modules"];
+const NOT_OURS: [&str; 4] = [".git", "target", ".cache", "build"];
 /// Larger files are data.
 const TEXT_MAX: u64 = 2 << 20;
 
