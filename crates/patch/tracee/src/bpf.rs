@@ -40,12 +40,12 @@ pub(crate) struct Call {
 impl Call {
     /// The 32-bit word at an offset of `struct seccomp_data`.
     fn word(&self, offset: u32) -> Option<u32> {
-        let half = |value: u64| if offset % 8 == 0 { value as u32 } else { (value >> 32) as u32 };
+        let half = |value: u64| if offset.is_multiple_of(8) { value as u32 } else { (value >> 32) as u32 };
         match offset {
             0 => Some(self.nr),
             4 => Some(ARCH_X86_64),
             8 | 12 => Some(half(self.ip)),
-            16..DATA_LEN if offset % 4 == 0 => Some(half(self.args[(offset as usize - 16) / 8])),
+            16..DATA_LEN if offset.is_multiple_of(4) => Some(half(self.args[(offset as usize - 16) / 8])),
             _ => None,
         }
     }
@@ -102,7 +102,7 @@ pub(crate) struct Instruction {
 
 /// Decodes a filter as the kernel hands it out; `None` when it is none.
 pub(crate) fn decode(bytes: &[u8]) -> Option<Vec<Instruction>> {
-    let whole = !bytes.is_empty() && bytes.len() % 8 == 0 && bytes.len() / 8 <= MAX_INSTRUCTIONS;
+    let whole = !bytes.is_empty() && bytes.len().is_multiple_of(8) && bytes.len() / 8 <= MAX_INSTRUCTIONS;
     let instruction = |b: &[u8]| Instruction {
         code: u16::from_le_bytes([b[0], b[1]]),
         jt: b[2],

@@ -100,7 +100,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
         let stands = |tid: &i32| matches!(tracer.threads.get(tid).map(|t| &t.state), Some(State::Standing(_)));
         let ended = |state: char| matches!(state, 'Z' | 'X');
         Ok(threads.iter().all(|info| info.kernel_worker || ended(info.state) || stands(&info.tid.0))
-            && tracer.threads.keys().all(|tid| stands(tid)))
+            && tracer.threads.keys().all(stands))
     }
 
     /// The threads, all of them standing (kernel workers not among them), in the order stopped. Threads that were held

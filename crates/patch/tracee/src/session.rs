@@ -1,7 +1,7 @@
 //! A traced process: seize, stop, let go, events.
 
 use crate::freeze::Frozen;
-use crate::tracer::{STOP_LIMIT, Seen, Tracer};
+use crate::tracer::{STOP_LIMIT, Seen, State, Tracer};
 use crate::{Error, Pid, Process, Stopped, Tid, sys};
 use std::panic;
 use std::path::Path;
@@ -37,6 +37,9 @@ pub enum Event {
     },
     /// The child of a vfork has called exec or exited, and its parent goes on.
     VforkDone(Tid),
+    /// A thread that [`Session::request_stop`] asked stands. It is held until [`Session::let_go`], or [`Session::stop`]
+    /// and dropping the [`Stopped`].
+    Stood(Tid),
     /// A thread ended.
     ThreadExited(Tid),
     /// The process runs another program now. It is held before the first instruction; all other threads are gone.
@@ -54,6 +57,19 @@ pub enum Stop<'s> {
     Gone,
     /// It waits for the child of its vfork, which uses this memory: it cannot be stopped, and does not run until
     /// [`Event::VforkDone`].
+    InVfork,
+}
+
+/// What became of a request to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// [`Event::Stood`] or [`Event::ThreadExited`] will follow.
+    Asked,
+    /// It stands already.
+    Stands,
+    /// It has ended.
+    Gone,
+    /// It waits for the child of its vfork and cannot be stopped before [`Event::VforkDone`].
     InVfork,
 }
 
@@ -104,6 +120,37 @@ impl<'p> Session<'p> {
         threads
     }
 
+    /// Asks a thread to stop, without waiting for it: on a busy machine a thread needs its turn on a processor before it
+    /// can stop, and many can wait for theirs together. [`Session::pump`] tells when it stands.
+    pub fn request_stop(&mut self, tid: Tid) -> Result<Asked, Error> {
+        if self.tracer.waits_for_vfork(tid.0) {
+            return Ok(Asked::InVfork);
+        }
+        if !self.tracer.ask_to_stop(tid.0)? {
+            return Ok(Asked::Gone);
+        }
+        match self.tracer.threads.get_mut(&tid.0) {
+            None => Ok(Asked::Gone),
+            Some(thread) if matches!(thread.state, State::Standing(_)) => Ok(Asked::Stands),
+            Some(thread) => {
+                thread.asked = true;
+                Ok(Asked::Asked)
+            }
+        }
+    }
+
+    /// Takes all requests back; threads that stand because of one go on.
+    pub fn withdraw_requests(&mut self) -> Result<(), Error> {
+        self.tracer.threads.values_mut().for_each(|thread| thread.asked = false);
+        let stood: Vec<i32> =
+            self.tracer.events.iter().filter_map(|e| if let Event::Stood(t) = e { Some(t.0) } else { None }).collect();
+        self.tracer.events.retain(|event| !matches!(event, Event::Stood(_)));
+        stood.into_iter().try_for_each(|tid| match self.tracer.let_go(tid) {
+            Ok(_) | Err(Error::ThreadGone(_)) => Ok(()),
+            Err(error) => Err(error),
+        })
+    }
+
     /// Stops one thread. One that is held already (new, or found stopped) is handed over as it is.
     ///
     /// After [`Error::Unstoppable`] the thread runs on; it is let go by the next [`Session::pump`] when it does stop.
@@ -114,7 +161,11 @@ impl<'p> Session<'p> {
         if !self.tracer.ask_to_stop(tid.0)? {
             return Ok(Stop::Gone);
         }
-        match self.tracer.await_stop(tid.0, STOP_LIMIT)? {
+        let seen = self.tracer.await_stop(tid.0, STOP_LIMIT);
+        if let Some(thread) = self.tracer.threads.get_mut(&tid.0) {
+            thread.asked = false;
+        }
+        match seen? {
             Seen::Standing => Ok(Stop::Stopped(Stopped::new(&mut self.tracer, tid.0))),
             Seen::InVfork => Ok(Stop::InVfork),
             _ if self.tracer.replaced => Err(Error::Exec(self.process.pid())),

@@ -28,6 +28,8 @@ pub(crate) struct Standing {
 }
 
 #[derive(Debug, Clone, Copy)]
+// Boxing the large variant would allocate while a thread stands.
+#[allow(clippy::large_enum_variant)]
 pub(crate) enum State {
     /// Its birth was reported by its parent; its own first stop is yet to come.
     Expected,
@@ -39,6 +41,8 @@ pub(crate) enum State {
 pub(crate) struct Thread {
     pub(crate) state: State,
     pub(crate) in_vfork: bool,
+    /// It was asked to stop without being waited for: its stop is reported as [`Event::Stood`].
+    pub(crate) asked: bool,
     /// Times it had gone to sleep before it was last stopped.
     switches_before: Option<u64>,
     /// The sleep that it returns to after it was let go.
@@ -49,7 +53,7 @@ pub(crate) struct Thread {
 
 impl Thread {
     fn new(state: State) -> Thread {
-        Thread { state, in_vfork: false, switches_before: None, returns_to: None, sleeps_in: None }
+        Thread { state, in_vfork: false, asked: false, switches_before: None, returns_to: None, sleeps_in: None }
     }
 }
 
@@ -121,7 +125,11 @@ impl Tracer {
         // Threads born between two enumerations are found by the next one, or attached by the kernel because their
         // parent was traced already. One that finds nothing new proves that all are known.
         while tracer.seize_new()? {}
-        Ok(tracer)
+        // A process that has ended still shows its leader, until its parent has waited for it.
+        match tracer.threads.is_empty() {
+            true => Err(Error::Gone(tracer.process.pid())),
+            false => Ok(tracer),
+        }
     }
 
     /// Seizes threads not known yet; whether there were any.
@@ -483,8 +491,19 @@ impl Tracer {
         let events = self.events.len();
         let seen = self.absorb(tid, report)?;
         let asked_for = self.events.len() > events || self.children.contains_key(&tid);
-        if seen == Seen::Standing && !asked_for {
-            self.let_go(tid)?;
+        let asked = self.threads.get_mut(&tid).is_some_and(|thread| thread.asked);
+        match seen {
+            Seen::Standing if asked_for => {}
+            Seen::Standing if asked => {
+                if let Some(thread) = self.threads.get_mut(&tid) {
+                    thread.asked = false;
+                }
+                self.events.push_back(Event::Stood(Tid(tid)));
+            }
+            Seen::Standing => drop(self.let_go(tid)?),
+            // Any stop takes back the request to stop (ptrace_stop clears JOBCTL_TRAP_STOP).
+            Seen::Moving if asked => drop(sys::interrupt(tid)),
+            _ => {}
         }
         Ok(())
     }

@@ -6,17 +6,20 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use stillpoint_patch_tracee::{Pid, Process, Tid};
 
+static PROGRAMS: AtomicU32 = AtomicU32::new(0);
 static COMPILER: Mutex<()> = Mutex::new(());
 
 /// Compiles `tests/programs/NAME.c`.
 pub fn compile(name: &str, flags: &[&str]) -> PathBuf {
     let _one_at_a_time = COMPILER.lock().unwrap_or_else(|poison| poison.into_inner());
     let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(format!("{name}.c"));
-    let suffix: String = flags.iter().flat_map(|f| f.chars()).filter(|c| c.is_ascii_alphanumeric()).collect();
-    let output = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}{suffix}.{}", std::process::id()));
+    // Each test its own: it removes the file when it is done.
+    let number = PROGRAMS.fetch_add(1, Ordering::Relaxed);
+    let output = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.{}.{number}", std::process::id()));
     let status = Command::new("cc")
         .args(["-O2", "-g", "-pthread", "-Wall", "-Wno-unused-result", "-Wno-return-type", "-Wno-array-bounds", "-o"])
         .arg(&output)

@@ -1,5 +1,8 @@
 //! Runs a tracer step by step and kills it before its Nth system call: the supervisor traces the tracer.
 
+// Its threads, the leader included, are waited for by `reap`.
+#![allow(clippy::zombie_processes, unreachable_pub, missing_docs)]
+
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
