@@ -26,7 +26,15 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
         Ok(Outcome::NothingToPatch) => println!("nothing to patch"),
         Ok(Outcome::Patch(patch)) => {
             for f in &patch.functions {
-                println!("{} {} {}+{} parts {:?}: {}", f.unit, f.name, f.old.start, f.old.len, f.old_parts, f.reasons.join("; "));
+                println!(
+                    "{} {} {}+{} parts {:?}: {}",
+                    f.unit,
+                    f.name,
+                    f.old.start,
+                    f.old.len,
+                    f.old_parts,
+                    f.reasons.join("; ")
+                );
             }
             for s in &patch.sections {
                 println!("section {} {:?} {} bytes, {} relocations", s.name, s.kind, s.size, s.relocations.len());

@@ -13,6 +13,9 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     for (name, placed) in &placement.symbols {
         println!("{name} {:?} {:?}", placed.value, placed.how);
     }
-    println!("{} of {} functions placed; not: {:?}", placement.functions_placed, placement.functions_total, placement.unplaced);
+    println!(
+        "{} of {} functions placed; not: {:?}",
+        placement.functions_placed, placement.functions_total, placement.unplaced
+    );
     Ok(ExitCode::SUCCESS)
 }

@@ -1,10 +1,9 @@
 //! What changed in one unit: functions to be patched, and data that must not have changed.
 
-use crate::Refusal;
 use crate::compare::Pair;
-use crate::names;
-use crate::object_file::{Home, Nature, Object, Section, SymbolType};
+use crate::object_file::{Home, Nature, Object, Reloc, Section, Site, SymbolType};
 use crate::unit::{Ancestor, Unit};
+use crate::{Refusal, clobbers, names};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Functions of the after side that differ, each with its reasons.
@@ -26,6 +25,7 @@ pub(crate) fn find(unit: &Unit<'_>, refusals: &mut Vec<Refusal>) -> Changed {
             changed.insert(function, vec![why]);
         }
     }
+    name_register_users(&pair, unit, &mut changed);
     for variable in unit.variables() {
         if let Some(refusal) = self_contained(unit, &pair, variable) {
             refusals.push(refusal);
@@ -35,15 +35,42 @@ pub(crate) fn find(unit: &Unit<'_>, refusals: &mut Vec<Refusal>) -> Changed {
     changed
 }
 
+/// Says of changed callers that a static callee now clobbers registers which they could keep values in before.
+fn name_register_users(pair: &Pair<'_, '_>, unit: &Unit<'_>, changed: &mut Changed) {
+    let mut grown: BTreeMap<usize, String> = BTreeMap::new();
+    for &function in changed.keys().filter(|f| pair.new.symbols[**f].local) {
+        let Some(old) = unit.older(function) else { continue };
+        let before = clobbers::of(pair.old, old);
+        let more: Vec<&str> = clobbers::of(pair.new, function).difference(&before).copied().collect();
+        if !more.is_empty() {
+            grown.insert(function, more.join(", "));
+        }
+    }
+    for (&caller, reasons) in changed.iter_mut() {
+        for section in pair.new.parts(caller).unwrap_or_default() {
+            for reloc in pair.new.sections[section].relocations.iter().filter(|r| r.branch) {
+                let Site::Inside { section: to, offset, .. } = pair.new.site(reloc) else { continue };
+                let callee = pair.new.owner(to, offset).filter(|callee| *callee != caller);
+                let Some((callee, more)) = callee.and_then(|c| Some((c, grown.get(&c)?))) else { continue };
+                let name = pair.new.symbols[callee].name;
+                let reason = format!("it calls `{name}`, which now clobbers {more} as well (-fipa-ra)");
+                if !reasons.contains(&reason) {
+                    reasons.push(reason);
+                }
+            }
+        }
+    }
+}
+
 /// Code that runs at start-up has run already.
 fn start_up(unit: &Unit<'_>, after: &Object<'_>, refusals: &mut Vec<Refusal>) {
     let describe = |object: &Object<'_>, section: &Section<'_>| -> Vec<(u64, i64, String)> {
-        let target = |r: &crate::object_file::Reloc| match object.site(r) {
-            crate::object_file::Site::Extern(name, _) => name.to_owned(),
-            crate::object_file::Site::Inside { section, offset, .. } => {
+        let target = |r: &Reloc| match object.site(r) {
+            Site::Extern(name, _) => name.to_owned(),
+            Site::Inside { section, offset, .. } => {
                 object.owner(section, offset).map_or(String::new(), |s| names::stem(object.symbols[s].name).to_owned())
             }
-            crate::object_file::Site::Value(_) => String::new(),
+            Site::Value(_) => String::new(),
         };
         section.relocations.iter().map(|r| (r.offset, r.to_end, target(r))).collect()
     };
@@ -113,7 +140,7 @@ fn used_by(object: &Object<'_>, variable: usize) -> String {
     for (index, section) in object.sections.iter().enumerate() {
         for reloc in &section.relocations {
             let found = match object.site(reloc) {
-                crate::object_file::Site::Inside { section, offset, .. } => object.owner(section, offset),
+                Site::Inside { section, offset, .. } => object.owner(section, offset),
                 _ => None,
             };
             if found == Some(variable)

@@ -85,14 +85,7 @@ pub(crate) fn plan(
     plan
 }
 
-fn pull(
-    units: &[Unit<'_>],
-    plan: &mut Plan,
-    work: &mut Vec<Function>,
-    function: Function,
-    found: &Callers,
-    why: &str,
-) {
+fn pull(units: &[Unit<'_>], plan: &mut Plan, work: &mut Vec<Function>, function: Function, found: &Callers, why: &str) {
     let Some(after) = &units[function.0].after else { return };
     let name = after.symbols[function.1].name;
     for &caller in &found.functions {
@@ -235,8 +228,12 @@ fn entry_blocked(target: &TargetElf, unit: &str, name: &str, hot: &mut Range, pa
         match padding(target, hot.start.0 + len, insn::JUMP_LEN as u64 - len) {
             Some(room) => hot.len += room,
             None => {
-                let refusal =
-                    move |why: String| Refusal::EntryTooShort { unit: unit.clone(), function: function.clone(), len, why };
+                let refusal = move |why: String| Refusal::EntryTooShort {
+                    unit: unit.clone(),
+                    function: function.clone(),
+                    len,
+                    why,
+                };
                 let why = format!("it has {len} bytes, no room for a jump");
                 return Some(Blocked { why, refusal: Box::new(refusal) });
             }
@@ -263,6 +260,7 @@ fn entry_blocked(target: &TargetElf, unit: &str, name: &str, hot: &mut Range, pa
             return Some(Blocked { why, refusal: Box::new(refusal) });
         }
     };
-    let refusal = move |why: String| Refusal::BranchIntoEntry { unit: unit.clone(), function: function.clone(), from, to, why };
+    let refusal =
+        move |why: String| Refusal::BranchIntoEntry { unit: unit.clone(), function: function.clone(), from, to, why };
     Some(Blocked { why: format!("the branch at {from} leads into it"), refusal: Box::new(refusal) })
 }

@@ -92,10 +92,8 @@ impl<'p, 'a> Pair<'p, 'a> {
     }
 
     fn insides(&self, old: Site<'a>, new: Site<'a>, own_old: &[usize], own_new: &[usize]) -> Verdict {
-        let (
-            Site::Inside { section: a, offset: x, anchor: p },
-            Site::Inside { section: b, offset: y, anchor: q },
-        ) = (old, new)
+        let (Site::Inside { section: a, offset: x, anchor: p }, Site::Inside { section: b, offset: y, anchor: q }) =
+            (old, new)
         else {
             return Err("unlike references".to_owned());
         };
@@ -258,8 +256,14 @@ fn describe(object: &Object<'_>, site: Site<'_>) -> String {
                 return format!("text {text:?}");
             }
             match object.owner(section, anchor) {
-                Some(owner) if object.symbols[owner].value as i64 == offset => format!("`{}`", object.symbols[owner].name),
-                Some(owner) => format!("`{}`{:+}", object.symbols[owner].name, offset.wrapping_sub(object.symbols[owner].value as i64)),
+                Some(owner) if object.symbols[owner].value as i64 == offset => {
+                    format!("`{}`", object.symbols[owner].name)
+                }
+                Some(owner) => format!(
+                    "`{}`{:+}",
+                    object.symbols[owner].name,
+                    offset.wrapping_sub(object.symbols[owner].value as i64)
+                ),
                 None => format!("a constant in `{}`", object.sections[section].name),
             }
         }

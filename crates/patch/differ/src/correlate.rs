@@ -216,7 +216,8 @@ fn equal_code_sites<'o>(
     let code = |object: &Object<'o>, (section, start, end): (usize, u64, u64)| {
         &object.sections[section].bytes[start as usize..end as usize]
     };
-    let equal = code(old, a).iter().zip(code(new, b)).enumerate().all(|(i, (x, y))| x == y || holes.contains(&(i as u64)));
+    let equal =
+        code(old, a).iter().zip(code(new, b)).enumerate().all(|(i, (x, y))| x == y || holes.contains(&(i as u64)));
     if !equal {
         return Vec::new();
     }

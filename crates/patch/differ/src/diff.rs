@@ -66,7 +66,8 @@ fn compare_types(
 
 fn find_hooks(assembly: &mut Assembly<'_, '_>) -> Hooks {
     let options = assembly.options;
-    let mut find = |names: &Vec<String>| -> Vec<u32> { names.iter().filter_map(|name| find_hook(assembly, name)).collect() };
+    let mut find =
+        |names: &Vec<String>| -> Vec<u32> { names.iter().filter_map(|name| find_hook(assembly, name)).collect() };
     Hooks {
         pre_apply: find(&options.hooks.pre_apply),
         post_apply: find(&options.hooks.post_apply),

@@ -45,6 +45,7 @@
 
 mod assemble;
 mod change;
+mod clobbers;
 mod closure;
 mod compare;
 mod correlate;

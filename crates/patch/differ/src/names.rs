@@ -34,7 +34,8 @@ pub(crate) fn stem(name: &str) -> &str {
 /// The stem, and the kinds of clone in the order made, without their numbers: `f.part.0.isra.1` gives `.part.isra`.
 pub(crate) fn clone_key(name: &str) -> (&str, String) {
     let stem = stem(name);
-    let kinds = name[stem.len()..].split('.').filter(|part| !part.is_empty() && !part.bytes().all(|b| b.is_ascii_digit()));
+    let kinds =
+        name[stem.len()..].split('.').filter(|part| !part.is_empty() && !part.bytes().all(|b| b.is_ascii_digit()));
     (stem, kinds.flat_map(|kind| [".", kind]).collect())
 }
 

@@ -249,7 +249,8 @@ impl<'a> Object<'a> {
     fn index_symbols(&mut self) {
         for (index, symbol) in self.symbols.iter().enumerate() {
             let Home::Section(home) = symbol.home else { continue };
-            if !matches!(symbol.kind, SymbolType::Section) && !symbol.name.is_empty() && !symbol.name.starts_with(".L") {
+            if !matches!(symbol.kind, SymbolType::Section) && !symbol.name.is_empty() && !symbol.name.starts_with(".L")
+            {
                 self.sections[home].symbols.push(index);
             }
         }
@@ -355,7 +356,9 @@ impl<'a> Object<'a> {
 
     /// The literal at `at` of a merged section: up to its terminator, or one entry.
     pub(crate) fn literal(&self, section: usize, at: i64) -> Option<&'a [u8]> {
-        let Section { bytes, nature: Nature::Merged { entry, strings }, .. } = self.sections[section] else { return None };
+        let Section { bytes, nature: Nature::Merged { entry, strings }, .. } = self.sections[section] else {
+            return None;
+        };
         let (rest, width) = (bytes.get(usize::try_from(at).ok()?..)?, usize::try_from(entry).ok()?);
         if !strings {
             return rest.get(..width);
@@ -390,7 +393,7 @@ fn read_symbols<'a>(file: &ElfFile64<'a, Endianness>, sections: &[u64]) -> Resul
             elf::SHN_ABS => Home::Absolute,
             elf::SHN_COMMON => Home::Common,
             _ => match table.symbol_section(e, symbol, index).map_err(|e| e.to_string())? {
-                Some(section) if symbol.st_value(e) <= *sections.get(section.0).unwrap_or(&0) => Home::Section(section.0),
+                Some(s) if sections.get(s.0).is_some_and(|size| symbol.st_value(e) <= *size) => Home::Section(s.0),
                 _ => return Err(format!("symbol `{name}` is in a section that does not exist, or past its end")),
             },
         };
@@ -455,8 +458,5 @@ pub(crate) fn relocation_name(kind: u32) -> String {
         (elf::R_X86_64_SIZE32, "R_X86_64_SIZE32"),
         (elf::R_X86_64_SIZE64, "R_X86_64_SIZE64"),
     ];
-    known
-        .iter()
-        .find(|(k, _)| k.0 == kind)
-        .map_or_else(|| format!("of type {kind}"), |(_, name)| (*name).to_owned())
+    known.iter().find(|(k, _)| k.0 == kind).map_or_else(|| format!("of type {kind}"), |(_, name)| (*name).to_owned())
 }

@@ -140,7 +140,10 @@ fn candidates(target: &TargetElf, object: &Object<'_>, globals: &BTreeMap<String
         for &symbol in &section.symbols {
             let symbol = &object.symbols[symbol];
             let Some(end) = symbol.value.checked_add(symbol.size).filter(|end| *end <= section.size) else { continue };
-            if !symbol.is_function() || symbol.size == 0 || open.iter().any(|o: &Open| o.section == index && o.start == symbol.value) {
+            if !symbol.is_function()
+                || symbol.size == 0
+                || open.iter().any(|o: &Open| o.section == index && o.start == symbol.value)
+            {
                 continue;
             }
             let found = find(target, object, globals, (index, symbol.value, end));
@@ -161,7 +164,8 @@ fn find(
 ) -> BTreeSet<u64> {
     let matcher = Matcher::new(target, object, section, start, end);
     let inside = |s: &&usize| (start..end).contains(&object.symbols[**s].value);
-    let functions: Vec<_> = object.sections[section].symbols.iter().filter(inside).map(|&s| &object.symbols[s]).collect();
+    let functions: Vec<_> =
+        object.sections[section].symbols.iter().filter(inside).map(|&s| &object.symbols[s]).collect();
     let listed = |name: &str| target.symbols.get(name).into_iter().flatten().map(|s| s.at);
     let shown = |name: &str, local: bool| globals.get(name).copied().filter(|_| !local);
     let named: BTreeSet<u64> = functions

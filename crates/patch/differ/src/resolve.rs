@@ -97,7 +97,9 @@ impl Assembly<'_, '_> {
                 let offset = offset.ok_or_else(|| self.unresolved(unit, symbol.name, user, why))?;
                 Ok(Some((offset as i64).wrapping_add(reloc.addend)))
             }
-            elf::R_X86_64_32 | elf::R_X86_64_32S | elf::R_X86_64_64 if self.is_absent(unit, reloc) => Ok(Some(reloc.addend)),
+            elf::R_X86_64_32 | elf::R_X86_64_32S | elf::R_X86_64_64 if self.is_absent(unit, reloc) => {
+                Ok(Some(reloc.addend))
+            }
             _ => Ok(None),
         }
     }
@@ -124,7 +126,9 @@ impl Assembly<'_, '_> {
         let symbol = &after.symbols[reloc.symbol];
         let Home::Section(section) = symbol.home else {
             let found = self.in_target(unit, symbol.name, Way::ThreadLocal);
-            return Ok(found.and_then(|(value, _)| if let SymbolValue::TargetTls(at) = value { Some(at) } else { None }));
+            return Ok(
+                found.and_then(|(value, _)| if let SymbolValue::TargetTls(at) = value { Some(at) } else { None })
+            );
         };
         let at = (symbol.value as i64).wrapping_add(if symbol.kind == SymbolType::Section { reloc.addend } else { 0 });
         let Some(owner) = after.owner(section, at) else { return Ok(None) };
@@ -207,7 +211,9 @@ impl Assembly<'_, '_> {
         let own = after.sections[from].nature == Nature::Text && self.same_function(unit, from, section);
         let internal = own && from != section;
         match function {
-            Some(function) if !internal && !names::is_cold(after.symbols[function].name) && !self.is_table(unit, from) => {
+            Some(function)
+                if !internal && !names::is_cold(after.symbols[function].name) && !self.is_table(unit, from) =>
+            {
                 let function = self.canonical(unit, function);
                 let base = after.symbols[function].value as i64;
                 Ok((self.function(unit, function, reloc)?, raw - base))
@@ -250,8 +256,11 @@ impl Assembly<'_, '_> {
             && let Ancestor::Shipped(old) = self.units[unit].ancestor(function)
         {
             let known = shipped.name(old).unwrap_or_default();
-            if let Some(value) = value(known, if reloc.branch { Way::Branch } else { Way::Address }, self.target.identity().kind) {
-                let how = if shipped.code(old).is_some() { ResolvedBy::Placement } else { ResolvedBy::ReverseRelocation };
+            if let Some(value) =
+                value(known, if reloc.branch { Way::Branch } else { Way::Address }, self.target.identity().kind)
+            {
+                let how =
+                    if shipped.code(old).is_some() { ResolvedBy::Placement } else { ResolvedBy::ReverseRelocation };
                 let how = self.listed(name, &value).unwrap_or(how);
                 return Ok(self.symbol(name, value, how));
             }
@@ -405,7 +414,8 @@ impl Assembly<'_, '_> {
                 }
             }
             None => {
-                let warning = format!("`{name}` is taken from whatever library exports it: its libraries were not stated");
+                let warning =
+                    format!("`{name}` is taken from whatever library exports it: its libraries were not stated");
                 if !self.warnings.contains(&warning) {
                     self.warnings.push(warning);
                 }
@@ -426,7 +436,8 @@ impl Assembly<'_, '_> {
         let others = self.units.iter().enumerate().filter(|(index, _)| *index != unit).map(|(_, u)| u);
         for shipped in this.chain(others).filter_map(|u| u.shipped.as_ref()) {
             let global = shipped.object.symbols.iter().any(|s| s.name == name && !s.local);
-            let found = shipped.name(name).filter(|_| global).and_then(|known| value(known, way, self.target.identity().kind));
+            let found =
+                shipped.name(name).filter(|_| global).and_then(|known| value(known, way, self.target.identity().kind));
             if let Some(value) = found {
                 let how = self.listed(name, &value);
                 let defined = shipped.object.defined(name).is_some_and(|(_, s)| s.is_function());

@@ -258,7 +258,8 @@ fn data_matches(target: &TargetElf, object: &Object<'_>, piece: &Piece) -> bool 
 impl<'a> Known<'a> {
     fn unread_data(&self, object: &Object<'_>) -> Option<(usize, u64)> {
         let holds_data = |section: &usize| {
-            let natures = matches!(object.sections[*section].nature, Nature::Constant | Nature::Data | Nature::Custom { .. });
+            let natures =
+                matches!(object.sections[*section].nature, Nature::Constant | Nature::Data | Nature::Custom { .. });
             natures && !object.sections[*section].bytes.is_empty() && !self.read.contains(section)
         };
         self.bases.iter().find(|(section, _)| holds_data(section)).map(|(s, b)| (*s, *b))

@@ -85,7 +85,8 @@ impl<'a> Shipped<'a> {
         let (_, symbol) = self.object.functions().find(|(_, s)| s.name == name)?;
         let Home::Section(section) = symbol.home else { return None };
         let start = self.places.code_address(section, symbol.value)?;
-        let len = if symbol.size > 0 { symbol.size } else { self.object.sections[section].size.saturating_sub(symbol.value) };
+        let len =
+            if symbol.size > 0 { symbol.size } else { self.object.sections[section].size.saturating_sub(symbol.value) };
         Some(Range { start: Svma(start), len })
     }
 

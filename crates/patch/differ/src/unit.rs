@@ -74,8 +74,11 @@ impl<'a> Unit<'a> {
             if bytes.is_empty() { Ok(None) } else { Object::parse(bytes, input.path, side).map(Some) }
         };
         let one = |refusal| vec![refusal];
-        let shipped =
-            if input.shipped.is_empty() { None } else { Some(Shipped::find(target, input.path, input.shipped, globals)?) };
+        let shipped = if input.shipped.is_empty() {
+            None
+        } else {
+            Some(Shipped::find(target, input.path, input.shipped, globals)?)
+        };
         let (before, after) = (parse(input.before, "before").map_err(one)?, parse(input.after, "after").map_err(one)?);
         let to_before = match (&before, &after) {
             (Some(old), Some(new)) => Correlation::between(old, new),

@@ -68,7 +68,8 @@ fn bring_unit(
     let path = assembly.units[unit].path.to_owned();
     let mut covered = BTreeSet::new();
     for (index, section) in after.sections.iter().enumerate().filter(|(_, s)| s.nature == Nature::Unwind) {
-        let damaged = || Refusal::UnwindData { unit: path.clone(), function: section.name.to_owned(), why: "damaged".to_owned() };
+        let damaged =
+            || Refusal::UnwindData { unit: path.clone(), function: section.name.to_owned(), why: "damaged".to_owned() };
         let records = records(section.bytes).ok_or_else(damaged)?;
         let mut cies: BTreeMap<usize, usize> = BTreeMap::new();
         for record in &records {
@@ -90,7 +91,8 @@ fn bring_unit(
         }
     }
     for section in text.difference(&covered) {
-        let name = after.sections[*section].symbols.first().map_or(after.sections[*section].name, |s| after.symbols[*s].name);
+        let name =
+            after.sections[*section].symbols.first().map_or(after.sections[*section].name, |s| after.symbols[*s].name);
         assembly.warnings.push(format!("`{name}` of {path} has no unwind data: debuggers cannot look through it"));
     }
     Ok(())
@@ -128,7 +130,11 @@ fn copy(assembly: &mut Assembly<'_, '_>, unit: usize, index: usize, record: &Rec
 }
 
 /// The code that an FDE describes is always the new one, never the entry in the target.
-fn code_start(assembly: &mut Assembly<'_, '_>, unit: usize, reloc: &Reloc) -> Option<stillpoint_patch_format::Relocation> {
+fn code_start(
+    assembly: &mut Assembly<'_, '_>,
+    unit: usize,
+    reloc: &Reloc,
+) -> Option<stillpoint_patch_format::Relocation> {
     let after = assembly.after(unit)?;
     let Site::Inside { section, .. } = after.site(reloc) else { return None };
     let index = assembly.bring(unit, section);

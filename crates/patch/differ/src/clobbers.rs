@@ -1,0 +1,68 @@
+//! Which registers a function changes that its callers may rely on when the compiler looked into it (`-fipa-ra`).
+//!
+//! A caller compiled against the old callee may keep a value in such a register across the call. Its code on the after
+//! side was compiled against the new callee, so that it differs whenever it must; this names the cause.
+
+use crate::object_file::{Object, Site};
+use iced_x86::{Decoder, DecoderOptions, FlowControl, InstructionInfoFactory, OpAccess, Register};
+use std::collections::BTreeSet;
+
+/// Registers that a call may change by the ABI, by name.
+const CALLER_SAVED: [(Register, &str); 9] = [
+    (Register::RAX, "rax"),
+    (Register::RCX, "rcx"),
+    (Register::RDX, "rdx"),
+    (Register::RSI, "rsi"),
+    (Register::RDI, "rdi"),
+    (Register::R8, "r8"),
+    (Register::R9, "r9"),
+    (Register::R10, "r10"),
+    (Register::R11, "r11"),
+];
+
+/// Calls deeper than this count as changing everything.
+const DEPTH_MAX: u32 = 8;
+
+fn all() -> BTreeSet<&'static str> {
+    CALLER_SAVED.iter().map(|(_, name)| *name).collect()
+}
+
+/// Names of the caller-saved registers that `function` and what it calls within the unit may change.
+pub(crate) fn of(object: &Object<'_>, function: usize) -> BTreeSet<&'static str> {
+    collect(object, function, 0)
+}
+
+fn collect(object: &Object<'_>, function: usize, depth: u32) -> BTreeSet<&'static str> {
+    if depth > DEPTH_MAX {
+        return all();
+    }
+    let mut found = BTreeSet::new();
+    let mut factory = InstructionInfoFactory::new();
+    for part in object.parts(function).unwrap_or_default() {
+        let section = &object.sections[part];
+        for instruction in &mut Decoder::with_ip(64, section.bytes, 0, DecoderOptions::NONE) {
+            for used in factory.info(&instruction).used_registers() {
+                let writes = !matches!(used.access(), OpAccess::Read | OpAccess::CondRead | OpAccess::None);
+                let full = used.register().full_register();
+                found.extend(CALLER_SAVED.iter().filter(|(r, _)| writes && *r == full).map(|(_, name)| *name));
+            }
+            let leaves = matches!(instruction.flow_control(), FlowControl::Call | FlowControl::IndirectCall);
+            let jumps = matches!(instruction.flow_control(), FlowControl::UnconditionalBranch);
+            if !leaves && !jumps {
+                continue;
+            }
+            let inside = instruction.ip()..instruction.next_ip();
+            let reloc = section.relocations.iter().find(|r| inside.contains(&r.offset));
+            match reloc.map(|r| object.site(r)) {
+                Some(Site::Inside { section, offset, .. }) if section != part => match object.owner(section, offset) {
+                    Some(callee) if callee != function => found.extend(collect(object, callee, depth + 1)),
+                    _ => {}
+                },
+                Some(Site::Inside { .. }) => {}
+                None if jumps => {}
+                _ => return all(),
+            }
+        }
+    }
+    found
+}
