@@ -1,24 +1,126 @@
 //! Serving a traced process while no transition moves its threads: whatever is born runs on at once.
 
 use crate::Error;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
-use stillpoint_patch_tracee::{self as tracee, Event, Process, Session, Stopped};
+use stillpoint_patch_tracee::{self as tracee, Asked, Event, Process, Session, Stop, Stopped};
 
 /// A carrier is waited for: threads leave the calls that cannot carry by themselves, mostly soon.
 const CARRIER_LIMIT: Duration = Duration::from_secs(5);
+const EACH_LIMIT: Duration = Duration::from_secs(20);
 const CARRIER_RETRY: Duration = Duration::from_millis(1);
 
 /// Serves events until `until` has passed; with a time in the past, what is there already.
 pub(crate) fn serve(process: &Process, session: &mut Session<'_>, until: Instant) -> Result<(), Error> {
     while let Some(event) = session.pump(until)? {
         match event {
-            Event::NewThread(tid) => session.let_go(tid)?,
+            Event::NewThread(tid) | Event::Stood(tid) => session.let_go(tid)?,
             Event::NewProcess { pid, .. } => session.release(pid)?,
             Event::Exec | Event::Exited(_) => return Err(Error::Ended(process.pid())),
             _ => {}
         }
     }
     Ok(())
+}
+
+/// How many threads may be on their way to a stop at the same time: one on an idle machine, where a stop takes some
+/// microseconds and a second thread would only stand and wait for its turn with us; many on a busy one, where each
+/// thread first needs its turn on a processor, and all can wait for theirs together.
+#[derive(Debug)]
+pub(crate) struct Window {
+    size: usize,
+}
+
+const WINDOW_MAX: usize = 64;
+/// A stop that takes longer than this was waiting for a processor.
+pub(crate) const STOP_SLOW: Duration = Duration::from_micros(150);
+
+impl Window {
+    pub(crate) fn new() -> Self {
+        Window { size: 1 }
+    }
+
+    /// How many more may be asked while `asked` are on their way.
+    pub(crate) fn room(&self, asked: usize) -> usize {
+        self.size.saturating_sub(asked)
+    }
+
+    /// Nobody came to stand in [`STOP_SLOW`].
+    pub(crate) fn waited(&mut self) {
+        self.size = (self.size * 2).min(WINDOW_MAX);
+    }
+
+    /// So many stand at once; more than two mean that the others stand for nothing.
+    pub(crate) fn arrived(&mut self, standing: usize) {
+        if standing > 2 {
+            self.size = (self.size / 2).max(1);
+        }
+    }
+}
+
+/// Lets the calling thread run before others: while it waits for a processor, some thread of the target stands and
+/// waits for it. Best effort; it takes a privilege.
+pub(crate) fn hurry() {
+    let _ = rustix::process::setpriority_process(None, -20);
+}
+
+/// Does `work` on every thread, one after another, each standing alone for that time; those born meanwhile included.
+pub(crate) fn each_thread(
+    process: &Process,
+    session: &mut Session<'_>,
+    mut work: impl FnMut(&mut Stopped<'_>) -> Result<(), Error>,
+    stopped: &mut dyn FnMut(tracee::Tid, u64),
+) -> Result<u32, Error> {
+    let mut seen = BTreeSet::new();
+    let mut asked = BTreeSet::new();
+    let mut stood = Vec::new();
+    let mut window = Window::new();
+    let deadline = Instant::now() + EACH_LIMIT;
+    loop {
+        let threads = session.threads();
+        asked.retain(|tid| threads.contains(tid));
+        for tid in
+            threads.into_iter().filter(|tid| !seen.contains(tid)).take(window.room(asked.len())).collect::<Vec<_>>()
+        {
+            seen.insert(tid);
+            match session.request_stop(tid)? {
+                Asked::Asked => drop(asked.insert(tid)),
+                Asked::Stands => stood.push(tid),
+                Asked::Gone | Asked::InVfork => {}
+            }
+        }
+        window.arrived(stood.len());
+        for tid in stood.drain(..) {
+            asked.remove(&tid);
+            let Stop::Stopped(mut thread) = session.stop(tid)? else { continue };
+            work(&mut thread)?;
+            let stopped_ns = thread.resume()?;
+            stopped(tid, stopped_ns);
+        }
+        let unseen = session.threads().iter().any(|tid| !seen.contains(tid));
+        if asked.is_empty() && !unseen {
+            return Ok(seen.len() as u32);
+        }
+        if Instant::now() > deadline {
+            session.withdraw_requests()?;
+            let tid = asked.first().copied().unwrap_or(process.pid().leader());
+            return Err(tracee::Error::Unstoppable { tid, why: "it gets no turn on a processor".into() }.into());
+        }
+        let mut until = if asked.is_empty() { Instant::now() } else { Instant::now() + STOP_SLOW };
+        while let Some(event) = session.pump(until)? {
+            match event {
+                Event::Stood(tid) => stood.push(tid),
+                Event::NewThread(tid) => session.let_go(tid)?,
+                Event::NewProcess { pid, .. } => session.release(pid)?,
+                Event::Exec | Event::Exited(_) => return Err(Error::Ended(process.pid())),
+                _ => {}
+            }
+            until = Instant::now();
+        }
+        if stood.is_empty() && !asked.is_empty() {
+            window.waited();
+        }
+    }
 }
 
 /// Does `work` on a thread that can carry remote calls.

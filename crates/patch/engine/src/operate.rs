@@ -14,11 +14,11 @@ use crate::store::{self, Store};
 use crate::transition::{Limits, Mover};
 use crate::walk::Walker;
 use crate::{Error, arena, calm, place};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use stillpoint_events::EventKind;
 use stillpoint_patch_format::{Avma, Signed};
 use stillpoint_patch_insn::{DispatchState, JUMP_LEN};
-use stillpoint_patch_tracee::{Mapping, Module, Pid, Process, Session, Stop, Stopped, Tid, attach};
+use stillpoint_patch_tracee::{Mapping, Module, Pid, Process, Session, Stopped, attach};
 
 /// How threads are brought over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,6 +130,7 @@ pub fn apply(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
     }
     let process = target.process.clone();
     attach(&process, move |session| {
+        calm::hurry();
         let start = now_ns();
         recover(session, &mut target, Some(signed), options, &mut report)?;
         if already(&target.view, signed) {
@@ -299,7 +300,18 @@ fn mover<'m, 's, 'p, 'r>(
     let walker = Walker::new(process, modules, frames);
     let mut trampolines = view.trampolines();
     trampolines.extend(transition_trampolines);
-    Ok(Mover { session, process, store, report, prober, walker, trampolines, newborn: None })
+    Ok(Mover {
+        session,
+        process,
+        store,
+        report,
+        prober,
+        walker,
+        trampolines,
+        newborn: None,
+        stood: Vec::new(),
+        window: calm::Window::new(),
+    })
 }
 
 type Hooks<'h> = (&'h [Avma], &'h [Avma]);
@@ -399,7 +411,10 @@ pub fn recover_only(pid: Pid, options: &Options, observer: Observer<'_>) -> Resu
         return Ok(false);
     }
     let process = target.process.clone();
-    attach(&process, move |session| recover(session, &mut target, None, options, &mut report).map(|()| true))?
+    attach(&process, move |session| {
+        calm::hurry();
+        recover(session, &mut target, None, options, &mut report).map(|()| true)
+    })?
 }
 
 /// Takes patches back, as one transition for each module concerned.
@@ -419,6 +434,7 @@ pub fn revert(pid: Pid, which: &Which, options: &Options, observer: Observer<'_>
     }
     let process = target.process.clone();
     attach(&process, move |session| {
+        calm::hurry();
         let start = now_ns();
         recover(session, &mut target, None, options, &mut report)?;
         let mut outcome = None;
@@ -532,6 +548,7 @@ pub fn check(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
     let mappings = target.mappings.clone();
     let restorers = crate::image::signal_returns(&process, &target.modules);
     let (threads, busy) = attach(&process, |session| {
+        calm::hurry();
         let mut prober = Prober::new(restorers, mappings);
         look_at_all(session, &process, &mut prober, &walker, &forbidden, &mut report)
     })??;
@@ -546,25 +563,24 @@ fn look_at_all(
     forbidden: &Forbidden,
     report: &mut Report<'_>,
 ) -> Result<(u32, Vec<Busy>), Error> {
-    let mut busy = Vec::new();
-    let threads: Vec<Tid> = session.threads();
-    for tid in &threads {
-        calm::serve(process, session, Instant::now())?;
-        let Stop::Stopped(mut stopped) = session.stop(*tid)? else { continue };
-        let look = prober.look(process, &mut stopped)?;
+    let mut found = Vec::new();
+    let look = |stopped: &mut Stopped<'_>| {
+        let look = prober.look(process, stopped)?;
         let mut verdict = look.verdict(forbidden);
         if matches!(&verdict, Verdict::Busy(finding) if !finding.standing)
             && let Some(frames) = walker.frames(&look)
         {
             verdict = finding_in_frames(forbidden, &frames).map_or(Verdict::Clear, Verdict::Busy);
         }
-        let stopped_ns = stopped.resume()?;
-        report.stopped(*tid, "probe", stopped_ns);
         if !matches!(verdict, Verdict::Clear | Verdict::KernelWorker) {
-            let function = verdict.describe();
-            report.event(EventKind::ThreadBusy { tid: tid.0, function: function.clone() });
-            busy.push(Busy { tid: *tid, function });
+            found.push(Busy { tid: stopped.tid(), function: verdict.describe() });
         }
+        Ok(())
+    };
+    let threads = calm::each_thread(process, session, look, &mut |tid, ns| report.stopped(tid, "probe", ns))?;
+    found.sort_unstable_by_key(|b| b.tid);
+    for busy in &found {
+        report.event(EventKind::ThreadBusy { tid: busy.tid.0, function: busy.function.clone() });
     }
-    Ok((threads.len() as u32, busy))
+    Ok((threads, found))
 }

@@ -5,10 +5,9 @@ use crate::plan::transition_of_word;
 use crate::store::{self, Store};
 use crate::{Error, calm};
 use serde::Serialize;
-use std::time::Instant;
 use stillpoint_patch_format::{Avma, Scope};
 use stillpoint_patch_insn::{JUMP_LEN, jump5};
-use stillpoint_patch_tracee::{Pid, Process, Session, Stop, attach};
+use stillpoint_patch_tracee::{Pid, Process, Session, Stopped, attach};
 
 /// State of one process.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -192,17 +191,18 @@ fn entries(process: &Process, view: &View) -> Result<Vec<EntryStatus>, Error> {
 
 fn words(session: &mut Session<'_>, process: &Process, offset: i32) -> Result<Vec<ThreadStatus>, Error> {
     let mut out = Vec::new();
-    for tid in session.threads() {
-        calm::serve(process, session, Instant::now())?;
-        let Stop::Stopped(mut stopped) = session.stop(tid)? else { continue };
+    let look = |stopped: &mut Stopped<'_>| {
         let registers = stopped.registers()?;
         let mut word = [0; 4];
         if !registers.no_user_side() && registers.fs_base != 0 {
             let at = Avma(registers.fs_base.wrapping_add_signed(i64::from(offset)));
             process.memory().read(at, &mut word)?;
         }
-        stopped.resume()?;
-        out.push(ThreadStatus { tid: tid.0, transition: transition_of_word(u32::from_le_bytes(word)) });
-    }
+        let transition = transition_of_word(u32::from_le_bytes(word));
+        out.push(ThreadStatus { tid: stopped.tid().0, transition });
+        Ok(())
+    };
+    calm::each_thread(process, session, look, &mut |_, _| {})?;
+    out.sort_unstable_by_key(|t| t.tid);
     Ok(out)
 }

@@ -8,6 +8,7 @@
 //! yet to be born, runs the new side, and what is left (turning entries into direct jumps) changes nothing that anybody
 //! can see. Each step is in the ledger before it is done, so that whoever finds the ledger can go on from there.
 
+use crate::calm::{STOP_SLOW, Window};
 use crate::error::Busy;
 use crate::ledger::{NamedSpan, Phase, Record, Site, Span, Transition, Unfinished};
 use crate::plan::word_value;
@@ -22,7 +23,7 @@ use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::{DispatchState, JUMP_LEN};
-use stillpoint_patch_tracee::{Birth, Event, Memory, Pid, Process, Session, Stop, Tid};
+use stillpoint_patch_tracee::{Asked, Birth, Event, Memory, Pid, Process, Session, Stop, Tid};
 
 const RETRY_FIRST: Duration = Duration::from_micros(500);
 const SHARER: &str = "another process that uses the same memory";
@@ -39,6 +40,8 @@ enum Direction {
 struct Traveller {
     next: Instant,
     wait: Duration,
+    /// Its stop was requested and is to come.
+    asked: bool,
     seen: Option<String>,
     walked: bool,
 }
@@ -55,6 +58,9 @@ pub(crate) struct Mover<'m, 's, 'p, 'r> {
     pub(crate) trampolines: Vec<Span>,
     /// Made when a transition begins.
     pub(crate) newborn: Option<(i32, u32)>,
+    /// Threads that stand because they were asked to.
+    pub(crate) stood: Vec<Tid>,
+    pub(crate) window: Window,
 }
 
 /// How long the phases may take.
@@ -339,6 +345,19 @@ impl Mover<'_, '_, '_, '_> {
 
     /// Moves every thread by itself; returns how many there are.
     fn migrate(&mut self, transition: &Transition, direction: Direction, deadline: Instant) -> Result<u32, Error> {
+        let result = self.move_all(transition, direction, deadline);
+        // nobody may be left standing, and nobody may come to stand for a request that is over
+        self.session.withdraw_requests()?;
+        for tid in std::mem::take(&mut self.stood) {
+            match self.session.let_go(tid) {
+                Ok(()) | Err(stillpoint_patch_tracee::Error::ThreadGone(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        result
+    }
+
+    fn move_all(&mut self, transition: &Transition, direction: Direction, deadline: Instant) -> Result<u32, Error> {
         let offset = self.store.ledger.word_offset;
         let (code, word) = match direction {
             Direction::Forward => (&transition.leave, word_value(transition.number)),
@@ -350,15 +369,8 @@ impl Mover<'_, '_, '_, '_> {
         let mut waiting: BTreeMap<Tid, Traveller> = BTreeMap::new();
         loop {
             self.serve(Instant::now())?;
-            let now = Instant::now();
-            let threads = self.session.threads();
-            waiting.retain(|tid, _| threads.contains(tid));
-            done.retain(|tid, _| threads.contains(tid));
-            for tid in threads {
-                let due = waiting.get(&tid).is_none_or(|t| t.next <= now);
-                if done.contains_key(&tid) || !due {
-                    continue;
-                }
+            self.window.arrived(self.stood.len());
+            for tid in std::mem::take(&mut self.stood) {
                 let mut traveller = waiting.remove(&tid).unwrap_or_else(Traveller::new);
                 match self.visit(tid, &mut traveller, &forbidden, transition, direction, &done)? {
                     Visit::Moved(fs_base) => {
@@ -368,27 +380,73 @@ impl Mover<'_, '_, '_, '_> {
                         }
                     }
                     Visit::Gone => {}
-                    Visit::NotYet => {
-                        traveller.wait = (traveller.wait * 2).min(RETRY_MAX);
-                        traveller.next = Instant::now() + traveller.wait;
-                        waiting.insert(tid, traveller);
-                    }
+                    Visit::NotYet => drop(waiting.insert(tid, traveller.later())),
                 }
             }
-            if waiting.is_empty() && self.everybody_known(&done)? {
+            let threads = self.session.threads();
+            waiting.retain(|tid, _| threads.contains(tid));
+            done.retain(|tid, _| threads.contains(tid));
+            self.ask(&threads, &mut waiting, &done)?;
+            let now = Instant::now();
+            if waiting.is_empty() && self.stood.is_empty() && self.everybody_known(&done)? {
                 return Ok(done.len() as u32);
             }
-            let now = Instant::now();
             if now > deadline {
-                let seen =
-                    |(tid, t): (&Tid, &Traveller)| Busy { tid: *tid, function: t.seen.clone().unwrap_or_default() };
+                let seen = |(tid, t): (&Tid, &Traveller)| Busy { tid: *tid, function: t.describe() };
                 let sharers = self.process.memory_sharers()?;
                 let sharers = sharers.iter().map(|pid| Busy { tid: pid.leader(), function: SHARER.into() });
                 return Err(Error::TimedOut { busy: waiting.iter().map(seen).chain(sharers).collect() });
             }
-            let next = waiting.values().map(|t| t.next).min().unwrap_or(now + RETRY_FIRST);
-            self.serve_once(next.min(deadline))?;
+            if self.stood.is_empty() {
+                let out = waiting.values().any(|t| t.asked);
+                let due = waiting.values().filter(|t| !t.asked).map(|t| t.next).min();
+                let next = if out { now + STOP_SLOW } else { due.unwrap_or(now + RETRY_FIRST) };
+                if !self.serve_once(next.min(deadline))? && out {
+                    self.window.waited();
+                }
+            }
         }
+    }
+
+    /// Asks threads that are due to stop, not too many at a time.
+    fn ask(
+        &mut self,
+        threads: &[Tid],
+        waiting: &mut BTreeMap<Tid, Traveller>,
+        done: &BTreeMap<Tid, Avma>,
+    ) -> Result<(), Error> {
+        let mut asked = waiting.values().filter(|t| t.asked).count();
+        let now = Instant::now();
+        for tid in threads.iter().copied().filter(|tid| !done.contains_key(tid)) {
+            if self.window.room(asked) == 0 {
+                return Ok(());
+            }
+            let mut traveller = waiting.remove(&tid).unwrap_or_else(Traveller::new);
+            if traveller.asked || traveller.next > now || self.stood.contains(&tid) {
+                waiting.insert(tid, traveller);
+                continue;
+            }
+            // stopping a thread again that has not run would tell nothing new, and begin its time-out anew
+            if traveller.seen.is_some() && traveller.walked && self.session.idle_since_stop(tid)? {
+                waiting.insert(tid, traveller.later());
+                continue;
+            }
+            if traveller.seen.is_some() {
+                self.walker.prepare();
+            }
+            match self.session.request_stop(tid)? {
+                Asked::Asked => traveller.asked = true,
+                Asked::Stands => self.stood.push(tid),
+                Asked::Gone => continue,
+                Asked::InVfork => {
+                    traveller.seen = Some("vfork, whose child uses the same memory".into());
+                    traveller = traveller.later();
+                }
+            }
+            asked += usize::from(traveller.asked);
+            waiting.insert(tid, traveller);
+        }
+        Ok(())
     }
 
     /// Two enumerations, the session's and the kernel's, hold nobody who has not gone over; nobody else shares the
@@ -414,14 +472,7 @@ impl Mover<'_, '_, '_, '_> {
         direction: Direction,
         done: &BTreeMap<Tid, Avma>,
     ) -> Result<Visit, Error> {
-        // stopping a thread again that has not run would tell nothing new, and begin its time-out anew
-        if traveller.seen.is_some() && traveller.walked && self.session.idle_since_stop(tid)? {
-            return Ok(Visit::NotYet);
-        }
         let walk = traveller.seen.is_some();
-        if walk {
-            self.walker.prepare();
-        }
         let offset = self.store.ledger.word_offset;
         let mut stopped = match self.session.stop(tid) {
             Ok(Stop::Stopped(stopped)) => stopped,
@@ -490,6 +541,7 @@ impl Mover<'_, '_, '_, '_> {
         match self.session.pump(until)? {
             None => return Ok(false),
             Some(Event::NewThread(tid)) => self.welcome(tid)?,
+            Some(Event::Stood(tid)) => self.stood.push(tid),
             Some(Event::NewProcess { pid: child, how, .. }) => self.release(child, how)?,
             Some(Event::Exec | Event::Exited(_)) => return Err(Error::Ended(pid)),
             Some(_) => {}
@@ -527,7 +579,17 @@ enum Visit {
 
 impl Traveller {
     fn new() -> Self {
-        Traveller { next: Instant::now(), wait: RETRY_FIRST, seen: None, walked: false }
+        Traveller { next: Instant::now(), wait: RETRY_FIRST, asked: false, seen: None, walked: false }
+    }
+
+    /// To be looked at again after a while.
+    fn later(self) -> Self {
+        let wait = (self.wait * 2).min(RETRY_MAX);
+        Traveller { next: Instant::now() + wait, wait, asked: false, ..self }
+    }
+
+    fn describe(&self) -> String {
+        self.seen.clone().unwrap_or_else(|| "a queue for a processor, and does not stop".to_owned())
     }
 }
 

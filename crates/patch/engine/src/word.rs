@@ -2,9 +2,8 @@
 
 use crate::plan::transition_of_word;
 use crate::{Error, calm};
-use std::time::Instant;
 use stillpoint_patch_format::Avma;
-use stillpoint_patch_tracee::{Libc, Process, Session, Stop};
+use stillpoint_patch_tracee::{Libc, Process, Session, Stopped};
 
 /// Bytes 0x80 to 0x27f of glibc's control block were room for vector registers of the loader and have not been used
 /// since glibc 2.23; those before belong to shadow stacks, transactional memory and split stacks.
@@ -33,30 +32,21 @@ pub(crate) fn choose(
     stopped: &mut dyn FnMut(stillpoint_patch_tracee::Tid, u64),
 ) -> Result<i32, Error> {
     let mut free = [true; (END - FIRST) / 8];
-    let mut seen = std::collections::BTreeSet::new();
-    loop {
-        calm::serve(process, session, Instant::now())?;
-        let missing: Vec<_> = session.threads().into_iter().filter(|tid| !seen.contains(tid)).collect();
-        if missing.is_empty() {
-            break;
+    let look = |thread: &mut Stopped<'_>| {
+        if thread.registers()?.no_user_side() {
+            return Ok(());
         }
-        for tid in missing {
-            seen.insert(tid);
-            let Stop::Stopped(mut thread) = session.stop(tid)? else { continue };
-            if !thread.registers()?.no_user_side() {
-                let base = thread.fs_base()?;
-                if base.0 == 0 {
-                    let what = format!("has a thread ({tid}) without thread-local storage");
-                    return Err(Error::Unsuitable { pid: process.pid(), what });
-                }
-                let mut block = [0; END - FIRST];
-                process.memory().read(Avma(base.0 + FIRST as u64), &mut block)?;
-                exclude(&block, &mut free);
-            }
-            let stopped_ns = thread.resume()?;
-            stopped(tid, stopped_ns);
+        let base = thread.fs_base()?;
+        if base.0 == 0 {
+            let what = format!("has a thread ({}) without thread-local storage", thread.tid());
+            return Err(Error::Unsuitable { pid: process.pid(), what });
         }
-    }
+        let mut block = [0; END - FIRST];
+        process.memory().read(Avma(base.0 + FIRST as u64), &mut block)?;
+        exclude(&block, &mut free);
+        Ok(())
+    };
+    calm::each_thread(process, session, look, stopped)?;
     let index = free.iter().rposition(|free| *free).ok_or(Error::NoWord(process.pid()))?;
     Ok((FIRST + index * 8) as i32)
 }
