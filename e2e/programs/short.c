@@ -25,11 +25,12 @@
 #endif
 
 #if defined ONE_BYTE
-static volatile long state = 1;
+static __thread volatile long state;
 PATCHED LINKAGE void short_function(void) {
     if (VERSION != 1) state = VERSION;
 }
 __attribute__((noinline)) static long call(void) {
+    state = 1;
     short_function();
     return state;
 }

@@ -205,11 +205,13 @@ fn a_thread_that_does_not_return_in_time_makes_all_go_back() {
         victim.assert_settled(1);
         victim.assert_pristine();
     }
-    // Nothing of the attempts is in the way.
-    victim.announce(Phase::Over(1, 2));
-    victim.stdin().write_all(b"x").expect("wake the sleeper");
     let check = Stillpoint::new().args(["patch", "check"]).arg(&patch).arg("--pid").arg(victim.pid()).run();
     assert!(format!("{}{}", check.stdout, check.stderr).contains("stands_here"), "check does not predict it\n{check}");
+    // Nothing of the attempts is in the way once the thread has left.
+    victim.announce(Phase::Over(1, 2));
+    victim.stdin().write_all(b"x").expect("wake the sleeper");
+    apply(&patch, victim.pid()).args(PATIENCE).succeed();
+    victim.assert_settled(2);
 }
 
 /// Whether a thread of the victim stands in a read of descriptor 0.
