@@ -33,6 +33,7 @@ pub(crate) struct Assembly<'p, 'a> {
     queue: VecDeque<(usize, usize)>,
     pool: HashMap<Vec<u8>, u64>,
     pool_section: Option<u32>,
+    trap_section: Option<u32>,
     index: HashMap<(String, String), u32>,
 }
 
@@ -53,6 +54,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
             queue: VecDeque::new(),
             pool: HashMap::new(),
             pool_section: None,
+            trap_section: None,
             index: HashMap::new(),
         }
     }
@@ -230,6 +232,23 @@ impl<'p, 'a> Assembly<'p, 'a> {
         });
         self.pool.insert(bytes.to_vec(), offset);
         self.patch_symbol(".rodata.literals", section, offset)
+    }
+
+    /// Where calls of a function that does not exist lead; the code before them sees to it that none is made.
+    pub(crate) fn trap(&mut self) -> u32 {
+        const UD2: [u8; 2] = [0x0f, 0x0b];
+        let section = self.trap_section.unwrap_or(self.sections.len() as u32);
+        if self.trap_section.replace(section).is_none() {
+            self.sections.push(format::Section {
+                name: ".text.absent".to_owned(),
+                kind: SectionKind::Text,
+                align: 1,
+                size: UD2.len() as u64,
+                bytes: UD2.to_vec(),
+                relocations: Vec::new(),
+            });
+        }
+        self.patch_symbol("a function that nothing defines", section, 0)
     }
 
     /// New state that new code shares between threads asks for a scope.

@@ -76,6 +76,9 @@ impl Assembly<'_, '_> {
         if way(reloc) == Way::Slot && self.is_absent(unit, reloc) {
             return Ok(Resolution::Slot(self.literal(&[0; 8], 8), reloc.addend));
         }
+        if reloc.branch && self.is_absent(unit, reloc) {
+            return Ok(Resolution::Symbol(self.trap(), reloc.addend));
+        }
         if way(reloc) == Way::Slot
             && let Some((name, slot)) = self.weak_slot(unit, reloc)
         {
@@ -395,6 +398,9 @@ impl Assembly<'_, '_> {
             return Err(self.unresolved(unit, name, user, "code that computes the table's address is not supported"));
         }
         if let Some((value, how)) = self.in_target(unit, name, way) {
+            if matches!(value, SymbolValue::TargetSlot(_)) {
+                self.check_reach(unit, name, reloc, user)?;
+            }
             return Ok(self.symbol(name, value, how));
         }
         if let Some(found) = self.in_patch(name, reloc) {
@@ -406,6 +412,7 @@ impl Assembly<'_, '_> {
         if way == Way::ThreadLocal || way == Way::Index {
             return Err(self.unresolved(unit, name, user, "no unit at hand shows where this thread-local is"));
         }
+        self.check_reach(unit, name, reloc, user)?;
         match &self.options.imports {
             Some(imports) => {
                 if let Some(version) = imports.get(name) {
@@ -424,6 +431,18 @@ impl Assembly<'_, '_> {
         }
         let why = "no unit at hand refers to it or defines it, no symbol table of the target lists it, and no library \
                    that the target needs exports it";
+        Err(self.unresolved(unit, name, user, why))
+    }
+
+    /// Code that reaches for a library's data without the GOT relies on a copy in the executable, which the linker makes
+    /// for those names only that the executable used when it was linked.
+    fn check_reach(&self, unit: usize, name: &str, reloc: &Reloc, user: &str) -> Result<(), Refusal> {
+        let wide = matches!(elf::RelocationType(reloc.kind), elf::R_X86_64_64 | elf::R_X86_64_PC64);
+        if way(reloc) != Way::Address || wide {
+            return Ok(());
+        }
+        let why = "it is in a library, the target has no copy of it, and the code reaches for it directly, not through \
+                   the GOT";
         Err(self.unresolved(unit, name, user, why))
     }
 
