@@ -1,6 +1,6 @@
 //! Patches for programs exactly as Debian ships them: older binaries of the archive, brought up to its newest source.
 
-use crate::cli::Stillpoint;
+use crate::cli::{Run, Stillpoint};
 use crate::packages::{self, Binary};
 use std::path::PathBuf;
 use stillpoint_measure::load::{Load, Plan, Protocol, Target};
@@ -36,6 +36,8 @@ pub fn older(source: &str, packages: &[&str], path: &str, quilt: &[&str]) -> Res
         let output = dir.path().join(format!("{}-{name}", patches.len()));
         let mut build = Stillpoint::new()
             .args(["patch", "build", "--debian", &format!("{source}={newest}"), "--shipped", oldest, "--quilt", &name])
+            .arg("--cache")
+            .arg(builder_cache())
             .arg("--target")
             .arg(&binary.path)
             .arg("--output")
@@ -59,16 +61,66 @@ pub fn older(source: &str, packages: &[&str], path: &str, quilt: &[&str]) -> Res
     Ok(Shipped { binary, patches, _dir: dir })
 }
 
+/// A memcached of the archive, and a patch by us that changes its answer to `version` to `VERSION stillpoint`: what the
+/// package's own series fixes lies in units that Debian does not compile.
+pub fn memcached() -> Result<Shipped, String> {
+    let binary = packages::memcached(None)?;
+    let versions = packages::versions("memcached")?;
+    let version = versions.first().ok_or("the archive offers no memcached")?;
+    target("memcached", version)?;
+    let unit = builder_cache().join(format!("source/memcached_{version}/tree/proto_text.c"));
+    let text = std::fs::read_to_string(&unit).map_err(|e| format!("read {}: {e}", unit.display()))?;
+    let opens = |line: &str| line.starts_with("static void process_version_command(") && line.ends_with('{');
+    let at = text.lines().position(opens).ok_or_else(|| format!("{} has no such function", unit.display()))?;
+    let (number, line) = (at + 1, text.lines().nth(at).unwrap_or_default());
+    let diff = format!(
+        "--- a/proto_text.c\n+++ b/proto_text.c\n@@ -{number} +{number},2 @@\n {line}\n\
+         +    if (c != NULL) {{ out_string(c, \"VERSION stillpoint\"); return; }}\n"
+    );
+    let dir = TempDir::with_prefix("stillpoint-shipped-").map_err(|e| format!("make a directory: {e}"))?;
+    let (diff_path, output) = (dir.path().join("version.diff"), dir.path().join("version.patch"));
+    std::fs::write(&diff_path, diff).map_err(|e| format!("write the diff: {e}"))?;
+    let build = Stillpoint::new()
+        .args(["patch", "build", "--debian", &format!("memcached={version}"), "--diff"])
+        .arg(&diff_path)
+        .arg("--target")
+        .arg(&binary.path)
+        .arg("--output")
+        .arg(&output)
+        .arg("--cache")
+        .arg(builder_cache());
+    let run = build.run();
+    // What cannot be built is no reason to skip: the archive gave us everything.
+    assert_eq!(run.code, Some(0), "{run}");
+    Ok(Shipped { binary, patches: vec![output], _dir: dir })
+}
+
+/// Where the builder keeps sources and clean roots unless told otherwise.
+fn builder_cache() -> PathBuf {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    set("STILLPOINT_CACHE")
+        .or_else(|| set("XDG_CACHE_HOME").map(|directory| directory.join("stillpoint")))
+        .or_else(|| set("HOME").map(|directory| directory.join(".cache/stillpoint")))
+        .unwrap_or_else(crate::cache_dir)
+}
+
+/// `stillpoint patch target`: has the source, and tells of its series.
+fn target(package: &str, version: &str) -> Result<Run, String> {
+    let run = Stillpoint::new()
+        .args(["patch", "target", "--debian", &format!("{package}={version}")])
+        .arg("--cache")
+        .arg(builder_cache())
+        .json()
+        .run();
+    if run.code == Some(0) { Ok(run) } else { Err(run.to_string()) }
+}
+
 /// Diffs that the newer version's series has and the older one's has not.
 fn missing(package: &str, newer: &str, older: &str) -> Result<Vec<String>, String> {
-    let series = |version: &str| {
-        let run = Stillpoint::new().args(["patch", "target", "--debian", &format!("{package}={version}")]).json().run();
-        if run.code != Some(0) {
-            return Err(run.to_string());
-        }
-        let lines = run.json();
+    let series = |version: &str| -> Result<Vec<String>, String> {
+        let lines = target(package, version)?.json();
         let entries = lines.iter().find_map(|line| line["series"].as_array().cloned()).unwrap_or_default();
-        Ok(entries.iter().filter_map(|entry| entry["name"].as_str().map(str::to_owned)).collect::<Vec<_>>())
+        Ok(entries.iter().filter_map(|entry| entry["name"].as_str().map(str::to_owned)).collect())
     };
     let there = series(older)?;
     Ok(series(newer)?.into_iter().filter(|name| !there.contains(name)).collect())

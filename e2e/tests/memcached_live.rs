@@ -1,38 +1,51 @@
 //! Debian's own memcached, stripped and without any dynamic symbol of its own, patched while it serves.
 
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::sync::OnceLock;
 use stillpoint_e2e::kill_at::{Moment, run};
 use stillpoint_e2e::server::Memcached;
-use stillpoint_e2e::shipped::{Shipped, Watched, older};
+use stillpoint_e2e::shipped::{self, Shipped, Watched, older};
 use stillpoint_e2e::victim::{apply, residue, revert, soak, status};
-use stillpoint_e2e::{packages, skip};
+use stillpoint_e2e::{packages, skip, wait};
 
 fn memcached() -> &'static Result<Shipped, String> {
     static BUILT: OnceLock<Result<Shipped, String>> = OnceLock::new();
-    BUILT.get_or_init(|| older("memcached", &["memcached"], "usr/bin/memcached", &[]))
+    BUILT.get_or_init(shipped::memcached)
+}
+
+/// What memcached answers to `version`.
+#[track_caller]
+fn version(port: u16) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("connect to memcached");
+    stream.set_read_timeout(Some(wait::LIMIT)).expect("set a time-out");
+    stream.write_all(b"version\r\n").expect("ask memcached");
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).expect("memcached answers");
+    line.trim_end().to_owned()
 }
 
 #[test]
-fn memcached_takes_all_patches_in_a_row_and_gives_them_back() {
+fn memcached_is_patched_and_reverted_under_load() {
     let shipped = match memcached() {
         Ok(shipped) => shipped,
         Err(why) => skip!("{why}"),
     };
     let mut memcached = Memcached::start(&shipped.binary, &["-t", "4"]);
-    let pid = memcached.pid();
-    let load = Watched::memcached(memcached.port());
-    for _ in 0..if soak() { 100 } else { 4 } {
-        for patch in &shipped.patches {
-            apply(patch, pid).succeed();
-            load.answered(100);
-            memcached.assert_running();
-        }
+    let (pid, port) = (memcached.pid(), memcached.port());
+    let load = Watched::memcached(port);
+    let before = version(port);
+    assert!(before.starts_with("VERSION 1."), "{before}");
+    for _ in 0..if soak() { 100 } else { 6 } {
+        apply(&shipped.patches[0], pid).succeed();
+        load.answered(100);
+        memcached.assert_running();
+        assert_eq!(version(port), "VERSION stillpoint");
         status(pid).succeed();
-        for _ in &shipped.patches {
-            revert(pid).succeed();
-            load.answered(100);
-            memcached.assert_running();
-        }
+        revert(pid).succeed();
+        load.answered(100);
+        memcached.assert_running();
+        assert_eq!(version(port), before);
         assert_eq!(residue(pid), Vec::<String>::new());
     }
     load.assert_clean();
