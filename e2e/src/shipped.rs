@@ -17,8 +17,8 @@ pub struct Shipped {
 }
 
 /// Takes the file `path` of the oldest version of `packages` in the archive, and builds each of the diffs `quilt` that
-/// their source package has gained since (all when empty) on top of those before. Those that are refused are left out;
-/// none left is an error.
+/// their source package has gained since (all when empty) on top of those before. Those that are refused are left out.
+/// An error means that the archive does not offer what is needed.
 pub fn older(source: &str, packages: &[&str], path: &str, quilt: &[&str]) -> Result<Shipped, String> {
     let versions = packages::versions(packages[0])?;
     let [newest, .., oldest] = &versions[..] else {
@@ -52,12 +52,11 @@ pub fn older(source: &str, packages: &[&str], path: &str, quilt: &[&str]) -> Res
                 applied.push(name);
             }
             Some(0 | 3) => println!("left out: {run}"),
-            _ => return Err(run.to_string()),
+            // The archive gave us everything: this is no reason to skip.
+            _ => panic!("{run}"),
         }
     }
-    if patches.is_empty() {
-        return Err(format!("no diff of {source} between {oldest} and {newest} makes a patch for {path}"));
-    }
+    assert!(!patches.is_empty(), "no diff of {source} between {oldest} and {newest} makes a patch for {path}");
     Ok(Shipped { binary, patches, _dir: dir })
 }
 

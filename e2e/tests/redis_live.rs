@@ -1,7 +1,7 @@
 //! Debian's own redis-server, stripped and unmodified, patched while it serves.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 use stillpoint_e2e::kill_at::{Moment, run};
@@ -11,18 +11,18 @@ use stillpoint_e2e::shipped::{Shipped, Watched, older};
 use stillpoint_e2e::victim::{Program, apply, residue, revert, soak, status};
 use stillpoint_e2e::{effects, skip, wait};
 
-/// The diff of these tests: small, in a unit with hot code, and with an answer that shows it.
-const DIFF: &str = "CVE-2025-67733";
+/// What the oldest binary of the archive lacks; of the last one a request shows whether it is in force.
+const DIFFS: [&str; 2] = ["CVE-2026-23631", "CVE-2026-25243"];
 
 fn redis() -> &'static Result<Shipped, String> {
     static BUILT: OnceLock<Result<Shipped, String>> = OnceLock::new();
-    BUILT.get_or_init(|| older("redis", &["redis-server", "redis-tools"], "usr/bin/redis-server", &[DIFF]))
+    BUILT.get_or_init(|| older("redis", &["redis-server", "redis-tools"], "usr/bin/redis-server", &DIFFS))
 }
 
 /// Whether the fix is in force, by asking.
 #[track_caller]
 fn assert_fixed(port: u16, fixed: bool) {
-    for effect in effects::of_diff(DIFF) {
+    for effect in effects::of_diff(DIFFS[1]) {
         let answer = effect.ask(port).expect("redis answers");
         assert_eq!(answer.fixed, fixed, "{}: {}", effect.request, answer.text);
     }
@@ -33,14 +33,18 @@ fn rounds(short: u32) -> u32 {
 }
 
 #[track_caller]
-fn there_and_back(server: &mut Server, patch: &Path, load: &Watched) {
+fn there_and_back(server: &mut Server, patches: &[PathBuf], load: &Watched) {
     let (pid, port) = (server.pid(), server.port());
-    apply(patch, pid).succeed();
+    for patch in patches {
+        apply(patch, pid).succeed();
+    }
     server.assert_running();
     assert_fixed(port, true);
     load.answered(200);
     status(pid).succeed();
-    revert(pid).succeed();
+    for _ in patches {
+        revert(pid).succeed();
+    }
     server.assert_running();
     assert_fixed(port, false);
     load.answered(200);
@@ -57,7 +61,7 @@ fn redis_is_patched_and_reverted_under_load() {
         let mut redis = Redis::start(&shipped.binary, &["--io-threads", threads]);
         let load = Watched::redis(redis.port());
         for _ in 0..rounds(5) {
-            there_and_back(&mut redis, &shipped.patches[0], &load);
+            there_and_back(&mut redis, &shipped.patches, &load);
         }
         load.assert_clean();
     }
@@ -86,7 +90,7 @@ fn redis_is_patched_in_the_sandbox_of_its_unit() {
         });
         let load = Watched::redis(server.port());
         for _ in 0..rounds(3) {
-            there_and_back(&mut server, &shipped.patches[0], &load);
+            there_and_back(&mut server, &shipped.patches, &load);
         }
         load.assert_clean();
     }
@@ -133,7 +137,8 @@ fn the_tool_dies_while_redis_serves() {
     let mut redis = Redis::start(&shipped.binary, &[]);
     let (pid, port) = (redis.pid(), redis.port());
     let load = Watched::redis(port);
-    let patch = &shipped.patches[0];
+    let [first, patch] = &shipped.patches[..] else { panic!("{} patches", shipped.patches.len()) };
+    apply(first, pid).succeed();
     let applying = run(&apply(patch, pid), Moment::Never).syscalls;
     let reverting = run(&revert(pid), Moment::Never).syscalls;
     let count = u64::from(rounds(12));
