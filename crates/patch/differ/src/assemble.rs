@@ -253,8 +253,13 @@ impl<'p, 'a> Assembly<'p, 'a> {
 
     /// New state that new code shares between threads asks for a scope.
     fn warn_of_state(&mut self) {
-        let writable = |s: &&format::Section| matches!(s.kind, SectionKind::Data | SectionKind::Bss);
-        let names: Vec<String> = self.sections.iter().filter(writable).map(|s| format!("`{}`", s.name)).collect();
+        let writable = |s: &&Symbol| match s.value {
+            SymbolValue::Patch { section, .. } => {
+                matches!(self.sections[section as usize].kind, SectionKind::Data | SectionKind::Bss)
+            }
+            _ => false,
+        };
+        let names: Vec<String> = self.symbols.iter().filter(writable).map(|s| format!("`{}`", s.name)).collect();
         if !names.is_empty() && self.options.scope.is_none() {
             self.warnings.push(format!(
                 "new code has new variables ({}), and no scope was stated: while threads migrate, old code does not \

@@ -88,7 +88,9 @@ pub(crate) fn plan(
 fn pull(units: &[Unit<'_>], plan: &mut Plan, work: &mut Vec<Function>, function: Function, found: &Callers, why: &str) {
     let Some(after) = &units[function.0].after else { return };
     let name = after.symbols[function.1].name;
-    for &caller in &found.functions {
+    // What is new calls the new code anyhow, and is brought when something needs it.
+    let existing = |caller: &&usize| units[function.0].ancestor(**caller) != Ancestor::None;
+    for &caller in found.functions.iter().filter(existing) {
         let key = (function.0, caller);
         let reasons = plan.reasons.entry(key).or_default();
         reasons.push(format!("calls `{name}`, whose entry cannot be redirected: {why}"));
