@@ -1,0 +1,156 @@
+//! Rules that show only between three builds of a unit: what was shipped, what a series made of it, what comes now.
+
+use std::process::Command;
+use stillpoint_patch_differ::{Options, Outcome, Refusal, TargetElf, UnitInput, diff, place};
+use stillpoint_patch_format::{Patch, SymbolValue};
+
+struct Built {
+    target: TargetElf,
+    objects: [Vec<u8>; 3],
+}
+
+/// Compiles `source` with `VERSION` 0, 1 and 2 as the shipped, before and after side, and links the first.
+fn build(source: &str, flags: &[&str]) -> Built {
+    let directory = tempfile::tempdir().expect("temporary directory");
+    let at = |name: &str| directory.path().join(name);
+    std::fs::write(at("unit.c"), source).expect("write the source");
+    let cc = |args: &[&str]| {
+        let status = Command::new("cc").current_dir(directory.path()).args(flags).args(args).status().expect("run cc");
+        assert!(status.success(), "cc {args:?}");
+    };
+    let sections = ["-O2", "-g", "-ffunction-sections", "-fdata-sections", "-c", "unit.c"];
+    cc(&["-O2", "-g", "-DVERSION=0", "-c", "unit.c", "-o", "0.o"]);
+    cc(&[&sections[..], &["-DVERSION=1", "-o", "1.o"]].concat());
+    cc(&[&sections[..], &["-DVERSION=2", "-o", "2.o"]].concat());
+    cc(&["0.o", "-s", "-o", "target"]);
+    let read = |name: &str| std::fs::read(at(name)).expect("read what cc wrote");
+    let target = TargetElf::parse(&read("target"), "target").expect("a target");
+    Built { target, objects: ["0.o", "1.o", "2.o"].map(read) }
+}
+
+fn diff_of(built: &Built, known: &[&str]) -> Result<Outcome, Vec<Refusal>> {
+    let [shipped, before, after] = &built.objects;
+    let known = known.iter().map(|name| (*name).to_owned()).collect();
+    let options = Options { name: "rule".to_owned(), known, ..Options::default() };
+    diff(&built.target, &[UnitInput { path: "unit.c", shipped, before, after }], &options)
+}
+
+fn patch_of(built: &Built, known: &[&str]) -> Patch {
+    match diff_of(built, known) {
+        Ok(Outcome::Patch(patch)) => *patch,
+        other => panic!("expected a patch: {other:?}"),
+    }
+}
+
+fn names(patch: &Patch) -> Vec<&str> {
+    let mut names: Vec<&str> = patch.functions.iter().map(|f| f.name.as_str()).collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn a_constant_that_an_earlier_patch_changed_is_brought_again() {
+    let built = build(
+        "static const int table[] = {VERSION ? 77 : 11, 22, 33, 44};\n\
+         __attribute__((noipa)) int look(int i) { return table[i & 3] + VERSION / 2; }\n\
+         int main(int argc, char **argv) { (void)argv; return look(argc); }\n",
+        &[],
+    );
+    let patch = patch_of(&built, &[]);
+    assert_eq!(names(&patch), ["look"]);
+    let from_target =
+        patch.symbols.iter().any(|s| s.name.contains("table") && matches!(s.value, SymbolValue::Target(_)));
+    assert!(!from_target, "the target holds the old table");
+    assert!(patch.sections.iter().any(|s| s.bytes.starts_with(&77i32.to_le_bytes())), "the new table comes along");
+}
+
+#[test]
+fn a_constant_that_stays_is_the_targets() {
+    let built = build(
+        "static const int table[] = {11, 22, 33, 44};\n\
+         __attribute__((noipa)) int look(int i) { return table[i & 3] + VERSION / 2; }\n\
+         int main(int argc, char **argv) { (void)argv; return look(argc); }\n",
+        &[],
+    );
+    let patch = patch_of(&built, &[]);
+    let at = |s: &&stillpoint_patch_format::Symbol| s.name == "table" && matches!(s.value, SymbolValue::Target(_));
+    assert!(patch.symbols.iter().any(|s| at(&s)), "{:?}", patch.symbols);
+}
+
+#[test]
+fn functions_that_the_compiler_folds_since_are_both_redirected() {
+    let source = "#include <stdlib.h>\n\
+         static __attribute__((noinline)) int one(int i) { return abs(i) * 3 + 7; }\n\
+         static __attribute__((noinline)) int two(int i) { return abs(i) * (VERSION == 2 ? 3 : 5) + 7; }\n\
+         int main(int argc, char **argv) { (void)argv; return one(argc) - two(argc); }\n";
+    let built = build(source, &[]);
+    let patch = patch_of(&built, &[]);
+    // What calls `two` calls `one` now, or comes to the new code through the entry of `two`.
+    let two = patch.functions.iter().any(|f| f.name == "two" || f.name == "main");
+    assert!(two, "{:?}", names(&patch));
+}
+
+#[test]
+fn a_writable_table_of_labels_is_refused_with_its_function() {
+    let built = build(
+        "__attribute__((noipa)) int go(const char *p)\n{\n\
+         static void *labels[] = {&&stop, &&more};\n int v = 1;\n\
+         if (*p == 'x') labels[0] = &&more;\n goto *labels[*p++ & 1];\n\
+         more: v += VERSION == 2 ? 2 : 1;\n goto *labels[*p++ & 1];\n stop: return v;\n}\n\
+         int main(int argc, char **argv) { return go(argv[argc - 1]); }\n",
+        &[],
+    );
+    let refusals = diff_of(&built, &[]).expect_err("the table holds addresses of the old body");
+    assert!(refusals.iter().any(|r| r.code() == "data-changed" && r.to_string().contains("`labels`")), "{refusals:?}");
+}
+
+#[test]
+fn a_static_that_an_earlier_patch_brought_is_taken_from_it() {
+    let built = build(
+        "#if VERSION > 0\nstatic int seen;\n#endif\n\
+         __attribute__((noipa)) int step(int i)\n{\n\
+         #if VERSION == 0\n return i * 77777 + 5;\n#else\n seen += i * VERSION; return seen;\n#endif\n}\n\
+         int main(int argc, char **argv) { (void)argv; return step(argc); }\n",
+        &[],
+    );
+    let patch = patch_of(&built, &["unit.c:seen"]);
+    let seen = patch.symbols.iter().find(|s| s.name == "unit.c:seen").expect("a symbol for the static");
+    assert_eq!(seen.value, SymbolValue::OtherPatch);
+    let refusals = diff_of(&built, &[]).expect_err("without that patch its state is nowhere");
+    assert!(refusals.iter().any(|r| r.code() == "unresolved-symbol"), "{refusals:?}");
+}
+
+#[test]
+fn a_function_that_an_earlier_patch_brought_is_replaced_in_its_callers() {
+    let built = build(
+        "#include <stdlib.h>\n\
+         #if VERSION > 0\nstatic __attribute__((noinline)) int check(int i) { return abs(i) + VERSION; }\n#endif\n\
+         __attribute__((noipa)) int step(int i)\n{\n\
+         #if VERSION == 0\n return i * 77777 + 5;\n#else\n return check(i) * check(i + 1);\n#endif\n}\n\
+         int main(int argc, char **argv) { (void)argv; return step(argc); }\n",
+        &[],
+    );
+    let patch = patch_of(&built, &["unit.c:check"]);
+    assert_eq!(names(&patch), ["step"], "no entry of the target leads to `check`");
+    let check = patch.symbols.iter().find(|s| s.name == "unit.c:check").expect("a symbol for the function");
+    assert!(matches!(check.value, SymbolValue::Patch { .. }), "{check:?}");
+    assert!(patch.exports.iter().any(|e| patch.symbols[*e as usize].name == "unit.c:check"), "later patches need it");
+}
+
+#[test]
+fn code_of_another_compilation_is_not_placed() {
+    let source = "__attribute__((noipa)) int work(int i) { return i * (VERSION + 3) + 1; }\n\
+         int main(int argc, char **argv) { (void)argv; return work(argc); }\n";
+    let built = build(source, &[]);
+    let other = build(&source.replace("+ 3", "+ 30"), &[]);
+    let own = place(&built.target, "unit.c", &built.objects[0]).expect("the shipped unit");
+    assert_eq!((own.functions_placed, own.functions_total), (2, 2));
+    let foreign = place(&built.target, "unit.c", &other.objects[0]).expect("an object");
+    assert_eq!(foreign.unplaced, ["work"]);
+    let [_, before, after] = &built.objects;
+    let shipped = &other.objects[0];
+    let options = Options { name: "rule".to_owned(), ..Options::default() };
+    let refusals = diff(&built.target, &[UnitInput { path: "unit.c", shipped, before, after }], &options)
+        .expect_err("what was compared is not what runs");
+    assert!(refusals.iter().any(|r| r.code() == "unplaced-function"), "{refusals:?}");
+}
