@@ -134,6 +134,7 @@ fn the_target_is_stopped_and_continued() {
 
 /// The instants (of a whole apply) at which the target acts.
 fn instants(victim: &Victim, patch: &std::path::Path) -> Vec<Duration> {
+    victim.announce(Phase::Either(1, 2));
     let start = Instant::now();
     apply(patch, victim.pid()).succeed();
     let whole = start.elapsed();
