@@ -73,6 +73,7 @@ int main(int argc, char **argv) {
     pthread_t thread;
     for (int i = 0; i < 4; i++) pthread_create(&thread, NULL, contract ? dealer : hammer, contract ? "dealer" : "hammer");
     if (!contract) pthread_create(&thread, NULL, sleeper, "sleeper");
+    await_slots(contract ? 4 : 5);
     while (!stopping()) usleep(1000);
     return atomic_load(&control->violations) != 0;
 }

@@ -28,6 +28,7 @@ int main(int argc, char **argv) {
     control_open(argv[1]);
     pthread_t thread;
     for (int i = 0; i < 4; i++) pthread_create(&thread, NULL, hammer, "hammer");
+    await_slots(4);
     while (!stopping()) usleep(1000);
     return atomic_load(&control->violations) != 0;
 }

@@ -51,11 +51,13 @@ struct control {
     _Atomic uint32_t slots_used;
     _Atomic uint32_t stop;
     _Atomic uint32_t command; /* what a victim does on demand, see there */
-    char message[228];
+    _Atomic uint32_t ready;   /* all threads have begun */
+    char message[224];
     struct slot slots[SLOTS];
 };
 
 static struct control *control;
+static uint32_t slots_before;
 
 /* One thread's view. */
 struct observer {
@@ -85,6 +87,13 @@ __attribute__((unused)) static void control_open(const char *path) {
         perror("mmap");
         exit(2);
     }
+    slots_before = atomic_load(&control->slots_used);
+}
+
+/* Until `count` slots have been taken: the test begins when this returns. */
+__attribute__((unused)) static void await_slots(uint32_t count) {
+    while (atomic_load(&control->slots_used) < slots_before + count) usleep(100);
+    atomic_store(&control->ready, 1);
 }
 
 /* Takes a slot. When all are used (a storm of short threads), the last one is shared. */

@@ -39,6 +39,7 @@ int main(int argc, char **argv) {
     makecontext(&routine, body, 0);
     while (!stopping()) {
         swapcontext(&scheduler, &routine);
+        await_slots(1);
         usleep(1000);
     }
     return atomic_load(&control->violations) != 0;

@@ -108,6 +108,7 @@ int main(int argc, char **argv) {
     int threads = argc > 2 ? atoi(argv[2]) : 16;
     pthread_t thread;
     for (int i = 0; i < threads; i++) pthread_create(&thread, NULL, hammer, "hammer");
+    await_slots((uint32_t)threads);
     while (!stopping()) usleep(1000);
     return atomic_load(&control->violations) != 0;
 }

@@ -244,7 +244,10 @@ static void *deaf(void *arg) {
     return NULL;
 }
 
+static uint32_t slots_expected;
+
 static void start(int count, void *(*body)(void *), const char *role) {
+    slots_expected += (uint32_t)count;
     pthread_t thread;
     for (int i = 0; i < count; i++)
         if (pthread_create(&thread, NULL, body, (void *)role)) violation("pthread_create: %m");
@@ -265,11 +268,13 @@ int main(int argc, char **argv) {
         struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_ONSTACK | SA_RESTART};
         sigaction(SIGUSR1, &action, NULL);
         start(4, altstack, "altstack");
+        slots_expected += 4; /* their handlers have their own */
     }
     if (!strcmp(mode, "sigtrap")) {
         signal(SIGTRAP, SIG_IGN);
         start(4, deaf, "deaf");
     }
+    await_slots(slots_expected);
     while (!stopping()) {
         uint32_t command = atomic_exchange(&control->command, 0);
         if (command && !strcmp(mode, "exec")) execv("/proc/self/exe", arguments);

@@ -56,6 +56,7 @@ int main(int argc, char **argv) {
     }
     struct observer o = {.slot = &control->slots[0]};
     atomic_store(&o.slot->tid, getpid());
+    await_slots(0);
     while (!stopping()) {
         int status;
         pid_t ended = waitpid(-1, &status, WNOHANG);

@@ -235,10 +235,10 @@ static void *guard(void *arg) {
 
 /* Stands in a read for ever; being probed there must not show. */
 static void *blocked(void *arg) {
-    struct observer o = observer_new(arg);
     int fds[2];
     char byte;
     if (pipe2(fds, O_CLOEXEC)) violation("pipe: %m");
+    struct observer o = observer_new(arg);
     uint64_t p = phase_now();
     answer(&o, p, leaf(1), 3, "leaf");
     ssize_t got = read(fds[0], &byte, 1);
@@ -255,6 +255,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 2; i++) pthread_create(&thread, NULL, guard, "guard");
     for (int i = 0; i < 4; i++) pthread_create(&thread, NULL, blocked, "blocked");
     struct observer o = observer_new("main");
+    await_slots((uint32_t)hammers + 7);
     for (long n = 0; !stopping(); n++) {
         uint64_t p = phase_now();
         answer(&o, p, leaf(n), n * 3, "leaf");

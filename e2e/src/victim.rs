@@ -14,7 +14,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
 use tempfile::TempDir;
@@ -166,6 +166,30 @@ impl Program {
         path
     }
 
+    /// A patch that brings version `to` on top of the patch `earlier`, which brought version `from`.
+    #[track_caller]
+    pub fn patch_on_top(&self, earlier: &Path, from: u32, to: u32) -> PathBuf {
+        let directory = self.dir.path();
+        let path = directory.join(format!("{}-{from}-{to}.patch", self.name));
+        Stillpoint::new()
+            .args(["patch", "build", "--source"])
+            .arg(directory.join("source"))
+            .arg("--compile-commands")
+            .arg(directory.join("compile_commands.json"))
+            .arg("--target")
+            .arg(&self.elf)
+            .arg("--on-top-of")
+            .arg(self.diff(1, from))
+            .arg("--earlier")
+            .arg(earlier)
+            .arg("--diff")
+            .arg(self.diff(from, to))
+            .arg("--output")
+            .arg(&path)
+            .succeed();
+        path
+    }
+
     /// Starts it: `NAME CONTROL ARGUMENTS...`.
     #[track_caller]
     pub fn start(&self, arguments: &[&str]) -> Victim {
@@ -229,7 +253,8 @@ const VIOLATIONS: u64 = 8;
 const SLOTS_USED: u64 = 16;
 const STOP: u64 = 20;
 const COMMAND: u64 = 24;
-const MESSAGE: u64 = 28;
+const READY: u64 = 28;
+const MESSAGE: u64 = 32;
 const SLOTS: u64 = 256;
 const SLOT: u64 = 64;
 const SLOTS_MAX: u64 = 256;
@@ -255,6 +280,9 @@ impl Victim {
         let path = dir.path().join("control");
         let control =
             File::options().read(true).write(true).create_new(true).open(&path).expect("make the shared page");
+        // Victims that run as another user open it too.
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("publish the directory");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("publish the shared page");
         control.set_len(SLOTS + SLOT * SLOTS_MAX).expect("size the shared page");
         control.write_all_at(&Phase::Settled(1).word(1).to_le_bytes(), 0).expect("announce");
         let log = dir.path().join("log");
@@ -272,15 +300,9 @@ impl Victim {
         let text = Text::default();
         let mut victim =
             Victim { process, pid, elf: elf.to_owned(), control, epoch: Cell::new(1), log, text, _dir: dir };
-        let mut seen = 0;
-        // All threads have been started when the number of them has not grown between two calls of each.
-        wait::until("the victim's threads to start", || {
+        wait::until("the victim's threads to begin", || {
             victim.assert_running();
-            let now = victim.slots();
-            let steady = !now.is_empty() && now.len() == seen && now.iter().any(|slot| slot.calls > 0);
-            seen = now.len();
-            std::thread::sleep(std::time::Duration::from_millis(2));
-            steady.then_some(())
+            (u32::from_le_bytes(victim.read(READY)) == 1).then_some(())
         });
         victim.text = Text::of(pid);
         victim

@@ -194,3 +194,32 @@ fn a_caller_without_rights_is_refused() {
     before.assert_untouched(victim.pid());
     victim.assert_settled(1);
 }
+
+/// Root is not needed for one's own processes, where the machine lets users trace those.
+#[test]
+fn a_user_patches_a_program_of_its_own() {
+    let program = Program::build("victim");
+    let patch = program.patch(2);
+    publish(&[&patch, program.elf()]);
+    if !readable_by_nobody(&[&patch, program.elf(), binary()]) {
+        skip!("the user nobody cannot read {} or {}", binary().display(), patch.display());
+    }
+    if fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").is_ok_and(|scope| scope.trim() != "0") {
+        skip!("this machine lets only root trace other processes");
+    }
+    let wrap = |elf: &Path| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(elf);
+        command
+    };
+    let mut victim = program.start_in(wrap, &["4"]);
+    victim.announce(Phase::Over(1, 2));
+    let run = as_nobody(&apply(&patch, victim.pid()));
+    assert_eq!(run.code, Some(0), "{run}");
+    victim.assert_settled(2);
+    victim.announce(Phase::Over(2, 1));
+    let run = as_nobody(&revert(victim.pid()));
+    assert_eq!(run.code, Some(0), "{run}");
+    victim.assert_settled(1);
+    victim.assert_pristine();
+}

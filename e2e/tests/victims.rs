@@ -150,6 +150,49 @@ fn a_second_apply_and_a_second_revert_have_nothing_to_do() {
 }
 
 #[test]
+fn patches_stack_and_are_replaced_by_one() {
+    let program = Program::build("victim");
+    let second = program.patch(2);
+    let third = program.patch_on_top(&second, 2, 3);
+    let cumulative = program.patch(3);
+    let mut victim = program.start(&["8"]);
+    let pid = victim.pid();
+    for _ in 0..if soak() { 50 } else { 2 } {
+        let mut step = |tool: Stillpoint, from: u8, to: u8| {
+            victim.announce(Phase::Over(from, to));
+            tool.args(PATIENCE).succeed();
+            victim.assert_no_residue();
+            victim.assert_settled(to);
+        };
+        step(apply(&second, pid), 1, 2);
+        step(apply(&third, pid), 2, 3);
+        step(revert(pid), 3, 2);
+        step(apply(&third, pid), 2, 3);
+        step(revert(pid).arg("--all"), 3, 1);
+        // One patch in place of another, in one transition.
+        step(apply(&second, pid), 1, 2);
+        step(apply(&cumulative, pid).arg("--replace"), 2, 3);
+        let list = status(pid).json().succeed().stdout;
+        assert!(list.contains("victim-1-3") && !list.contains("\"name\":\"victim-1-2\""), "{list}");
+        step(revert(pid).arg("--all"), 3, 1);
+        victim.assert_pristine();
+    }
+}
+
+/// A patch that stands on another one is refused without it.
+#[test]
+fn a_patch_whose_base_is_not_active_is_refused() {
+    let program = Program::build("victim");
+    let second = program.patch(2);
+    let third = program.patch_on_top(&second, 2, 3);
+    let mut victim = program.start(&["2"]);
+    let before = victim.snapshot();
+    assert_refused(&apply(&third, victim.pid()).run(), "victim-1-2");
+    before.assert_untouched(victim.pid());
+    victim.assert_settled(1);
+}
+
+#[test]
 fn looking_touches_nothing() {
     let program = Program::build("victim");
     let patch = program.patch(2);
