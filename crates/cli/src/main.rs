@@ -27,7 +27,7 @@ struct Cli {
 enum Command {
     /// Build live patches, and put them into running programs.
     #[command(subcommand)]
-    Patch(patch::Command),
+    Patch(Box<patch::Command>),
     /// Load a server, record every latency, and report.
     Measure(measure::Args),
 }
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let output = Output::new(cli.json);
     let result = match cli.command {
-        Command::Patch(command) => patch::run(command, &output),
+        Command::Patch(command) => patch::run(*command, &output),
         Command::Measure(args) => measure::run(args, &output),
     };
     match result {

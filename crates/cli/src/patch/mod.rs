@@ -19,7 +19,7 @@ use crate::output::{Failure, Output};
 #[derive(clap::Subcommand)]
 pub(crate) enum Command {
     /// Build a live patch from source diffs.
-    Build(build::Args),
+    Build(Box<build::Args>),
     /// Get the program that a patch is for: as its package builds it, or as the archive has it.
     Target(target::Args),
     /// Show what a patch file holds, and why.
@@ -27,7 +27,7 @@ pub(crate) enum Command {
     /// Make keys, and sign patch files.
     Key(key::Args),
     /// Put patches into running processes.
-    Apply(apply::Args),
+    Apply(Box<apply::Args>),
     /// Everything short of touching, and which threads would block.
     Check(check::Args),
     /// What a process carries, verified against its memory.
@@ -43,11 +43,11 @@ pub(crate) enum Command {
 /// Runs `stillpoint patch ...`.
 pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
     match command {
-        Command::Build(args) => build::run(args, output),
+        Command::Build(args) => build::run(*args, output),
         Command::Target(args) => target::run(args, output),
         Command::Inspect(args) => inspect::run(args, output),
         Command::Key(args) => key::run(args, output),
-        Command::Apply(args) => apply::run(args, output),
+        Command::Apply(args) => apply::run(*args, output),
         Command::Check(args) => check::run(args, output),
         Command::Status(args) => status::run(args, output),
         Command::Revert(args) => revert::run(args, output),

@@ -87,6 +87,7 @@ pub(crate) fn failure(error: engine::Error) -> Failure {
     let (exit, state) = match error.landing() {
         Landing::Untouched => (Exit::Refused, "nothing was touched"),
         Landing::OldSide => (Exit::Failed, "the target runs the code that it ran before"),
+        Landing::Gone => (Exit::Failed, "the process is gone"),
         Landing::FellBack => (Exit::FellBack, "every thread is back on the code that it ran before"),
         Landing::Unfinished => {
             (Exit::Unknown, "the target runs, each thread consistently old or new; a transition is open")

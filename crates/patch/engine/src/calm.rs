@@ -60,7 +60,7 @@ impl Window {
 
 /// Lets the calling thread run before others: while it waits for a processor, some thread of the target stands and
 /// waits for it. Best effort; it takes a privilege.
-pub(crate) fn hurry() {
+fn hurry() {
     let _ = rustix::process::setpriority_process(None, -20);
 }
 
@@ -86,6 +86,8 @@ pub(crate) fn each_thread(
             match session.request_stop(tid)? {
                 Asked::Asked => drop(asked.insert(tid)),
                 Asked::Stands => stood.push(tid),
+                // a newborn is let go by its event and looked at then
+                Asked::Newborn => drop(seen.remove(&tid)),
                 Asked::Gone | Asked::InVfork => {}
             }
         }
@@ -146,4 +148,21 @@ pub(crate) fn with_carrier<T>(
         }
         serve(process, session, Instant::now() + CARRIER_RETRY)?;
     }
+}
+
+/// Does `work` with all threads traced. Whatever fails because the process has ended or runs another program now fails
+/// as just that.
+pub(crate) fn traced<T: Send>(
+    process: &Process,
+    work: impl FnOnce(&mut Session<'_>) -> Result<T, Error> + Send,
+) -> Result<T, Error> {
+    let result = tracee::attach(process, |session| {
+        hurry();
+        work(session)
+    });
+    result.map_err(Error::from).and_then(|inner| inner).map_err(|error| match error {
+        Error::Tracee(tracee::Error::Exec(pid)) => Error::Ended(pid),
+        _ if !process.is_alive() => Error::Ended(process.pid()),
+        other => other,
+    })
 }

@@ -34,6 +34,7 @@ pub fn debugger_files(pid: Pid, directory: &Path) -> Result<DebuggerFiles, Error
         move |source| Error::File { path, source }
     };
     fs::create_dir_all(directory).map_err(io(directory))?;
+    let directory = &directory.canonicalize().map_err(io(directory))?;
     let mut script = String::from("set confirm off\n");
     let mut images = Vec::new();
     let mut map = String::new();

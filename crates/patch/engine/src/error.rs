@@ -16,6 +16,8 @@ pub enum Landing {
     OldSide,
     /// A transition was begun, and taken back.
     FellBack,
+    /// The process has ended, or runs another program.
+    Gone,
     /// A transition is under way; the next call completes it or takes it back.
     Unfinished,
 }
@@ -188,7 +190,7 @@ pub enum Error {
         busy: Vec<Busy>,
     },
     /// The process ended meanwhile.
-    #[error("process {0} ended meanwhile")]
+    #[error("process {0} ended, or called exec, meanwhile")]
     Ended(Pid),
     /// A transition failed and was taken back.
     #[error("transition {transition} was taken back")]
@@ -229,6 +231,9 @@ pub struct Busy {
 }
 
 fn describe(busy: &[Busy]) -> String {
+    if busy.is_empty() {
+        return "threads are born faster than they can be looked at".to_owned();
+    }
     let some = busy.iter().take(4).map(|b| format!("thread {} stands in {}", b.tid, b.function));
     let more = if busy.len() > 4 { format!(", and {} more", busy.len() - 4) } else { String::new() };
     some.collect::<Vec<_>>().join(", ") + &more
@@ -240,7 +245,8 @@ impl Error {
         match self {
             Error::FellBack { .. } | Error::TimedOut { .. } => Landing::FellBack,
             Error::Unfinished { .. } | Error::Stuck { .. } => Landing::Unfinished,
-            Error::Hook { .. } | Error::Ended(_) | Error::File { .. } => Landing::OldSide,
+            Error::Ended(_) => Landing::Gone,
+            Error::Hook { .. } | Error::File { .. } => Landing::OldSide,
             _ => Landing::Untouched,
         }
     }

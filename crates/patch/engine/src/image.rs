@@ -9,7 +9,7 @@ use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Memory, Module, Process};
 
 const TABLE_MAX: u64 = 64 << 20;
-const CHAIN_MAX: usize = 1 << 16;
+const CHAIN_MAX: u32 = 1 << 16;
 
 /// A thread-local segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,11 +138,11 @@ impl<'a> Dynamic<'a> {
         let hash = name.bytes().fold(5381u32, |h, b| h.wrapping_mul(33).wrapping_add(u32::from(b)));
         let bucket_at = table.0 + 16 + u64::from(bloom) * 8;
         let chain_at = bucket_at + u64::from(buckets) * 4;
-        let mut index = u32_of(&self.memory.read_vec(Avma(bucket_at + u64::from(hash % buckets) * 4), 4).ok()?, 0);
-        if index < first {
+        let start = u32_of(&self.memory.read_vec(Avma(bucket_at + u64::from(hash % buckets) * 4), 4).ok()?, 0);
+        if start < first {
             return None;
         }
-        for _ in 0..CHAIN_MAX {
+        for index in start..start.saturating_add(CHAIN_MAX) {
             let entry = self.memory.read_vec(Avma(chain_at + u64::from(index - first) * 4), 4).ok()?;
             let entry = u32_of(&entry, 0);
             if entry | 1 == hash | 1
@@ -153,7 +153,6 @@ impl<'a> Dynamic<'a> {
             if entry & 1 != 0 {
                 return None;
             }
-            index += 1;
         }
         None
     }

@@ -1,5 +1,6 @@
 //! The operations on one process: apply, revert, check; each is checks, then one transition.
 
+use crate::calm::traced;
 use crate::error::Busy;
 use crate::inject::{self, Wanted};
 use crate::ledger::{Phase, Record, Span, View};
@@ -18,7 +19,7 @@ use std::time::Duration;
 use stillpoint_events::EventKind;
 use stillpoint_patch_format::{Avma, Signed};
 use stillpoint_patch_insn::{DispatchState, JUMP_LEN};
-use stillpoint_patch_tracee::{Mapping, Module, Pid, Process, Session, Stopped, attach};
+use stillpoint_patch_tracee::{Mapping, Module, Pid, Process, Session, Stopped};
 
 /// How threads are brought over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,15 +130,14 @@ pub fn apply(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
         }
     }
     let process = target.process.clone();
-    attach(&process, move |session| {
-        calm::hurry();
+    traced(&process, move |session| {
         let start = now_ns();
         recover(session, &mut target, Some(signed), options, &mut report)?;
         if already(&target.view, signed) {
             return Ok(there_already(&mut report, signed));
         }
         apply_in(session, &mut target, signed, options, &mut report, start)
-    })?
+    })
 }
 
 fn already(view: &View, signed: &Signed) -> bool {
@@ -219,7 +219,7 @@ fn apply_in(
         }
     }
     let store = target.store.as_mut().ok_or(Error::NoWord(target.process.pid()))?;
-    store.append(&memory, Record::Placed(Box::new(placed)))?;
+    store.append(memory, Record::Placed(Box::new(placed)))?;
     let view = store.view()?;
     let number = view.placed.len() as u32 - 1;
     let mut after = below;
@@ -311,6 +311,7 @@ fn mover<'m, 's, 'p, 'r>(
         newborn: None,
         stood: Vec::new(),
         window: calm::Window::new(),
+        welcomed: Vec::new(),
     })
 }
 
@@ -411,10 +412,7 @@ pub fn recover_only(pid: Pid, options: &Options, observer: Observer<'_>) -> Resu
         return Ok(false);
     }
     let process = target.process.clone();
-    attach(&process, move |session| {
-        calm::hurry();
-        recover(session, &mut target, None, options, &mut report).map(|()| true)
-    })?
+    traced(&process, move |session| recover(session, &mut target, None, options, &mut report).map(|()| true))
 }
 
 /// Takes patches back, as one transition for each module concerned.
@@ -433,8 +431,7 @@ pub fn revert(pid: Pid, which: &Which, options: &Options, observer: Observer<'_>
         }
     }
     let process = target.process.clone();
-    attach(&process, move |session| {
-        calm::hurry();
+    traced(&process, move |session| {
         let start = now_ns();
         recover(session, &mut target, None, options, &mut report)?;
         let mut outcome = None;
@@ -451,7 +448,7 @@ pub fn revert(pid: Pid, which: &Which, options: &Options, observer: Observer<'_>
             }
         }
         Ok(outcome.unwrap_or_else(nothing))
-    })?
+    })
 }
 
 /// The patches that go, all of one module.
@@ -547,11 +544,10 @@ pub fn check(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
     walker.prepare();
     let mappings = target.mappings.clone();
     let restorers = crate::image::signal_returns(&process, &target.modules);
-    let (threads, busy) = attach(&process, |session| {
-        calm::hurry();
+    let (threads, busy) = traced(&process, |session| {
         let mut prober = Prober::new(restorers, mappings);
         look_at_all(session, &process, &mut prober, &walker, &forbidden, &mut report)
-    })??;
+    })?;
     Ok(Prediction { already: false, functions, bytes, threads, busy })
 }
 

@@ -7,7 +7,7 @@ use crate::{Error, calm};
 use serde::Serialize;
 use stillpoint_patch_format::{Avma, Scope};
 use stillpoint_patch_insn::{JUMP_LEN, jump5};
-use stillpoint_patch_tracee::{Pid, Process, Session, Stopped, attach};
+use stillpoint_patch_tracee::{Pid, Process, Session, Stopped};
 
 /// State of one process.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -115,7 +115,7 @@ pub fn status(pid: Pid) -> Result<Status, Error> {
     };
     let view = store.view()?;
     let offset = store.ledger.word_offset;
-    let threads = attach(&process, |session| words(session, &process, offset))??;
+    let threads = calm::traced(&process, |session| words(session, &process, offset))?;
     summary(&process, name, &store, &view, threads)
 }
 

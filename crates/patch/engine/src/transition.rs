@@ -61,6 +61,8 @@ pub(crate) struct Mover<'m, 's, 'p, 'r> {
     /// Threads that stand because they were asked to.
     pub(crate) stood: Vec<Tid>,
     pub(crate) window: Window,
+    /// Newborns that were put on the right side before their first instruction.
+    pub(crate) welcomed: Vec<(Tid, Avma)>,
 }
 
 /// How long the phases may take.
@@ -369,6 +371,10 @@ impl Mover<'_, '_, '_, '_> {
         let mut waiting: BTreeMap<Tid, Traveller> = BTreeMap::new();
         loop {
             self.serve(Instant::now())?;
+            for (tid, fs_base) in std::mem::take(&mut self.welcomed) {
+                waiting.remove(&tid);
+                done.insert(tid, fs_base);
+            }
             self.window.arrived(self.stood.len());
             for tid in std::mem::take(&mut self.stood) {
                 let mut traveller = waiting.remove(&tid).unwrap_or_else(Traveller::new);
@@ -437,7 +443,7 @@ impl Mover<'_, '_, '_, '_> {
             match self.session.request_stop(tid)? {
                 Asked::Asked => traveller.asked = true,
                 Asked::Stands => self.stood.push(tid),
-                Asked::Gone => continue,
+                Asked::Gone | Asked::Newborn => continue,
                 Asked::InVfork => {
                     traveller.seen = Some("vfork, whose child uses the same memory".into());
                     traveller = traveller.later();
@@ -450,14 +456,22 @@ impl Mover<'_, '_, '_, '_> {
     }
 
     /// Two enumerations, the session's and the kernel's, hold nobody who has not gone over; nobody else shares the
-    /// memory.
+    /// memory. Threads that have not run yet do not count: they have no frames, and obey the state byte from their first
+    /// instruction on. Otherwise a program that bears threads without pause could never be committed.
     fn everybody_known(&mut self, done: &BTreeMap<Tid, Avma>) -> Result<bool, Error> {
-        for _ in 0..2 {
-            let kernel = self.process.threads()?;
-            let known =
-                kernel.iter().all(|t| t.kernel_worker || t.state == 'Z' || t.state == 'X' || done.contains_key(&t.tid));
-            if !known || !self.session.threads().iter().all(|tid| done.contains_key(tid)) {
-                return Ok(false);
+        let over = |tid: &Tid| done.contains_key(tid) || self.session.is_newborn(*tid);
+        if !self.session.threads().iter().all(over) {
+            return Ok(false);
+        }
+        let tracer = Pid(rustix::thread::gettid().as_raw_nonzero().get());
+        for thread in self.process.threads()? {
+            if thread.kernel_worker || matches!(thread.state, 'Z' | 'X') || over(&thread.tid) {
+                continue;
+            }
+            // born so recently that its parent's report is still to come: the kernel has attached it to us and holds it
+            match self.process.thread_status(thread.tid) {
+                Ok(status) if status.tracer != tracer => return Ok(false),
+                _ => {}
             }
         }
         Ok(self.process.memory_sharers()?.is_empty())
@@ -560,6 +574,7 @@ impl Mover<'_, '_, '_, '_> {
         if fs_base.0 != 0 {
             let at = Avma(fs_base.0.wrapping_add_signed(i64::from(offset)));
             self.process.memory().write(at, &word.to_le_bytes())?;
+            self.welcomed.push((tid, fs_base));
         }
         stopped.resume()?;
         Ok(())

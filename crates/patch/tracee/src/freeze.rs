@@ -1,7 +1,7 @@
 //! All threads standing.
 
 use crate::tracer::{STOP_LIMIT, Seen, State, Tracer};
-use crate::{Error, Held, Session, Tid, carrier};
+use crate::{Error, Held, Session, ThreadInfo, Tid, carrier};
 use std::time::Duration;
 use stillpoint_patch_format::Avma;
 
@@ -33,11 +33,11 @@ impl<'s, 'p> Frozen<'s, 'p> {
 
     fn stop_all(&mut self) -> Result<(), Error> {
         for _ in 0..ROUNDS {
-            self.session.tracer.seize_new()?;
-            let missing = self.missing()?;
-            if missing.is_empty() && self.all_known()? {
+            if self.all_stand()? {
                 return Ok(());
             }
+            self.session.tracer.seize_new()?;
+            let missing = self.missing()?;
             for group in missing.chunk_by(|a, b| a.0 == b.0) {
                 self.stop_group(group)?;
             }
@@ -93,14 +93,23 @@ impl<'s, 'p> Frozen<'s, 'p> {
         Ok(())
     }
 
-    /// Whether every thread that `/proc` shows stands.
-    fn all_known(&self) -> Result<bool, Error> {
+    /// Whether every thread stands, also by the kernel's list. Others stand meanwhile, so no file is read for a thread
+    /// that is known.
+    fn all_stand(&self) -> Result<bool, Error> {
         let tracer = &self.session.tracer;
-        let threads = tracer.process.threads()?;
-        let stands = |tid: &i32| matches!(tracer.threads.get(tid).map(|t| &t.state), Some(State::Standing(_)));
-        let ended = |state: char| matches!(state, 'Z' | 'X');
-        Ok(threads.iter().all(|info| info.kernel_worker || ended(info.state) || stands(&info.tid.0))
-            && tracer.threads.keys().all(stands))
+        if !tracer.threads.values().all(|thread| matches!(thread.state, State::Standing(_))) {
+            return Ok(false);
+        }
+        for tid in tracer.process.tids()? {
+            if tracer.threads.contains_key(&tid) {
+                continue;
+            }
+            let counts = |info: ThreadInfo| !info.kernel_worker && !matches!(info.state, 'Z' | 'X');
+            if tracer.process.thread_info(Tid(tid))?.is_some_and(counts) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// The threads, all of them standing (kernel workers not among them), in the order stopped. Threads that were held

@@ -117,17 +117,20 @@ impl Process {
 
     /// All threads, kernel workers included and marked, in the kernel's order (oldest first).
     pub fn threads(&self) -> Result<Vec<ThreadInfo>, Error> {
-        let entries = fs::read_dir(self.path("task")).map_err(|_| Error::Gone(self.pid()))?;
         let mut threads = Vec::new();
-        for entry in entries {
-            // A directory of /proc that ends early means that the process has just ended.
-            let Ok(entry) = entry else { break };
-            let Some(tid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            if let Some(info) = self.thread_info(Tid(tid))? {
-                threads.push(info);
-            }
+        for tid in self.tids()? {
+            threads.extend(self.thread_info(Tid(tid))?);
         }
         if threads.is_empty() { Err(Error::Gone(self.pid())) } else { Ok(threads) }
+    }
+
+    /// The numbers of all threads, of which there is one at least, and nothing else about them: much cheaper while they
+    /// stand.
+    pub(crate) fn tids(&self) -> Result<Vec<i32>, Error> {
+        let entries = fs::read_dir(self.path("task")).map_err(|_| Error::Gone(self.pid()))?;
+        let names = entries.map_while(Result::ok).filter_map(|e| e.file_name().to_str().and_then(|n| n.parse().ok()));
+        let tids: Vec<i32> = names.collect();
+        if tids.is_empty() { Err(Error::Gone(self.pid())) } else { Ok(tids) }
     }
 
     /// One thread, `None` when it has ended meanwhile.

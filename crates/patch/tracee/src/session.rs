@@ -67,6 +67,8 @@ pub enum Asked {
     Asked,
     /// It stands already.
     Stands,
+    /// It was born just now and has not run yet: [`Event::NewThread`] will follow.
+    Newborn,
     /// It has ended.
     Gone,
     /// It waits for the child of its vfork and cannot be stopped before [`Event::VforkDone`].
@@ -89,6 +91,7 @@ pub struct Session<'p> {
 /// `work` must not block for long without [`Session::pump`]: signals and births wait for it meanwhile.
 pub fn attach<R: Send>(process: &Process, work: impl FnOnce(&mut Session<'_>) -> R + Send) -> Result<R, Error> {
     let tracing = || {
+        sys::run_before_others();
         let tracer = Tracer::seize(process.clone())?;
         let mut session = Session { process, tracer };
         Ok((work(&mut session), sys::own_tid()))
@@ -132,11 +135,18 @@ impl<'p> Session<'p> {
         match self.tracer.threads.get_mut(&tid.0) {
             None => Ok(Asked::Gone),
             Some(thread) if matches!(thread.state, State::Standing(_)) => Ok(Asked::Stands),
+            Some(thread) if matches!(thread.state, State::Expected) => Ok(Asked::Newborn),
             Some(thread) => {
                 thread.asked = true;
                 Ok(Asked::Asked)
             }
         }
+    }
+
+    /// Whether a thread has not run a single instruction yet: it is held, or its first stop is still to come.
+    pub fn is_newborn(&self, tid: Tid) -> bool {
+        let announced = || self.tracer.events.iter().any(|event| *event == Event::NewThread(tid));
+        self.tracer.threads.get(&tid.0).is_some_and(|thread| matches!(thread.state, State::Expected)) || announced()
     }
 
     /// Takes all requests back; threads that stand because of one go on.

@@ -135,9 +135,12 @@ impl Tracer {
     /// Seizes threads not known yet; whether there were any.
     pub(crate) fn seize_new(&mut self) -> Result<bool, Error> {
         let mut found = false;
-        for info in self.process.threads()? {
-            let tid = info.tid.0;
-            if info.kernel_worker || matches!(info.state, 'Z' | 'X') || self.threads.contains_key(&tid) {
+        for tid in self.process.tids()? {
+            if self.threads.contains_key(&tid) {
+                continue;
+            }
+            let Some(info) = self.process.thread_info(Tid(tid))? else { continue };
+            if info.kernel_worker || matches!(info.state, 'Z' | 'X') {
                 continue;
             }
             match sys::seize(tid) {

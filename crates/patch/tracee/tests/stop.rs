@@ -3,7 +3,7 @@
 mod support;
 
 use stillpoint_patch_tracee::{Libc, Stop, Tid, attach};
-use support::{Target, thread_in};
+use support::Target;
 
 #[test]
 fn describes_a_process() {
@@ -55,7 +55,8 @@ fn a_thread_that_has_not_run_is_known_to_be_idle() {
     let mut target = Target::start("waiters");
     let process = target.process();
     let main = process.pid().leader();
-    assert_eq!(thread_in(&process, libc::SYS_read), main);
+    let reads = |tid| process.activity(tid).is_ok_and(|a| a.waits_in.is_some_and(|w| w.0 == libc::SYS_read as u64));
+    support::await_that("main waits for a question", || reads(main));
     attach(&process, |session| {
         assert!(!session.idle_since_stop(main).unwrap());
         let Stop::Stopped(stopped) = session.stop(main).unwrap() else { panic!("gone") };
