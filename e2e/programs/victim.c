@@ -1,6 +1,6 @@
 /* Sixteen threads hammer functions that a test patches and reverts; others guard registers, or stand in a read.
  *
- *   victim CONTROL [hammering threads]
+ *   victim CONTROL [hammering threads [microseconds that they rest between rounds]]
  */
 #include "control.h"
 
@@ -143,12 +143,15 @@ static void one_round(struct observer *o, long n) {
     p = phase_now(), answer(o, p, imports("twelve chars"), 13, "imports");
 }
 
+static useconds_t rest;
+
 static void *hammer(void *arg) {
     struct observer o = observer_new(arg);
     for (long n = 0; !stopping(); n++) {
         errno = 4711;
         one_round(&o, n & 0xffffff);
         if (errno != 4711) violation("errno became %d", errno);
+        if (rest) usleep(rest);
     }
     return NULL;
 }
@@ -250,6 +253,7 @@ int main(int argc, char **argv) {
     if (argc < 2) return 2;
     control_open(argv[1]);
     int hammers = argc > 2 ? atoi(argv[2]) : 16;
+    rest = argc > 3 ? (useconds_t)atoi(argv[3]) : 0;
     pthread_t thread;
     for (int i = 0; i < hammers; i++) pthread_create(&thread, NULL, hammer, "hammer");
     for (int i = 0; i < 2; i++) pthread_create(&thread, NULL, guard, "guard");

@@ -4,6 +4,26 @@ use crate::cli::{Run, Stillpoint};
 use stillpoint_events::EventKind;
 use stillpoint_measure::clock::now_ns;
 
+/// One thread, stopped once.
+#[derive(Debug, Clone)]
+pub struct Stop {
+    /// Why, see [`Why`].
+    pub why: Why,
+    /// For how long.
+    pub ns: u64,
+}
+
+/// Why a thread was stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    /// By itself, to see whether it may migrate.
+    Probe,
+    /// With all others, while entries are written (or, with `--quiescence stop`, for the whole transition).
+    All,
+    /// It made system calls on our behalf: one thread, an idle one where there is one.
+    Carrier,
+}
+
 /// What a call did, as its events tell.
 #[derive(Debug, Clone)]
 pub struct Operation {
@@ -11,8 +31,8 @@ pub struct Operation {
     pub run: Run,
     /// `CLOCK_MONOTONIC` before the program was started and after it had ended.
     pub window_ns: (u64, u64),
-    /// For each time a thread was stopped, how long.
-    pub stops_ns: Vec<u64>,
+    /// Each time that a thread was stopped.
+    pub stops: Vec<Stop>,
     /// From the start of the transition to the moment when every thread ran the new code.
     pub migrated_ns: Option<u64>,
     /// Threads that migrated.
@@ -25,7 +45,7 @@ impl Operation {
         let from = now_ns();
         let run = call.json().run();
         let window_ns = (from, now_ns());
-        let mut operation = Operation { run, window_ns, stops_ns: Vec::new(), migrated_ns: None, threads: 0 };
+        let mut operation = Operation { run, window_ns, stops: Vec::new(), migrated_ns: None, threads: 0 };
         if matches!(operation.run.code, Some(0 | 4)) {
             operation.take_events();
         }
@@ -35,7 +55,14 @@ impl Operation {
     fn take_events(&mut self) {
         for event in self.run.events() {
             match event.kind {
-                EventKind::ThreadStopped { stopped_ns, .. } => self.stops_ns.push(stopped_ns),
+                EventKind::ThreadStopped { stopped_ns: ns, reason, .. } => {
+                    let why = match reason.as_str() {
+                        "carrier" => Why::Carrier,
+                        reason if reason.starts_with("freeze") => Why::All,
+                        _ => Why::Probe,
+                    };
+                    self.stops.push(Stop { why, ns });
+                }
                 EventKind::Committed { duration_ns, threads, .. } => {
                     self.migrated_ns = Some(duration_ns);
                     self.threads = threads;
@@ -52,9 +79,46 @@ impl Operation {
         self
     }
 
+    /// How long threads were stopped for this reason, in nanoseconds.
+    pub fn stopped(&self, why: Why) -> impl Iterator<Item = u64> {
+        self.stops.iter().filter(move |stop| stop.why == why).map(|stop| stop.ns)
+    }
+
     /// From the start of the program to its end.
     pub fn elapsed_ns(&self) -> u64 {
         self.window_ns.1 - self.window_ns.0
+    }
+}
+
+/// How long threads were stopped, by reason, in microseconds.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct StopsUs {
+    /// See [`Why::Probe`].
+    pub probe: Spread,
+    /// See [`Why::All`].
+    pub all: Spread,
+    /// See [`Why::Carrier`].
+    pub carrier: Spread,
+}
+
+impl StopsUs {
+    /// Of several calls together.
+    pub fn of(operations: &[Operation]) -> StopsUs {
+        let of = |why| Spread::us(operations.iter().flat_map(move |operation| operation.stopped(why)));
+        StopsUs { probe: of(Why::Probe), all: of(Why::All), carrier: of(Why::Carrier) }
+    }
+}
+
+impl std::fmt::Display for StopsUs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let one = |spread: &Spread| format!("{:.0} us (p99 {:.0}, max {:.0})", spread.median, spread.p99, spread.max);
+        write!(
+            f,
+            "a thread was stopped to be probed for {}, with all others while entries were written for {}, as the carrier of system calls for {}",
+            one(&self.probe),
+            one(&self.all),
+            one(&self.carrier)
+        )
     }
 }
 

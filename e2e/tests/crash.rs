@@ -89,7 +89,7 @@ fn program(operation: Operation) -> Program {
 }
 
 fn victim(program: &Program, operation: Operation) -> Victim {
-    if operation == Operation::Abort { program.start(&[]) } else { program.start(&["4"]) }
+    if operation == Operation::Abort { program.start(&[]) } else { program.start(&["4", "300"]) }
 }
 
 /// Right after the Nth system call, for every N (a sample of them in a short run).

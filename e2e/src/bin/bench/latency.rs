@@ -5,7 +5,7 @@ use serde::Serialize;
 use std::path::Path;
 use std::time::Duration;
 use stillpoint_e2e::load::{Clients, Load, Observed};
-use stillpoint_e2e::operation::{Operation, Spread};
+use stillpoint_e2e::operation::{Operation, Spread, StopsUs};
 use stillpoint_e2e::patching;
 use stillpoint_e2e::server::Redis;
 use stillpoint_measure::clock::now_ns;
@@ -40,7 +40,7 @@ struct Raw {
     pairs: Vec<Pair>,
     p999_ratio: Spread,
     max_ratio: Spread,
-    stopped_us: Spread,
+    stopped_us: StopsUs,
     migrated_ms: Spread,
     dropped_connections: u64,
 }
@@ -110,7 +110,7 @@ fn section(
         clients: format!("{clients:?}"),
         p999_ratio: Spread::of(pairs.iter().map(|pair| pair.p999_ratio).collect()),
         max_ratio: Spread::of(pairs.iter().map(|pair| pair.max_ratio).collect()),
-        stopped_us: Spread::us(operations.iter().flat_map(|operation| operation.stops_ns.clone())),
+        stopped_us: StopsUs::of(&operations),
         migrated_ms: Spread::of(operations.iter().filter_map(|o| o.migrated_ns.map(|ns| ns as f64 / 1e6)).collect()),
         dropped_connections: observed.dropped(),
         pairs,
@@ -126,13 +126,11 @@ fn section(
         number(raw.max_ratio.max)
     ));
     section.notes.push(format!(
-        "{} applies and reverts; all threads over in {} ms (median; {} max); one thread stopped for {} us (median; {} p99, {} max). {} requests, {} failed, {} connections dropped.",
+        "{} applies and reverts; all threads over in {} ms (median; {} max); {}. {} requests, {} failed, {} connections dropped.",
         operations.len(),
         number(raw.migrated_ms.median),
         number(raw.migrated_ms.max),
-        number(raw.stopped_us.median),
-        number(raw.stopped_us.p99),
-        number(raw.stopped_us.max),
+        raw.stopped_us,
         all.counts.requests,
         all.counts.failed(),
         raw.dropped_connections

@@ -2,7 +2,7 @@
 
 use crate::results::{Section, number};
 use serde::Serialize;
-use stillpoint_e2e::operation::{Operation, Spread};
+use stillpoint_e2e::operation::{Operation, Spread, StopsUs};
 use stillpoint_e2e::patching;
 use stillpoint_e2e::series::Series;
 use stillpoint_e2e::server::Redis;
@@ -15,7 +15,7 @@ struct One {
     functions: u64,
     command_ms: Spread,
     migrated_ms: Spread,
-    stopped_us: Spread,
+    stopped_us: StopsUs,
 }
 
 /// Applies the whole series to one idle redis, `runs` times.
@@ -28,14 +28,7 @@ pub(crate) fn series(series: &Series, runs: usize) -> Section {
         }
     }
     let title = format!("The series of redis CVE fixes, applied to one process {runs} times: median (max)");
-    let columns = [
-        "patch",
-        "functions",
-        "code, bytes",
-        "whole command, ms",
-        "all over, ms",
-        "one thread stopped, us: median (max)",
-    ];
+    let columns = ["patch", "functions", "code, bytes", "whole command, ms", "all over, ms", "a thread probed, us"];
     let mut section = Section::new("series", title, &columns);
     let ones: Vec<One> = series
         .patches
@@ -48,7 +41,7 @@ pub(crate) fn series(series: &Series, runs: usize) -> Section {
             functions: patch.functions,
             command_ms: Spread::of(done.iter().map(|o| o.elapsed_ns() as f64 / 1e6).collect()),
             migrated_ms: Spread::of(done.iter().filter_map(|o| o.migrated_ns.map(|ns| ns as f64 / 1e6)).collect()),
-            stopped_us: Spread::us(done.iter().flat_map(|o| o.stops_ns.clone())),
+            stopped_us: StopsUs::of(&done),
         })
         .collect();
     let cell = |spread: &Spread| format!("{} ({})", number(spread.median), number(spread.max));
@@ -59,7 +52,7 @@ pub(crate) fn series(series: &Series, runs: usize) -> Section {
             one.text_bytes.to_string(),
             cell(&one.command_ms),
             cell(&one.migrated_ms),
-            cell(&one.stopped_us),
+            cell(&one.stopped_us.probe),
         ]);
     }
     section.raw(&ones);

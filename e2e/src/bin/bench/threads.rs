@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Stdio;
 use stillpoint_e2e::cli::Stillpoint;
-use stillpoint_e2e::operation::{Operation, Spread};
+use stillpoint_e2e::operation::{Operation, Spread, StopsUs};
 use stillpoint_e2e::server::{Guarded, tied};
 use stillpoint_e2e::victim::Program;
 
@@ -22,7 +22,7 @@ struct Case {
     fell_back: usize,
     migrated_ms: Spread,
     command_ms: Spread,
-    stopped_us: Spread,
+    stopped_us: StopsUs,
 }
 
 /// Measures all cases.
@@ -30,23 +30,27 @@ pub(crate) fn threads(program: &Program, patch: &Path, runs: usize) -> Section {
     let mut section = Section::new(
         "threads",
         format!("Time until every thread runs the new code ({runs} applies and reverts each)"),
-        &["running", "in `read`", "way", "all over, ms: median (max)", "one thread stopped, us: median, p99 (max)"],
+        &[
+            "running",
+            "in `read`",
+            "way",
+            "all over, ms: median (max)",
+            "a thread probed, us: median, p99 (max)",
+            "all stopped, us: median (max)",
+        ],
     );
     let mut cases = Vec::new();
     for (running, sleeping) in CASES {
         for quiescence in ["probe", "stop"] {
             let case = measure(program, patch, running, sleeping, quiescence, runs);
+            let StopsUs { probe, all, .. } = &case.stopped_us;
             section.rows.push(vec![
                 running.to_string(),
                 sleeping.to_string(),
                 quiescence.into(),
                 over(&case),
-                format!(
-                    "{}, {} ({})",
-                    number(case.stopped_us.median),
-                    number(case.stopped_us.p99),
-                    number(case.stopped_us.max)
-                ),
+                format!("{}, {} ({})", number(probe.median), number(probe.p99), number(probe.max)),
+                format!("{} ({})", number(all.median), number(all.max)),
             ]);
             cases.push(case);
         }
@@ -79,7 +83,7 @@ fn measure(
     runs: usize,
 ) -> Case {
     let target = start(program, running, sleeping);
-    let (mut migrated, mut command, mut stops) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut migrated, mut command, mut operations) = (Vec::new(), Vec::new(), Vec::new());
     let (mut calls, mut fell_back) = (0, 0);
     for _ in 0..runs {
         let apply = Stillpoint::new().args(["patch", "apply"]).arg(patch);
@@ -92,7 +96,7 @@ fn measure(
             fell_back += usize::from(fallback);
             migrated.extend(done.migrated_ns.map(|ns| ns as f64 / 1e6));
             command.push(done.elapsed_ns() as f64 / 1e6);
-            stops.extend(done.stops_ns);
+            operations.push(done);
             if fallback {
                 break;
             }
@@ -108,7 +112,7 @@ fn measure(
         fell_back,
         migrated_ms: Spread::of(migrated),
         command_ms: Spread::of(command),
-        stopped_us: Spread::us(stops),
+        stopped_us: StopsUs::of(&operations),
     }
 }
 

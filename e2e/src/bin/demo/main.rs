@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use stillpoint_e2e::effects::{self, EFFECTS};
 use stillpoint_e2e::load::{Clients, Load, Observed};
-use stillpoint_e2e::operation::Operation;
+use stillpoint_e2e::operation::{Operation, Why};
 use stillpoint_e2e::series::{Series, SeriesPatch};
 use stillpoint_e2e::server::Redis;
 use stillpoint_e2e::{cli::Stillpoint, packages, patching, workspace_root};
@@ -148,14 +148,14 @@ fn change(narrator: &Narrator, verb: &'static str, patch: &SeriesPatch, call: St
     let operation = Operation::of(call);
     expect(operation.run.code == Some(0), || operation.run.to_string())?;
     let migrated = operation.migrated_ns.ok_or_else(|| format!("{verb} told no commit: {}", operation.run))?;
-    let longest = operation.stops_ns.iter().max().copied().unwrap_or(0);
+    let probed = operation.stopped(Why::Probe).max().unwrap_or(0);
     narrator.tell(&format!(
-        "{verb} {}: {} functions; {} threads over in {:.2} ms, each stopped for at most {:.0} us",
+        "{verb} {}: {} functions; {} threads over in {:.2} ms, probed for at most {:.0} us each",
         patch.name,
         patch.functions,
         operation.threads,
         migrated as f64 / 1e6,
-        longest as f64 / 1e3
+        probed as f64 / 1e3
     ));
     // The seconds around each change are compared.
     std::thread::sleep(Duration::from_nanos(2 * table::AROUND_NS));

@@ -1,7 +1,7 @@
 //! The table at the end: what clients saw before, during and after each change.
 
 use stillpoint_e2e::load::Observed;
-use stillpoint_e2e::operation::{Operation, Spread};
+use stillpoint_e2e::operation::{Operation, Spread, StopsUs, Why};
 use stillpoint_measure::summary::Latency;
 
 /// One change of the running program.
@@ -21,9 +21,9 @@ pub(crate) const AROUND_NS: u64 = 1_000_000_000;
 pub(crate) fn render(changes: &[Change], observed: &Observed) -> String {
     let group = |text: &str| format!("  {text:-^31}");
     let quantiles = format!("  {:>7}{:>8}{:>8}{:>8}", "p50", "p99", "p99.9", "max");
-    let mut text = format!("   {:<NAME$} {:>9} {:>8} {:>9}", "", "all over", "stopped", "us");
+    let mut text = format!("   {:<NAME$} {:>9} {:>8} {:>9}", "", "all over", "probed", "all, us");
     ["ms before", "ms during", "ms after"].map(group).iter().for_each(|heading| text += heading);
-    text += &format!("\n   {:<NAME$} {:>9} {:>8} {:>9}{}\n", "change", "ms", "median", "max", quantiles.repeat(3));
+    text += &format!("\n   {:<NAME$} {:>9} {:>8} {:>9}{}\n", "change", "ms", "us", "stopped", quantiles.repeat(3));
     let mut windows = [Vec::new(), Vec::new(), Vec::new()];
     for change in changes {
         let (from, to) = change.operation.window_ns;
@@ -34,6 +34,7 @@ pub(crate) fn render(changes: &[Change], observed: &Observed) -> String {
     }
     let operations: Vec<Operation> = changes.iter().map(|change| change.operation.clone()).collect();
     text + &row("all of them together", &operations, &windows, observed)
+        + &format!("\n   Over all changes, median: {}.\n", StopsUs::of(&operations))
 }
 
 /// Width of the first column.
@@ -41,10 +42,15 @@ const NAME: usize = 40;
 
 fn row(name: &str, operations: &[Operation], windows: &[Vec<(u64, u64)>; 3], observed: &Observed) -> String {
     let migrated = Spread::of(operations.iter().filter_map(|o| o.migrated_ns).map(|ns| ns as f64 / 1e6).collect());
-    let stopped = Spread::us(operations.iter().flat_map(|operation| operation.stops_ns.clone()));
+    let stopped = |why| Spread::us(operations.iter().flat_map(move |operation| operation.stopped(why)));
     let cells: String = windows.iter().map(|windows| latency(&observed.windows(windows).latency)).collect();
     let name: String = name.chars().take(NAME).collect();
-    format!("   {name:<NAME$} {:>9.2} {:>8.0} {:>9.0}{cells}\n", migrated.max, stopped.median, stopped.max)
+    format!(
+        "   {name:<NAME$} {:>9.2} {:>8.0} {:>9.0}{cells}\n",
+        migrated.max,
+        stopped(Why::Probe).median,
+        stopped(Why::All).max
+    )
 }
 
 fn latency(latency: &Latency) -> String {
