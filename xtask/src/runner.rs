@@ -34,6 +34,8 @@ pub(crate) struct TestProgram {
     target: String,
     is_unit: bool,
     executable: PathBuf,
+    /// The `stillpoint` binary of the same build.
+    stillpoint: PathBuf,
 }
 
 impl TestProgram {
@@ -57,6 +59,9 @@ impl TestProgram {
         let mut command = Command::new(&self.executable);
         command.current_dir(&self.package_dir).env("CARGO_MANIFEST_DIR", &self.package_dir).env("RUST_BACKTRACE", "1");
         command.env("CARGO_TARGET_DIR", target_dir(root));
+        if std::env::var_os("STILLPOINT_BIN").is_none() {
+            command.env("STILLPOINT_BIN", &self.stillpoint);
+        }
         command
     }
 
@@ -123,11 +128,18 @@ fn cargo() -> Command {
 
 /// Builds every test program of the tree, in the order in which they run.
 pub(crate) fn build_tests(root: &Path, release: bool) -> Result<Vec<TestProgram>> {
+    let profile: &[&str] = if release { &["--release"] } else { &[] };
+    // For the whole workspace, as the tests are: another selection of packages means other features, and every
+    // dependency compiled twice.
+    let mut binary = cargo();
+    binary.args(["build", "--workspace", "--locked", "--quiet", "--bin", "stillpoint"]).args(profile).current_dir(root);
+    if !binary.status().context("start cargo")?.success() {
+        bail!("`stillpoint` does not build; mend what the compiler says above");
+    }
+    let stillpoint = target_dir(root).join(if release { "release" } else { "debug" }).join("stillpoint");
     let mut command = cargo();
     command.args(["test", "--workspace", "--locked", "--no-run", "--message-format=json-render-diagnostics"]);
-    if release {
-        command.arg("--release");
-    }
+    command.args(profile);
     let mut child =
         command.current_dir(root).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("start cargo")?;
     let stdout = child.stdout.take().context("cargo has an output")?;
@@ -137,7 +149,7 @@ pub(crate) fn build_tests(root: &Path, release: bool) -> Result<Vec<TestProgram>
         if let Message::CompilerArtifact(artifact) = message?
             && artifact.profile.test
         {
-            programs.extend(test_program(&packages, artifact)?);
+            programs.extend(test_program(&packages, artifact, &stillpoint)?);
         }
     }
     let status = child.wait()?;
@@ -148,15 +160,27 @@ pub(crate) fn build_tests(root: &Path, release: bool) -> Result<Vec<TestProgram>
     Ok(programs)
 }
 
-fn test_program(packages: &[Package], artifact: Artifact) -> Result<Option<TestProgram>> {
+fn test_program(packages: &[Package], artifact: Artifact, stillpoint: &Path) -> Result<Option<TestProgram>> {
     let Some(executable) = artifact.executable else { return Ok(None) };
     let manifest = artifact.manifest_path.as_std_path();
     let package_dir = manifest.parent().context("a manifest lies in a directory")?.to_owned();
     let is_unit = !artifact.target.kind.contains(&TargetKind::Test);
     let package = packages.iter().find(|package| package.id == artifact.package_id);
     let package = package.context("an artifact belongs to a package")?.name.to_string();
-    let target = if is_unit { "unit".to_owned() } else { artifact.target.name };
-    Ok(Some(TestProgram { package, package_dir, target, is_unit, executable: executable.into_std_path_buf() }))
+    let is_binary = artifact.target.kind.contains(&TargetKind::Bin);
+    let target = match (is_unit, is_binary) {
+        (true, true) => format!("unit ({})", artifact.target.name),
+        (true, false) => "unit".to_owned(),
+        _ => artifact.target.name,
+    };
+    Ok(Some(TestProgram {
+        package,
+        package_dir,
+        target,
+        is_unit,
+        executable: executable.into_std_path_buf(),
+        stillpoint: stillpoint.to_owned(),
+    }))
 }
 
 fn run_program(root: &Path, program: &TestProgram, logs: &Path) -> Result<Outcome> {
