@@ -31,7 +31,7 @@ struct Amount {
 const FULL: Amount =
     Amount { pairs: 5, seconds: 60, runs: 10, cost_rounds: 10, keys: 1_000_000, gigabytes: &[0.1, 1.0, 2.0, 4.0, 8.0] };
 const SHORT: Amount =
-    Amount { pairs: 3, seconds: 10, runs: 3, cost_rounds: 3, keys: 1_000_000, gigabytes: &[0.1, 0.5, 1.0] };
+    Amount { pairs: 5, seconds: 10, runs: 3, cost_rounds: 3, keys: 1_000_000, gigabytes: &[0.1, 0.5, 1.0] };
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
