@@ -1,6 +1,6 @@
 /* Sixteen threads hammer functions that a test patches and reverts; others guard registers, or stand in a read.
  *
- *   victim CONTROL [hammering threads [microseconds that they rest between rounds]]
+ *   victim CONTROL [hammering threads [microseconds of rest between rounds]]
  */
 #include "control.h"
 
@@ -232,6 +232,7 @@ static void *guard(void *arg) {
         if (memcmp(&before, &now, 8)) violation("the signal mask changed by itself");
         uint64_t p = phase_now();
         answer(&o, p, leaf(1), 3, "leaf");
+        if (rest) usleep(rest);
     }
     return NULL;
 }
