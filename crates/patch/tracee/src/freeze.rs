@@ -1,8 +1,9 @@
 //! All threads standing.
 
 use crate::tracer::{STOP_LIMIT, Seen, State, Tracer};
-use crate::{Error, Held, Session, ThreadInfo, Tid, carrier};
-use std::time::Duration;
+use crate::{Error, Event, Held, Session, ThreadInfo, Tid, carrier};
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 use stillpoint_patch_format::Avma;
 
 const PAGE: u64 = 4096;
@@ -12,6 +13,10 @@ const LIMIT: Duration = Duration::from_millis(500);
 const ROUNDS: usize = 64;
 /// Rank of threads that run: the last.
 const RUNNING: u8 = 2;
+/// Sleepers on their way to a stop at the same time, at most.
+const TOGETHER: usize = 32;
+/// A stop that takes longer waits for a processor.
+const LOOK: Duration = Duration::from_millis(2);
 const _: () = assert!(LIMIT.as_nanos() < STOP_LIMIT.as_nanos());
 
 /// All threads of a process standing. Dropping it thaws them, those that ran before first.
@@ -71,16 +76,94 @@ impl<'s, 'p> Frozen<'s, 'p> {
 
     fn stop_group(&mut self, group: &[(u8, i32)]) -> Result<(), Error> {
         if group[0].0 < RUNNING {
-            // One at a time: an interrupted call is mended when its thread is seen standing, and that must be soon.
-            return group.iter().try_for_each(|&(_, tid)| {
-                self.session.tracer.ask_to_stop(tid)?;
-                self.await_stop(tid)
-            });
+            let result = self.stop_sleepers(group);
+            self.session.tracer.threads.values_mut().for_each(|thread| thread.asked = false);
+            // after a failure some may stand that are not counted yet: they are to be thawed as well
+            let stood = self.take_stood();
+            self.order.extend(stood.into_iter().map(Tid));
+            return result;
         }
         for &(_, tid) in group {
             self.session.tracer.ask_to_stop(tid)?;
         }
         group.iter().try_for_each(|&(_, tid)| self.await_stop(tid))
+    }
+
+    /// Stops sleeping threads, and takes each as it comes to stand: an interrupted call is mended when its thread is seen
+    /// standing, and that must be soon, so they are asked one at a time. On a busy machine, where each must wait for its
+    /// turn on a processor, that would add up to seconds with everybody standing: there several wait together.
+    fn stop_sleepers(&mut self, group: &[(u8, i32)]) -> Result<(), Error> {
+        let mut rest = group.iter().map(|&(_, tid)| tid);
+        let mut asked: BTreeSet<i32> = BTreeSet::new();
+        let mut patience = Instant::now() + LIMIT;
+        let mut together = 1;
+        loop {
+            while asked.len() < together
+                && let Some(tid) = rest.next()
+            {
+                self.ask(tid, &mut asked)?;
+            }
+            let Some(&first) = asked.first() else { return Ok(()) };
+            let tracer = &mut self.session.tracer;
+            tracer.timer.arm(LOOK);
+            let served = tracer.serve_one(true)?.is_some();
+            if !served {
+                together = (together * 2).min(TOGETHER);
+            }
+            let stood = self.take_stood();
+            if self.session.tracer.replaced {
+                return Err(Error::Exec(self.session.process().pid()));
+            }
+            if !stood.is_empty() {
+                patience = Instant::now() + LIMIT;
+            }
+            for tid in stood {
+                asked.remove(&tid);
+                self.order.push(Tid(tid));
+            }
+            let tracer = &mut self.session.tracer;
+            asked.retain(|tid| tracer.threads.contains_key(tid));
+            if let Some(tid) = asked.iter().find(|tid| tracer.threads.get(tid).is_some_and(|thread| thread.in_vfork)) {
+                return Err(in_vfork(*tid));
+            }
+            if !served && Instant::now() > patience {
+                let why = match tracer.process.thread_info(Tid(first))? {
+                    Some(info) => format!("it is in state {}", info.state),
+                    None => "it is about to end".to_owned(),
+                };
+                return Err(Error::Unstoppable { tid: Tid(first), why });
+            }
+        }
+    }
+
+    fn ask(&mut self, tid: i32, asked: &mut BTreeSet<i32>) -> Result<(), Error> {
+        let tracer = &mut self.session.tracer;
+        if !tracer.ask_to_stop(tid)? {
+            return Ok(());
+        }
+        match tracer.threads.get_mut(&tid).map(|thread| (thread.state, &mut thread.asked)) {
+            Some((State::Running, flag)) => {
+                *flag = true;
+                asked.insert(tid);
+                Ok(())
+            }
+            // a newborn, whose first stop needs no request
+            Some((State::Expected, _)) => self.await_stop(tid),
+            _ => Ok(()),
+        }
+    }
+
+    /// The threads that have come to stand because they were asked to.
+    fn take_stood(&mut self) -> Vec<i32> {
+        let mut stood = Vec::new();
+        self.session.tracer.events.retain(|event| match event {
+            Event::Stood(tid) => {
+                stood.push(tid.0);
+                false
+            }
+            _ => true,
+        });
+        stood
     }
 
     fn await_stop(&mut self, tid: i32) -> Result<(), Error> {
