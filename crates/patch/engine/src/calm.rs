@@ -160,9 +160,14 @@ pub(crate) fn traced<T: Send>(
         hurry();
         work(session)
     });
-    result.map_err(Error::from).and_then(|inner| inner).map_err(|error| match error {
+    result.map_err(Error::from).and_then(|inner| inner).map_err(|error| ended_or(process, error))
+}
+
+/// What failed, or that the process is gone, whatever failed because of that.
+pub(crate) fn ended_or(process: &Process, error: Error) -> Error {
+    match error {
         Error::Tracee(tracee::Error::Exec(pid)) => Error::Ended(pid),
         _ if !process.is_alive() => Error::Ended(process.pid()),
         other => other,
-    })
+    }
 }

@@ -1,6 +1,6 @@
 //! The operations on one process: apply, revert, check; each is checks, then one transition.
 
-use crate::calm::traced;
+use crate::calm::{ended_or, traced};
 use crate::error::Busy;
 use crate::inject::{self, Wanted};
 use crate::ledger::{Phase, Record, Span, View};
@@ -95,6 +95,10 @@ pub(crate) struct Target {
 impl Target {
     pub(crate) fn open(pid: Pid) -> Result<Self, Error> {
         let process = Process::open(pid)?;
+        Target::look(process.clone()).map_err(|error| ended_or(&process, error))
+    }
+
+    fn look(process: Process) -> Result<Self, Error> {
         let modules = process.modules()?;
         check_process(&process, &modules)?;
         let mappings = process.mappings()?;
@@ -123,7 +127,7 @@ pub fn apply(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
         return Ok(there_already(&mut report, signed));
     }
     if target.view.unfinished.is_none() || options.dry_run {
-        let (_, _, len) = ready(&target, signed, options)?;
+        let (_, _, len) = ready(&target, signed, options).map_err(|error| ended_or(&target.process, error))?;
         if options.dry_run {
             let functions = signed.patch.functions.len();
             return Ok(Outcome::DryRun(format!("{}: {functions} functions, {len} bytes", signed.patch.name)));
@@ -524,7 +528,8 @@ pub fn check(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
     if already(&target.view, signed) {
         return Ok(Prediction { already: true, functions, bytes: 0, threads: 0, busy: Vec::new() });
     }
-    let (prepared, values, bytes) = ready(&target, signed, options)?;
+    let (prepared, values, bytes) =
+        ready(&target, signed, options).map_err(|error| ended_or(&target.process, error))?;
     let module = &target.modules[prepared.module];
     let layout = Layout::of(&signed.patch);
     let at = find_room(&target.mappings, module, layout.len())?;

@@ -21,6 +21,12 @@ impl Memory {
         Memory { pid, file }
     }
 
+    /// Whether the memory is gone: the process has ended (or is about to), or has called exec. The kernel then reads
+    /// nothing at any address, and without an error; of memory that is there the second page cannot be read.
+    pub(crate) fn is_gone(&self) -> bool {
+        matches!(sys::read_at(&self.file, &mut [0], PAGE), Ok(0))
+    }
+
     /// Reads exactly `buf.len()` bytes.
     pub fn read(&self, at: Avma, buf: &mut [u8]) -> Result<(), Error> {
         let mut done = 0;

@@ -78,8 +78,10 @@ impl Process {
                 view,
             }),
         };
-        process.check_program(&status)?;
-        Ok(process)
+        match process.check_program(&status) {
+            Err(_) if !process.is_alive() => Err(Error::Gone(pid)),
+            checked => checked.map(|()| process),
+        }
     }
 
     fn check_program(&self, status: &Status) -> Result<(), Error> {
@@ -105,9 +107,9 @@ impl Process {
         self.inner.pid
     }
 
-    /// Whether it is still the process that was opened, and has not ended (a zombie has).
+    /// Whether it has not ended (a zombie has), and still runs the program that it ran when it was opened.
     pub fn is_alive(&self) -> bool {
-        !sys::has_ended(&self.inner.pidfd)
+        !sys::has_ended(&self.inner.pidfd) && !self.inner.memory.is_gone()
     }
 
     /// Its memory.
