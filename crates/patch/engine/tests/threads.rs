@@ -258,3 +258,40 @@ fn hooks_run_and_may_refuse_and_thread_locals_resolve() {
     signal(running.pid().0);
     assert_eq!(running.line(), "14");
 }
+
+/// `outer` calls `inner`, which leaves a return address into `outer` where `blocked` later has a buffer that it never
+/// fills: a word on the live stack that is no frame.
+const STALE: &str = r#"
+#include <stdio.h>
+#include <signal.h>
+#include <unistd.h>
+__attribute__((noinline)) int inner(int x) { volatile char pad[64]; pad[x & 63] = 1; return pad[x & 63] + x; }
+__attribute__((noinline)) int outer(int x) { int v = inner(x); __asm__ volatile("" : "+r"(v)); return v * 3 + 1; }
+static void on(int s) { (void)s; }
+__attribute__((noinline)) void blocked(void) { volatile char buffer[4096]; buffer[0] = 1; pause(); buffer[1] = buffer[0]; }
+int main(void) {
+  struct sigaction sa = { .sa_handler = on };
+  sigaction(SIGUSR1, &sa, 0);
+  setvbuf(stdout, 0, _IOLBF, 0);
+  for (;;) { printf("%d\n", outer(1)); outer(2); blocked(); }
+}
+"#;
+
+#[test]
+fn a_stale_word_makes_no_thread_wait_when_the_walk_is_proof() {
+    let dir = tempfile::tempdir().expect("directory");
+    let victim = compile(dir.path(), "stale", STALE, &[]);
+    let one = patch(dir.path(), "one", &victim, "int outer(int x) { return x + 40; }", &["-fPIE"]);
+    let mut running = Running::start(&mut Command::new(&victim));
+    assert_eq!(running.line(), "7");
+    let mut busy = Vec::new();
+    let mut observe = |event: Event| {
+        if let EventKind::ThreadBusy { function, .. } = event.kind {
+            busy.push(function);
+        }
+    };
+    committed(apply(running.pid(), &one, &options(), &mut observe));
+    assert_eq!(busy, ["outer"], "the conservative scan must have seen the stale word first");
+    signal(running.pid().0);
+    assert_eq!(running.line(), "41");
+}
