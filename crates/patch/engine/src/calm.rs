@@ -58,12 +58,6 @@ impl Window {
     }
 }
 
-/// Lets the calling thread run before others: while it waits for a processor, some thread of the target stands and
-/// waits for it. Best effort; it takes a privilege.
-fn hurry() {
-    let _ = rustix::process::setpriority_process(None, -20);
-}
-
 /// Does `work` on every thread, one after another, each standing alone for that time; those born meanwhile included.
 pub(crate) fn each_thread(
     process: &Process,
@@ -156,10 +150,7 @@ pub(crate) fn traced<T: Send>(
     process: &Process,
     work: impl FnOnce(&mut Session<'_>) -> Result<T, Error> + Send,
 ) -> Result<T, Error> {
-    let result = tracee::attach(process, |session| {
-        hurry();
-        work(session)
-    });
+    let result = tracee::attach(process, work);
     result.map_err(Error::from).and_then(|inner| inner).map_err(|error| ended_or(process, error))
 }
 

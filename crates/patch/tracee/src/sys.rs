@@ -304,13 +304,19 @@ pub(crate) fn write_at(file: &File, bytes: &[u8], at: u64) -> io::Result<usize> 
 }
 
 /// Gives this OS thread a real-time priority where it may: on a busy machine a tracer that waits for a processor keeps
-/// its tracees standing. Without the permission everything works, more slowly.
+/// its tracees standing. Where the machine gives none, the best of the others; without the permission for either
+/// everything works, more slowly.
 pub(crate) fn run_before_others() {
     // SAFETY: plain data, for which all zeroes is a value.
     let mut parameter: libc::sched_param = unsafe { std::mem::zeroed() };
     parameter.sched_priority = 1;
     // SAFETY: the call reads one sched_param; 0 is the calling thread.
-    unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const parameter) };
+    let refused =
+        unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const parameter) } != 0;
+    if refused {
+        // SAFETY: plain integers; 0 is the calling thread.
+        unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) };
+    }
 }
 
 pub(crate) fn own_tid() -> i32 {
