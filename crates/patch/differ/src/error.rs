@@ -29,6 +29,14 @@ pub enum Refusal {
         /// The section that tells.
         section: String,
     },
+    /// The unit is not C: exceptions, vtables and merged copies of its functions have rules of their own.
+    #[error("{unit} is compiled from C++ (it defines `{symbol}`), which is not supported yet")]
+    Language {
+        /// Translation unit.
+        unit: String,
+        /// A mangled name that tells.
+        symbol: String,
+    },
     /// A function that is needed is not in the shipped text, byte for byte.
     #[error("function `{function}` of {unit} is not in the shipped text: {why}")]
     UnplacedFunction {
@@ -255,6 +263,7 @@ impl Refusal {
             Refusal::BadTarget(_) => "bad-target",
             Refusal::BadObject { .. } => "bad-object",
             Refusal::Lto { .. } => "lto",
+            Refusal::Language { .. } => "language",
             Refusal::UnplacedFunction { .. } => "unplaced-function",
             Refusal::SymbolConflict { .. } => "symbol-conflict",
             Refusal::UnresolvedSymbol { .. } => "unresolved-symbol",

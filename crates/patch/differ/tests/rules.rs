@@ -22,7 +22,7 @@ fn build(source: &str, flags: &[&str]) -> Built {
     cc(&["-O2", "-g", "-DVERSION=0", "-c", "unit.c", "-o", "0.o"]);
     cc(&[&sections[..], &["-DVERSION=1", "-o", "1.o"]].concat());
     cc(&[&sections[..], &["-DVERSION=2", "-o", "2.o"]].concat());
-    cc(&["0.o", "-s", "-o", "target"]);
+    cc(&["-x", "none", "0.o", "-s", "-o", "target"]);
     let read = |name: &str| std::fs::read(at(name)).expect("read what cc wrote");
     let target = TargetElf::parse(&read("target"), "target").expect("a target");
     Built { target, objects: ["0.o", "1.o", "2.o"].map(read) }
@@ -153,4 +153,17 @@ fn code_of_another_compilation_is_not_placed() {
     let refusals = diff(&built.target, &[UnitInput { path: "unit.c", shipped, before, after }], &options)
         .expect_err("what was compared is not what runs");
     assert!(refusals.iter().any(|r| r.code() == "unplaced-function"), "{refusals:?}");
+}
+
+#[test]
+fn a_unit_in_another_language_is_refused_by_name() {
+    let built = build(
+        "extern \"C\" __attribute__((noipa)) int answer(int i) { return i + VERSION; }\n\
+         int twice(int i) { return answer(i) * 2; }\n\
+         int main(int argc, char **) { return twice(argc); }\n",
+        &["-x", "c++"],
+    );
+    let refusals = diff_of(&built, &[]).expect_err("C++ has rules of its own");
+    assert_eq!(refusals.iter().map(Refusal::code).collect::<Vec<_>>(), ["language"]);
+    assert!(refusals[0].to_string().contains("unit.c") && refusals[0].to_string().contains("_Z5twicei"));
 }
