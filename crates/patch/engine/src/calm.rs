@@ -10,9 +10,16 @@ const CARRIER_LIMIT: Duration = Duration::from_secs(5);
 const EACH_LIMIT: Duration = Duration::from_secs(20);
 const CARRIER_RETRY: Duration = Duration::from_millis(1);
 
+/// Events served beyond the time given: a program that bears threads without pause always has another one.
+pub(crate) const EVENTS_AT_ONCE: usize = 256;
+
 /// Serves events until `until` has passed; with a time in the past, what is there already.
 pub(crate) fn serve(process: &Process, session: &mut Session<'_>, until: Instant) -> Result<(), Error> {
-    while let Some(event) = session.pump(until)? {
+    let mut late = 0;
+    while late < EVENTS_AT_ONCE
+        && let Some(event) = session.pump(until)?
+    {
+        late += usize::from(Instant::now() > until);
         match event {
             Event::NewThread(tid) | Event::Stood(tid) => session.let_go(tid)?,
             Event::NewProcess { pid, .. } => session.release(pid)?,
@@ -103,7 +110,8 @@ pub(crate) fn each_thread(
             return Err(tracee::Error::Unstoppable { tid, why: "it gets no turn on a processor".into() }.into());
         }
         let mut until = if asked.is_empty() { Instant::now() } else { Instant::now() + STOP_SLOW };
-        while let Some(event) = session.pump(until)? {
+        for _ in 0..EVENTS_AT_ONCE {
+            let Some(event) = session.pump(until)? else { break };
             match event {
                 Event::Stood(tid) => stood.push(tid),
                 Event::NewThread(tid) => session.let_go(tid)?,

@@ -8,7 +8,7 @@
 //! yet to be born, runs the new side, and what is left (turning entries into direct jumps) changes nothing that anybody
 //! can see. Each step is in the ledger before it is done, so that whoever finds the ledger can go on from there.
 
-use crate::calm::{STOP_SLOW, Window};
+use crate::calm::{EVENTS_AT_ONCE, STOP_SLOW, Window};
 use crate::error::Busy;
 use crate::ledger::{NamedSpan, Phase, Record, Site, Span, Transition, Unfinished};
 use crate::plan::word_value;
@@ -545,7 +545,10 @@ impl Mover<'_, '_, '_, '_> {
 
     /// Serves events until `until` has passed.
     fn serve(&mut self, until: Instant) -> Result<(), Error> {
-        while self.serve_once(until)? {}
+        let mut late = 0;
+        while late < EVENTS_AT_ONCE && self.serve_once(until)? {
+            late += usize::from(Instant::now() > until);
+        }
         Ok(())
     }
 

@@ -8,6 +8,9 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// Reports served before the next event is handed over: in a storm there is always another one.
+const REPORTS_AT_ONCE: usize = 1024;
+
 /// How a new process came about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Birth {
@@ -202,7 +205,11 @@ impl<'p> Session<'p> {
     /// Serves what the target does (signals are forwarded unchanged, job control is kept) and returns the next event,
     /// or `None` when the deadline has passed. With a deadline in the past: what is there already.
     pub fn pump(&mut self, deadline: Instant) -> Result<Option<Event>, Error> {
-        while self.tracer.serve_one(false)?.is_some() {}
+        for _ in 0..REPORTS_AT_ONCE {
+            if self.tracer.serve_one(false)?.is_none() {
+                break;
+            }
+        }
         loop {
             if let Some(event) = self.tracer.events.pop_front() {
                 self.tracer.timer.disarm();

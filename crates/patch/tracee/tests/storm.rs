@@ -102,7 +102,10 @@ fn threads_come_and_go() {
             let frozen = session.freeze().unwrap();
             assert!(frozen.threads().len() >= 3);
             frozen.thaw().unwrap();
-            while let Some(event) = session.pump(Instant::now() + Duration::from_millis(5)).unwrap() {
+            let until = Instant::now() + Duration::from_millis(5);
+            while Instant::now() < until
+                && let Some(event) = session.pump(until).unwrap()
+            {
                 serve(session, event);
             }
         }
