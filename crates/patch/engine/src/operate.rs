@@ -3,7 +3,7 @@
 use crate::calm::{ended_or, traced};
 use crate::error::Busy;
 use crate::inject::{self, Wanted};
-use crate::ledger::{Phase, Record, Span, View};
+use crate::ledger::{Phase, Record, Span, Transition, View};
 use crate::link::{DISPATCHER_LEN, Layout, link};
 use crate::plan::{Plan, Room, dispatchers_missing, free_state, plan};
 use crate::prepare::{Prepared, check_based_on, check_process, prepare};
@@ -136,7 +136,11 @@ pub fn apply(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
     let process = target.process.clone();
     traced(&process, move |session| {
         let start = now_ns();
-        recover(session, &mut target, Some(signed), options, &mut report)?;
+        let brings_it = |view: &View, open: &Transition| {
+            let mut coming = open.after.iter().filter(|n| !open.before.contains(n)).filter_map(|n| view.patch(*n));
+            coming.any(|patch| patch.digest == signed.digest)
+        };
+        recover(session, &mut target, brings_it, options, &mut report)?;
         if already(&target.view, signed) {
             return Ok(there_already(&mut report, signed));
         }
@@ -387,25 +391,26 @@ fn call_hooks(
     Ok(())
 }
 
-/// Completes or undoes what a killed tool left. Forward only when the same patch is to be applied anyway.
+/// Completes or undoes what a killed tool left, or what a process inherited from a parent that was in the middle of it;
+/// whether that did what is `wanted`. Forward only then: threads that went over stay over.
 fn recover(
     session: &mut Session<'_>,
     target: &mut Target,
-    wanted: Option<&Signed>,
+    wanted: impl Fn(&View, &Transition) -> bool,
     options: &Options,
     report: &mut Report<'_>,
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     target.reload()?;
-    let Some(open) = target.view.unfinished.clone() else { return Ok(()) };
-    let coming = open.transition.after.iter().filter(|n| !open.transition.before.contains(n));
-    let forward =
-        wanted.is_some_and(|signed| coming.filter_map(|n| target.view.patch(*n)).any(|p| p.digest == signed.digest));
+    let Some(open) = target.view.unfinished.clone() else { return Ok(false) };
+    let forward = wanted(&target.view, &open.transition);
     report.warn(format!("transition {} was left unfinished by a tool that was killed", open.transition.number));
     let process = target.process.clone();
     let (view, modules) = (target.view.clone(), target.modules.clone());
     let store = target.store.as_mut().ok_or(Error::NoWord(process.pid()))?;
-    mover(session, &process, modules, store, &view, &[], report)?.recover(&open, forward, limits(options))?;
-    target.reload()
+    let mut mover = mover(session, &process, modules, store, &view, &[], report)?;
+    let completed = mover.recover(&open, forward, limits(options))?;
+    target.reload()?;
+    Ok(forward && completed)
 }
 
 /// Completes or undoes what a killed tool left in `pid`; tells whether there was anything.
@@ -416,7 +421,7 @@ pub fn recover_only(pid: Pid, options: &Options, observer: Observer<'_>) -> Resu
         return Ok(false);
     }
     let process = target.process.clone();
-    traced(&process, move |session| recover(session, &mut target, None, options, &mut report).map(|()| true))
+    traced(&process, move |session| recover(session, &mut target, |_, _| false, options, &mut report).map(|_| true))
 }
 
 /// Takes patches back, as one transition for each module concerned.
@@ -437,8 +442,16 @@ pub fn revert(pid: Pid, which: &Which, options: &Options, observer: Observer<'_>
     let process = target.process.clone();
     traced(&process, move |session| {
         let start = now_ns();
-        recover(session, &mut target, None, options, &mut report)?;
+        let drops_it = |view: &View, open: &Transition| {
+            to_drop(pid, view, which).is_ok_and(|dropped| {
+                let rest = view.active.iter().filter(|n| !dropped.contains(n));
+                rest.eq(&open.after)
+            })
+        };
         let mut outcome = None;
+        if recover(session, &mut target, drops_it, options, &mut report)? && *which != Which::All {
+            return Ok(Outcome::AlreadyThere("the revert that was left unfinished is complete now".into()));
+        }
         loop {
             let dropped = match to_drop(pid, &target.view, which) {
                 Err(Error::NothingActive(_)) => break,
