@@ -108,9 +108,9 @@ impl Series {
         Ok(Series { version, binary, patches, refused })
     }
 
-    /// The patch with most new code.
-    pub fn largest(&self) -> &SeriesPatch {
-        self.patches.iter().max_by_key(|patch| patch.text_bytes).expect("the series has patches")
+    /// The first patch: the one that builds upon no other.
+    pub fn first(&self) -> &SeriesPatch {
+        self.patches.first().expect("the series has patches")
     }
 }
 
