@@ -233,6 +233,8 @@ impl<'p> Session<'p> {
     /// Stops the thread best suited to carry remote calls: one in a system call that restarts, with room on its own
     /// stack. Threads looked at and found unsuited are let go again.
     pub fn stop_carrier(&mut self) -> Result<Stopped<'_>, Error> {
+        // Looking through the C library's text takes milliseconds: before anybody stands, not while the carrier does.
+        self.tracer.gadgets()?;
         let mut why = "it has no threads".to_owned();
         for tid in crate::carrier::by_fitness(&self.tracer) {
             if self.tracer.waits_for_vfork(tid) || !self.tracer.ask_to_stop(tid)? {
