@@ -5,7 +5,7 @@ mod support;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use stillpoint_events::{Event, EventKind};
 use stillpoint_patch_engine::{Error, Options, Outcome, Which, apply, revert, status};
 use stillpoint_patch_format::Signed;
@@ -277,6 +277,16 @@ int main(void) {
 }
 "#;
 
+/// Until the process waits in `pause`.
+fn await_pause(pid: Pid) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let waits = || std::fs::read_to_string(format!("/proc/{}/syscall", pid.0)).is_ok_and(|s| s.starts_with("34 "));
+    while !waits() {
+        assert!(Instant::now() < deadline, "the process never waits");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn a_stale_word_makes_no_thread_wait_when_the_walk_is_proof() {
     let dir = tempfile::tempdir().expect("directory");
@@ -284,6 +294,7 @@ fn a_stale_word_makes_no_thread_wait_when_the_walk_is_proof() {
     let one = patch(dir.path(), "one", &victim, "int outer(int x) { return x + 40; }", &["-fPIE"]);
     let mut running = Running::start(&mut Command::new(&victim));
     assert_eq!(running.line(), "7");
+    await_pause(running.pid());
     let mut busy = Vec::new();
     let mut observe = |event: Event| {
         if let EventKind::ThreadBusy { function, .. } = event.kind {
