@@ -138,6 +138,10 @@ impl Program {
 
     /// A call of `stillpoint patch build` that makes version `to` out of the source as shipped; add options as needed.
     pub fn builder(&self, to: u32, output: &Path) -> Stillpoint {
+        self.build_of(&self.diff(1, to), output)
+    }
+
+    fn build_of(&self, diff: &Path, output: &Path) -> Stillpoint {
         let directory = self.dir.path();
         Stillpoint::new()
             .args(["patch", "build", "--source"])
@@ -147,7 +151,7 @@ impl Program {
             .arg("--target")
             .arg(&self.elf)
             .arg("--diff")
-            .arg(self.diff(1, to))
+            .arg(diff)
             .arg("--output")
             .arg(output)
     }
@@ -169,24 +173,9 @@ impl Program {
     /// A patch that brings version `to` on top of the patch `earlier`, which brought version `from`.
     #[track_caller]
     pub fn patch_on_top(&self, earlier: &Path, from: u32, to: u32) -> PathBuf {
-        let directory = self.dir.path();
-        let path = directory.join(format!("{}-{from}-{to}.patch", self.name));
-        Stillpoint::new()
-            .args(["patch", "build", "--source"])
-            .arg(directory.join("source"))
-            .arg("--compile-commands")
-            .arg(directory.join("compile_commands.json"))
-            .arg("--target")
-            .arg(&self.elf)
-            .arg("--on-top-of")
-            .arg(self.diff(1, from))
-            .arg("--earlier")
-            .arg(earlier)
-            .arg("--diff")
-            .arg(self.diff(from, to))
-            .arg("--output")
-            .arg(&path)
-            .succeed();
+        let path = self.dir.path().join(format!("{}-{from}-{to}.patch", self.name));
+        let call = self.build_of(&self.diff(from, to), &path);
+        call.arg("--on-top-of").arg(self.diff(1, from)).arg("--earlier").arg(earlier).succeed();
         path
     }
 
@@ -438,6 +427,18 @@ impl Victim {
                 );
             }
         }
+    }
+
+    /// Applies a patch that brings version 2 and takes it back, as nothing was ever done.
+    #[track_caller]
+    pub fn there_and_back(&mut self, patch: &Path) {
+        self.announce(Phase::Over(1, 2));
+        apply(patch, self.pid()).succeed();
+        self.assert_settled(2);
+        self.announce(Phase::Over(2, 1));
+        revert(self.pid()).succeed();
+        self.assert_settled(1);
+        self.assert_pristine();
     }
 
     /// Panics unless the text is, byte for byte, what it was when the program started.

@@ -1,8 +1,7 @@
 //! Shared libraries that running programs use are patched in the processes that map them.
 
-use std::path::Path;
 use std::process::Command;
-use stillpoint_e2e::victim::{Kind, Phase, Program, Victim, apply, revert, soak};
+use stillpoint_e2e::victim::{Kind, Phase, Program, apply, soak};
 
 /// The library, and a program that uses it.
 fn library(strip: bool) -> (Program, Program) {
@@ -17,17 +16,6 @@ fn library(strip: bool) -> (Program, Program) {
     (library, program)
 }
 
-#[track_caller]
-fn there_and_back(victim: &mut Victim, patch: &Path) {
-    victim.announce(Phase::Over(1, 2));
-    apply(patch, victim.pid()).succeed();
-    victim.assert_settled(2);
-    victim.announce(Phase::Over(2, 1));
-    revert(victim.pid()).succeed();
-    victim.assert_settled(1);
-    victim.assert_pristine();
-}
-
 #[test]
 fn a_library_in_use() {
     for strip in [false, true] {
@@ -35,7 +23,7 @@ fn a_library_in_use() {
         let patch = library.patch(2);
         let mut victim = program.start(&[]);
         for _ in 0..if soak() { 100 } else { 4 } {
-            there_and_back(&mut victim, &patch);
+            victim.there_and_back(&patch);
         }
     }
 }
@@ -64,5 +52,5 @@ fn a_library_that_was_replaced_on_disk() {
     let status = Command::new("strip").arg("-o").arg(&copy).arg(library.elf()).status().expect("run strip");
     assert!(status.success());
     std::fs::rename(&copy, library.elf()).expect("replace the library");
-    there_and_back(&mut victim, &patch);
+    victim.there_and_back(&patch);
 }
