@@ -41,7 +41,7 @@ struct sp_config {
     unsigned long (*thread_count)(void *data);
     /* This thread has taken the code of a transition. Called by the thread itself, at its point. */
     void (*thread_migrated)(const char *name, uint32_t transition, void *data);
-    /* All threads of a group or global request have taken it. Called once, by one of them. */
+    /* A request has been released: no thread runs old code any more. Called once. */
     void (*patch_applied)(uint32_t transition, void *data);
     /* The request has ended: 0, or -ETIMEDOUT when it was abandoned. Called once. */
     void (*patch_done)(uint32_t transition, int result, void *data);

@@ -2,13 +2,16 @@
  *
  * stillpoint_abi.h - what a patcher and the library say to each other, in the memory of the patched program
  *
- * The patcher finds `sp_control` in the symbol table, checks magic, size and version, writes `request` (the bell must
- * not have been rung for an older request that has no answer yet), and then stores `request.number` to
- * `sp_request_bell`. A torn or stale request fails its check and is looked at again at the next point, so the writes
- * need not be atomic. The library answers in `answer`. All times are CLOCK_MONOTONIC nanoseconds.
+ * The patcher finds `sp_control` in the symbol table, checks magic, size and version, writes `answer` and `request`, and
+ * then stores `request.number` to `sp_request_bell`. A torn or stale request fails its check and is looked at again at
+ * the next point, so the writes need not be atomic. All times are CLOCK_MONOTONIC nanoseconds.
  *
- * The patcher may die at any moment: a request that is not complete at its deadline is abandoned by the threads that
- * wait for it, and one that is complete needs nobody any more.
+ * Who decides: threads that have to stand at a request wait until `answer.outcome` is another than SP_GATHERING. The
+ * patcher sees in the slots that they stand, stops the whole process for a moment, sees it again, makes its change and
+ * writes the outcome; while the process stands and `busy` is 0 nobody is in the middle of anything, so that this is as
+ * if the patcher held the library's lock. The library itself only ever abandons, at the deadline.
+ *
+ * The patcher may die at any moment: whoever waits leaves by itself at the deadline.
  */
 #ifndef STILLPOINT_ABI_H
 #define STILLPOINT_ABI_H
@@ -22,18 +25,22 @@
 
 /* How threads take a transition. */
 enum sp_mode {
+    /* Each at its next point. */
     SP_LOCAL = 1,
+    /* The threads of one group stand until all of them do; all others as SP_LOCAL. */
     SP_GROUP = 2,
+    /* All stand until all do. */
     SP_GLOBAL = 3,
+    /* As SP_LOCAL, but for the threads of one group, which pass by. */
+    SP_OTHERS = 4,
 };
 
 /* How a request stands. */
 enum sp_outcome {
     SP_GATHERING = 0,
-    /* Every thread that had to wait was waiting or parked at one moment, and none runs old code any more. Local
-     * requests never get here: the patcher sees for itself when all words have changed. */
+    /* The patcher has seen everybody where it had to be: those who stand take the transition and go on. */
     SP_RELEASED = 1,
-    /* The deadline passed first. No thread took the transition. */
+    /* Nobody takes it any more; those who stand go on as before. */
     SP_ABANDONED = 2,
 };
 
@@ -43,6 +50,7 @@ enum sp_thread_state {
     SP_ACTIVE = 1,
     SP_PARKED = 2,
     SP_INACTIVE = 3,
+    /* Stands at a request. */
     SP_BLOCKED = 4,
 };
 
@@ -55,7 +63,10 @@ struct sp_request {
     uint32_t mode;
     int32_t patcher_pid;
     uint64_t deadline_ns;
-    /* For SP_GROUP: the group that changes together; all other threads take it as SP_LOCAL. */
+    /* Where the thread's word lies, from the thread pointer: `sp_control.word_offset`, or another word that the patcher
+     * began with before the library was there. */
+    int64_t word_offset;
+    /* For SP_GROUP and SP_OTHERS. */
     char group[SP_NAME_MAX];
     /* sp_request_check() of all of the above. */
     uint64_t check;
@@ -66,7 +77,7 @@ struct sp_answer {
     uint32_t number;
     /* enum sp_outcome. */
     uint32_t outcome;
-    /* Threads that are neither blocked nor parked, as last counted. */
+    /* Threads that have not done their part yet, as last counted. */
     uint32_t awaited;
     /* Their lowest priority. */
     uint32_t awaited_priority;
@@ -75,10 +86,12 @@ struct sp_answer {
 struct sp_slot {
     /* enum sp_thread_state; SP_FREE slots hold nothing. */
     uint32_t state;
+    /* In the process's own PID namespace. */
     int32_t tid;
     uint32_t priority;
-    /* The thread's word, as the thread last set it. */
+    /* What the thread last took. */
     uint32_t transition;
+    uint64_t thread_pointer;
     char name[SP_NAME_MAX];
     char group[SP_NAME_MAX];
 };
@@ -95,9 +108,14 @@ struct sp_control {
     uint64_t slots;
     uint32_t slot_size;
     uint32_t slots_used;
-    /* Writing 8 bytes to this eventfd (pidfd_getfd(2)) makes the library call `wake`; -1 after a fork. */
+    /* Writing 8 bytes to this eventfd (pidfd_getfd(2)) makes the library look at once, and call `wake`; -1 after a fork. */
     int32_t wake_fd;
+    /* 0 until sp_init(): a library that was only preloaded knows no threads. */
     uint32_t priorities;
+    /* Not 0 while a thread is inside the library's lock. */
+    uint32_t busy;
+    /* What `thread_count` said at the last request; 0 for nothing. */
+    uint32_t program_threads;
     struct sp_request request;
     struct sp_answer answer;
 };

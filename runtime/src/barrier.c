@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * The rule: a request is released at a moment, under the lock, at which every thread that takes part in it is blocked
- * here, parked, or inactive; each of them takes the transition before it runs anything else of the program. So there
- * is no moment at which one thread runs old code and another new code. Abandoning happens under the same lock.
+ * The rule: whoever has to stand at a request stands until the patcher, or the deadline, has settled it, and takes the
+ * transition before it runs anything else of the program. Whoever is parked or inactive stands as well: it comes back
+ * through here. So the patcher can change the program at a moment at which nobody runs any of it.
  */
 #define _GNU_SOURCE
 #include "barrier.h"
@@ -11,18 +11,24 @@
 #include <string.h>
 #include <time.h>
 
+/* Who stands looks by itself so often, should the library's own thread be held up in the program's callback. */
+#define LOOK_NS 50000000u
+
 uint32_t sp_request_bell;
 __thread uint32_t sp_request_seen __attribute__((tls_model("initial-exec")));
 
 static pthread_cond_t settled;
 /* The request that the answer is about, as it was when it was first seen whole. */
 static struct sp_request current;
+/* The last request whose end was told. */
+static uint32_t told;
 
 /* What has to be told once the lock is released. */
 struct news {
     bool migrated;
+    bool ended;
     bool released;
-    bool abandoned;
+    uint32_t taken;
     uint32_t transition;
 };
 
@@ -43,9 +49,18 @@ int sp_barrier_init(void)
     return -error;
 }
 
+static enum sp_outcome outcome(void)
+{
+    return (enum sp_outcome)__atomic_load_n(&sp_control.answer.outcome, __ATOMIC_SEQ_CST);
+}
+
 void sp_barrier_forked(void)
 {
     sp_barrier_init();
+    /* the request was made to the parent */
+    if (outcome() == SP_GATHERING)
+        __atomic_store_n(&sp_control.answer.outcome, SP_ABANDONED, __ATOMIC_SEQ_CST);
+    told = sp_control.answer.number;
 }
 
 /* Takes note of the request behind the bell; false while it is not whole. */
@@ -53,89 +68,125 @@ static bool refresh(void)
 {
     struct sp_request read;
     memcpy(&read, (const void *)&sp_control.request, sizeof read);
-    if (read.number == 0 || read.number != sp_bell() || read.check != sp_request_check(&read))
+    if (read.number == 0 || read.number != sp_bell() || read.check != sp_request_check(&read) ||
+        read.number != sp_control.answer.number)
         return false;
-    if (read.number != current.number) {
-        current = read;
-        sp_control.answer = (struct sp_answer){.number = read.number, .outcome = SP_GATHERING};
-    }
+    current = read;
     return true;
+}
+
+static bool in_group(const struct sp_slot *slot)
+{
+    return strncmp(slot->group, current.group, SP_NAME_MAX) == 0;
 }
 
 /* Whether a thread changes together with others at this request. */
 static bool together(const struct sp_slot *slot)
 {
-    return current.mode == SP_GLOBAL ||
-           (current.mode == SP_GROUP && strncmp(slot->group, current.group, SP_NAME_MAX) == 0);
+    return current.mode == SP_GLOBAL || (current.mode == SP_GROUP && in_group(slot));
 }
 
-/* Counts who is awaited; `below`: of lower priority than this only. */
-static uint32_t count_awaited(uint32_t below, uint32_t *lowest)
+/* Whether a thread has its part still to do. */
+static bool awaited(const struct sp_slot *slot)
 {
-    uint32_t awaited = 0;
+    if (sp_state_get(slot) != SP_ACTIVE)
+        return false;
+    return together(slot) ||
+           (slot->transition != current.transition && !(current.mode == SP_OTHERS && in_group(slot)));
+}
+
+/* Counts who stands in the way of a thread of this priority. */
+static bool lower_awaited(uint32_t priority)
+{
     for (uint32_t i = 0; i < sp_control.slots_used; i++) {
         const struct sp_slot *slot = &sp_slots[i];
-        if (sp_state_get(slot) != SP_ACTIVE || slot->priority >= below || !together(slot))
-            continue;
-        if (awaited++ == 0 || slot->priority < *lowest)
-            *lowest = slot->priority;
+        if (slot->priority < priority && together(slot) && sp_state_get(slot) == SP_ACTIVE)
+            return true;
     }
-    return awaited;
+    return false;
 }
 
-/* Releases or abandons the request if its time has come. */
+/* Counts who is awaited; the levels to be woken, bit by bit: all of those who go by themselves, and the lowest of those
+ * who stand, for the next would pass its point. */
+static uint32_t count_awaited(void)
+{
+    uint32_t single = 0, stands = 0, count = 0;
+    for (uint32_t i = 0; i < sp_control.slots_used; i++) {
+        const struct sp_slot *slot = &sp_slots[i];
+        if (!awaited(slot))
+            continue;
+        count++;
+        *(together(slot) ? &stands : &single) |= 1u << slot->priority;
+    }
+    sp_control.answer.awaited = count;
+    sp_control.answer.awaited_priority = count ? (uint32_t)__builtin_ctz(single | stands) : 0;
+    return single | (stands & -stands);
+}
+
+/* Abandons what is overdue; takes note of what is settled, once. The clock is read first: an outcome that the patcher
+ * wrote before the deadline is seen before the deadline is acted upon. */
 static void settle(struct news *news)
 {
-    struct sp_answer *answer = &sp_control.answer;
-    if (current.mode == SP_LOCAL || answer->outcome != SP_GATHERING)
+    bool overdue = now_ns() >= current.deadline_ns;
+    /* whoever was parked has not been asked, and would not know that a local request is over */
+    if (outcome() == SP_GATHERING && overdue && (current.mode == SP_GROUP || current.mode == SP_GLOBAL))
+        __atomic_store_n(&sp_control.answer.outcome, SP_ABANDONED, __ATOMIC_SEQ_CST);
+    if (outcome() == SP_GATHERING || told == current.number)
         return;
-    answer->awaited = count_awaited(SP_PRIORITIES_MAX, &answer->awaited_priority);
-    if (answer->awaited == 0) {
-        answer->outcome = SP_RELEASED;
-        news->released = true;
-    } else if (now_ns() >= current.deadline_ns) {
-        answer->outcome = SP_ABANDONED;
-        news->abandoned = true;
-    } else {
-        return;
-    }
-    news->transition = current.transition;
+    told = current.number;
     pthread_cond_broadcast(&settled);
+    if (current.mode == SP_OTHERS && outcome() == SP_RELEASED)
+        return; /* the first half of a group's request */
+    news->ended = true;
+    news->released = outcome() == SP_RELEASED;
+    news->transition = current.transition;
+}
+
+static uint32_t *word(void)
+{
+    return (uint32_t *)(void *)(sp_thread_pointer() + current.word_offset);
 }
 
 static void take(struct news *news)
 {
-    sp_word = current.transition;
+    bool again = sp_own->transition == current.transition;
+    __atomic_store_n(word(), current.transition, __ATOMIC_RELAXED);
     sp_own->transition = current.transition;
     sp_request_seen = current.number;
-    news->migrated = true;
-    news->transition = current.transition;
+    news->migrated = !again;
+    news->taken = current.transition;
 }
 
 static void tell(const struct news *news)
 {
     const struct sp_config *config = &sp_config;
     if (news->migrated && config->thread_migrated)
-        config->thread_migrated(sp_own->name, news->transition, config->data);
+        config->thread_migrated(sp_own->name, news->taken, config->data);
     if (news->released && config->patch_applied)
         config->patch_applied(news->transition, config->data);
-    if ((news->released || news->abandoned) && config->patch_done)
-        config->patch_done(news->transition, news->abandoned ? -ETIMEDOUT : 0, config->data);
+    if (news->ended && config->patch_done)
+        config->patch_done(news->transition, news->released ? 0 : -ETIMEDOUT, config->data);
 }
 
-/* Waits until the request is settled; the lock is held on both sides. */
-static void block(struct news *news)
+static struct timespec from_ns(uint64_t ns)
 {
-    struct timespec deadline = {
-        .tv_sec = (time_t)(current.deadline_ns / 1000000000u),
-        .tv_nsec = (long)(current.deadline_ns % 1000000000u),
-    };
+    return (struct timespec){.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+}
+
+/* Stands until the request is settled; the lock is held on both sides. */
+static void stand(struct news *news)
+{
     uint32_t number = current.number;
     sp_state_set(sp_own, SP_BLOCKED);
     settle(news);
-    while (current.number == number && sp_control.answer.outcome == SP_GATHERING) {
-        pthread_cond_timedwait(&settled, &sp_lock, &deadline);
-        settle(news);
+    while (refresh() && current.number == number && outcome() == SP_GATHERING) {
+        uint64_t look = now_ns() + LOOK_NS;
+        struct timespec until = from_ns(look < current.deadline_ns ? look : current.deadline_ns);
+        sp_control.busy = 0;
+        pthread_cond_timedwait(&settled, &sp_lock, &until);
+        sp_control.busy = 1;
+        if (refresh() && current.number == number)
+            settle(news);
     }
     sp_state_set(sp_own, SP_ACTIVE);
 }
@@ -143,58 +194,44 @@ static void block(struct news *news)
 /* One step towards having dealt with the request; the lock is held. */
 static void deal(struct news *news)
 {
-    uint32_t lowest = 0;
     if (!refresh() || sp_request_seen == current.number)
         return;
-    if (!together(sp_own)) {
-        take(news);
-        return;
-    }
     settle(news);
-    if (sp_control.answer.outcome == SP_GATHERING) {
+    if (together(sp_own) && outcome() == SP_GATHERING) {
         uint32_t number = current.number;
-        if (count_awaited(sp_own->priority, &lowest) > 0)
+        if (lower_awaited(sp_own->priority))
             return;
-        block(news);
-        if (current.number != number)
+        stand(news);
+        if (current.number != number || !refresh())
             return; /* the next one is met at the next point */
     }
-    if (sp_control.answer.outcome == SP_RELEASED)
-        take(news);
-    else
+    if (outcome() == SP_ABANDONED || (current.mode == SP_OTHERS && in_group(sp_own)))
         sp_request_seen = current.number;
+    else
+        take(news);
 }
 
 void sp_barrier_arrive(void)
 {
     struct news news = {0};
-    pthread_mutex_lock(&sp_lock);
+    sp_lock_take();
     deal(&news);
-    pthread_mutex_unlock(&sp_lock);
+    sp_lock_leave();
     tell(&news);
 }
 
-void sp_barrier_reconsider(void)
+uint32_t sp_barrier_awaited(void)
 {
+    uint32_t levels = 0;
     struct news news = {0};
-    pthread_mutex_lock(&sp_lock);
-    if (refresh())
-        settle(&news);
-    pthread_mutex_unlock(&sp_lock);
-    tell(&news);
-}
-
-int sp_barrier_awaited(void)
-{
-    int level = -1;
-    struct news news = {0};
-    pthread_mutex_lock(&sp_lock);
+    sp_lock_take();
     if (refresh()) {
         settle(&news);
-        if (current.mode != SP_LOCAL && sp_control.answer.outcome == SP_GATHERING)
-            level = (int)sp_control.answer.awaited_priority;
+        levels = count_awaited();
+        if (outcome() != SP_GATHERING || now_ns() >= current.deadline_ns)
+            levels = 0;
     }
-    pthread_mutex_unlock(&sp_lock);
+    sp_lock_leave();
     tell(&news);
-    return level;
+    return levels;
 }

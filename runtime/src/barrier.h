@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * barrier.h - one request at a time: who takes it, who waits, when it is released or abandoned
+ * barrier.h - one request at a time: who takes it, who stands, when it is abandoned
  */
 #ifndef SP_BARRIER_H
 #define SP_BARRIER_H
@@ -10,16 +10,14 @@
 /* Makes waits use CLOCK_MONOTONIC. 0 or -errno. */
 int sp_barrier_init(void);
 
-/* Deals with the request that the bell tells of: takes it, waits for it, or leaves it for the next point. */
+/* Deals with the request that the bell tells of: takes it, stands, or leaves it for the next point. */
 void sp_barrier_arrive(void);
 
-/* A thread stopped being awaited (parked, deactivated, died) or changed its role: the request may be complete now. */
-void sp_barrier_reconsider(void);
+/* Looks whether the request is settled, and lets those who stand know. The levels whose threads should be woken now, bit
+ * by bit; 0 when there is nothing to wait for. */
+uint32_t sp_barrier_awaited(void);
 
-/* The priority whose threads should be woken now, or -1. */
-int sp_barrier_awaited(void);
-
-/* In a new process nobody waits. */
+/* In a new process nobody stands, and nobody is asked. */
 void sp_barrier_forked(void);
 
 #endif

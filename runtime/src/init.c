@@ -4,10 +4,10 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "barrier.h"
@@ -16,34 +16,49 @@ struct sp_control sp_control = {.wake_fd = -1};
 struct sp_config sp_config;
 bool sp_ready;
 
-static void pause_ms(long ms)
+/* How often the threads awaited are looked at: first often, for a request mostly takes some milliseconds. */
+#define OFTEN_MS 1
+#define OFTEN_TIMES 200
+#define SELDOM_MS 10
+
+/* Waits until the patcher rings again, or so long; without a descriptor (the program may have closed all) it is a nap. */
+static void await_ring(int limit_ms)
 {
-    struct timespec pause = {.tv_nsec = ms * 1000000};
-    nanosleep(&pause, NULL);
+    struct pollfd rung = {.fd = sp_control.wake_fd, .events = POLLIN};
+    uint64_t rings;
+    int ready = poll(&rung, 1, limit_ms);
+    bool rang = ready == 1 && rung.revents == POLLIN && read(rung.fd, &rings, sizeof rings) == (ssize_t)sizeof rings;
+    if (ready != 0 && !rang)
+        poll(NULL, 0, SELDOM_MS);
 }
 
-/* Wakes the threads that a request awaits, level by level, until it is settled. */
+/* Wakes the threads that a request awaits until it is settled. */
 static void wake_awaited(void)
 {
-    int done_with = -1, level;
-    while ((level = sp_barrier_awaited()) >= 0) {
-        if (level != done_with && sp_config.wake && sp_config.wake((unsigned)level, sp_config.data) == 0)
-            done_with = level;
-        pause_ms(1);
+    uint32_t levels = sp_barrier_awaited(), before = 0, done = 0;
+    if (levels && sp_config.thread_count)
+        sp_control.program_threads = (uint32_t)sp_config.thread_count(sp_config.data);
+    for (unsigned round = 0; levels; round++) {
+        /* threads may have passed their point since their level was woken */
+        if (levels != before)
+            done = 0;
+        for (unsigned level = 0; level < SP_PRIORITIES_MAX && sp_config.wake; level++)
+            if ((levels & ~done) >> level & 1 && sp_config.wake(level, sp_config.data) == 0)
+                done |= 1u << level;
+        await_ring(round < OFTEN_TIMES ? OFTEN_MS : SELDOM_MS);
+        before = levels;
+        levels = sp_barrier_awaited();
     }
 }
 
 static void *waker(void *unused)
 {
-    uint64_t rung;
     (void)unused;
     for (;;) {
-        ssize_t got = read(sp_control.wake_fd, &rung, sizeof rung);
-        if (got == (ssize_t)sizeof rung)
-            wake_awaited();
-        else if (errno != EINTR)
-            return NULL;
+        await_ring(-1);
+        wake_awaited();
     }
+    return NULL;
 }
 
 static int start_waker(void)
@@ -66,12 +81,12 @@ static int start_waker(void)
 
 static void before_fork(void)
 {
-    pthread_mutex_lock(&sp_lock);
+    sp_lock_take();
 }
 
 static void in_parent(void)
 {
-    pthread_mutex_unlock(&sp_lock);
+    sp_lock_leave();
 }
 
 static void in_child(void)
@@ -83,11 +98,20 @@ static void in_child(void)
     sp_control.wake_fd = -1;
 }
 
-static ptrdiff_t word_offset(void)
+/* A library that was only preloaded offers its word: no other has to be looked for in all threads. */
+__attribute__((constructor)) static void publish(void)
 {
-    uintptr_t thread_pointer;
-    __asm__("movq %%fs:0, %0" : "=r"(thread_pointer));
-    return (ptrdiff_t)((uintptr_t)&sp_word - thread_pointer);
+    sp_control.size = sizeof sp_control;
+    sp_control.version = SP_CONTROL_VERSION;
+    sp_control.word_offset = (char *)&sp_word - sp_thread_pointer();
+    sp_control.bell = (uint64_t)(uintptr_t)&sp_request_bell;
+    sp_control.slots = (uint64_t)(uintptr_t)sp_slots;
+    sp_control.slot_size = sizeof(struct sp_slot);
+    uint64_t magic[2];
+    memcpy(magic, SP_CONTROL_MAGIC, sizeof magic);
+    memcpy(sp_control.magic + 8, &magic[1], 8);
+    /* last: a patcher that sees the magic may rely on all of the above */
+    __atomic_store_n((uint64_t *)(void *)sp_control.magic, magic[0], __ATOMIC_RELEASE);
 }
 
 int sp_init(const struct sp_config *config)
@@ -111,18 +135,7 @@ int sp_init(const struct sp_config *config)
         sp_control.wake_fd = -1;
         return error;
     }
-    sp_control.size = sizeof sp_control;
-    sp_control.version = SP_CONTROL_VERSION;
-    sp_control.word_offset = word_offset();
-    sp_control.bell = (uint64_t)(uintptr_t)&sp_request_bell;
-    sp_control.slots = (uint64_t)(uintptr_t)sp_slots;
-    sp_control.slot_size = sizeof(struct sp_slot);
-    sp_control.priorities = config->priorities ? config->priorities : 1;
     sp_ready = true;
-    uint64_t magic[2];
-    memcpy(magic, SP_CONTROL_MAGIC, sizeof magic);
-    memcpy(sp_control.magic + 8, &magic[1], 8);
-    /* last: a patcher that sees the magic may rely on all of the above */
-    __atomic_store_n((uint64_t *)(void *)sp_control.magic, magic[0], __ATOMIC_RELEASE);
+    __atomic_store_n(&sp_control.priorities, config->priorities ? config->priorities : 1, __ATOMIC_RELEASE);
     return 0;
 }

@@ -50,19 +50,20 @@ int sp_thread_birth_group(const char *name, const char *group)
         return -EALREADY;
     if (set_name(prepared.name, name) || set_name(prepared.group, group))
         return -EINVAL;
-    pthread_mutex_lock(&sp_lock);
+    sp_lock_take();
     struct sp_slot *slot;
     int error = take_slot(&slot);
     if (!error) {
         slot->tid = prepared.tid;
         slot->priority = 0;
-        slot->transition = sp_word;
+        slot->transition = 0;
+        slot->thread_pointer = (uint64_t)(uintptr_t)sp_thread_pointer();
         memcpy(slot->name, prepared.name, SP_NAME_MAX);
         memcpy(slot->group, prepared.group, SP_NAME_MAX);
         sp_state_set(slot, SP_ACTIVE);
         sp_own = slot;
     }
-    pthread_mutex_unlock(&sp_lock);
+    sp_lock_leave();
     if (error)
         return error;
     /* a cached stack may bring a dead thread's values along, which could look like "dealt with" */
@@ -82,19 +83,22 @@ int sp_thread_death(void)
         return 0;
     if (!sp_own)
         return -ESRCH;
-    pthread_mutex_lock(&sp_lock);
+    /* who dies while parked comes back first: what it still runs would be of the old code */
+    if (sp_state_get(sp_own) != SP_ACTIVE) {
+        sp_state_set(sp_own, SP_ACTIVE);
+        if (sp_bell() != sp_request_seen)
+            sp_barrier_arrive();
+    }
+    sp_lock_take();
     uint32_t index = (uint32_t)(sp_own - sp_slots);
     sp_state_set(sp_own, SP_FREE);
     sp_own = NULL;
     if (index < first_free)
         first_free = index;
-    pthread_mutex_unlock(&sp_lock);
-    sp_barrier_reconsider();
+    sp_lock_leave();
     return 0;
 }
 
-/* Leaves ACTIVE: the state is stored before the bell is read, and whoever counts reads the states after the bell, so
- * one of the two sees the other. */
 static int leave(enum sp_thread_state state)
 {
     if (!sp_ready)
@@ -104,11 +108,11 @@ static int leave(enum sp_thread_state state)
     if (sp_state_get(sp_own) != SP_ACTIVE)
         return -EINVAL;
     sp_state_set(sp_own, state);
-    if (sp_bell() != sp_request_seen)
-        sp_barrier_reconsider();
     return 0;
 }
 
+/* Back to ACTIVE: the state is stored before the bell is read, and the patcher reads the states after it has rung the
+ * bell, so one of the two sees the other. */
 static int enter(enum sp_thread_state state)
 {
     if (!sp_ready)
@@ -151,9 +155,9 @@ int sp_set_priority(unsigned priority)
         return -ESRCH;
     if (priority >= sp_control.priorities)
         return -EINVAL;
-    pthread_mutex_lock(&sp_lock);
+    sp_lock_take();
     sp_own->priority = priority;
-    pthread_mutex_unlock(&sp_lock);
+    sp_lock_leave();
     return 0;
 }
 
@@ -175,6 +179,7 @@ void sp_quiescence_slow(void)
 void sp_thread_forked(void)
 {
     pthread_mutex_init(&sp_lock, NULL);
+    sp_control.busy = 0;
     for (uint32_t i = 0; i < sp_control.slots_used; i++)
         if (&sp_slots[i] != sp_own)
             sp_state_set(&sp_slots[i], SP_FREE);

@@ -32,9 +32,28 @@ static inline enum sp_thread_state sp_state_get(const struct sp_slot *slot)
     return (enum sp_thread_state)__atomic_load_n(&slot->state, __ATOMIC_SEQ_CST);
 }
 
+static inline char *sp_thread_pointer(void)
+{
+    char *thread_pointer;
+    __asm__("movq %%fs:0, %0" : "=r"(thread_pointer));
+    return thread_pointer;
+}
+
 static inline uint32_t sp_bell(void)
 {
     return __atomic_load_n(&sp_request_bell, __ATOMIC_SEQ_CST);
+}
+
+static inline void sp_lock_take(void)
+{
+    pthread_mutex_lock(&sp_lock);
+    sp_control.busy = 1;
+}
+
+static inline void sp_lock_leave(void)
+{
+    sp_control.busy = 0;
+    pthread_mutex_unlock(&sp_lock);
 }
 
 /* In a new process only the calling thread is left. */

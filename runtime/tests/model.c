@@ -159,76 +159,133 @@ static void on_done(uint32_t transition, int result, void *data)
     atomic_fetch_add(&done, 1);
 }
 
-/* What `stillpoint patch` does from outside. */
-static void post(uint32_t number, uint32_t mode, uint64_t limit_ns)
+static void ring(void)
 {
-    struct sp_request request = {
-        .number = number,
-        .transition = 1000 + number,
-        .mode = mode,
-        .patcher_pid = getpid(),
-        .deadline_ns = now_ns() + limit_ns,
-        .group = "a",
-    };
-    request.check = sp_request_check(&request);
-    pthread_mutex_lock(&sp_lock);
-    sp_control.request = request;
-    pthread_mutex_unlock(&sp_lock);
-    /* asked before anybody can take the new version */
-    atomic_store(&question, request.transition * 4 + mode);
-    __atomic_store_n(&sp_request_bell, number, __ATOMIC_SEQ_CST);
     uint64_t one = 1;
     if (write(sp_control.wake_fd, &one, sizeof one) != sizeof one)
         fail("waking");
 }
 
+/* What `stillpoint patch` does from outside; the lock stands for its stopping the process. */
+static uint64_t post(uint32_t number, uint32_t transition, uint32_t mode, uint64_t limit_ns)
+{
+    struct sp_request request = {
+        .number = number,
+        .transition = transition,
+        .mode = mode,
+        .patcher_pid = getpid(),
+        .deadline_ns = now_ns() + limit_ns,
+        .word_offset = sp_control.word_offset,
+        .group = "a",
+    };
+    request.check = sp_request_check(&request);
+    sp_lock_take();
+    sp_control.answer = (struct sp_answer){.number = number};
+    sp_control.request = request;
+    sp_lock_leave();
+    /* asked before anybody can take the new version */
+    atomic_store(&question, transition * 4 + (mode == SP_OTHERS ? SP_GROUP : mode));
+    __atomic_store_n(&sp_request_bell, number, __ATOMIC_SEQ_CST);
+    ring();
+    return request.deadline_ns;
+}
+
 static struct sp_answer answer(void)
 {
-    pthread_mutex_lock(&sp_lock);
+    sp_lock_take();
     struct sp_answer read = sp_control.answer;
-    pthread_mutex_unlock(&sp_lock);
+    sp_lock_leave();
     return read;
 }
 
+/* Whether a thread has done its part, as the patcher sees it in the slots. */
+static bool over(const struct sp_slot *slot, uint32_t transition, uint32_t mode)
+{
+    bool member = strcmp(slot->group, "a") == 0;
+    if (sp_state_get(slot) != SP_ACTIVE || (mode == SP_OTHERS && member))
+        return true;
+    return mode != SP_GLOBAL && !(mode == SP_GROUP && member) && slot->transition == transition;
+}
+
+static bool all_over(uint32_t transition, uint32_t mode)
+{
+    for (uint32_t i = 0; i < sp_control.slots_used; i++)
+        if (!over(&sp_slots[i], transition, mode))
+            return false;
+    return true;
+}
+
+/* Releases the request if everybody is where it has to be. */
+static bool try_release(uint32_t transition, uint32_t mode, uint64_t deadline_ns)
+{
+    bool released = false;
+    sp_lock_take();
+    if (sp_control.answer.outcome == SP_GATHERING && now_ns() < deadline_ns && all_over(transition, mode)) {
+        sp_control.answer.outcome = SP_RELEASED;
+        released = true;
+    }
+    sp_lock_leave();
+    return released;
+}
+
 /* Whether every thread that takes part has the request behind it or waits where it will take it. */
-static bool everybody_knows(uint32_t transition, bool released)
+static bool everybody_knows(uint32_t transition, bool released, uint32_t mode)
 {
     bool all = true;
-    pthread_mutex_lock(&sp_lock);
+    sp_lock_take();
     for (uint32_t i = 0; i < sp_control.slots_used; i++) {
         const struct sp_slot *slot = &sp_slots[i];
         enum sp_thread_state state = sp_state_get(slot);
         if (state == SP_BLOCKED || (state == SP_ACTIVE && released && slot->transition != transition))
             all = false;
-        if (!released && slot->transition == transition && state != SP_FREE && strcmp(slot->group, "a") == 0)
+        bool stands = mode == SP_GLOBAL || (mode == SP_GROUP && strcmp(slot->group, "a") == 0);
+        if (!released && stands && slot->transition == transition && state != SP_FREE)
             fail("an abandoned request was taken");
     }
-    pthread_mutex_unlock(&sp_lock);
+    sp_lock_leave();
     return all;
 }
 
-/* One request from beginning to end; tells whether it was released. */
-static bool request(uint32_t number, uint32_t mode, uint64_t limit_ns)
+/* Gathers until released, abandoned, or until the patcher gives up; one that dies leaves it to the deadline. */
+static enum sp_outcome gather(uint32_t number, uint32_t transition, uint32_t mode, uint64_t limit_ns, bool dies)
 {
-    uint64_t patience = now_ns() + limit_ns + 20000000000u;
-    bool released = mode == SP_LOCAL;
-    post(number, mode, limit_ns);
-    if (mode != SP_LOCAL) {
-        struct sp_answer got;
-        while ((got = answer()).number != number || got.outcome == SP_GATHERING) {
-            if (now_ns() > patience)
-                fail("a request is never settled");
-            sleep_us(100);
+    uint64_t deadline_ns = post(number, transition, mode, limit_ns);
+    uint64_t patience = deadline_ns + 20000000000u;
+    for (;;) {
+        if (!dies && try_release(transition, mode, deadline_ns))
+            break;
+        if (answer().outcome != SP_GATHERING)
+            break;
+        if ((mode == SP_LOCAL || mode == SP_OTHERS) && (dies || now_ns() >= deadline_ns)) {
+            sp_lock_take();
+            sp_control.answer.outcome = SP_ABANDONED;
+            sp_lock_leave();
+            break;
         }
-        released = got.outcome == SP_RELEASED;
+        if (now_ns() > patience)
+            fail("a request is never settled");
+        sleep_us(100);
     }
-    while (!everybody_knows(1000 + number, released)) {
+    ring();
+    return (enum sp_outcome)answer().outcome;
+}
+
+/* One change from beginning to end; tells whether it came about. */
+static bool request(uint32_t *number, uint32_t transition, uint32_t mode, uint64_t limit_ns, bool dies)
+{
+    enum sp_outcome outcome = SP_RELEASED;
+    if (mode == SP_GROUP)
+        outcome = gather(++*number, transition, SP_OTHERS, limit_ns, false);
+    if (outcome == SP_RELEASED)
+        outcome = gather(++*number, transition, mode, limit_ns, dies);
+    uint64_t patience = now_ns() + 20000000000u;
+    while (!everybody_knows(transition, outcome == SP_RELEASED, mode)) {
         if (now_ns() > patience)
             fail("a thread never gets to know");
         sleep_us(100);
     }
     atomic_store(&asleep_wanted, 0);
-    return released;
+    return outcome == SP_RELEASED;
 }
 
 int main(int argc, char **argv)
@@ -254,10 +311,14 @@ int main(int argc, char **argv)
         if (pthread_create(&threads[i], NULL, live, &roles[i]))
             fail("create");
     }
-    for (uint32_t number = 1; number <= requests; number++) {
+    uint32_t number = 0;
+    for (uint32_t transition = 1001; transition <= 1000 + requests; transition++) {
         static const uint32_t modes[] = {SP_LOCAL, SP_GROUP, SP_GLOBAL};
         uint64_t limit_ns = next(&seed) % 4 == 0 ? next(&seed) % 300000 : 10000000000u;
-        if (request(number, modes[next(&seed) % 3], limit_ns))
+        bool dies = next(&seed) % 8 == 0;
+        if (dies)
+            limit_ns = 2000000;
+        if (request(&number, transition, modes[next(&seed) % 3], limit_ns, dies))
             released++;
         else
             abandoned++;
