@@ -14,6 +14,9 @@ pub(super) struct Workplace {
     /// Where downloads, clean roots and objects are kept [default: $STILLPOINT_CACHE, or ~/.cache/stillpoint].
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
+    /// Release of the distribution that the package is of, for instance `bullseye` [default: this system's].
+    #[arg(long, value_name = "CODENAME")]
+    release: Option<String>,
 }
 
 /// Does `work` with a builder, and shows on a terminal what goes on.
@@ -31,7 +34,7 @@ pub(super) fn with_builder<R: Send>(
     let result = std::thread::scope(|scope| {
         let working = scope.spawn(move || {
             let tell = |text: &str| drop(sender.send(text.to_owned()));
-            work(&Builder::new(cache, jobs, &tell))
+            work(&Builder::new(cache, jobs, &tell).of_release(workplace.release.clone()))
         });
         // ends when the builder is gone, and the sender with it
         for text in receiver {

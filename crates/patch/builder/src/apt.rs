@@ -23,8 +23,8 @@ pub(crate) struct Apt {
 
 impl Apt {
     /// Prepares the directories and fetches the lists when they are missing or old. Without a network, old lists do.
-    pub(crate) fn open(cache: &Cache) -> Result<Self, Error> {
-        let archives = Archives::of_this_system()?;
+    pub(crate) fn open(cache: &Cache, release: Option<&str>) -> Result<Self, Error> {
+        let archives = Archives::of(release)?;
         let text = archives.to_text();
         let directory = cache.directory(&format!("apt/{}", crate::cache::key([text.as_bytes()])))?;
         let apt = Apt { archives, config: directory.join("apt.conf"), directory };

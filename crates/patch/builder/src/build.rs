@@ -4,6 +4,7 @@ use crate::compile::{Compiler, Project, parallel};
 use crate::debian::Diff;
 use crate::elf::Reproduced;
 use crate::error::At;
+use crate::includes::Includes;
 use crate::preprocess::Text;
 use crate::tree::{self, Tree, UNITS};
 use crate::{Builder, Error};
@@ -220,8 +221,11 @@ impl Builder<'_> {
         let looks = |files: &Option<BTreeSet<String>>| {
             files.as_ref().is_none_or(|files| files.iter().any(|f| names.contains(&name(f))))
         };
+        let readers = compiler.project.includes.as_ref().map(|includes| includes.readers(&touched));
+        let could = |command: Command| readers.as_ref().is_none_or(|r| Includes::reads(r, &command.0, &command.1));
         let commands = compiler.project.commands.iter().zip(inputs);
-        let candidates: Vec<Command<'p>> = commands.filter(|(_, files)| looks(files)).map(|(c, _)| c).collect();
+        let wanted = commands.filter(|(command, files)| looks(files) && could(command));
+        let candidates: Vec<Command<'p>> = wanted.map(|(command, _)| command).collect();
         report.preprocessed = candidates.len();
         self.progress(&format!("preprocessing {} of {} units", candidates.len(), report.units));
         let texts = parallel(self.jobs, &candidates, |(unit, command)| {

@@ -186,7 +186,8 @@ pub(crate) fn read_json(path: &Path) -> Result<Vec<CompileCommand>, Error> {
         }
         let directory = resolve(&here, &entry.directory);
         let file = resolve(&directory, &entry.file);
-        let object = entry.output.as_deref().or(value_of(&argv, "-o").map(Path::new)).map(|o| resolve(&directory, o));
+        // CMake states the output relative to another directory than the one it names
+        let object = value_of(&argv, "-o").map(Path::new).or(entry.output.as_deref()).map(|o| resolve(&directory, o));
         commands.push(CompileCommand { directory, file, object, argv, env: env.clone(), dependency_files: Vec::new() });
     }
     Ok(commands)
@@ -279,8 +280,10 @@ impl Recording {
         Ok(recording)
     }
 
-    fn link(&mut self, directory: &Path, argv: &[String]) {
-        let is_ar = argv[0].ends_with("ar");
+    /// Takes note of a link, if it is one.
+    pub(crate) fn link(&mut self, directory: &Path, argv: &[String]) {
+        let Some(program) = argv.first().filter(|p| !p.ends_with("ranlib")) else { return };
+        let is_ar = program.ends_with("ar");
         let (output, inputs) = if is_ar {
             let Some(output) = argv.get(2) else { return };
             (output.as_str(), &argv[3.min(argv.len())..])

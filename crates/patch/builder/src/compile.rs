@@ -3,6 +3,7 @@
 use crate::cache::key;
 use crate::commands::{CompileCommand, Job, parse_dependencies, resolve};
 use crate::error::At;
+use crate::includes::Includes;
 use crate::preprocess::{Text, evaluate};
 use crate::root::OWN_PATH;
 use crate::sandbox::{Sandbox, output, run, tail};
@@ -31,6 +32,8 @@ pub(crate) struct Project {
     pub(crate) commands: Vec<(String, CompileCommand)>,
     /// Whether the shipped tree holds the objects of its own build.
     pub(crate) built: bool,
+    /// Who includes what, where no build has recorded what its units read.
+    pub(crate) includes: Option<Includes>,
 }
 
 /// Compiles in one project.

@@ -54,12 +54,15 @@ mod build;
 mod cache;
 mod commands;
 mod compile;
+mod configured;
 mod debian;
 pub mod diff;
 mod elf;
 mod error;
+mod includes;
 mod keys;
 pub mod numbering;
+mod outline;
 mod package;
 mod preprocess;
 mod request;
@@ -87,6 +90,7 @@ pub const SHADOW_SOURCES: [(&str, &str); 2] = [
 /// Builds patches and what they need, with one cache.
 pub struct Builder<'a> {
     cache: Cache,
+    release: Option<String>,
     jobs: usize,
     tell: &'a (dyn Fn(&str) + Sync),
 }
@@ -94,7 +98,13 @@ pub struct Builder<'a> {
 impl<'a> Builder<'a> {
     /// `jobs` compilers run at a time; `tell` hears what goes on, for people.
     pub fn new(cache: Cache, jobs: usize, tell: &'a (dyn Fn(&str) + Sync)) -> Self {
-        Builder { cache, jobs: jobs.max(1), tell }
+        Builder { cache, release: None, jobs: jobs.max(1), tell }
+    }
+
+    /// Takes sources, compilers and binaries of another release of the distribution (`bullseye`), from the places
+    /// where this system's own come from.
+    pub fn of_release(self, codename: Option<String>) -> Self {
+        Builder { release: codename, ..self }
     }
 
     fn progress(&self, text: &str) {

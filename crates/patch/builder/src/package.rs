@@ -5,6 +5,7 @@ use crate::commands::{RECORDED, RECORDER, Recording};
 use crate::compile::Project;
 use crate::debian::{Diff, Series};
 use crate::error::At;
+use crate::includes::Includes;
 use crate::root::{self, BUILD_PATH, OWN_PATH};
 use crate::sandbox::{Sandbox, run};
 use crate::{Builder, Error};
@@ -16,8 +17,8 @@ use std::process::Command;
 /// A source package, unpacked without its series applied.
 #[derive(Debug)]
 pub struct SourcePackage {
-    stanza: SourceStanza,
-    apt: Apt,
+    pub(crate) stanza: SourceStanza,
+    pub(crate) apt: Apt,
     tree: PathBuf,
     /// Its diffs.
     pub series: Series,
@@ -42,7 +43,7 @@ impl SourcePackage {
     }
 
     /// Where it stands while it is built.
-    fn build_path(&self) -> PathBuf {
+    pub(crate) fn build_path(&self) -> PathBuf {
         Path::new(BUILD_PATH).join(format!("{}-{}", self.name(), self.upstream()))
     }
 
@@ -77,16 +78,29 @@ impl Shipped {
     }
 }
 
-/// A package built by its own rules in a clean root, with everything its compilers did recorded.
+/// A package built by its own rules in a clean root, with everything its compilers did recorded; or only configured,
+/// with everything they would do.
 #[derive(Debug)]
 pub struct BuiltPackage {
     /// The diffs of its series that it was built with.
     pub shipped: Vec<Diff>,
-    root: PathBuf,
-    source: PathBuf,
-    tree: PathBuf,
-    identity: String,
-    recording: Recording,
+    pub(crate) root: PathBuf,
+    pub(crate) source: PathBuf,
+    pub(crate) tree: PathBuf,
+    pub(crate) identity: String,
+    pub(crate) recording: Recording,
+    /// Who includes what, where the package is only configured: nobody has recorded it.
+    pub(crate) includes: Option<Includes>,
+}
+
+/// What to run of a package's rules.
+pub(crate) struct Rules<'a> {
+    /// Targets of `debian/rules`.
+    pub(crate) targets: &'a [&'a str],
+    /// Variables on top of the archive's own.
+    pub(crate) environment: &'a [(String, OsString)],
+    /// What stands in the compilers' way.
+    pub(crate) recorder: &'a str,
 }
 
 impl BuiltPackage {
@@ -99,10 +113,16 @@ impl BuiltPackage {
         inside.strip_prefix(&self.source).ok().map(|relative| self.tree.join(relative))
     }
 
-    /// Linked files that can be executed or loaded: where they are seen while building, and where they lie.
+    /// Linked files that can be executed or loaded: where they are seen while building, and where they lie, or would
+    /// lie if the package were built.
     pub(crate) fn outputs(&self) -> Vec<(PathBuf, PathBuf)> {
         let outputs = self.recording.outputs().filter_map(|o| Some((o.to_owned(), self.outside(o)?)));
-        outputs.filter(|(_, outside)| crate::elf::is_loadable(outside)).collect()
+        let is_archive = |path: &Path| path.extension().is_some_and(|e| e == "a");
+        let counts = |(inside, outside): &(PathBuf, PathBuf)| match self.includes {
+            Some(_) => !is_archive(inside),
+            None => crate::elf::is_loadable(outside),
+        };
+        outputs.filter(counts).collect()
     }
 
     /// Units that went into an output, by their path relative to the source directory; all of them when the output
@@ -131,6 +151,7 @@ impl BuiltPackage {
             trees,
             commands,
             built: true,
+            includes: self.includes.clone(),
         }
     }
 
@@ -152,7 +173,7 @@ impl Builder<'_> {
     /// Fetches and unpacks a source package: exactly the version asked for, or the newest.
     pub fn fetch_source(&self, package: &str, version: Option<&str>) -> Result<SourcePackage, Error> {
         self.progress(&format!("fetching the source of {package}"));
-        let apt = Apt::open(&self.cache)?;
+        let apt = Apt::open(&self.cache, self.release.as_deref())?;
         let stanza = apt.source(package, version)?;
         let name = format!("{}_{}", stanza.package, stanza.version.replace([':', '/'], "%"));
         let entry = self.cache.entry("source", &name, |into| {
@@ -169,25 +190,39 @@ impl Builder<'_> {
     /// Builds a package with a part of its series, by its own rules, in a clean root. Done once for each choice.
     pub fn build_package(&self, source: &SourcePackage, shipped: &Shipped) -> Result<BuiltPackage, Error> {
         let diffs = shipped.diffs(&source.series)?;
-        let facts: Vec<_> = diffs.iter().map(|d| d.text.as_slice()).collect();
-        let identity = format!("{}-{}", source.key(), crate::cache::key(facts));
+        let identity = self.identity(source, &diffs);
         self.progress(&format!("making a clean root for {}", source.name()));
         let root = root::for_package(&self.cache, &source.apt, &source.stanza)?;
         let build_path = source.build_path();
         let entry = self.cache.entry("built", &identity, |into| {
-            let tree = into.join("tree");
-            let mut copy = Command::new("cp");
-            copy.args(["-a", "--reflink=auto", "--no-target-directory"]).arg(&source.tree).arg(&tree);
-            run(&mut copy, "copying the source")?;
-            for diff in &diffs {
-                self.apply_series_diff(&tree, diff)?;
-            }
+            self.shipped_tree(source, &diffs, into)?;
             self.progress(&format!("building {} {}", source.name(), source.version()));
-            self.run_rules(&root, &build_path, into)
+            let environment = crate::outline::environment(source.name());
+            let rules = Rules { targets: &["build-arch"], environment: &environment, recorder: RECORDER };
+            self.run_rules(&root, &build_path, into, &rules)
         })?;
         let recording = Recording::read(&entry.join("records"))?;
         let tree = entry.join("tree");
-        Ok(BuiltPackage { shipped: diffs, root, source: build_path, tree, identity, recording })
+        Ok(BuiltPackage { shipped: diffs, root, source: build_path, tree, identity, recording, includes: None })
+    }
+
+    /// Tells apart what packages are built from.
+    pub(crate) fn identity(&self, source: &SourcePackage, diffs: &[Diff]) -> String {
+        let facts: Vec<_> = diffs.iter().map(|d| d.text.as_slice()).collect();
+        let release = self.release.as_ref().map(|r| format!("{r}-")).unwrap_or_default();
+        format!("{release}{}-{}", source.key(), crate::cache::key(facts))
+    }
+
+    /// A copy of the source with diffs of its series applied, below `into`.
+    pub(crate) fn shipped_tree(&self, source: &SourcePackage, diffs: &[Diff], into: &Path) -> Result<PathBuf, Error> {
+        let tree = into.join("tree");
+        let mut copy = Command::new("cp");
+        copy.args(["-a", "--reflink=auto", "--no-target-directory"]).arg(&source.tree).arg(&tree);
+        run(&mut copy, "copying the source")?;
+        for diff in diffs {
+            self.apply_series_diff(&tree, diff)?;
+        }
+        Ok(tree)
     }
 
     fn apply_series_diff(&self, tree: &Path, diff: &Diff) -> Result<(), Error> {
@@ -199,8 +234,9 @@ impl Builder<'_> {
         run(&mut patch, &format!("applying {}", diff.name)).map(drop)
     }
 
-    fn run_rules(&self, root: &Path, build_path: &Path, into: &Path) -> Result<(), Error> {
-        let recorder = self.recorder(root)?;
+    /// Runs targets of a package's rules on the tree below `into`, with its compilers recorded.
+    pub(crate) fn run_rules(&self, root: &Path, build_path: &Path, into: &Path, rules: &Rules) -> Result<(), Error> {
+        let recorder = self.recorder(root, rules.recorder)?;
         let records = into.join("records");
         let at = root.join(build_path.strip_prefix("/").unwrap_or(build_path));
         for directory in [&records, &at] {
@@ -211,28 +247,31 @@ impl Builder<'_> {
             .with(&into.join("tree"), build_path)
             .with(&recorder, &own.join("bin"))
             .with(&records, &own.join("records"));
-        let env = [
+        let mut env = [
             ("PATH", format!("{OWN_PATH}/bin:/usr/sbin:/usr/bin:/sbin:/bin")),
             ("DEB_BUILD_OPTIONS", format!("nocheck parallel={}", self.jobs)),
             ("DEB_BUILD_PROFILES", "nocheck".to_owned()),
             ("HOME", "/nonexistent".to_owned()),
             ("LC_ALL", "C.UTF-8".to_owned()),
         ]
-        .map(|(name, value)| (name.to_owned(), OsString::from(value)));
-        let argv = ["dpkg-buildpackage", "-B", "-d", "--no-sign", "--rules-target=build"];
+        .map(|(name, value)| (name.to_owned(), OsString::from(value)))
+        .to_vec();
+        env.extend_from_slice(rules.environment);
+        let targets = format!("--rules-target={}", rules.targets.join(","));
+        let argv = ["dpkg-buildpackage", "-B", "-d", "--no-sign", &targets];
         run(&mut sandbox.command(build_path, &argv, &env), "building the package by its own rules").map(drop)
     }
 
     /// The recording program under every compiler's name that the root has.
-    fn recorder(&self, root: &Path) -> Result<PathBuf, Error> {
+    fn recorder(&self, root: &Path, text: &str) -> Result<PathBuf, Error> {
         use std::os::unix::fs::PermissionsExt;
         let mut names: Vec<&str> = RECORDED.to_vec();
         names.retain(|name| root.join("usr/bin").join(name).symlink_metadata().is_ok());
-        let identity = crate::cache::key([RECORDER.as_bytes(), names.join(" ").as_bytes()]);
+        let identity = crate::cache::key([text.as_bytes(), names.join(" ").as_bytes()]);
         self.cache.entry("recorder", &identity, |into| {
             for name in names {
                 let path = into.join(name);
-                fs::write(&path, RECORDER).at("writing", &path)?;
+                fs::write(&path, text).at("writing", &path)?;
                 fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).at("writing", &path)?;
             }
             Ok(())
@@ -241,7 +280,7 @@ impl Builder<'_> {
 
     /// Every version of a binary package in the archive, newest first.
     pub fn binary_versions(&self, package: &str) -> Result<Vec<String>, Error> {
-        Apt::open(&self.cache)?.binary_versions(package)
+        Apt::open(&self.cache, self.release.as_deref())?.binary_versions(package)
     }
 
     /// Downloads one binary package and unpacks it, without installing it. The directory that comes back is what its
@@ -253,7 +292,7 @@ impl Builder<'_> {
         if entry.exists() {
             return Ok(entry);
         }
-        let apt = Apt::open(&self.cache)?;
+        let apt = Apt::open(&self.cache, self.release.as_deref())?;
         self.cache.entry("binary", &name, |into| unpack(&apt, package, version, into))
     }
 

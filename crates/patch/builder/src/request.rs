@@ -84,10 +84,17 @@ impl Builder<'_> {
                 return Err(Error::Malformed { what: source.series.of.clone(), why });
             }
         }
-        let built = self.build_package(shipped_source, &shipped)?;
+        let configured = match shipped {
+            Shipped::Full => self.configure_package(shipped_source)?,
+            _ => None,
+        };
+        let built = match configured {
+            Some(configured) => configured,
+            None => self.build_package(shipped_source, &shipped)?,
+        };
         let (target, output) = self.find_target(request, shipped_source, &shipped, &built, &diffs)?;
         let mut report = Report::default();
-        if let Some((_, outside)) = &output {
+        if let Some((_, outside)) = output.as_ref().filter(|(_, outside)| outside.exists()) {
             let read = |path: &Path| fs::read(path).at("reading", path);
             report.reproduced = Some(elf::compare(&read(outside)?, &read(&target)?));
         }
@@ -129,7 +136,7 @@ impl Builder<'_> {
         let id = build_id_of(&target)?;
         let mut output = None;
         for candidate in &outputs {
-            if id.is_some() && build_id_of(&candidate.1)? == id {
+            if id.is_some() && candidate.1.exists() && build_id_of(&candidate.1)? == id {
                 output = Some(candidate.clone());
             }
         }
@@ -171,6 +178,7 @@ impl Builder<'_> {
             trees: Cache::at(scratch.path())?,
             commands,
             built: false,
+            includes: None,
         };
         let report = Report::default();
         self.build(Job { project, base, diffs, target, units_known: false, package: None, statement, report })

@@ -38,7 +38,7 @@ pub(crate) fn for_package(cache: &Cache, apt: &Apt, stanza: &SourceStanza) -> Re
         let what = format!("{}={}", stanza.package, stanza.version);
         let install = format!(
             "apt-get -q update && \
-             DEBIAN_FRONTEND=noninteractive apt-get -q -y -P nocheck --arch-only build-dep '{what}' && apt-get clean"
+             DEBIAN_FRONTEND=noninteractive apt-get -q -y --arch-only build-dep '{what}' && apt-get clean"
         );
         let resolver = into.join("etc/resolv.conf");
         if Path::new("/etc/resolv.conf").exists() {

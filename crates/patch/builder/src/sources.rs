@@ -24,7 +24,7 @@ pub(crate) struct Archives {
 
 impl Archives {
     /// Reads `/etc/os-release`, `/etc/apt/sources.list` and `/etc/apt/sources.list.d`.
-    pub(crate) fn of_this_system() -> Result<Self, Error> {
+    fn of_this_system() -> Result<Self, Error> {
         let release = Path::new("/etc/os-release");
         let text = fs::read_to_string(release).at("reading", release)?;
         let codename = text
@@ -46,6 +46,25 @@ impl Archives {
             return Err(Error::NoSources(format!("{codename}, component main")));
         }
         Ok(Archives { codename, archives })
+    }
+
+    /// The archives of a release of the distribution: of this system's own, or of another one in the same places.
+    pub(crate) fn of(release: Option<&str>) -> Result<Self, Error> {
+        let own = Archives::of_this_system()?;
+        match release {
+            Some(other) if !is_codename(other) => Err(Error::NoSources(format!("a release {other:?}"))),
+            Some(other) => Ok(own.renamed(other)),
+            None => Ok(own),
+        }
+    }
+
+    fn renamed(mut self, codename: &str) -> Self {
+        for suite in self.archives.iter_mut().flat_map(|a| &mut a.suites) {
+            let suffix = suite.strip_prefix(&self.codename).unwrap_or_default();
+            *suite = format!("{codename}{suffix}");
+        }
+        self.codename = codename.to_owned();
+        self
     }
 
     /// The same archives as a deb822 file, with packages and sources.
@@ -80,6 +99,11 @@ impl Archive {
         self.suites.retain(|suite| wanted.contains(suite));
         (!self.suites.is_empty()).then_some(self)
     }
+}
+
+/// What becomes part of file names and of apt's configuration.
+fn is_codename(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_lowercase())
 }
 
 fn list_files() -> Result<Vec<PathBuf>, Error> {
@@ -172,6 +196,17 @@ mod tests {
              Types: deb deb-src\nURIs: http://a.invalid/security\nSuites: bookworm-security\nComponents: main\n\n"
         );
         assert_eq!(archives.key_rings(), [PathBuf::from("/k/a.gpg")]);
+    }
+
+    #[test]
+    fn another_release_lies_in_the_same_places() {
+        let line = "deb http://a.invalid/security bookworm-security main\ndeb http://a.invalid/debian bookworm main\n";
+        let kept: Vec<Archive> = one_line(line).into_iter().filter_map(|a| a.of_release("bookworm")).collect();
+        let older = Archives { codename: "bookworm".into(), archives: kept }.renamed("bullseye");
+        assert_eq!(older.codename, "bullseye");
+        let suites: Vec<&String> = older.archives.iter().flat_map(|a| &a.suites).collect();
+        assert_eq!(suites, ["bullseye-security", "bullseye"]);
+        assert!(is_codename("trixie") && !is_codename("") && !is_codename("../x") && !is_codename("a b"));
     }
 
     #[test]

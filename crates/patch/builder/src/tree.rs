@@ -27,7 +27,8 @@ const BUILD_FILES: [&str; 9] = [
     "configure.in",
     "Makefile.am",
 ];
-const BUILD_SUFFIXES: [&str; 5] = ["mk", "cmake", "am", "m4", "in"];
+/// Also what generators make sources from: they do not run again.
+const BUILD_SUFFIXES: [&str; 9] = ["mk", "cmake", "am", "m4", "in", "y", "yy", "l", "ll"];
 
 /// A copy of the shipped tree with diffs on top, numbered as shipped.
 #[derive(Debug, Clone)]

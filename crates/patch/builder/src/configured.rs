@@ -1,0 +1,168 @@
+//! Packages that are configured and not built: where building takes an hour and one unit five seconds.
+//!
+//! The package's own rules run its configuration in a clean root, and of its build only what makes sources and
+//! headers. CMake tells how each unit would be compiled and what would be linked from which objects; that no build
+//! was compared with the target is made up by the byte check of every unit that a patch touches.
+
+use crate::commands::{RECORDER, Recording};
+use crate::error::At;
+use crate::includes::Includes;
+use crate::package::{BuiltPackage, Rules, Shipped, SourcePackage};
+use crate::sandbox::{Sandbox, run};
+use crate::{Builder, Error, root};
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// How a package is configured.
+#[derive(Debug)]
+struct Recipe {
+    package: &'static str,
+    /// Targets of `debian/rules`, in this order.
+    rules: &'static [&'static str],
+    /// Where CMake writes, relative to the source.
+    build_directory: &'static str,
+    /// Targets that make sources and headers.
+    generators: &'static [&'static str],
+    /// Directories that no compiler reads; every patched tree would hold a copy.
+    left_out: &'static [&'static str],
+}
+
+/// The packages that are too large to build for one patch.
+const RECIPES: [Recipe; 1] = [Recipe {
+    package: "mariadb",
+    rules: &["override_dh_auto_clean", "override_dh_auto_configure"],
+    build_directory: "builddir",
+    generators: &["GenError", "GenServerSource", "GenUnicodeDataSource"],
+    left_out: &["mysql-test", "builddir/mysql-test", "storage/rocksdb/rocksdb/java", "sql-bench", "man"],
+}];
+
+/// Variables that the package's own build has and a compiler looks at, and the file that keeps them.
+const EPOCH: &str = "SOURCE_DATE_EPOCH";
+const EPOCH_FILE: &str = "epoch";
+pub(crate) const INCLUDES_FILE: &str = "includes.json";
+
+impl Builder<'_> {
+    /// Configures a package exactly as the archive does, and makes its generated sources. `None` when nothing is
+    /// known of the package that would spare its build. Done once for each version.
+    pub fn configure_package(&self, source: &SourcePackage) -> Result<Option<BuiltPackage>, Error> {
+        if crate::outline::is_known(source.name()) {
+            return self.outline_package(source).map(Some);
+        }
+        let Some(recipe) = RECIPES.iter().find(|r| r.package == source.name()) else { return Ok(None) };
+        let diffs = Shipped::Full.diffs(&source.series)?;
+        let identity = format!("{}-configured", self.identity(source, &diffs));
+        self.progress(&format!("making a clean root for {}", source.name()));
+        let root = root::for_package(&self.cache, &source.apt, &source.stanza)?;
+        let build_path = source.build_path();
+        let entry = self.cache.entry("built", &identity, |into| {
+            let tree = self.shipped_tree(source, &diffs, into)?;
+            self.progress(&format!("configuring {} {}", source.name(), source.version()));
+            let environment = [("CMAKE_EXPORT_COMPILE_COMMANDS".to_owned(), OsString::from("ON"))];
+            let rules = Rules { targets: recipe.rules, environment: &environment, recorder: RECORDER };
+            self.run_rules(&root, &build_path, into, &rules)?;
+            let sandbox = Sandbox { root: Some(root.clone()), ..Sandbox::default() }.with(&tree, &build_path);
+            self.progress(&format!("making the generated sources of {}", source.name()));
+            let jobs = format!("-j{}", self.jobs);
+            let argv = [&["make", &jobs][..], recipe.generators].concat();
+            let directory = build_path.join(recipe.build_directory);
+            run(&mut sandbox.command(&directory, &argv, &[]), "making the generated sources")?;
+            let argv = ["dpkg-parsechangelog", "--show-field", "Timestamp"];
+            let epoch = run(&mut sandbox.command(&build_path, &argv, &[]), "asking for the package's date")?;
+            let epoch_path = into.join(EPOCH_FILE);
+            fs::write(&epoch_path, epoch.stdout.trim_ascii()).at("writing", &epoch_path)?;
+            for directory in recipe.left_out {
+                crate::cache::remove(&tree.join(directory))?;
+            }
+            Includes::of_tree(&tree)?.write(&into.join(INCLUDES_FILE))
+        })?;
+        let tree = entry.join("tree");
+        let recording = recording(&tree, &build_path, recipe, &entry.join(EPOCH_FILE))?;
+        let includes = Includes::read(&entry.join(INCLUDES_FILE))?;
+        Ok(Some(BuiltPackage {
+            shipped: diffs,
+            root,
+            source: build_path,
+            tree,
+            identity,
+            recording,
+            includes: Some(includes),
+        }))
+    }
+}
+
+/// What CMake says would be run.
+fn recording(tree: &Path, build_path: &Path, recipe: &Recipe, epoch: &Path) -> Result<Recording, Error> {
+    let directory = tree.join(recipe.build_directory);
+    let epoch = fs::read_to_string(epoch).at("reading", epoch)?;
+    let mut recording = Recording::default();
+    for mut command in crate::commands::read_json(&directory.join("compile_commands.json"))? {
+        command.env = vec![(EPOCH.to_owned(), OsString::from(&epoch))];
+        recording.commands.push(command);
+    }
+    for path in link_scripts(&directory)? {
+        let script = fs::read_to_string(&path).at("reading", &path)?;
+        // DIRECTORY/CMakeFiles/NAME.dir/link.txt is run in DIRECTORY
+        let Some(Ok(at)) = path.ancestors().nth(3).map(|d| d.strip_prefix(tree)) else { continue };
+        for line in script.lines() {
+            recording.link(&build_path.join(at), &shlex::split(line).unwrap_or_default());
+        }
+    }
+    Ok(recording)
+}
+
+/// Every `link.txt` below a directory.
+fn link_scripts(directory: &Path) -> Result<Vec<PathBuf>, Error> {
+    let (mut found, mut open) = (Vec::new(), vec![directory.to_owned()]);
+    while let Some(directory) = open.pop() {
+        for entry in fs::read_dir(&directory).at("reading", &directory)? {
+            let entry = entry.at("reading", &directory)?;
+            if entry.file_type().at("reading", &directory)?.is_dir() {
+                open.push(entry.path());
+            } else if entry.file_name() == "link.txt" {
+                found.push(entry.path());
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What CMake leaves of a library, a program and one unit that is compiled for both.
+    #[test]
+    fn cmakes_files_tell_what_would_be_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = dir.path().join("tree");
+        let write = |name: &str, text: &str| {
+            let path = tree.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        let unit = |at: &str, object: &str| {
+            format!(
+                r#"{{"directory":"/b/builddir/{at}","command":"/usr/bin/c++ -O2 -o {object} -c /b/sql/a.cc","file":"/b/sql/a.cc","output":"{at}/{object}"}}"#
+            )
+        };
+        let json = [unit("sql", "CMakeFiles/sql.dir/a.cc.o"), unit("lib", "CMakeFiles/emb.dir/a.cc.o")];
+        write("builddir/compile_commands.json", &format!("[{}]", json.join(",")));
+        write(
+            "builddir/sql/CMakeFiles/sql.dir/link.txt",
+            "/usr/bin/ar qc libsql.a \"CMakeFiles/sql.dir/a.cc.o\"\n/usr/bin/ranlib libsql.a\n",
+        );
+        write("builddir/srv/CMakeFiles/d.dir/link.txt", "/usr/bin/c++ CMakeFiles/d.dir/m.o -o d ../sql/libsql.a -lm\n");
+        let epoch = dir.path().join("epoch");
+        fs::write(&epoch, "77").unwrap();
+        let recording = recording(&tree, Path::new("/b"), &RECIPES[0], &epoch).unwrap();
+        assert_eq!(recording.commands.len(), 2);
+        assert_eq!(recording.commands[0].env, [(EPOCH.to_owned(), OsString::from("77"))]);
+        let outputs: Vec<_> = recording.outputs().collect();
+        assert_eq!(outputs, [Path::new("/b/builddir/sql/libsql.a"), Path::new("/b/builddir/srv/d")]);
+        let objects = recording.objects_of(Path::new("/b/builddir/srv/d"));
+        let of_unit = |c: &&crate::commands::CompileCommand| c.object.as_ref().is_some_and(|o| objects.contains(o));
+        assert_eq!(recording.commands.iter().filter(of_unit).count(), 1, "the embedded copy is no part of it");
+    }
+}

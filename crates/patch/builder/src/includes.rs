@@ -1,0 +1,180 @@
+//! Which units could read a file, when no build has told: the includes of a tree, followed backwards.
+//!
+//! The obvious way is to preprocess every unit; for a large program that is an hour. Conditions are not evaluated
+//! and search paths not followed here, so more units are named than read the file; the preprocessor then tells.
+
+use crate::commands::CompileCommand;
+use crate::error::At;
+use crate::{Error, tree};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+/// Who includes what in a source tree.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Includes {
+    /// Text of an include directive, to the files that have it.
+    by_text: BTreeMap<String, BTreeSet<String>>,
+    /// Files that include what a macro names.
+    by_macro: BTreeMap<String, BTreeSet<String>>,
+    /// What macros with a file name as their value name.
+    macros: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl Includes {
+    /// Reads every source file below `tree`.
+    pub(crate) fn of_tree(tree: &Path) -> Result<Self, Error> {
+        let mut includes = Includes::default();
+        let mut open = vec![tree.to_owned()];
+        while let Some(directory) = open.pop() {
+            for entry in fs::read_dir(&directory).at("reading", &directory)? {
+                let entry = entry.at("reading", &directory)?;
+                let path = entry.path();
+                let kind = entry.file_type().at("reading", &path)?;
+                let Ok(relative) = path.strip_prefix(tree) else { continue };
+                let name = relative.to_string_lossy();
+                if kind.is_dir() {
+                    open.push(path);
+                } else if tree::is_source(&name) {
+                    // a symbolic link may lead nowhere, or out of the tree: nobody can change what is behind it
+                    let bytes = fs::read(&path).unwrap_or_default();
+                    includes.add(&name, &String::from_utf8_lossy(&bytes));
+                }
+            }
+        }
+        Ok(includes)
+    }
+
+    /// Keeps them in a file.
+    pub(crate) fn write(&self, path: &Path) -> Result<(), Error> {
+        let bytes = serde_json::to_vec(self).map_err(|e| malformed(path, &e))?;
+        fs::write(path, bytes).at("writing", path)
+    }
+
+    /// Reads what [`Self::write`] wrote.
+    pub(crate) fn read(path: &Path) -> Result<Self, Error> {
+        let bytes = fs::read(path).at("reading", path)?;
+        serde_json::from_slice(&bytes).map_err(|e| malformed(path, &e))
+    }
+
+    /// Takes note of one file.
+    fn add(&mut self, file: &str, text: &str) {
+        for line in text.lines() {
+            let Some(directive) = line.trim_start().strip_prefix('#').map(str::trim_start) else { continue };
+            if let Some(rest) = after(directive, "include").or_else(|| after(directive, "include_next")) {
+                match quoted(rest) {
+                    Some(name) => drop(self.by_text.entry(tail(name)).or_default().insert(file.to_owned())),
+                    None => drop(self.by_macro.entry(word(rest)).or_default().insert(file.to_owned())),
+                }
+            } else if let Some(rest) = after(directive, "define") {
+                let name = word(rest);
+                if let Some(value) = quoted(rest[name.len()..].trim_start()) {
+                    self.macros.entry(name).or_default().insert(tail(value));
+                }
+            }
+        }
+    }
+
+    /// Files that could read one of `changed`, directly or through others; those themselves included.
+    pub(crate) fn readers(&self, changed: &BTreeSet<String>) -> BTreeSet<String> {
+        let mut found = changed.clone();
+        let mut open: Vec<String> = changed.iter().cloned().collect();
+        while let Some(file) = open.pop() {
+            for text in endings(&file) {
+                let named = |values: &BTreeSet<String>| values.contains(text);
+                // a macro whose value nobody in the tree defines could name any file
+                let by_macro = self.by_macro.iter().filter(|(name, _)| self.macros.get(*name).is_none_or(named));
+                let files = self.by_text.get(text).into_iter().chain(by_macro.map(|(_, files)| files)).flatten();
+                let new: Vec<String> = files.filter(|f| !found.contains(*f)).cloned().collect();
+                found.extend(new.iter().cloned());
+                open.extend(new);
+            }
+        }
+        found
+    }
+
+    /// Whether a unit is among the readers, or is made to include one by its command.
+    pub(crate) fn reads(readers: &BTreeSet<String>, unit: &str, command: &CompileCommand) -> bool {
+        let forced = command.argv.windows(2).filter(|w| w[0] == "-include" || w[0] == "-imacros").map(|w| tail(&w[1]));
+        let is_reader = |text: &String| readers.iter().any(|r| endings(r).any(|e| e == text));
+        readers.contains(unit) || forced.into_iter().any(|text| is_reader(&text))
+    }
+}
+
+fn malformed(path: &Path, error: &serde_json::Error) -> Error {
+    Error::Malformed { what: path.display().to_string(), why: error.to_string() }
+}
+
+fn after<'a>(directive: &'a str, name: &str) -> Option<&'a str> {
+    let rest = directive.strip_prefix(name)?;
+    rest.starts_with([' ', '\t', '"', '<']).then(|| rest.trim_start())
+}
+
+fn word(text: &str) -> String {
+    text.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect()
+}
+
+/// `"a.h"` or `<a.h>` without its marks.
+fn quoted(text: &str) -> Option<&str> {
+    let (rest, end) = text.strip_prefix('"').map(|r| (r, '"')).or_else(|| Some((text.strip_prefix('<')?, '>')))?;
+    rest.split_once(end).map(|(name, _)| name)
+}
+
+/// The part of an included name that the path of the file must end with.
+fn tail(name: &str) -> String {
+    let parts: Vec<&str> = name.split('/').filter(|p| !p.is_empty() && *p != ".").collect();
+    let from = parts.iter().rposition(|p| *p == "..").map_or(0, |at| at + 1);
+    parts[from..].join("/")
+}
+
+/// `a/b/c`, `b/c`, `c`.
+fn endings(path: &str) -> impl Iterator<Item = &str> {
+    std::iter::once(path).chain(path.match_indices('/').map(|(at, _)| &path[at + 1..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn readers(files: &[(&str, &str)], changed: &str) -> Vec<String> {
+        let mut includes = Includes::default();
+        for (file, text) in files {
+            includes.add(file, text);
+        }
+        includes.readers(&BTreeSet::from([changed.to_owned()])).into_iter().collect()
+    }
+
+    #[test]
+    fn readers_are_found_through_others() {
+        let files = [
+            ("sql/a.cc", "#include \"../include/one.h\"\n"),
+            ("sql/b.cc", "  #  include <two.h>\n"),
+            ("sql/c.cc", "// #include \"one.h\"\n#include \"other/one.h\"\n"),
+            ("include/two.h", "#ifdef NEVER\n#include \"one.h\"\n#endif\n"),
+        ];
+        assert_eq!(readers(&files, "include/one.h"), ["include/one.h", "include/two.h", "sql/a.cc", "sql/b.cc"]);
+        assert_eq!(readers(&files, "sql/c.cc"), ["sql/c.cc"]);
+    }
+
+    #[test]
+    fn a_file_named_by_a_macro_is_found() {
+        let files = [
+            ("a.cc", "#include TABLE\n"),
+            ("b.h", "#define TABLE \"gen/table.h\"\n#define OTHER 5\n"),
+            ("c.cc", "#include FROM_THE_COMMAND_LINE\n"),
+        ];
+        assert_eq!(readers(&files, "gen/table.h"), ["a.cc", "c.cc", "gen/table.h"]);
+        assert_eq!(readers(&files, "gen/chair.h"), ["c.cc", "gen/chair.h"]);
+    }
+
+    #[test]
+    fn a_header_forced_by_the_command_counts() {
+        let argv = ["cc", "-include", "/b/src/pre.h", "-c", "a.c"].map(str::to_owned).to_vec();
+        let command = crate::commands::compile(Path::new("/b/src"), argv, Vec::new()).unwrap();
+        let readers = BTreeSet::from(["src/pre.h".to_owned()]);
+        assert!(!Includes::reads(&readers, "a.c", &command), "/b/src/pre.h is not src/pre.h");
+        let readers = BTreeSet::from(["/b/src/pre.h".to_owned()]);
+        assert!(Includes::reads(&readers, "a.c", &command));
+    }
+}

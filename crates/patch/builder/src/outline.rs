@@ -1,0 +1,178 @@
+//! Packages whose rules are followed without compiling: where a build takes half an hour and one unit two seconds.
+//!
+//! The package's own rules run in a clean root as for a build: they configure, and make generated sources. The
+//! program that stands in every compiler's way takes note of each compilation and each link, and leaves an empty file
+//! where the result would be. Programs that the build itself runs are compiled and linked from source in one step by
+//! all packages listed here; a package that links them from objects cannot be outlined. That nothing was compared
+//! with the target as a whole is made up by the byte check of every unit that a patch touches.
+
+use crate::commands::Recording;
+use crate::configured::INCLUDES_FILE;
+use crate::error::At;
+use crate::includes::Includes;
+use crate::package::{BuiltPackage, Rules, Shipped, SourcePackage};
+use crate::{Builder, Error, root};
+use std::ffi::OsString;
+use std::fs;
+use std::path::Path;
+
+/// The program in the compilers' way. What configuration tries out (`conftest`), what asks, and what makes a program
+/// from source at once is done; everything else is only noted.
+pub(crate) const OUTLINER: &str = r#"#!/bin/sh
+name=${0##*/}
+record=/stillpoint/records/$$
+while [ -e "$record.command" ]; do record=$record+; done
+output= previous= compile= unit= object=
+for argument; do
+    [ "$previous" = -o ] && output=$argument
+    case $argument in
+        -c) compile=yes ;;
+        *.c | *.cc | *.cpp | *.cxx | *.C | *.S) unit=$argument ;;
+        *.o | *.lo | *.a | *.os) object=yes ;;
+    esac
+    previous=$argument
+done
+case " $* " in
+    *conftest* | *" -E "* | *" -S "* | *" -M "* | *" -MM "* | *" -fsyntax-only "*) compile= object= ;;
+esac
+case $name in
+    *ar) [ -n "$object" ] && output=$2 ;;
+    *) [ -n "$compile" ] && [ -z "$output" ] && output=${unit##*/} && output=${output%.*}.o
+       [ -n "$compile" ] || [ -z "$unit" ] || object= ;;
+esac
+if [ -z "$compile$object" ]; then
+    exec "/usr/bin/$name" "$@"
+fi
+{
+    printf '%s\0' "$PWD" "$name" "$SOURCE_DATE_EPOCH" "$CPATH" "$C_INCLUDE_PATH" "$CPLUS_INCLUDE_PATH"
+    for argument; do printf '%s\0' "$argument"; done
+} > "$record.command"
+: > "${output:-a.out}"
+"#;
+
+/// What no compiler of the patched program reads; every patched tree would hold a copy.
+const LEFT_OUT: [&str; 4] = ["doc", "build/doc", "src/test", "build/src/test"];
+
+/// Settings for the rules of packages that make more than programs. Documentation and the bitcode of just-in-time
+/// compilation are no part of a program's text.
+pub(crate) fn environment(package: &str) -> Vec<(String, OsString)> {
+    match is_postgresql(package) {
+        true => vec![("MAKEFLAGS".into(), "CLANG=/bin/true XSLTPROC=/bin/true".into())],
+        false => Vec::new(),
+    }
+}
+
+fn is_postgresql(package: &str) -> bool {
+    package.strip_prefix("postgresql-").is_some_and(|version| version.bytes().all(|b| b.is_ascii_digit()))
+}
+
+/// Whether a package can be outlined.
+pub(crate) fn is_known(package: &str) -> bool {
+    is_postgresql(package)
+}
+
+impl Builder<'_> {
+    /// Configures a package and makes its generated sources; what its compilers would do comes back. Done once for
+    /// each version.
+    pub(crate) fn outline_package(&self, source: &SourcePackage) -> Result<BuiltPackage, Error> {
+        let shipped = Shipped::Full.diffs(&source.series)?;
+        let identity = format!("{}-outlined", self.identity(source, &shipped));
+        self.progress(&format!("making a clean root for {}", source.name()));
+        let root = root::for_package(&self.cache, &source.apt, &source.stanza)?;
+        let entry = self.cache.entry("built", &identity, |into| {
+            let tree = self.shipped_tree(source, &shipped, into)?;
+            self.follow_rules(source, &root, into)?;
+            Includes::of_tree(&tree)?.write(&into.join(INCLUDES_FILE))
+        })?;
+        Ok(BuiltPackage {
+            shipped,
+            root,
+            source: source.build_path(),
+            tree: entry.join("tree"),
+            identity,
+            recording: Recording::read(&entry.join("records"))?,
+            includes: Some(Includes::read(&entry.join(INCLUDES_FILE))?),
+        })
+    }
+
+    fn follow_rules(&self, source: &SourcePackage, root: &Path, into: &Path) -> Result<(), Error> {
+        self.progress(&format!("following the rules of {} {}", source.name(), source.version()));
+        let environment = environment(source.name());
+        let rules = Rules { targets: &["build-arch"], environment: &environment, recorder: OUTLINER };
+        let build_path = source.build_path();
+        self.run_rules(root, &build_path, into, &rules)?;
+        let tree = into.join("tree");
+        for directory in LEFT_OUT {
+            crate::cache::remove(&tree.join(directory))?;
+        }
+        let recording = Recording::read(&into.join("records"))?;
+        let objects = recording.commands.iter().filter_map(|c| c.object.as_deref());
+        for made in objects.chain(recording.outputs()) {
+            if let Ok(relative) = made.strip_prefix(&build_path) {
+                remove_empty(&tree.join(relative))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Removes what stands for a result.
+fn remove_empty(path: &Path) -> Result<(), Error> {
+    match path.symlink_metadata() {
+        Ok(file) if file.is_file() && file.len() == 0 => fs::remove_file(path).at("removing", path),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_servers_of_one_major_version_are_outlined() {
+        assert!(is_known("postgresql-15") && !is_known("postgresql-common") && !is_known("redis"));
+        assert!(environment("redis").is_empty());
+    }
+
+    /// The script alone, with another shell program in place of the compiler.
+    #[test]
+    fn compilations_and_links_are_noted_and_not_done() {
+        use std::os::unix::fs::PermissionsExt;
+        use std::process::Command;
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path();
+        let records = at.join("records");
+        fs::create_dir(&records).unwrap();
+        let script = OUTLINER.replace("/stillpoint/records", &records.display().to_string());
+        let script = script.replace("/usr/bin/$name", "/bin/true");
+        for name in ["gcc", "ar"] {
+            fs::write(at.join(name), &script).unwrap();
+            fs::set_permissions(at.join(name), fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let run = |line: &str| {
+            let mut words = line.split(' ');
+            let program = at.join(words.next().unwrap());
+            assert!(Command::new(program).args(words).current_dir(at).status().unwrap().success(), "{line}");
+        };
+        for line in [
+            "gcc -O2 -c -o a.o a.c",
+            "gcc -c b.c",
+            "ar crs lib.a a.o",
+            "gcc -shared -o x.so b.o lib.a",
+            "gcc -o tool tool.c",
+            "gcc -c conftest.c",
+            "gcc --version",
+        ] {
+            run(line);
+        }
+        for (name, there) in
+            [("a.o", true), ("b.o", true), ("lib.a", true), ("x.so", true), ("tool", false), ("conftest.o", false)]
+        {
+            assert_eq!(at.join(name).exists(), there, "{name}");
+        }
+        let recording = Recording::read(&records).unwrap();
+        assert_eq!(recording.commands.len(), 2);
+        let objects = recording.objects_of(&at.join("x.so"));
+        assert!(objects.contains(&at.join("a.o")) && objects.contains(&at.join("b.o")), "{objects:?}");
+    }
+}
