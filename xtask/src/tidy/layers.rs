@@ -41,6 +41,7 @@ const PLACES: &[(&str, Layer, Pillar)] = &[
     ("stillpoint-measure", Layer::Engine, Pillar::Measure),
     ("stillpoint", Layer::Cli, Pillar::Shared),
     ("stillpoint-e2e", Layer::Tool, Pillar::Shared),
+    ("stillpoint-integrations", Layer::Tool, Pillar::Shared),
     ("xtask", Layer::Tool, Pillar::Shared),
 ];
 
