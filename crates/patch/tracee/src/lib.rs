@@ -63,6 +63,7 @@ mod freeze;
 mod ids;
 mod maps;
 mod memory;
+pub mod launch;
 mod module;
 mod process;
 mod registers;

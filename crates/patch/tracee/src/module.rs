@@ -149,6 +149,16 @@ fn read_module(index: usize, mappings: &[Mapping], memory: &Memory) -> Option<Mo
     })
 }
 
+/// Program headers of the ELF file mapped at `head`: kind, flags, stated address, bytes from the file.
+pub(crate) fn segments(memory: &Memory, head: Avma) -> Option<Vec<(u32, u32, u64, u64)>> {
+    let mut header = [0; 64];
+    memory.read(head, &mut header).ok()?;
+    let (offset, count) = program_header_table(&header);
+    let table = memory.read_vec(Avma(head.0.checked_add(offset)?), count * PHDR_LEN).ok()?;
+    let row = |h: &[u8]| (u32_at(h, 0), u32_at(h, 4), u64_at(h, 16), u64_at(h, 32));
+    Some(table.chunks_exact(PHDR_LEN).map(row).collect())
+}
+
 fn build_id(memory: &Memory, at: u64, len: u64) -> Option<BuildId> {
     // Real notes are some hundred bytes; the limit keeps a hostile header from asking for gigabytes.
     let notes = memory.read_vec(Avma(at), len.min(64 << 10) as usize).ok()?;

@@ -1,4 +1,5 @@
-//! The system calls behind everything else, one thin wrapper each. All `unsafe` of the crate is in this file.
+//! The system calls behind everything else, one thin wrapper each. All `unsafe` of the crate is in this file and in
+//! `own.rs`, which has those on the tool itself.
 
 use crate::registers::Registers;
 use std::fs::File;
@@ -87,6 +88,13 @@ unsafe fn ptrace(request: u32, tid: i32, addr: usize, data: usize) -> io::Result
 pub(crate) fn seize(tid: i32) -> io::Result<()> {
     // SAFETY: data is an integer.
     unsafe { ptrace(PTRACE_SEIZE, tid, 0, OPTIONS) }.map(drop)
+}
+
+/// Seizes a thread whose exec is all that is of interest.
+pub(crate) fn seize_for_exec(tid: i32) -> io::Result<()> {
+    let options = (libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC) as usize;
+    // SAFETY: data is an integer.
+    unsafe { ptrace(PTRACE_SEIZE, tid, 0, options) }.map(drop)
 }
 
 pub(crate) fn interrupt(tid: i32) -> io::Result<()> {

@@ -1,0 +1,450 @@
+//! A program on its way from exec to its entry point: held there, before its first instruction, and let go.
+//!
+//! The obvious way to stop a program at its entry is a breakpoint there. A tool that dies leaves it behind, and the
+//! program with it. Here the program itself waits for us, in a *gate*: some instructions in the unused rest of the last
+//! page of the loader's text, to which the loader jumps in the place of the entry because we have told it so
+//! (`AT_ENTRY`). The gate reads one byte from a socket whose other end is ours, closes it, and jumps to the entry. When
+//! we die the kernel closes our end, and the program goes on by itself: unpatched, or, when it was being patched, not at
+//! all. Nobody traces it while it waits, so that it can be patched like any other program.
+//!
+//! ```text
+//!  fork     exec         exec's stop: gate and AT_ENTRY written, let go       gate: read ... byte, or end of file
+//!   |        |                |                                                |
+//!   program ----------------------> loader: maps, relocates, constructors ----> waits ----------> _start
+//!   helper  seizes ---------> lets go                                           patches, writes the byte
+//! ```
+
+use crate::sys::Wait;
+use crate::{Error, Memory, Pid, Process, maps, module, own, sys};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::marker::PhantomData;
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use stillpoint_patch_format::Avma;
+
+/// What the gate does with each answer; an end without an answer opens it, unless patching had begun.
+const GO: u8 = b'g';
+const GO_AND_KEEP: u8 = b'f';
+const REFUSE: u8 = b'x';
+
+/// The gate, at any address. Its data follows it: the entry, the descriptor, whether patching has begun.
+#[rustfmt::skip]
+const GATE: [u8; 104] = [
+    0x57, 0x56, 0x52,                                     //    0  push %rdi; push %rsi; push %rdx
+    0x8b, 0x3d, 0x67, 0x00, 0x00, 0x00,                   //    3  mov DESCRIPTOR, %edi
+    0x48, 0x8d, 0x74, 0x24, 0xf0,                         //    9  lea -16(%rsp), %rsi
+    0xba, 0x01, 0x00, 0x00, 0x00,                         //   14  mov $1, %edx
+    0x31, 0xc0,                                           //   19  xor %eax, %eax
+    0x0f, 0x05,                                           //   21  syscall             read one byte
+    0x48, 0x83, 0xf8, 0xfc, 0x74, 0xe6,                   //   23  cmp $-EINTR, %rax; je 3
+    0x48, 0x83, 0xf8, 0x01, 0x75, 0x1a,                   //   29  cmp $1, %rax; jne 61
+    0x8a, 0x44, 0x24, 0xf0,                               //   35  mov -16(%rsp), %al
+    0x3c, GO_AND_KEEP, 0x74, 0x2d,                        //   39  cmp $'f', %al; je 88
+    0x3c, GO, 0x74, 0x1c,                                 //   43  cmp $'g', %al; je 75
+    0xbf, REFUSED as u8, 0x00, 0x00, 0x00,                //   47  mov $REFUSED, %edi
+    0xb8, 0xe7, 0x00, 0x00, 0x00, 0x0f, 0x05, 0xeb, 0xf7, //   52  exit_group
+    0xbf, ABANDONED as u8, 0x00, 0x00, 0x00,              //   61  mov $ABANDONED, %edi
+    0x83, 0x3d, 0x2b, 0x00, 0x00, 0x00, 0x00, 0x75, 0xe9, //   66  cmpl $0, TOUCHED; jne 52
+    0x8b, 0x3d, 0x1f, 0x00, 0x00, 0x00,                   //   75  mov DESCRIPTOR, %edi
+    0xb8, 0x03, 0x00, 0x00, 0x00, 0x0f, 0x05,             //   81  close
+    0x5a, 0x5e, 0x5f,                                     //   88  pop %rdx; pop %rsi; pop %rdi
+    0xff, 0x25, 0x07, 0x00, 0x00, 0x00,                   //   91  jmp *ENTRY
+    0x0f, 0x1f, 0x80, 0x00, 0x00, 0x00, 0x00,             //   97  nop
+];
+/// Behind the `syscall` that waits.
+const WAITS_AT: u64 = 23;
+const TOUCHED_AT: u64 = GATE.len() as u64 + 12;
+const LEN: usize = GATE.len() + 16;
+
+/// Exit code of a program that was refused at its gate.
+pub const REFUSED: i32 = 3;
+/// Exit code of a program that was being patched when its helper died: half-patched it must not run.
+pub const ABANDONED: i32 = 75;
+
+const PAGE: u64 = 4096;
+const PT_LOAD: u32 = 1;
+const EXECUTABLE: u32 = 1;
+const AT_NULL: u64 = 0;
+/// Arguments and environment that a stack is searched through.
+const STACK_MAX: usize = 64 << 20;
+
+/// The two sides of [`split`].
+#[derive(Debug)]
+pub enum Side {
+    /// The caller, which is to become the program.
+    Program(Waiting),
+    /// A process of its own, which nobody has to wait for.
+    Helper {
+        /// The program's process.
+        program: Pid,
+        /// Our end.
+        channel: UnixStream,
+        /// Number of the program's end in the program.
+        descriptor: RawFd,
+    },
+}
+
+/// The program's side before its exec.
+#[derive(Debug)]
+pub struct Waiting {
+    channel: UnixStream,
+}
+
+impl Waiting {
+    /// Takes the program's end of a connection to a helper.
+    pub fn on(channel: UnixStream) -> io::Result<Waiting> {
+        // Out of the way of the numbers that a script wrapper may use itself.
+        let high = own::duplicate_high(channel.as_raw_fd())?;
+        Ok(Waiting { channel: high.into() })
+    }
+
+    /// Number of the descriptor, which stays open over an exec.
+    pub fn descriptor(&self) -> RawFd {
+        self.channel.as_raw_fd()
+    }
+
+    /// Waits until the helper says that it follows; false when it has died or cannot.
+    pub fn ready(&mut self) -> bool {
+        let mut byte = [0];
+        matches!(io::Read::read(&mut self.channel, &mut byte), Ok(1)) && byte == *b"r"
+    }
+
+    /// Leaves the descriptor open for the gate.
+    pub fn keep(self) {
+        let _ = OwnedFd::from(self.channel).into_raw_fd();
+    }
+}
+
+/// Makes a helper process out of the calling one: a grandchild, so that the program that the caller becomes has no child
+/// that it does not know. The helper keeps standard input, output and error, and no other descriptor.
+pub fn split() -> io::Result<Side> {
+    let (program_end, helper_end) = UnixStream::pair()?;
+    let waiting = Waiting::on(program_end)?;
+    let descriptor = waiting.descriptor();
+    let program = Pid(std::process::id() as i32);
+    if own::fork_grandchild()? {
+        drop(waiting);
+        let helper_end = own::keep_only(helper_end.into())?;
+        return Ok(Side::Helper { program, channel: helper_end.into(), descriptor });
+    }
+    Ok(Side::Program(waiting))
+}
+
+/// Becomes `program`: the environment, the descriptors, the signal mask and what is ignored are those that this process
+/// was started with. Returns only when that fails.
+pub fn become_program(program: &std::ffi::OsStr, arguments: &[std::ffi::OsString]) -> io::Error {
+    own::undo_runtime();
+    own::exec(program, arguments)
+}
+
+/// Whether a program gains privileges when it is executed (set-user-id, file capabilities) that the kernel would
+/// withhold because a caller without privileges traces it.
+pub fn gains_privileges(program: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let set_id = fs::metadata(program).is_ok_and(|m| m.is_file() && m.mode() & 0o6000 != 0);
+    !own::is_root() && (set_id || own::has_file_capabilities(program))
+}
+
+/// Where a program has come to.
+#[derive(Debug)]
+pub enum Reached {
+    /// It waits in its gate: libraries are mapped and relocated, the entry was not reached.
+    Gate(Gate),
+    /// A program runs that has no gate, and why; it is still followed.
+    Ungated(String),
+    /// It has ended.
+    Ended,
+    /// Nothing happened in time; it is still followed.
+    TimedOut,
+}
+
+/// A process that is followed to its next exec, and from there to its entry. Not sent between OS threads: the one that
+/// seized is the one that waits.
+#[derive(Debug)]
+pub struct Launch {
+    pid: Pid,
+    pidfd: OwnedFd,
+    channel: UnixStream,
+    descriptor: RawFd,
+    /// What the descriptor is, in the program.
+    link: PathBuf,
+    _not_send: PhantomData<*const ()>,
+}
+
+impl Launch {
+    /// Seizes a process that is about to call exec, without stopping it. `descriptor` is the number of its end of
+    /// `channel`.
+    pub fn follow(pid: Pid, channel: UnixStream, descriptor: RawFd) -> Result<Launch, Error> {
+        let os = |call, source| Error::Os { call, id: pid.0, source };
+        let pidfd = sys::pidfd_open(pid.0).map_err(|_| Error::Gone(pid))?;
+        let link = fs::read_link(format!("/proc/{pid}/fd/{descriptor}")).map_err(|e| os("reading a descriptor", e))?;
+        let launch = Launch { pid, pidfd, channel, descriptor, link, _not_send: PhantomData };
+        launch.seize()?;
+        Ok(launch)
+    }
+
+    fn seize(&self) -> Result<(), Error> {
+        sys::seize_for_exec(self.pid.0).map_err(|source| match source.raw_os_error() {
+            Some(libc::EPERM) => {
+                let hint = "the kernel lets no helper trace it (ptrace_scope, or an unprivileged sandbox)".to_owned();
+                Error::Permission { pid: self.pid, hint }
+            }
+            Some(libc::ESRCH) => Error::Gone(self.pid),
+            _ => Error::Os { call: "PTRACE_SEIZE", id: self.pid.0, source },
+        })
+    }
+
+    /// Tells the program that it is followed: it may call exec now.
+    pub fn ready(&mut self) -> io::Result<()> {
+        self.channel.write_all(b"r")
+    }
+
+    /// Follows the program to its next exec and to its gate. On an error the program runs on, unfollowed.
+    pub fn next(mut self, deadline: Instant) -> Result<(Reached, Option<Launch>), Error> {
+        let mut pause = Duration::from_micros(50);
+        loop {
+            match sys::wait(self.pid.0, false) {
+                Ok(Some(Wait::Event(libc::PTRACE_EVENT_EXEC))) => break,
+                Ok(Some(Wait::Ended(_))) => return Ok((Reached::Ended, None)),
+                Ok(Some(other)) => self.pass_on(other)?,
+                Ok(None) if Instant::now() >= deadline => return Ok((Reached::TimedOut, Some(self))),
+                Ok(None) => {
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(Duration::from_millis(2));
+                }
+                Err(error) if error.raw_os_error() == Some(libc::ECHILD) => return Ok((Reached::Ended, None)),
+                Err(source) => return Err(Error::Os { call: "waitpid", id: self.pid.0, source }),
+            }
+        }
+        match self.set_gate()? {
+            Err(why) => {
+                self.go(sys::cont(self.pid.0, 0))?;
+                Ok((Reached::Ungated(why), Some(self)))
+            }
+            Ok(place) => {
+                self.go(sys::detach(self.pid.0))?;
+                self.await_gate(place, deadline)
+            }
+        }
+    }
+
+    fn pass_on(&mut self, wait: Wait) -> Result<(), Error> {
+        let pid = self.pid.0;
+        self.go(match wait {
+            Wait::Signal(signal) => sys::cont(pid, signal),
+            Wait::Trap { group_stop: true } => sys::listen(pid),
+            _ => sys::cont(pid, 0),
+        })
+    }
+
+    /// Killed while it stood, it tells with the next wait.
+    fn go(&self, result: io::Result<()>) -> Result<(), Error> {
+        match result {
+            Err(source) if source.raw_os_error() != Some(libc::ESRCH) => {
+                Err(Error::Os { call: "ptrace", id: self.pid.0, source })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes the gate and leads the loader to it, while the program stands in exec's stop; or why that cannot be.
+    fn set_gate(&self) -> Result<Result<Place, String>, Error> {
+        let pid = self.pid;
+        let os = |call| move |source| Error::Os { call, id: pid.0, source };
+        if fs::read_link(format!("/proc/{pid}/fd/{}", self.descriptor)).ok().as_ref() != Some(&self.link) {
+            return Ok(Err("what called it has closed the descriptors that it did not know".to_owned()));
+        }
+        let exe = File::open(format!("/proc/{pid}/exe")).map_err(os("opening exe"))?;
+        let mut head = [0; 64];
+        let len = exe.read_at(&mut head, 0).unwrap_or(0);
+        if let module::Class::Other(what) = module::classify(&head[..len]) {
+            return Ok(Err(format!("it is {what}")));
+        }
+        if !module::has_interpreter(&exe, &head) {
+            return Ok(Err("it is a static program: it has no loader".to_owned()));
+        }
+        let file = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem"));
+        let memory = Memory::new(pid, file.map_err(os("opening mem"))?);
+        let stack = Avma(sys::registers(pid.0).map_err(os("PTRACE_GETREGS"))?.rsp);
+        let Some((entry_at, entry, base)) = auxiliary(&memory, stack) else {
+            return Ok(Err("its auxiliary vector cannot be read".to_owned()));
+        };
+        let text = fs::read_to_string(format!("/proc/{pid}/maps")).map_err(os("reading maps"))?;
+        let Some(at) = maps::parse(&text).ok().and_then(|mappings| room(&mappings, &memory, base)) else {
+            return Ok(Err("the text of its loader ends without room for a gate".to_owned()));
+        };
+        let mut gate = GATE.to_vec();
+        gate.extend(entry.0.to_le_bytes());
+        gate.extend(self.descriptor.to_le_bytes());
+        gate.extend([0; 4]);
+        // In this order: a gate that nothing leads to is nothing.
+        memory.write_through(pid.0, at, &gate)?;
+        memory.write_through(pid.0, entry_at, &at.0.to_le_bytes())?;
+        Ok(Ok(Place { at, entry_at, entry }))
+    }
+
+    fn await_gate(self, place: Place, deadline: Instant) -> Result<(Reached, Option<Launch>), Error> {
+        let mut pause = Duration::from_micros(100);
+        loop {
+            // "0 0x3db 0x... sp pc": it waits in the read of its gate.
+            let call = fs::read_to_string(format!("/proc/{}/syscall", self.pid)).unwrap_or_default();
+            let waits_at = format!("{:#x}", place.at.0 + WAITS_AT);
+            if call.starts_with("0 ") && call.split_whitespace().next_back() == Some(&waits_at) {
+                break;
+            }
+            if sys::has_ended(&self.pidfd) {
+                return Ok((Reached::Ended, None));
+            }
+            if Instant::now() >= deadline {
+                return Ok((Reached::TimedOut, None));
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(2));
+        }
+        Ok((Reached::Gate(Gate { place, launch: self, touched: false }), None))
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    at: Avma,
+    /// Where the program looks for its entry, and what it is.
+    entry_at: Avma,
+    entry: Avma,
+}
+
+/// A program that waits before its first instruction, and that nobody traces.
+#[derive(Debug)]
+pub struct Gate {
+    place: Place,
+    launch: Launch,
+    touched: bool,
+}
+
+impl Gate {
+    /// The program.
+    pub fn pid(&self) -> Pid {
+        self.launch.pid
+    }
+
+    /// From now on the program does not run unless [`Gate::open`] is called: it is being patched.
+    pub fn touch(&mut self, process: &Process) -> Result<(), Error> {
+        self.touched = true;
+        process.memory().write(Avma(self.place.at.0 + TOUCHED_AT), &1u32.to_le_bytes())
+    }
+
+    /// Lets the program run.
+    pub fn open(mut self, process: &Process) -> Result<(), Error> {
+        self.restore(process)?;
+        self.answer(GO)
+    }
+
+    /// Ends the program with [`REFUSED`].
+    pub fn refuse(mut self) -> Result<(), Error> {
+        self.answer(REFUSE)
+    }
+
+    /// Lets the program run, and follows it to its next exec.
+    pub fn open_and_follow(mut self, process: &Process) -> Result<Launch, Error> {
+        self.restore(process)?;
+        self.launch.seize()?;
+        self.answer(GO_AND_KEEP)?;
+        Ok(self.launch)
+    }
+
+    /// The program can ask for its auxiliary vector: nothing of the gate is to be seen there.
+    fn restore(&self, process: &Process) -> Result<(), Error> {
+        process.memory().write_u64(self.place.entry_at, self.place.entry.0)
+    }
+
+    fn answer(&mut self, answer: u8) -> Result<(), Error> {
+        let id = self.launch.pid.0;
+        self.launch.channel.write_all(&[answer]).map_err(|source| Error::Os { call: "answering", id, source })
+    }
+}
+
+/// Where the auxiliary vector on a new program's stack has the entry, the entry, and where the loader lies.
+fn auxiliary(memory: &Memory, stack: Avma) -> Option<(Avma, Avma, Avma)> {
+    let mut words = vec![0; 64 << 10];
+    loop {
+        let len = memory.read_some(stack, &mut words);
+        let read: Vec<u64> = words[..len].as_chunks::<8>().0.iter().map(|w| u64::from_le_bytes(*w)).collect();
+        if let Some((at, entry, base)) = auxiliary_in(&read) {
+            return Some((Avma(stack.0 + 8 * at as u64), Avma(entry), Avma(base)));
+        }
+        if len < words.len() || len >= STACK_MAX {
+            return None;
+        }
+        words.resize(2 * len, 0);
+    }
+}
+
+/// In the words of a new stack (count, arguments, 0, environment, 0, pairs): index of the entry, entry, loader.
+fn auxiliary_in(words: &[u64]) -> Option<(usize, u64, u64)> {
+    let arguments = usize::try_from(*words.first()?).ok()?;
+    let environment = arguments.checked_add(2)?;
+    let pairs = environment + words.get(environment..)?.iter().position(|w| *w == 0)? + 1;
+    let (mut entry, mut base) = (None, None);
+    for (i, pair) in words.get(pairs..)?.as_chunks::<2>().0.iter().enumerate() {
+        match pair[0] {
+            AT_NULL => return Some((entry?, words[entry?], base?)),
+            libc::AT_ENTRY => entry = Some(pairs + 2 * i + 1),
+            libc::AT_BASE => base = Some(pair[1]),
+            _ => {}
+        }
+    }
+    None
+}
+
+/// The unused rest of the last page of an executable segment: the loader's, else the program's.
+fn room(mappings: &[crate::Mapping], memory: &Memory, base: Avma) -> Option<Avma> {
+    let mut modules = module::find(mappings, memory, 0, None);
+    modules.sort_by_key(|m| !m.contains(base));
+    modules.iter().find_map(|m| rest_of_text(m, memory))
+}
+
+fn rest_of_text(module: &crate::Module, memory: &Memory) -> Option<Avma> {
+    let head = module.mappings.first()?.start;
+    for (kind, flags, start, len) in module::segments(memory, head)? {
+        if kind != PT_LOAD || flags & EXECUTABLE == 0 {
+            continue;
+        }
+        // A few bytes apart: nothing looks like the end of the last function.
+        let at = Avma((module.bias.wrapping_add(start).wrapping_add(len) + 16).next_multiple_of(16));
+        let left = PAGE - at.0 % PAGE;
+        let mapping = module.mappings.iter().find(|m| m.contains(at) && m.execute && m.read && !m.write)?;
+        let mut bytes = vec![0; LEN];
+        let inside = left >= LEN as u64 && at.0 + LEN as u64 <= mapping.end.0;
+        if inside && memory.read(at, &mut bytes).is_ok() && bytes.iter().all(|b| *b == 0) {
+            return Some(at);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_entry_on_a_stack() {
+        let stack = [2, 100, 200, 0, 300, 0, 6, 4096, libc::AT_ENTRY, 77, libc::AT_BASE, 88, 0, 0];
+        assert_eq!(auxiliary_in(&stack), Some((9, 77, 88)));
+        assert_eq!(auxiliary_in(&stack[..11]), None);
+        assert_eq!(auxiliary_in(&[u64::MAX, 0, 0]), None);
+        assert_eq!(auxiliary_in(&[]), None);
+    }
+
+    #[test]
+    fn jumps_of_the_gate_land_where_they_should() {
+        let short = |at: usize| (at as i64 + 2 + i64::from(GATE[at + 1] as i8)) as usize;
+        assert_eq!([short(27), short(33), short(41), short(45), short(59), short(73)], [3, 61, 88, 75, 52, 52]);
+        let data = |at: usize, end: usize| end + GATE[at] as usize - GATE.len();
+        assert_eq!([data(5, 9), data(77, 81), data(93, 97), data(68, 73)], [8, 8, 0, 12]);
+        assert_eq!(GATE[WAITS_AT as usize - 2..][..2], [0x0f, 0x05]);
+    }
+}

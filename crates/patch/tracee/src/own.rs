@@ -1,0 +1,139 @@
+//! System calls on this very process: splitting a helper off, and becoming another program as if we had never been.
+
+use std::ffi::{CString, OsStr, OsString};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// What this process was started with and Rust's runtime changes before `main`: bit 0 to 2, a standard descriptor was
+/// closed (the runtime opens `/dev/null` there); bit 3, SIGPIPE was ignored (the runtime ignores it always).
+static STARTED_WITH: AtomicU32 = AtomicU32::new(0);
+const SIGPIPE_IGNORED: u32 = 1 << 3;
+
+/// Runs before Rust's runtime does.
+extern "C" fn record() {
+    let mut found = 0;
+    for descriptor in 0..3 {
+        // SAFETY: plain integers.
+        if unsafe { libc::fcntl(descriptor, libc::F_GETFD) } < 0 {
+            found |= 1 << descriptor;
+        }
+    }
+    // SAFETY: plain data, for which all zeroes is a value.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: the call writes one sigaction.
+    unsafe { libc::sigaction(libc::SIGPIPE, ptr::null(), &raw mut action) };
+    if action.sa_sigaction == libc::SIG_IGN {
+        found |= SIGPIPE_IGNORED;
+    }
+    STARTED_WITH.store(found, Ordering::Relaxed);
+}
+
+// SAFETY: the section is an array of functions without arguments that the C library calls at start; `record` uses
+// nothing of Rust's runtime.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static RECORD: extern "C" fn() = record;
+
+/// Takes back what Rust's runtime did to what a program inherits.
+pub(crate) fn undo_runtime() {
+    // The reference is what makes the linker take the entry of the section in.
+    std::hint::black_box(&RECORD);
+    let started_with = STARTED_WITH.load(Ordering::Relaxed);
+    let pipe = if started_with & SIGPIPE_IGNORED == 0 { libc::SIG_DFL } else { libc::SIG_IGN };
+    // SAFETY: no handler of ours is installed or replaced.
+    unsafe { libc::signal(libc::SIGPIPE, pipe) };
+    for descriptor in (0..3).filter(|d| started_with & 1 << d != 0) {
+        // SAFETY: the runtime opened it, nobody owns it, and the next thing that happens is the exec.
+        unsafe { libc::close(descriptor) };
+    }
+}
+
+/// `execvp` with the environment as it is; returns only when it fails.
+pub(crate) fn exec(program: &OsStr, arguments: &[OsString]) -> io::Error {
+    let text = |word: &OsStr| CString::new(word.as_bytes());
+    let (Ok(program), Ok(words)) =
+        (text(program), arguments.iter().map(|word| text(word)).collect::<Result<Vec<_>, _>>())
+    else {
+        return io::Error::from(io::ErrorKind::InvalidInput);
+    };
+    let mut list: Vec<*const libc::c_char> = words.iter().map(|word| word.as_ptr()).collect();
+    list.push(ptr::null());
+    // SAFETY: a string and an array of strings that ends in a null pointer, all of which outlive the call.
+    unsafe { libc::execvp(program.as_ptr(), list.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+/// Forks twice; true in the grandchild. The child between has ended and was waited for.
+pub(crate) fn fork_grandchild() -> io::Result<bool> {
+    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+        return Err(io::Error::other("more than one thread runs"));
+    }
+    // SAFETY: no other thread runs, so no lock is held that nobody would ever release.
+    match unsafe { libc::fork() } {
+        n if n < 0 => Err(io::Error::last_os_error()),
+        // SAFETY: as above; ending without destructors is what a fork that goes no further must do.
+        0 => match unsafe { libc::fork() } {
+            0 => Ok(true),
+            n => unsafe { libc::_exit(i32::from(n < 0)) },
+        },
+        child => {
+            let mut status = 0;
+            // SAFETY: the call writes one int. It fails when SIGCHLD is ignored: then nothing is left to wait for.
+            let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+            match waited < 0 || status == 0 {
+                true => Ok(false),
+                false => Err(io::Error::other("the helper could not be forked")),
+            }
+        }
+    }
+}
+
+/// Closes all descriptors but the standard ones and this one.
+pub(crate) fn keep_only(descriptor: OwnedFd) -> io::Result<OwnedFd> {
+    let number = descriptor.as_raw_fd() as libc::c_uint;
+    let close = |first: libc::c_uint, last: libc::c_uint| {
+        // SAFETY: plain integers. Nothing of this process uses any of these descriptors: it was forked just now, and
+        // the caller holds none but the one that stays.
+        unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) }
+    };
+    if number > 3 {
+        close(3, number - 1);
+    }
+    close(number + 1, libc::c_uint::MAX);
+    Ok(descriptor)
+}
+
+/// The same open file under one of the highest numbers, kept over an exec.
+pub(crate) fn duplicate_high(descriptor: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: plain data, for which all zeroes is a value.
+    let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
+    // SAFETY: the call writes one rlimit.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    let lowest = limit.rlim_cur.min(1024).saturating_sub(32).max(10) as i32;
+    for lowest in [lowest, 10] {
+        // SAFETY: plain integers; a result that is not negative is a new descriptor that nobody else owns.
+        unsafe {
+            let number = libc::fcntl(descriptor, libc::F_DUPFD, lowest);
+            if number >= 0 {
+                return Ok(OwnedFd::from_raw_fd(number));
+            }
+        }
+    }
+    Err(io::Error::last_os_error())
+}
+
+pub(crate) fn is_root() -> bool {
+    // SAFETY: no arguments.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// Whether a file has capabilities of its own.
+pub(crate) fn has_file_capabilities(path: &Path) -> bool {
+    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return false };
+    // SAFETY: two strings, and no buffer: only the size is asked for.
+    unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), ptr::null_mut(), 0) > 0 }
+}
