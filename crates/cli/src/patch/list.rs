@@ -2,14 +2,24 @@
 
 use super::status::{Line, brief};
 use crate::output::{Failure, Output};
+use std::fmt::Write;
+use stillpoint_patch_engine::Status;
 
 /// Arguments of `stillpoint patch list`.
 #[derive(clap::Args)]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    /// Print gauges in the text format of Prometheus, for instance for node_exporter's textfile collector.
+    #[arg(long, conflicts_with = "json")]
+    prometheus: bool,
+}
 
 /// Runs `stillpoint patch list`.
-pub(crate) fn run(_args: Args, output: &Output) -> Result<(), Failure> {
+pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     let (found, unseen) = stillpoint_patch_engine::fleet::carriers();
+    if args.prometheus {
+        output.line(exposition(&found, unseen).trim_end());
+        return Ok(());
+    }
     for status in &found {
         output.json(&Line::new(status));
         output.line(brief(status));
@@ -18,4 +28,84 @@ pub(crate) fn run(_args: Args, output: &Output) -> Result<(), Failure> {
         output.warn(format_args!("{unseen} processes could not be looked at: run as root to see all"));
     }
     Ok(())
+}
+
+/// One process's or patch's labels and value.
+type Sample = (Vec<(&'static str, String)>, u64);
+
+/// The exposition format 0.0.4: each metric's help, type and samples together.
+fn exposition(found: &[Status], unseen: usize) -> String {
+    let process = |status: &Status| vec![("pid", status.pid.to_string()), ("process", status.name.clone())];
+    let each = |value: &dyn Fn(&Status) -> u64| -> Vec<Sample> {
+        found.iter().map(|status| (process(status), value(status))).collect()
+    };
+    let patches = found.iter().flat_map(|status| {
+        status.patches.iter().map(move |patch| {
+            let mut labels = process(status);
+            labels.push(("patch", patch.name.clone()));
+            labels.push(("module", patch.module.clone()));
+            labels.push(("build_id", patch.build_id.clone()));
+            labels.push(("cves", patch.cves.join(",")));
+            (labels, u64::from(status.generation))
+        })
+    });
+    let mut text = String::new();
+    let mut metric = |name: &str, help: &str, samples: Vec<Sample>| {
+        let _ = writeln!(text, "# HELP stillpoint_{name} {help}\n# TYPE stillpoint_{name} gauge");
+        for (labels, value) in samples {
+            let labels: Vec<String> =
+                labels.iter().map(|(key, value)| format!("{key}=\"{}\"", escape(value))).collect();
+            let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+            let _ = writeln!(text, "stillpoint_{name}{labels} {value}");
+        }
+    };
+    metric("patch_generation", "Live patches in force; the value is the generation of the process.", patches.collect());
+    metric("process_patches", "Live patches in force in a process.", each(&|s| s.patches.len() as u64));
+    metric(
+        "process_transition_open",
+        "1 while a transition is under way, or was left by a tool that was killed.",
+        each(&|s| s.unfinished.is_some().into()),
+    );
+    metric(
+        "process_entries_damaged",
+        "Patched entries that do not hold what they should.",
+        each(&|s| s.entries.iter().filter(|e| !e.verified).count() as u64),
+    );
+    metric("process_patch_bytes", "Memory that patches hold, in force or not.", each(&|s| s.bytes_kept));
+    metric("processes_unseen", "Processes that could not be looked at.", vec![(Vec::new(), unseen as u64)]);
+    text
+}
+
+fn escape(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(name: &str) -> Status {
+        Status {
+            pid: 7,
+            name: name.into(),
+            generation: 3,
+            unfinished: None,
+            patches: Vec::new(),
+            entries: Vec::new(),
+            threads: Vec::new(),
+            bytes_kept: 4096,
+            ledger_bytes: 100,
+        }
+    }
+
+    #[test]
+    fn labels_are_escaped_and_metrics_keep_together() {
+        let text = exposition(&[status("a \"b\\"), status("c\nd")], 2);
+        assert!(text.contains("stillpoint_process_patch_bytes{pid=\"7\",process=\"a \\\"b\\\\\"} 4096\n"), "{text}");
+        assert!(text.contains("process=\"c\\nd\"} 0\n"), "{text}");
+        assert!(text.ends_with("stillpoint_processes_unseen 2\n"), "{text}");
+        let types = text.lines().filter(|line| line.starts_with("# TYPE")).count();
+        let helps = text.lines().filter(|line| line.starts_with("# HELP")).count();
+        assert_eq!((types, helps), (6, 6), "{text}");
+    }
 }

@@ -4,6 +4,9 @@ mod apply;
 mod build;
 mod building;
 mod check;
+mod enable;
+mod enabled;
+mod exec;
 mod gdb;
 mod inspect;
 mod key;
@@ -12,6 +15,8 @@ mod processes;
 mod revert;
 mod status;
 mod target;
+mod unit_file;
+mod wave;
 
 use crate::output::{Failure, Output};
 
@@ -37,6 +42,14 @@ pub(crate) enum Command {
     /// Every process of this machine that carries patches.
     List(list::Args),
     /// Files that let gdb and perf see the patched code.
+    /// Run a program that is patched before its first instruction.
+    Exec(Box<exec::Args>),
+    /// Have a systemd unit start with patches in force.
+    Enable(Box<enable::EnableArgs>),
+    /// Take that back.
+    Disable(enable::DisableArgs),
+    /// Which patches are enabled for which units.
+    Enabled(enable::ListArgs),
     Gdb(gdb::Args),
 }
 
@@ -55,3 +68,7 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Gdb(args) => gdb::run(args, output),
     }
 }
+        Command::Exec(args) => exec::run(*args, output),
+        Command::Enable(args) => enable::enable(*args, output),
+        Command::Disable(args) => enable::disable(args, output),
+        Command::Enabled(args) => enable::list(args, output),

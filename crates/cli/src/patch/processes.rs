@@ -136,38 +136,55 @@ pub(crate) enum Policy {
     Signed,
 }
 
+/// Who may have made a patch that is accepted.
+#[derive(Clone, clap::Args)]
+pub(crate) struct Trust {
+    /// Whom patches are accepted from.
+    #[arg(long, value_enum, default_value = "any")]
+    pub(crate) policy: Policy,
+    /// Directory of trusted public keys, owned by root and writable by nobody else.
+    #[arg(long, value_name = "DIR", default_value = "/etc/stillpoint/keys")]
+    pub(crate) keys: PathBuf,
+}
+
+impl Trust {
+    /// Reads one patch file; with it the key that signed it, verified, where the policy asks for one.
+    pub(crate) fn read(&self, path: &Path) -> anyhow::Result<(Signed, Option<String>)> {
+        self.read_with(self.trusted_keys()?.as_deref(), path)
+    }
+
+    fn trusted_keys(&self) -> anyhow::Result<Option<Vec<PublicKey>>> {
+        match self.policy {
+            Policy::Signed => trusted(&self.keys).map(Some),
+            Policy::Any => Ok(None),
+        }
+    }
+
+    fn read_with(&self, keys: Option<&[PublicKey]>, path: &Path) -> anyhow::Result<(Signed, Option<String>)> {
+        let at = || path.display().to_string();
+        let bytes = read_limited(path).with_context(at)?;
+        let signed = stillpoint_patch_format::decode(&bytes).with_context(at)?;
+        let signer = keys.map(|keys| signed.verify(keys).with_context(at)).transpose()?.map(|key| key.to_string());
+        Ok((signed, signer))
+    }
+}
+
 /// Patch files and who may have made them.
 #[derive(clap::Args)]
 pub(crate) struct Files {
     /// Patch files, in the order to be applied.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Whom patches are accepted from.
-    #[arg(long, value_enum, default_value = "any")]
-    policy: Policy,
-    /// Directory of trusted public keys, owned by root and writable by nobody else.
-    #[arg(long, value_name = "DIR", default_value = "/etc/stillpoint/keys")]
-    keys: PathBuf,
+    #[command(flatten)]
+    trust: Trust,
 }
 
 impl Files {
     /// Reads all of them; with each, the key that signed it, verified.
     pub(crate) fn read(&self) -> Result<Vec<(Signed, Option<String>)>, Failure> {
-        let keys = match self.policy {
-            Policy::Signed => Some(trusted(&self.keys).map_err(Failure::refused)?),
-            Policy::Any => None,
-        };
-        let one = |path: &PathBuf| -> anyhow::Result<(Signed, Option<String>)> {
-            let at = || path.display().to_string();
-            let bytes = read_limited(path).with_context(at)?;
-            let signed = stillpoint_patch_format::decode(&bytes).with_context(at)?;
-            let signer = match &keys {
-                Some(keys) => Some(signed.verify(keys).with_context(at)?.to_string()),
-                None => None,
-            };
-            Ok((signed, signer))
-        };
-        self.files.iter().map(|path| one(path).map_err(Failure::refused)).collect()
+        let keys = self.trust.trusted_keys().map_err(Failure::refused)?;
+        let one = |path: &PathBuf| self.trust.read_with(keys.as_deref(), path).map_err(Failure::refused);
+        self.files.iter().map(one).collect()
     }
 }
 
@@ -184,14 +201,16 @@ fn read_limited(path: &Path) -> anyhow::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Refuses a file or directory that others than root could have put there or changed.
+pub(crate) fn owned_by_root(path: &Path) -> anyhow::Result<()> {
+    let metadata = fs::metadata(path)?;
+    anyhow::ensure!(metadata.uid() == 0, "{} does not belong to root", path.display());
+    anyhow::ensure!(metadata.mode() & 0o022 == 0, "{} is writable by others than root", path.display());
+    Ok(())
+}
+
 fn trusted(directory: &Path) -> anyhow::Result<Vec<PublicKey>> {
     let at = || format!("key directory {}", directory.display());
-    let owned_by_root = |path: &Path| -> anyhow::Result<()> {
-        let metadata = fs::metadata(path)?;
-        anyhow::ensure!(metadata.uid() == 0, "{} does not belong to root", path.display());
-        anyhow::ensure!(metadata.mode() & 0o022 == 0, "{} is writable by others than root", path.display());
-        Ok(())
-    };
     owned_by_root(directory).with_context(at)?;
     let mut keys = Vec::new();
     for entry in fs::read_dir(directory).with_context(at)? {

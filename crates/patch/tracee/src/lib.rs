@@ -67,6 +67,8 @@ pub mod launch;
 mod module;
 mod process;
 mod registers;
+mod own;
+mod priority;
 mod remote;
 mod restart;
 mod seccomp;

@@ -1,0 +1,266 @@
+//! `stillpoint patch enable`, `disable`, `enabled`: patches that are in force again whenever a service starts.
+
+use super::enabled::{self, Enabled, Root, unit_name};
+use super::processes::{Policy, Trust};
+use super::unit_file::{self, Service};
+use crate::output::{Failure, Output};
+use anyhow::Context;
+use serde::Serialize;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use stillpoint_patch_format::Patch;
+
+/// Arguments of `stillpoint patch enable`.
+#[derive(clap::Args)]
+pub(crate) struct EnableArgs {
+    /// Patch files, in the order to be applied, behind those that are enabled already.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// The systemd unit that is to start with them.
+    #[arg(long, value_name = "NAME")]
+    unit: String,
+    #[command(flatten)]
+    root: Root,
+    #[command(flatten)]
+    trust: Trust,
+    /// The service does not start unless every patch is in force.
+    #[arg(long)]
+    strict: bool,
+    /// The program as the unit is to call it.
+    #[arg(long, value_name = "PATH")]
+    stillpoint: Option<PathBuf>,
+    /// Print what would be written.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Arguments of `stillpoint patch disable`.
+#[derive(clap::Args)]
+pub(crate) struct DisableArgs {
+    /// Names of patches; without any, all of the unit.
+    names: Vec<String>,
+    /// The systemd unit; without it, every unit for which a patch of that name is enabled.
+    #[arg(long, value_name = "NAME", required_unless_present = "names")]
+    unit: Option<String>,
+    #[command(flatten)]
+    root: Root,
+    /// Print what would be removed.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Arguments of `stillpoint patch enabled`.
+#[derive(clap::Args)]
+pub(crate) struct ListArgs {
+    /// Only this unit.
+    #[arg(long, value_name = "NAME")]
+    unit: Option<String>,
+    #[command(flatten)]
+    root: Root,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    v: u32,
+    event: &'static str,
+    unit: &'a str,
+    file: String,
+    patch: Option<String>,
+    cves: Vec<String>,
+    build_id: Option<String>,
+    error: Option<String>,
+}
+
+impl<'a> Line<'a> {
+    fn new(event: &'static str, unit: &'a str, file: &Path) -> Self {
+        let read = decode(file);
+        let (patch, error) = match &read {
+            Ok(patch) => (Some(patch), None),
+            Err(error) => (None, Some(format!("{error:#}"))),
+        };
+        Line {
+            v: stillpoint_events::VERSION,
+            event,
+            unit,
+            file: file.display().to_string(),
+            patch: patch.map(|p| p.name.clone()),
+            cves: patch.map(|p| p.cves.clone()).unwrap_or_default(),
+            build_id: patch.map(|p| p.target.build_id.to_string()),
+            error,
+        }
+    }
+
+    fn show(&self, output: &Output) {
+        output.json(self);
+        let name = self.patch.clone().unwrap_or_else(|| self.file.clone());
+        let cves = if self.cves.is_empty() { String::new() } else { format!(" [{}]", self.cves.join(", ")) };
+        let error = self.error.as_ref().map(|e| format!(": {e}")).unwrap_or_default();
+        output.line(format_args!("{}: {} {name}{cves}{error}", self.unit, self.event));
+    }
+}
+
+fn decode(file: &Path) -> anyhow::Result<Patch> {
+    let bytes = fs::read(file).with_context(|| file.display().to_string())?;
+    Ok(stillpoint_patch_format::decode(&bytes).with_context(|| file.display().to_string())?.patch)
+}
+
+/// Runs `stillpoint patch enable`.
+pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
+    let unit = unit_name(&args.unit).map_err(Failure::refused)?;
+    let service = Service::read(&args.root, &unit).map_err(Failure::refused)?;
+    let stillpoint = match &args.stillpoint {
+        Some(path) => path.clone(),
+        None => std::env::current_exe().map_err(Failure::refused)?,
+    };
+    let text = unit_file::text(&service, &stillpoint, &options(&args, &unit)).map_err(Failure::refused)?;
+    let enabled = Enabled::of(&args.root, &unit).map_err(Failure::refused)?;
+    let there = enabled.files().map_err(Failure::refused)?;
+    let mut new = Vec::new();
+    for file in &args.files {
+        let (signed, _) = args.trust.read(file).map_err(Failure::refused)?;
+        check_program(&args.root, &service, &signed.patch).map_err(Failure::refused)?;
+        let bytes = fs::read(file).map_err(Failure::refused)?;
+        let known = there.iter().any(|path| fs::read(path).is_ok_and(|other| other == bytes));
+        let taken = there.iter().find(|path| decode(path).is_ok_and(|patch| patch.name == signed.patch.name));
+        match (known, taken) {
+            (true, _) => output.line(format_args!("{unit}: {} is enabled already", signed.patch.name)),
+            (false, Some(path)) => {
+                let name = &signed.patch.name;
+                let error = anyhow::anyhow!("another patch of the name {name} is enabled: {}", path.display());
+                return Err(Failure::refused(error).hint(format!("stillpoint patch disable {name} --unit {unit}")));
+            }
+            (false, None) => new.push((signed.patch.name.clone(), bytes)),
+        }
+    }
+    if !service.confined_by.is_empty() {
+        output.warn(format_args!(
+            "{unit} confines its system calls ({}): unless these allow ptrace, start stillpoint-exec.socket, whose service \
+             patches from outside",
+            service.confined_by.join(" ")
+        ));
+    }
+    let drop_in = unit_file::drop_in(&args.root, &unit);
+    if args.dry_run {
+        new.iter().for_each(|(name, _)| output.line(format_args!("{unit}: would enable {name}")));
+        output.line(format_args!("{}:\n{text}", drop_in.display()));
+        return Ok(());
+    }
+    let write = || -> anyhow::Result<()> {
+        for (name, bytes) in &new {
+            Line::new("enabled", &unit, &enabled.add(name, bytes)?).show(output);
+        }
+        if fs::read_to_string(&drop_in).is_ok_and(|there| there == text) {
+            return Ok(());
+        }
+        enabled::make_directory(drop_in.parent().context("a drop-in lies in a directory")?)
+            .with_context(|| drop_in.display().to_string())?;
+        enabled::write(&drop_in, text.as_bytes())?;
+        reload(&args.root, output);
+        Ok(())
+    };
+    write().map_err(|error| Failure::failed(error, "the service starts as before, or with what was enabled so far"))
+}
+
+fn options(args: &EnableArgs, unit: &str) -> Vec<String> {
+    let mut words = vec!["--unit".to_owned(), unit.to_owned()];
+    if !args.root.is_machine() {
+        words.extend(["--root".to_owned(), args.root.root.display().to_string()]);
+    }
+    if args.trust.policy == Policy::Signed {
+        words.extend(["--policy", "signed", "--keys"].map(str::to_owned));
+        words.push(args.trust.keys.display().to_string());
+    }
+    if args.strict {
+        words.push("--strict".to_owned());
+    }
+    words
+}
+
+/// Refuses a patch for another build of the very program that the unit starts.
+fn check_program(root: &Root, service: &Service, patch: &Patch) -> anyhow::Result<()> {
+    let programs = service.exec_start.iter().filter_map(|line| unit_file::program(line));
+    for program in programs.filter(|p| p.file_name().is_some_and(|name| name == patch.target.file_name.as_str())) {
+        let path = root.at(&program.display().to_string());
+        let found = build_id(&path).with_context(|| path.display().to_string())?;
+        anyhow::ensure!(
+            patch.target.build_id.0.is_empty() || found.is_none_or(|id| id == patch.target.build_id.0),
+            "patch {} is for another build of {} (build-id {})",
+            patch.name,
+            path.display(),
+            patch.target.build_id
+        );
+    }
+    Ok(())
+}
+
+fn build_id(path: &Path) -> anyhow::Result<Option<Vec<u8>>> {
+    use object::Object;
+    let bytes = fs::read(path)?;
+    // A script starts something else: nothing can be said about that.
+    Ok(object::File::parse(&*bytes).ok().and_then(|file| file.build_id().ok().flatten().map(<[u8]>::to_vec)))
+}
+
+fn reload(root: &Root, output: &Output) {
+    let runs = root.is_machine() && Path::new("/run/systemd/system").is_dir();
+    let reloaded = runs && Command::new("systemctl").arg("daemon-reload").status().is_ok_and(|s| s.success());
+    if !reloaded {
+        output.line("`systemctl daemon-reload` makes systemd see it");
+    }
+}
+
+/// Runs `stillpoint patch disable`.
+pub(crate) fn disable(args: DisableArgs, output: &Output) -> Result<(), Failure> {
+    let units = match &args.unit {
+        Some(unit) => vec![unit_name(unit).map_err(Failure::refused)?],
+        None => Enabled::units(&args.root).map_err(Failure::refused)?,
+    };
+    let mut removed = 0;
+    for unit in &units {
+        let enabled = Enabled::of(&args.root, unit).map_err(Failure::refused)?;
+        let files = enabled.files().map_err(Failure::refused)?;
+        let wanted =
+            |file: &&PathBuf| args.names.is_empty() || decode(file).is_ok_and(|patch| args.names.contains(&patch.name));
+        let (go, stay): (Vec<&PathBuf>, Vec<&PathBuf>) = files.iter().partition(wanted);
+        removed += go.len();
+        let failed = |error| Failure::failed(error, "what was not removed stays enabled");
+        for file in go {
+            Line::new(if args.dry_run { "would be disabled" } else { "disabled" }, unit, file).show(output);
+            if !args.dry_run {
+                enabled.remove(file).map_err(failed)?;
+            }
+        }
+        if stay.is_empty() && !args.dry_run {
+            remove_drop_in(&args.root, unit, output).map_err(failed)?;
+        }
+    }
+    if removed == 0 {
+        output.line("nothing of that name is enabled");
+    }
+    Ok(())
+}
+
+fn remove_drop_in(root: &Root, unit: &str, output: &Output) -> anyhow::Result<()> {
+    let path = unit_file::drop_in(root, unit);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        removed => removed.with_context(|| path.display().to_string())?,
+    }
+    // Other drop-ins may lie there.
+    let _ = path.parent().map(fs::remove_dir);
+    reload(root, output);
+    Ok(())
+}
+
+/// Runs `stillpoint patch enabled`.
+pub(crate) fn list(args: ListArgs, output: &Output) -> Result<(), Failure> {
+    let units = match &args.unit {
+        Some(unit) => vec![unit_name(unit).map_err(Failure::refused)?],
+        None => Enabled::units(&args.root).map_err(Failure::refused)?,
+    };
+    for unit in &units {
+        let files = Enabled::of(&args.root, unit).and_then(|enabled| enabled.files()).map_err(Failure::refused)?;
+        files.iter().for_each(|file| Line::new("enabled", unit, file).show(output));
+    }
+    Ok(())
+}

@@ -1,0 +1,303 @@
+//! `stillpoint patch exec`: a program that is patched before its first instruction.
+//!
+//! The process becomes the program: same number, same parent, same everything. A helper process holds it at its entry
+//! point meanwhile (see `stillpoint_patch_tracee::launch`). All that is said goes to standard error: standard output is
+//! the program's.
+
+use super::enabled::{Enabled, Root};
+use super::processes::{Trust, duration, owned_by_root};
+use crate::output::{Failure, Output};
+use anyhow::Context;
+use std::ffi::OsString;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use stillpoint_patch_engine::{self as engine, Landing, Options, Outcome, Quiescence};
+use stillpoint_patch_format::Signed;
+use stillpoint_patch_tracee::launch::{self, Gate, Launch, Reached, Side};
+use stillpoint_patch_tracee::{Module, Pid, Process};
+
+/// Arguments of `stillpoint patch exec`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Patch files to be applied in this order; of a directory all its `*.patch` files, in the order of their names.
+    #[arg(long, value_name = "FILE|DIR")]
+    patches: Vec<PathBuf>,
+    /// The patches that are enabled for this systemd unit, before those of --patches.
+    #[arg(long, value_name = "NAME")]
+    unit: Option<String>,
+    #[command(flatten)]
+    root: Root,
+    #[command(flatten)]
+    trust: Trust,
+    /// Do not run the program unless every patch is in force.
+    #[arg(long)]
+    strict: bool,
+    /// How long to wait for a wrapper (a script) to execute the program that the patches are for.
+    #[arg(long, value_parser = duration, default_value = "30s")]
+    wait: Duration,
+    /// The name that the program is to see as its own (as with `@` in a unit's ExecStart).
+    #[arg(long, value_name = "NAME")]
+    argv0: Option<OsString>,
+    /// The program and its arguments.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+type Patches = Vec<(Signed, Option<String>)>;
+
+/// Runs `stillpoint patch exec`; returns only when the program could not be executed.
+pub(crate) fn run(args: Args, _output: &Output) -> Result<(), Failure> {
+    let patches = read(&args)?;
+    let mut words = args.command.clone();
+    let program = words[0].clone();
+    words[0] = args.argv0.clone().unwrap_or_else(|| program.clone());
+    if !patches.is_empty() {
+        start_helper(&args, &program, patches)?;
+    }
+    let error = launch::become_program(&program, &words);
+    let what = format!("execute {}", program.display());
+    Err(Failure::failed(anyhow::Error::new(error).context(what), "nothing was started"))
+}
+
+/// One line of ours among the program's.
+fn tell(text: impl std::fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "stillpoint: {text}");
+}
+
+/// What can be read; the rest is named, or refused with `--strict`.
+fn read(args: &Args) -> Result<Patches, Failure> {
+    let mut patches = Patches::new();
+    let drop = |error: anyhow::Error| match args.strict {
+        true => Err(Failure::refused(error)),
+        false => {
+            tell(format_args!("warning: dropped: {error:#}"));
+            Ok(())
+        }
+    };
+    let mut files = Vec::new();
+    if let Some(unit) = &args.unit {
+        match Enabled::of(&args.root, unit).and_then(|enabled| enabled.files()) {
+            Ok(enabled) => files.extend(enabled),
+            Err(error) => drop(error)?,
+        }
+    }
+    for path in &args.patches {
+        match expand(path) {
+            Ok(found) => files.extend(found),
+            Err(error) => drop(error)?,
+        }
+    }
+    for file in files {
+        match args.trust.read(&file) {
+            Ok(read) => patches.push(read),
+            Err(error) => drop(error)?,
+        }
+    }
+    Ok(patches)
+}
+
+fn expand(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    owned_by_root(path)?;
+    patch_files(path)
+}
+
+/// The `*.patch` files of a directory, in the order of their names.
+pub(super) fn patch_files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let at = || directory.display().to_string();
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(directory).with_context(at)? {
+        let path = entry.with_context(at)?.path();
+        if path.extension().is_some_and(|e| e == "patch") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Splits the helper off; returns in the process that is to become the program.
+fn start_helper(args: &Args, program: &OsString, patches: Patches) -> Result<(), Failure> {
+    let unpatched = |why: String| match args.strict {
+        true => Err(Failure::refused(anyhow::anyhow!("{why}"))),
+        false => {
+            tell(format_args!("warning: {} runs unpatched: {why}", program.display()));
+            Ok(())
+        }
+    };
+    if find(program).is_some_and(|path| launch::gains_privileges(&path)) {
+        return unpatched("it gains privileges when it is executed, which only root may watch".into());
+    }
+    match launch::split() {
+        Err(error) => unpatched(format!("no helper could be started: {error}")),
+        Ok(Side::Program(mut waiting)) => {
+            if waiting.ready() {
+                waiting.keep();
+                return Ok(());
+            }
+            unpatched("its helper cannot trace it".into())
+        }
+        Ok(Side::Helper { program, channel, descriptor }) => {
+            let helper = Helper { patches, strict: args.strict, wait: args.wait };
+            helper.run(program, channel, descriptor);
+            std::process::exit(0);
+        }
+    }
+}
+
+/// Where `execvp` would find a program.
+fn find(program: &OsString) -> Option<PathBuf> {
+    let path = Path::new(program);
+    if path.components().count() > 1 {
+        return Some(path.to_owned());
+    }
+    let directories = std::env::var_os("PATH")?;
+    std::env::split_paths(&directories).map(|directory| directory.join(path)).find(|path| path.is_file())
+}
+
+/// The process that holds the program at its gate, patches it, and ends.
+struct Helper {
+    patches: Patches,
+    strict: bool,
+    wait: Duration,
+}
+
+/// How a patch relates to the program that has come to its gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fit {
+    /// It is for a file that is mapped.
+    Fits,
+    /// It is for another build of a file that is mapped.
+    OtherBuild,
+    /// No file of that name is mapped.
+    Foreign,
+}
+
+impl Helper {
+    fn run(&self, program: Pid, channel: UnixStream, descriptor: i32) {
+        if let Err(error) = self.follow(program, channel, descriptor) {
+            tell(format_args!("warning: process {program}: {:#}", anyhow::Error::new(error)));
+        }
+    }
+
+    fn follow(&self, program: Pid, channel: UnixStream, descriptor: i32) -> Result<(), engine::Error> {
+        let mut launch = Launch::follow(program, channel, descriptor)?;
+        if launch.ready().is_err() {
+            return Ok(());
+        }
+        let deadline = Instant::now() + self.wait;
+        let mut ungated = None;
+        loop {
+            let (reached, following) = launch.next(deadline)?;
+            match (reached, following) {
+                (Reached::Gate(gate), _) => match self.at_gate(gate)? {
+                    Some(following) => launch = following,
+                    None => return Ok(()),
+                },
+                (Reached::Ungated(why), Some(following)) => {
+                    tell(format_args!("warning: {} runs unpatched: {why}", name_of(program)));
+                    ungated = Some(why);
+                    launch = following;
+                }
+                (Reached::TimedOut, _) if ungated.is_none() => {
+                    let names = self.names();
+                    tell(format_args!("warning: {} is not what {names} is for; it runs unpatched", name_of(program)));
+                    return Ok(());
+                }
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    fn names(&self) -> String {
+        self.patches.iter().map(|(signed, _)| signed.patch.name.as_str()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Patches the program and lets it go, or follows it further when it is not the one.
+    fn at_gate(&self, gate: Gate) -> Result<Option<Launch>, engine::Error> {
+        let pid = gate.pid();
+        let process = Process::open(pid)?;
+        let modules = process.modules()?;
+        let fits: Vec<Fit> = self.patches.iter().map(|(signed, _)| fit(signed, &modules)).collect();
+        if fits.iter().all(|fit| *fit == Fit::Foreign) {
+            return Ok(Some(gate.open_and_follow(&process)?));
+        }
+        match self.patch(pid, &fits, gate, &process) {
+            Ok(gate) => gate.open(&process)?,
+            Err((gate, error)) => {
+                tell(format_args!("{} is not started: {error}", name_of(pid)));
+                gate.refuse()?;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Applies what fits; an error means that the program must not run.
+    fn patch(&self, pid: Pid, fits: &[Fit], mut gate: Gate, process: &Process) -> Result<Gate, (Gate, String)> {
+        let mut touched = false;
+        for ((signed, signer), fit) in self.patches.iter().zip(fits) {
+            let outcome = match fit {
+                Fit::OtherBuild => Err((Landing::Untouched, other_build(signed))),
+                Fit::Foreign => Err((Landing::Untouched, "what it is for is not mapped".into())),
+                Fit::Fits => {
+                    if !touched && gate.touch(process).is_err() {
+                        return Err((gate, "it cannot be written to".into()));
+                    }
+                    touched = true;
+                    apply(pid, signed, signer.clone())
+                }
+            };
+            let name = &signed.patch.name;
+            match outcome {
+                Ok(what) => tell(format_args!("{name}: {what}")),
+                Err((_, why)) if self.strict => return Err((gate, format!("{name}: {why}"))),
+                Err((Landing::Unfinished | Landing::Gone, why)) => return Err((gate, format!("{name}: {why}"))),
+                Err((_, why)) => tell(format_args!("warning: {name} dropped: {why}")),
+            }
+        }
+        Ok(gate)
+    }
+}
+
+/// Nothing but one thread is there, and it stands before the first instruction: stopping all satisfies every scope.
+fn apply(pid: Pid, signed: &Signed, signer: Option<String>) -> Result<String, (Landing, String)> {
+    let options = Options { quiescence: Quiescence::Stop, signer, ..Options::default() };
+    let outcome = engine::apply(pid, signed, &options, &mut |_| {});
+    match outcome {
+        Ok(Outcome::Committed { duration_ns, .. }) => {
+            Ok(format!("applied to {} before its start, in {:.1} ms", name_of(pid), duration_ns as f64 / 1e6))
+        }
+        Ok(Outcome::AlreadyThere(what) | Outcome::DryRun(what)) => Ok(what),
+        Err(error) => Err((error.landing(), format!("{:#}", anyhow::Error::new(error)))),
+    }
+}
+
+fn fit(signed: &Signed, modules: &[Module]) -> Fit {
+    let target = &signed.patch.target;
+    let base = |module: &&Module| module.path.rsplit('/').next() == Some(target.file_name.as_str());
+    let same = |module: &Module| module.build_id.as_ref() == Some(&target.build_id);
+    // A target without a build-id is told by its name here, and by its text when it is patched.
+    match (modules.iter().any(same), modules.iter().find(base)) {
+        (true, _) => Fit::Fits,
+        (false, Some(module)) if target.build_id.0.is_empty() && module.build_id.is_none() => Fit::Fits,
+        (false, Some(_)) => Fit::OtherBuild,
+        (false, None) => Fit::Foreign,
+    }
+}
+
+fn other_build(signed: &Signed) -> String {
+    let target = &signed.patch.target;
+    format!(
+        "it is for another build of {} (build-id {}): the package was upgraded; `stillpoint patch disable {}`",
+        target.file_name, target.build_id, signed.patch.name
+    )
+}
+
+fn name_of(pid: Pid) -> String {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    format!("{} (process {pid})", name.trim_end())
+}

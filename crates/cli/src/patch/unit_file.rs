@@ -1,0 +1,208 @@
+//! What a systemd unit starts, read from its files; and the drop-in that starts it through `stillpoint patch exec`.
+//!
+//! The obvious way is to ask `systemctl show`; it answers with what is loaded, specifiers expanded and quoting gone, and
+//! only where systemd runs. The files say what was written, which is what a drop-in has to repeat.
+
+use super::enabled::Root;
+use anyhow::Context;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Where units lie; an earlier directory hides a later one's file of the same name (systemd.unit(5)).
+const DIRECTORIES: [&str; 5] = [
+    "/etc/systemd/system",
+    "/run/systemd/system",
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+    "/lib/systemd/system",
+];
+
+/// Name of our drop-in: late, so that it sees what others say.
+const DROP_IN: &str = "90-stillpoint.conf";
+
+/// The drop-in of a unit.
+pub(crate) fn drop_in(root: &Root, unit: &str) -> PathBuf {
+    root.at(DIRECTORIES[0]).join(format!("{unit}.d")).join(DROP_IN)
+}
+
+/// What a unit's files say of its main process.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Service {
+    /// Its `ExecStart=` lines, as written.
+    pub(crate) exec_start: Vec<String>,
+    /// Settings of its sandbox that may keep a helper inside of it from tracing.
+    pub(crate) confined_by: Vec<String>,
+}
+
+impl Service {
+    /// Reads a unit, all its drop-ins but ours included.
+    pub(crate) fn read(root: &Root, unit: &str) -> anyhow::Result<Service> {
+        let names: Vec<String> = [Some(unit.to_owned()), template(unit)].into_iter().flatten().collect();
+        let fragment = names.iter().flat_map(|name| DIRECTORIES.map(|d| root.at(d).join(name))).find(|p| p.is_file());
+        let fragment = fragment.with_context(|| format!("unit {unit} is in no directory of systemd"))?;
+        let mut files = vec![fragment];
+        files.extend(drop_ins(root, &names));
+        let mut service = Service::default();
+        for file in files {
+            let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+            service.add(&text);
+        }
+        anyhow::ensure!(!service.exec_start.is_empty(), "unit {unit} has no ExecStart=");
+        Ok(service)
+    }
+
+    fn add(&mut self, text: &str) {
+        let mut section = String::new();
+        for line in logical_lines(text) {
+            if line.starts_with('[') {
+                section = line;
+                continue;
+            }
+            let Some((key, value)) = line.split_once('=').map(|(k, v)| (k.trim(), v.trim())) else { continue };
+            match (section.as_str(), key) {
+                ("[Service]", "ExecStart") if value.is_empty() => self.exec_start.clear(),
+                ("[Service]", "ExecStart") => self.exec_start.push(value.to_owned()),
+                ("[Service]", "SystemCallFilter") if value.is_empty() => self.confined_by.clear(),
+                ("[Service]", "SystemCallFilter") => self.confined_by.push(format!("{key}={value}")),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// `foo@.service` of `foo@bar.service`.
+fn template(unit: &str) -> Option<String> {
+    let (name, rest) = unit.split_once('@')?;
+    rest.ends_with(".service").then(|| format!("{name}@.service"))
+}
+
+/// All drop-ins but ours, in the order of their names; of two with one name the earlier directory's.
+fn drop_ins(root: &Root, names: &[String]) -> Vec<PathBuf> {
+    let mut found: BTreeMap<String, PathBuf> = BTreeMap::new();
+    for directory in DIRECTORIES.iter().flat_map(|d| names.iter().map(move |n| root.at(d).join(format!("{n}.d")))) {
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.ends_with(".conf") && name != DROP_IN {
+                found.entry(name).or_insert(entry.path());
+            }
+        }
+    }
+    found.into_values().collect()
+}
+
+/// Lines without comments; those that end in a backslash joined with the next.
+fn logical_lines(text: &str) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    let mut open: Option<String> = None;
+    for line in text.lines() {
+        if line.trim_start().starts_with(['#', ';']) {
+            continue;
+        }
+        let so_far = open.take().unwrap_or_default() + line;
+        match so_far.strip_suffix('\\') {
+            Some(more) => open = Some(format!("{more} ")),
+            None => lines.push(so_far.trim().to_owned()),
+        }
+    }
+    lines.extend(open.map(|rest| rest.trim().to_owned()));
+    lines
+}
+
+/// An `ExecStart=` line that does the same by way of `stillpoint patch exec`: the prefixes of systemd stay in front, and
+/// `@`, which states the program's own name, becomes an option. Quoting, `$VARIABLES` and `%specifiers` stay as they are.
+pub(crate) fn prefixed(line: &str, stillpoint: &Path, options: &[String]) -> anyhow::Result<String> {
+    let command = line.trim_start_matches(['-', '@', ':', '+', '!']);
+    let marks = &line[..line.len() - command.len()];
+    let mut words = vec![stillpoint.display().to_string(), "patch".into(), "exec".into()];
+    words.extend(options.iter().cloned());
+    let command = if marks.contains('@') {
+        let (program, rest) = split_word(command).with_context(|| format!("no program in ExecStart={line}"))?;
+        let (name, rest) = split_word(rest).with_context(|| format!("no name after @ in ExecStart={line}"))?;
+        words.extend(["--argv0".to_owned(), name.to_owned()]);
+        format!("{program} {rest}")
+    } else {
+        command.to_owned()
+    };
+    anyhow::ensure!(!command.trim().is_empty(), "no program in ExecStart={line}");
+    words.extend(["--".to_owned(), command.trim().to_owned()]);
+    Ok(format!("{}{}", marks.replace('@', ""), words.join(" ")))
+}
+
+/// The first word of a command line, quotes kept, and what follows it.
+fn split_word(line: &str) -> Option<(&str, &str)> {
+    let line = line.trim_start();
+    let mut quote = None;
+    let mut escaped = false;
+    for (at, c) in line.char_indices() {
+        match (quote, c) {
+            _ if escaped => escaped = false,
+            (_, '\\') => escaped = true,
+            (Some(open), _) if c == open => quote = None,
+            (Some(_), _) => {}
+            (None, '"' | '\'') => quote = Some(c),
+            (None, _) if c.is_whitespace() => return Some((&line[..at], line[at..].trim_start())),
+            _ => {}
+        }
+    }
+    (!line.is_empty()).then_some((line, ""))
+}
+
+/// The program of an `ExecStart=` line, when it is a plain path.
+pub(crate) fn program(line: &str) -> Option<PathBuf> {
+    let (word, _) = split_word(line.trim_start_matches(['-', '@', ':', '+', '!']))?;
+    let word = word.trim_matches(['"', '\'']);
+    (word.starts_with('/') && !word.contains(['$', '%', '\\'])).then(|| PathBuf::from(word))
+}
+
+/// The text of the drop-in.
+pub(crate) fn text(service: &Service, stillpoint: &Path, options: &[String]) -> anyhow::Result<String> {
+    let mut text =
+        "# Written by `stillpoint patch enable`, removed by `stillpoint patch disable`: the service starts with its\n\
+                    # live patches in force before its first instruction (stillpoint-patch-exec(1)).\n\
+                    [Service]\nExecStart=\n"
+            .to_owned();
+    for line in &service.exec_start {
+        text += &format!("ExecStart={}\n", prefixed(line, stillpoint, options)?);
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(line: &str) -> String {
+        prefixed(line, Path::new("/usr/bin/stillpoint"), &["--unit".into(), "x.service".into()]).unwrap()
+    }
+
+    #[test]
+    fn lines_are_prefixed_and_keep_what_systemd_reads() {
+        let exec = "/usr/bin/stillpoint patch exec --unit x.service";
+        assert_eq!(
+            line("/usr/bin/redis-server a \"b c\" $D %i"),
+            format!("{exec} -- /usr/bin/redis-server a \"b c\" $D %i")
+        );
+        assert_eq!(line("-!!/bin/true"), format!("-!!{exec} -- /bin/true"));
+        assert_eq!(line("@/usr/sbin/x \"my name\" -d"), format!("{exec} --argv0 \"my name\" -- /usr/sbin/x -d"));
+        assert!(prefixed("-", Path::new("/x"), &[]).is_err());
+    }
+
+    #[test]
+    fn units_are_read_as_systemd_reads_them() {
+        let mut service = Service::default();
+        service
+            .add("[Unit]\nExecStart=/no\n[Service]\n# ExecStart=/no\nExecStart=/bin/a \\\n  -b\\\n;c\n -d\nUser=x\n");
+        assert_eq!(service.exec_start, ["/bin/a    -b  -d"]);
+        service.add("[Service]\nExecStart=\nExecStart=/bin/b\nSystemCallFilter=~@privileged\n");
+        assert_eq!(service.exec_start, ["/bin/b"]);
+        assert_eq!(service.confined_by, ["SystemCallFilter=~@privileged"]);
+    }
+
+    #[test]
+    fn programs_are_found_where_they_are_plain() {
+        assert_eq!(program("-/usr/bin/redis-server /etc/x"), Some(PathBuf::from("/usr/bin/redis-server")));
+        assert_eq!(program("@/usr/bin/$X name"), None);
+        assert_eq!(template("postgresql@15-main.service").as_deref(), Some("postgresql@.service"));
+    }
+}
