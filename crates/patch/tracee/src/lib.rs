@@ -68,7 +68,6 @@ mod module;
 mod process;
 mod registers;
 mod own;
-mod priority;
 mod remote;
 mod restart;
 mod seccomp;
