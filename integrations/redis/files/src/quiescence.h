@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0
+ *
+ * quiescence.h - what redis's threads tell libstillpoint of themselves
+ *
+ * The main thread waits for the others: for the I/O threads whenever it has handed out work, for the lazy freeing when
+ * it evicts. So it stands first, and a helper passes its points until it does.
+ */
+#ifndef STILLPOINT_QUIESCENCE_H
+#define STILLPOINT_QUIESCENCE_H
+
+#include <pthread.h>
+
+#include "stillpoint.h"
+
+enum quiescence_role { QUIESCENCE_MAIN, QUIESCENCE_HELPER, QUIESCENCE_ROLES };
+
+/* Before any other thread is there, and after the process has gone to the background. Nobody need be woken: whoever
+ * sleeps is parked. */
+static inline int quiescence_init(unsigned long (*thread_count)(void *data))
+{
+    struct sp_config config = {
+        .size = sizeof(config), .priorities = QUIESCENCE_ROLES, .thread_count = thread_count};
+    int error = sp_init(&config);
+    return error ? error : sp_thread_birth("main");
+}
+
+/* The calling thread has its name already. What fails here leaves a thread that takes no part: it is probed. */
+static inline void quiescence_helper(const char *group)
+{
+    char name[SP_NAME_MAX] = "helper";
+    pthread_getname_np(pthread_self(), name, sizeof(name));
+    if (sp_thread_birth_group(name, group) == 0)
+        sp_set_priority(QUIESCENCE_HELPER);
+}
+
+#endif
