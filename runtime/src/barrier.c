@@ -197,6 +197,9 @@ static void deal(struct news *news)
     if (!refresh() || sp_request_seen == current.number)
         return;
     settle(news);
+    /* whoever was born during the request was put over before it said where it belongs */
+    if (current.mode != SP_LOCAL && in_group(sp_own) && outcome() == SP_GATHERING && *word() == current.transition)
+        *word() = 0;
     if (together(sp_own) && outcome() == SP_GATHERING) {
         uint32_t number = current.number;
         if (lower_awaited(sp_own->priority))

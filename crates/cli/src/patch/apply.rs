@@ -1,6 +1,6 @@
 //! `stillpoint patch apply`: put patches into running processes.
 
-use super::processes::{Files, Processes, QuiescenceArg, duration, observer};
+use super::processes::{Files, How, Processes, duration, observer};
 use crate::output::{Failure, Output};
 use std::time::Duration;
 use stillpoint_patch_engine::{Options, Outcome, apply};
@@ -12,9 +12,8 @@ pub(crate) struct Args {
     files: Files,
     #[command(flatten)]
     processes: Processes,
-    /// How threads are brought over.
-    #[arg(long, value_enum, default_value = "probe")]
-    quiescence: QuiescenceArg,
+    #[command(flatten)]
+    how: How,
     /// After this time without every thread on the new code, all go back.
     #[arg(long, value_parser = duration, default_value = "10s")]
     timeout: Duration,
@@ -32,7 +31,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     args.processes.each(|pid| {
         for (signed, signer) in &files {
             let options = Options {
-                quiescence: args.quiescence.into(),
+                quiescence: args.how.quiescence,
                 timeout: args.timeout,
                 replace: args.replace,
                 dry_run: args.dry_run,

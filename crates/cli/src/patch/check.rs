@@ -1,6 +1,6 @@
 //! `stillpoint patch check`: everything short of touching, and which threads would block.
 
-use super::processes::{Files, Processes, QuiescenceArg, observer};
+use super::processes::{Files, How, Processes, observer};
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use stillpoint_patch_engine::{Options, check};
@@ -12,9 +12,8 @@ pub(crate) struct Args {
     files: Files,
     #[command(flatten)]
     processes: Processes,
-    /// How threads would be brought over.
-    #[arg(long, value_enum, default_value = "probe")]
-    quiescence: QuiescenceArg,
+    #[command(flatten)]
+    how: How,
     /// The patch would supersede all older ones.
     #[arg(long)]
     replace: bool,
@@ -42,7 +41,7 @@ struct BusyLine<'a> {
 /// Runs `stillpoint patch check`.
 pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     let files = args.files.read()?;
-    let options = Options { quiescence: args.quiescence.into(), replace: args.replace, ..Options::default() };
+    let options = Options { quiescence: args.how.quiescence, replace: args.replace, ..Options::default() };
     args.processes.each(|pid| {
         for (signed, _) in &files {
             let name = &signed.patch.name;

@@ -97,21 +97,18 @@ pub(crate) fn failure(error: engine::Error) -> Failure {
 }
 
 /// How threads are brought over.
-#[derive(Clone, Copy, clap::ValueEnum)]
-pub(crate) enum QuiescenceArg {
-    /// Each thread by itself, when no patched function is on its stack.
-    Probe,
-    /// All threads at once, while all stand.
-    Stop,
+#[derive(clap::Args)]
+pub(crate) struct How {
+    /// How threads are brought over: `probe` (each by itself, when no patched function is on its stack), `local` (each by
+    /// itself at its next quiescence point), `group:NAME` (the threads of a group together at theirs, the others as
+    /// local), `global` (all together at theirs) or `stop` (all at once, stopped from outside).
+    #[arg(long, value_name = "MODE", value_parser = quiescence, default_value = "probe")]
+    pub(crate) quiescence: Quiescence,
 }
 
-impl From<QuiescenceArg> for Quiescence {
-    fn from(arg: QuiescenceArg) -> Self {
-        match arg {
-            QuiescenceArg::Probe => Quiescence::Probe,
-            QuiescenceArg::Stop => Quiescence::Stop,
-        }
-    }
+fn quiescence(text: &str) -> Result<Quiescence, String> {
+    let unknown = || format!("`{text}` is none of probe, local, group:NAME (up to 15 bytes), global, stop");
+    Quiescence::parse(text).ok_or_else(unknown)
 }
 
 /// A time with its unit: `500ms`, `10s`, `2m`; a bare number is seconds.
@@ -234,6 +231,16 @@ pub(crate) fn observer(output: &Output) -> impl FnMut(Event) + Send {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn modes_are_read_as_they_are_written() {
+        for text in ["probe", "local", "group:workers", "global", "stop"] {
+            assert_eq!(quiescence(text).map(|mode| mode.to_string()).as_deref(), Ok(text));
+        }
+        for text in ["", "group:", "group", "group:a name of sixteen", "all"] {
+            assert!(quiescence(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn times_have_units() {

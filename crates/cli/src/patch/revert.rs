@@ -1,6 +1,6 @@
 //! `stillpoint patch revert`: take patches back.
 
-use super::processes::{Processes, QuiescenceArg, duration, observer};
+use super::processes::{How, Processes, duration, observer};
 use crate::output::{Failure, Output};
 use std::time::Duration;
 use stillpoint_patch_engine::{Options, Outcome, Which, revert};
@@ -16,9 +16,8 @@ pub(crate) struct Args {
     all: bool,
     #[command(flatten)]
     processes: Processes,
-    /// How threads are brought over.
-    #[arg(long, value_enum, default_value = "probe")]
-    quiescence: QuiescenceArg,
+    #[command(flatten)]
+    how: How,
     /// After this time without every thread on the old code, all stay on the patched code.
     #[arg(long, value_parser = duration, default_value = "10s")]
     timeout: Duration,
@@ -35,7 +34,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         (None, false) => Which::Top,
     };
     let options = Options {
-        quiescence: args.quiescence.into(),
+        quiescence: args.how.quiescence,
         timeout: args.timeout,
         dry_run: args.dry_run,
         ..Options::default()

@@ -167,6 +167,19 @@ pub enum Error {
         /// Its scope.
         scope: String,
     },
+    /// The mode needs quiescence points, and the target has none.
+    #[error("--quiescence {mode} needs quiescence points in process {pid}: {why}")]
+    NoPoints {
+        /// The process.
+        pid: Pid,
+        /// The mode.
+        mode: String,
+        /// What is missing.
+        why: String,
+    },
+    /// The library's control block has become something else.
+    #[error("control block of libstillpoint at {0} does not hold what it should")]
+    Control(Avma),
     /// A hook abandoned the operation.
     #[error("hook at {at} returned {returned}")]
     Hook {
@@ -260,7 +273,9 @@ impl Error {
                 "the same command again: it completes or undoes what is there"
             }
             Error::NotOnTop { above, .. } => return Some(format!("revert {above} first, or --all")),
-            Error::Scope { .. } => "--quiescence stop",
+            Error::Scope { scope, .. } if scope == "process" => "--quiescence global, or stop",
+            Error::Scope { .. } => "--quiescence group:NAME, global or stop",
+            Error::NoPoints { .. } => "--quiescence probe, or stop",
             Error::NoModule { .. } => "a patch built for the file that runs",
             Error::NameTaken(_) => "revert it first, or --replace",
             Error::NotBased { .. } => "apply the patches of the series in order",

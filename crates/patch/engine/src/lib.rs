@@ -37,6 +37,7 @@
 #![forbid(unsafe_code)]
 
 mod arena;
+mod barrier;
 mod calm;
 mod debuggers;
 mod error;
@@ -59,6 +60,7 @@ mod transition;
 mod walk;
 mod word;
 
+pub use barrier::{Name, ThreadState, abi};
 pub use debuggers::{DebuggerFiles, debugger_files};
 pub use error::{Busy, Error, Landing};
 pub use operate::{Options, Outcome, Prediction, Quiescence, Which, apply, check, recover_only, revert};

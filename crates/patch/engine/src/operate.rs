@@ -14,10 +14,11 @@ use crate::scan::Forbidden;
 use crate::store::{self, Store};
 use crate::transition::{Limits, Mover};
 use crate::walk::Walker;
+use crate::barrier::{self, Name};
 use crate::{Error, arena, calm, place};
 use std::time::Duration;
 use stillpoint_events::EventKind;
-use stillpoint_patch_format::{Avma, Signed};
+use stillpoint_patch_format::{Avma, Scope, Signed};
 use stillpoint_patch_insn::{DispatchState, JUMP_LEN};
 use stillpoint_patch_tracee::{Mapping, Module, Pid, Process, Session, Stopped};
 
@@ -26,7 +27,13 @@ use stillpoint_patch_tracee::{Mapping, Module, Pid, Process, Session, Stopped};
 pub enum Quiescence {
     /// Each by itself, when no patched function is on its stack; the others run on.
     Probe,
-    /// All at once, while all stand.
+    /// Each by itself at its next quiescence point; those without points are probed.
+    Local,
+    /// The threads of one group together, while they stand at their points; all others as local.
+    Group(Name),
+    /// All together, while all stand at their points.
+    Global,
+    /// All at once, while all are stopped.
     Stop,
 }
 
@@ -178,6 +185,7 @@ fn ready(target: &Target, signed: &Signed, options: &Options) -> Result<(Prepare
         return Err(Error::NameTaken(patch.name.clone()));
     }
     let prepared = prepare(&target.process, &target.modules, view, patch, options.quiescence)?;
+    barrier::check_points(&target.process, &target.modules, options.quiescence)?;
     check_based_on(view, &below, patch)?;
     let module = &target.modules[prepared.module];
     let values = resolve(&target.process, &target.modules, module, view, patch)?;
@@ -214,7 +222,10 @@ fn apply_in(
     let injecting = now_ns();
     let word_offset = match &target.store {
         Some(store) => store.ledger.word_offset,
-        None => crate::word::choose(&target.process, session, &mut |tid, ns| report.stopped(tid, "check", ns))?,
+        None => match barrier::own_word(&target.process, &target.modules)? {
+            Some(offset) => offset,
+            None => crate::word::choose(&target.process, session, &mut |tid, ns| report.stopped(tid, "check", ns))?,
+        },
     };
     let at = map_arena(session, target, &module, layout.lens, word_offset, report)?;
     let mut image =
@@ -320,6 +331,8 @@ fn mover<'m, 's, 'p, 'r>(
         stood: Vec::new(),
         window: calm::Window::new(),
         welcomed: Vec::new(),
+        library: None,
+        following: Default::default(),
     })
 }
 
@@ -402,7 +415,8 @@ fn recover(
 ) -> Result<bool, Error> {
     target.reload()?;
     let Some(open) = target.view.unfinished.clone() else { return Ok(false) };
-    let forward = wanted(&target.view, &open.transition);
+    // probing completes what each thread may do by itself; anything else has to begin anew
+    let forward = wanted(&target.view, &open.transition) && goes_thread_by_thread(&target.view, &open.transition);
     report.warn(format!("transition {} was left unfinished by a tool that was killed", open.transition.number));
     let process = target.process.clone();
     let (view, modules) = (target.view.clone(), target.modules.clone());
@@ -411,6 +425,13 @@ fn recover(
     let completed = mover.recover(&open, forward, limits(options))?;
     target.reload()?;
     Ok(forward && completed)
+}
+
+/// Whether all patches that come or go allow threads of old and new code side by side.
+fn goes_thread_by_thread(view: &View, transition: &Transition) -> bool {
+    let moved = |n: &&u32| transition.before.contains(n) != transition.after.contains(n);
+    let patches = transition.before.iter().chain(&transition.after).filter(moved).filter_map(|n| view.patch(*n));
+    patches.into_iter().all(|p| p.scope == Scope::ThreadLocal)
 }
 
 /// Completes or undoes what a killed tool left in `pid`; tells whether there was anything.
@@ -501,6 +522,10 @@ fn revert_in(
     let view = target.view.clone();
     let after: Vec<u32> = view.active.iter().copied().filter(|n| !dropped.contains(n)).collect();
     let patches: Vec<_> = dropped.iter().filter_map(|n| view.patch(*n)).collect();
+    for patch in &patches {
+        barrier::check_scope(&patch.name, patch.scope, options.quiescence)?;
+    }
+    barrier::check_points(&target.process, &target.modules, options.quiescence)?;
     let first = patches.first().ok_or(Error::NothingActive(target.process.pid()))?;
     let module = target.modules.iter().find(|m| m.bias == first.bias && m.build_id.as_ref() == Some(&first.build_id));
     let fallback = || target.modules.iter().find(|m| m.executable);

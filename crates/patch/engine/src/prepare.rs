@@ -6,7 +6,7 @@ use crate::{Error, Quiescence};
 use sha2::{Digest, Sha256};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use stillpoint_patch_format::{Avma, Function, Patch, Scope};
+use stillpoint_patch_format::{Avma, Function, Patch};
 use stillpoint_patch_insn::{self as insn, EntryPlan, JUMP_LEN};
 use stillpoint_patch_tracee::{Module, Process};
 
@@ -54,10 +54,7 @@ pub(crate) fn prepare(
     patch: &Patch,
     quiescence: Quiescence,
 ) -> Result<Prepared, Error> {
-    if patch.scope != Scope::ThreadLocal && quiescence == Quiescence::Probe {
-        let scope = if patch.scope == Scope::Process { "process" } else { "thread-group" };
-        return Err(Error::Scope { patch: patch.name.clone(), scope: scope.into() });
-    }
+    crate::barrier::check_scope(&patch.name, patch.scope, quiescence)?;
     let index = find_module(process, modules, view, patch)?;
     let module = &modules[index];
     let mut entries = Vec::with_capacity(patch.functions.len());

@@ -8,6 +8,8 @@
 //! yet to be born, runs the new side, and what is left (turning entries into direct jumps) changes nothing that anybody
 //! can see. Each step is in the ledger before it is done, so that whoever finds the ledger can go on from there.
 
+use crate::barrier::abi::Gathered;
+use crate::barrier::{Following, Library};
 use crate::calm::{EVENTS_AT_ONCE, STOP_SLOW, Window};
 use crate::error::Busy;
 use crate::ledger::{NamedSpan, Phase, Record, Site, Span, Transition, Unfinished};
@@ -37,11 +39,11 @@ enum Direction {
 }
 
 /// One thread on its way.
-struct Traveller {
+pub(crate) struct Traveller {
     next: Instant,
     wait: Duration,
     /// Its stop was requested and is to come.
-    asked: bool,
+    pub(crate) asked: bool,
     seen: Option<String>,
     walked: bool,
 }
@@ -63,6 +65,9 @@ pub(crate) struct Mover<'m, 's, 'p, 'r> {
     pub(crate) window: Window,
     /// Newborns that were put on the right side before their first instruction.
     pub(crate) welcomed: Vec<(Tid, Avma)>,
+    /// Found when it is needed.
+    pub(crate) library: Option<Library>,
+    pub(crate) following: Following,
 }
 
 /// How long the phases may take.
@@ -100,15 +105,26 @@ impl Mover<'_, '_, '_, '_> {
         self.in_phase("arm", |m| m.write_entries(&armed, "arm", deadline))?;
         let threads = match how {
             Quiescence::Probe => {
-                self.phase_record(transition, Phase::Migrating)?;
-                self.set_state(transition, DispatchState::PerThread)?;
-                self.in_phase("migrate", |m| m.migrate(transition, Direction::Forward, deadline))?
+                self.per_thread(transition)?;
+                self.in_phase("migrate", |m| m.forward_all(transition, deadline))?
             }
             Quiescence::Stop => self.in_phase("stop", |m| m.stop_all(transition, deadline))?,
+            _ => self.by_points(transition, how, deadline)?,
         };
         self.set_state(transition, DispatchState::AllThen)?;
+        self.settle_library(Gathered::Released)?;
         self.complete(transition)?;
         Ok(threads)
+    }
+
+    /// From here on each thread's word decides.
+    pub(crate) fn per_thread(&mut self, transition: &Transition) -> Result<(), Error> {
+        self.phase_record(transition, Phase::Migrating)?;
+        self.set_state(transition, DispatchState::PerThread)
+    }
+
+    pub(crate) fn forward_all(&mut self, transition: &Transition, deadline: Instant) -> Result<u32, Error> {
+        self.migrate(transition, Direction::Forward, deadline)
     }
 
     /// Behind the commit point: entries become direct jumps. A failure here leaves the new side in force.
@@ -123,7 +139,7 @@ impl Mover<'_, '_, '_, '_> {
         .map_err(unfinished)
     }
 
-    fn in_phase<T>(&mut self, phase: &str, work: impl FnOnce(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
+    pub(crate) fn in_phase<T>(&mut self, phase: &str, work: impl FnOnce(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
         self.report.started(phase);
         let start = crate::report::now_ns();
         let result = work(self);
@@ -154,6 +170,8 @@ impl Mover<'_, '_, '_, '_> {
     /// Takes every thread back to the old side, and then the entries.
     fn back(&mut self, transition: &Transition, limits: Limits) -> Result<(), Error> {
         let deadline = Instant::now() + limits.back;
+        self.find_library()?;
+        self.settle_library(Gathered::Abandoned)?;
         let state = self.state(transition)?;
         if state == DispatchState::PerThread {
             self.phase_record(transition, Phase::Aborting)?;
@@ -183,12 +201,15 @@ impl Mover<'_, '_, '_, '_> {
         let transition = &open.transition;
         self.check_entries(transition)?;
         let state = self.state(transition)?;
+        self.find_library()?;
         match (open.phase, state) {
             (_, DispatchState::AllThen) => {
+                self.settle_library(Gathered::Released)?;
                 self.complete(transition)?;
                 Ok(true)
             }
             (Some(Phase::Migrating), DispatchState::PerThread) if forward => {
+                self.settle_library(Gathered::Abandoned)?;
                 self.run(transition, Quiescence::Probe, limits)?;
                 Ok(true)
             }
@@ -341,7 +362,7 @@ impl Mover<'_, '_, '_, '_> {
         Ok((!busy.is_empty()).then_some(busy))
     }
 
-    fn forbidden(&self, code: &[NamedSpan], transition: &Transition) -> Forbidden {
+    pub(crate) fn forbidden(&self, code: &[NamedSpan], transition: &Transition) -> Forbidden {
         Forbidden::new(code, &self.trampolines, &transition.loop_entries)
     }
 
@@ -392,6 +413,7 @@ impl Mover<'_, '_, '_, '_> {
             let threads = self.session.threads();
             waiting.retain(|tid, _| threads.contains(tid));
             done.retain(|tid, _| threads.contains(tid));
+            self.follow(&threads, &mut waiting, &mut done)?;
             self.ask(&threads, &mut waiting, &done)?;
             let now = Instant::now();
             if waiting.is_empty() && self.stood.is_empty() && self.everybody_known(&done)? {
@@ -428,7 +450,8 @@ impl Mover<'_, '_, '_, '_> {
                 return Ok(());
             }
             let mut traveller = waiting.remove(&tid).unwrap_or_else(Traveller::new);
-            if traveller.asked || traveller.next > now || self.stood.contains(&tid) {
+            let leave_alone = self.following.own_way(tid) || self.stood.contains(&tid);
+            if traveller.asked || traveller.next > now || leave_alone {
                 waiting.insert(tid, traveller);
                 continue;
             }
@@ -544,7 +567,7 @@ impl Mover<'_, '_, '_, '_> {
     }
 
     /// Serves events until `until` has passed.
-    fn serve(&mut self, until: Instant) -> Result<(), Error> {
+    pub(crate) fn serve(&mut self, until: Instant) -> Result<(), Error> {
         let mut late = 0;
         while late < EVENTS_AT_ONCE && self.serve_once(until)? {
             late += usize::from(Instant::now() > until);
@@ -596,7 +619,7 @@ enum Visit {
 }
 
 impl Traveller {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Traveller { next: Instant::now(), wait: RETRY_FIRST, asked: false, seen: None, walked: false }
     }
 
@@ -606,12 +629,22 @@ impl Traveller {
         Traveller { next: Instant::now() + wait, wait, asked: false, ..self }
     }
 
+    /// It goes by itself and is looked at again after a while; whether that is news.
+    pub(crate) fn follows(&mut self, before: String) -> bool {
+        let now = Instant::now();
+        if self.next <= now {
+            self.wait = (self.wait * 2).min(RETRY_MAX);
+            self.next = now + self.wait;
+        }
+        self.seen.replace(before.clone()) != Some(before)
+    }
+
     fn describe(&self) -> String {
         self.seen.clone().unwrap_or_else(|| "a queue for a processor, and does not stop".to_owned())
     }
 }
 
-fn holds(memory: &Memory, at: Avma, word: u32) -> bool {
+pub(crate) fn holds(memory: &Memory, at: Avma, word: u32) -> bool {
     let mut bytes = [0; 4];
     memory.read(at, &mut bytes).is_ok() && u32::from_le_bytes(bytes) == word
 }

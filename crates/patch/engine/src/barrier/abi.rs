@@ -1,0 +1,498 @@
+//! `runtime/include/stillpoint_abi.h` in Rust: layouts, and their bytes decoded and encoded. Pure data.
+//!
+//! The structures are never laid over the target's memory; they only say where each member lies. A test compiles the
+//! header and compares every size, offset and constant.
+
+use std::mem::offset_of;
+
+/// First bytes of a control block.
+pub const MAGIC: &[u8; 16] = b"STILLPOINT-CTRL\0";
+/// Version of the layout.
+pub const VERSION: u32 = 1;
+/// Slots that a library may have.
+pub const THREADS_MAX: u32 = 65536;
+/// Priorities are below this.
+pub const PRIORITIES_MAX: u32 = 8;
+/// Bytes of a thread's word.
+const WORD_LEN: usize = size_of::<u32>();
+/// Bytes of a name with its terminating zero.
+pub const NAME_MAX: usize = 16;
+
+/// How threads take a transition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Mode {
+    /// Each at its next point.
+    Local = 1,
+    /// The threads of one group stand until all of them do; all others as local.
+    Group = 2,
+    /// All stand until all do.
+    Global = 3,
+    /// As local, but for the threads of one group, which pass by.
+    Others = 4,
+}
+
+/// How a request stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Gathered {
+    /// Threads are on their way, or stand.
+    Gathering = 0,
+    /// Those who stand take the transition and go on.
+    Released = 1,
+    /// Nobody takes it any more.
+    Abandoned = 2,
+}
+
+/// What a thread is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[repr(u32)]
+pub enum ThreadState {
+    /// The slot holds nothing.
+    Free = 0,
+    /// It runs the program.
+    Active = 1,
+    /// It waits, and holds no state of old code.
+    Parked = 2,
+    /// It has promised to run nothing that could be patched.
+    Inactive = 3,
+    /// It stands at a request.
+    Blocked = 4,
+}
+
+/// `struct sp_request`.
+#[repr(C)]
+pub struct RequestLayout {
+    number: u32,
+    transition: u32,
+    mode: u32,
+    patcher_pid: i32,
+    deadline_ns: u64,
+    word_offset: i64,
+    group: [u8; NAME_MAX],
+    check: u64,
+}
+
+/// `struct sp_answer`.
+#[repr(C)]
+pub struct AnswerLayout {
+    number: u32,
+    outcome: u32,
+    awaited: u32,
+    awaited_priority: u32,
+}
+
+/// `struct sp_slot`.
+#[repr(C)]
+pub struct SlotLayout {
+    state: u32,
+    tid: i32,
+    priority: u32,
+    transition: u32,
+    thread_pointer: u64,
+    name: [u8; NAME_MAX],
+    group: [u8; NAME_MAX],
+}
+
+/// `struct sp_control`.
+#[repr(C)]
+pub struct ControlLayout {
+    magic: [u8; 16],
+    size: u32,
+    version: u32,
+    word_offset: i64,
+    bell: u64,
+    slots: u64,
+    slot_size: u32,
+    slots_used: u32,
+    wake_fd: i32,
+    priorities: u32,
+    busy: u32,
+    program_threads: u32,
+    request: RequestLayout,
+    answer: AnswerLayout,
+}
+
+/// Bytes of a control block.
+pub const CONTROL_LEN: usize = size_of::<ControlLayout>();
+/// Bytes of a slot.
+pub const SLOT_LEN: usize = size_of::<SlotLayout>();
+/// Bytes of a request.
+pub const REQUEST_LEN: usize = size_of::<RequestLayout>();
+/// Where the request lies in a control block.
+pub const REQUEST_AT: u64 = offset_of!(ControlLayout, request) as u64;
+/// Where the answer lies in a control block.
+pub const ANSWER_AT: u64 = offset_of!(ControlLayout, answer) as u64;
+/// Where the outcome lies in a control block.
+pub const OUTCOME_AT: u64 = ANSWER_AT + offset_of!(AnswerLayout, outcome) as u64;
+
+/// A name or a group of up to 15 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct Name([u8; NAME_MAX]);
+
+impl Name {
+    /// `None` when the text is empty, too long or holds a zero.
+    pub fn new(text: &str) -> Option<Name> {
+        let bytes = text.as_bytes();
+        let mut name = [0; NAME_MAX];
+        let fits = !bytes.is_empty() && bytes.len() < NAME_MAX && !bytes.contains(&0);
+        fits.then(|| name[..bytes.len()].copy_from_slice(bytes)).map(|()| Name(name))
+    }
+
+    fn decode(bytes: &[u8]) -> Name {
+        let mut name = [0; NAME_MAX];
+        let len = bytes.iter().position(|b| *b == 0).unwrap_or(0).min(NAME_MAX - 1);
+        name[..len].copy_from_slice(&bytes[..len]);
+        Name(name)
+    }
+
+    /// Nothing.
+    pub fn is_empty(&self) -> bool {
+        self.0[0] == 0
+    }
+}
+
+impl std::fmt::Display for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let len = self.0.iter().position(|b| *b == 0).unwrap_or(NAME_MAX);
+        // the program chose it: nothing of it may move a terminal's cursor
+        String::from_utf8_lossy(&self.0[..len]).chars().try_for_each(|c| {
+            let c = if c.is_control() { '?' } else { c };
+            std::fmt::Write::write_char(f, c)
+        })
+    }
+}
+
+impl std::fmt::Debug for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "\"{self}\"")
+    }
+}
+
+/// A control block, decoded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Control {
+    /// Of the library's own word, from the thread pointer.
+    pub word_offset: i32,
+    /// Address of the bell.
+    pub bell: u64,
+    /// Address of the slots.
+    pub slots: u64,
+    /// How many may be in use.
+    pub slots_used: u32,
+    /// The eventfd that makes the library look; negative when there is none.
+    pub wake_fd: i32,
+    /// 0 when the program never called `sp_init`.
+    pub priorities: u32,
+    /// A thread is inside the library's lock.
+    pub busy: bool,
+    /// How many threads the program believes to have; 0 when it did not say.
+    pub program_threads: u32,
+    /// The request last written, when it is whole.
+    pub request: Option<Request>,
+    /// Number of the request that the outcome is about.
+    pub answered: u32,
+    /// How that one stands.
+    pub outcome: Gathered,
+    /// The highest number seen in any place: the next is above.
+    pub last_number: u32,
+}
+
+/// A request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    /// Never 0, never used before.
+    pub number: u32,
+    /// What the thread's word becomes.
+    pub word: u32,
+    /// How.
+    pub mode: Mode,
+    /// Who asks.
+    pub patcher_pid: i32,
+    /// `CLOCK_MONOTONIC`.
+    pub deadline_ns: u64,
+    /// Where the word lies, from the thread pointer.
+    pub word_offset: i64,
+    /// For [`Mode::Group`] and [`Mode::Others`].
+    pub group: Name,
+}
+
+/// A thread that takes part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slot {
+    /// What it is doing.
+    pub state: ThreadState,
+    /// Its number in the process's own PID namespace.
+    pub tid: i32,
+    /// Its role.
+    pub priority: u32,
+    /// The word that it last took, 0 for none.
+    pub word: u32,
+    /// Its thread pointer.
+    pub thread_pointer: u64,
+    /// Its name.
+    pub name: Name,
+    /// Its group; empty for none.
+    pub group: Name,
+}
+
+fn bytes<const N: usize>(from: &[u8], at: usize) -> Option<[u8; N]> {
+    from.get(at..at.checked_add(N)?)?.try_into().ok()
+}
+
+fn u32_at(from: &[u8], at: usize) -> Option<u32> {
+    bytes(from, at).map(u32::from_le_bytes)
+}
+
+fn u64_at(from: &[u8], at: usize) -> Option<u64> {
+    bytes(from, at).map(u64::from_le_bytes)
+}
+
+fn checksum(request: &[u8]) -> u64 {
+    let covered = request.iter().take(offset_of!(RequestLayout, check));
+    covered.fold(0xcbf2_9ce4_8422_2325, |hash, b| (hash ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3))
+}
+
+impl Control {
+    /// Reads a control block; `None` when it is not one that this program knows, or contradicts itself.
+    pub fn decode(from: &[u8]) -> Option<Control> {
+        if from.get(..16)? != MAGIC {
+            return None;
+        }
+        let word = |at| u32_at(from, at);
+        let known = word(offset_of!(ControlLayout, size))? as usize == CONTROL_LEN
+            && word(offset_of!(ControlLayout, version))? == VERSION
+            && word(offset_of!(ControlLayout, slot_size))? as usize == SLOT_LEN;
+        let slots_used = word(offset_of!(ControlLayout, slots_used))?;
+        let priorities = word(offset_of!(ControlLayout, priorities))?;
+        let word_offset = u64_at(from, offset_of!(ControlLayout, word_offset))? as i64;
+        if !known || slots_used > THREADS_MAX || priorities > PRIORITIES_MAX || word_offset % WORD_LEN as i64 != 0 {
+            return None;
+        }
+        let raw = from.get(REQUEST_AT as usize..REQUEST_AT as usize + REQUEST_LEN)?;
+        let answer = ANSWER_AT as usize;
+        let answered = word(answer + offset_of!(AnswerLayout, number))?;
+        Some(Control {
+            word_offset: i32::try_from(word_offset).ok()?,
+            bell: u64_at(from, offset_of!(ControlLayout, bell))?,
+            slots: u64_at(from, offset_of!(ControlLayout, slots))?,
+            slots_used,
+            wake_fd: word(offset_of!(ControlLayout, wake_fd))? as i32,
+            priorities,
+            busy: word(offset_of!(ControlLayout, busy))? != 0,
+            program_threads: word(offset_of!(ControlLayout, program_threads))?,
+            request: Request::decode(raw),
+            answered,
+            outcome: match word(answer + offset_of!(AnswerLayout, outcome))? {
+                0 => Gathered::Gathering,
+                1 => Gathered::Released,
+                2 => Gathered::Abandoned,
+                _ => return None,
+            },
+            last_number: answered.max(u32_at(raw, offset_of!(RequestLayout, number))?),
+        })
+    }
+
+    /// The request that threads may still act upon.
+    pub fn pending(&self) -> Option<&Request> {
+        let request = self.request.as_ref()?;
+        (request.number == self.answered && self.outcome == Gathered::Gathering).then_some(request)
+    }
+}
+
+impl Request {
+    fn decode(from: &[u8]) -> Option<Request> {
+        let number = u32_at(from, offset_of!(RequestLayout, number))?;
+        if number == 0 || u64_at(from, offset_of!(RequestLayout, check))? != checksum(from) {
+            return None;
+        }
+        Some(Request {
+            number,
+            word: u32_at(from, offset_of!(RequestLayout, transition))?,
+            mode: match u32_at(from, offset_of!(RequestLayout, mode))? {
+                1 => Mode::Local,
+                2 => Mode::Group,
+                3 => Mode::Global,
+                4 => Mode::Others,
+                _ => return None,
+            },
+            patcher_pid: u32_at(from, offset_of!(RequestLayout, patcher_pid))? as i32,
+            deadline_ns: u64_at(from, offset_of!(RequestLayout, deadline_ns))?,
+            word_offset: u64_at(from, offset_of!(RequestLayout, word_offset))? as i64,
+            group: Name::decode(&bytes::<NAME_MAX>(from, offset_of!(RequestLayout, group))?),
+        })
+    }
+
+    /// The bytes of `struct sp_request`, with their check.
+    pub fn encode(&self) -> [u8; REQUEST_LEN] {
+        let mut out = [0; REQUEST_LEN];
+        let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);
+        put(offset_of!(RequestLayout, number), &self.number.to_le_bytes());
+        put(offset_of!(RequestLayout, transition), &self.word.to_le_bytes());
+        put(offset_of!(RequestLayout, mode), &(self.mode as u32).to_le_bytes());
+        put(offset_of!(RequestLayout, patcher_pid), &self.patcher_pid.to_le_bytes());
+        put(offset_of!(RequestLayout, deadline_ns), &self.deadline_ns.to_le_bytes());
+        put(offset_of!(RequestLayout, word_offset), &self.word_offset.to_le_bytes());
+        put(offset_of!(RequestLayout, group), &self.group.0);
+        let check = checksum(&out);
+        out[offset_of!(RequestLayout, check)..].copy_from_slice(&check.to_le_bytes());
+        out
+    }
+
+    /// Whether a thread has to stand at this request, with others.
+    pub fn together(&self, slot: &Slot) -> bool {
+        match self.mode {
+            Mode::Global => true,
+            Mode::Group => slot.group == self.group,
+            Mode::Local | Mode::Others => false,
+        }
+    }
+
+    /// Whether a thread has its part still to do: who is parked or inactive comes back through the library.
+    pub fn awaits(&self, slot: &Slot) -> bool {
+        if slot.state != ThreadState::Active {
+            return false;
+        }
+        self.together(slot)
+            || (slot.word != self.word && !(self.mode == Mode::Others && slot.group == self.group))
+    }
+}
+
+/// The bytes of `struct sp_answer` for a request that is about to be made.
+pub fn encode_answer(number: u32) -> [u8; size_of::<AnswerLayout>()] {
+    let mut out = [0; size_of::<AnswerLayout>()];
+    out[..4].copy_from_slice(&number.to_le_bytes());
+    out
+}
+
+/// The slots in use, of the bytes of many; those that cannot be are left out.
+pub fn decode_slots(from: &[u8]) -> Vec<Slot> {
+    from.chunks_exact(SLOT_LEN).filter_map(decode_slot).collect()
+}
+
+fn decode_slot(from: &[u8]) -> Option<Slot> {
+    let state = match u32_at(from, offset_of!(SlotLayout, state))? {
+        1 => ThreadState::Active,
+        2 => ThreadState::Parked,
+        3 => ThreadState::Inactive,
+        4 => ThreadState::Blocked,
+        _ => return None,
+    };
+    Some(Slot {
+        state,
+        tid: u32_at(from, offset_of!(SlotLayout, tid))? as i32,
+        priority: u32_at(from, offset_of!(SlotLayout, priority))?,
+        word: u32_at(from, offset_of!(SlotLayout, transition))?,
+        thread_pointer: u64_at(from, offset_of!(SlotLayout, thread_pointer))?,
+        name: Name::decode(&bytes::<NAME_MAX>(from, offset_of!(SlotLayout, name))?),
+        group: Name::decode(&bytes::<NAME_MAX>(from, offset_of!(SlotLayout, group))?),
+    })
+}
+
+/// Every size, offset and constant, by its name in C.
+pub fn facts() -> Vec<(&'static str, u64)> {
+    macro_rules! offsets {
+        ($($c:literal $layout:ident: $($member:ident)*;)*) => {
+            vec![$(
+                (concat!("sizeof(struct ", $c, ")"), size_of::<$layout>() as u64),
+                $((concat!("offsetof(struct ", $c, ", ", stringify!($member), ")"), offset_of!($layout, $member) as u64),)*
+            )*]
+        };
+    }
+    let mut facts = offsets! {
+        "sp_request" RequestLayout: number transition mode patcher_pid deadline_ns word_offset group check;
+        "sp_answer" AnswerLayout: number outcome awaited awaited_priority;
+        "sp_slot" SlotLayout: state tid priority transition thread_pointer name group;
+        "sp_control" ControlLayout: magic size version word_offset bell slots slot_size slots_used wake_fd priorities
+            busy program_threads request answer;
+    };
+    facts.extend([
+        ("SP_CONTROL_VERSION", u64::from(VERSION)),
+        ("SP_THREADS_MAX", u64::from(THREADS_MAX)),
+        ("SP_PRIORITIES_MAX", u64::from(PRIORITIES_MAX)),
+        ("SP_NAME_MAX", NAME_MAX as u64),
+        ("SP_LOCAL", Mode::Local as u64),
+        ("SP_GROUP", Mode::Group as u64),
+        ("SP_GLOBAL", Mode::Global as u64),
+        ("SP_OTHERS", Mode::Others as u64),
+        ("SP_GATHERING", Gathered::Gathering as u64),
+        ("SP_RELEASED", Gathered::Released as u64),
+        ("SP_ABANDONED", Gathered::Abandoned as u64),
+        ("SP_FREE", ThreadState::Free as u64),
+        ("SP_ACTIVE", ThreadState::Active as u64),
+        ("SP_PARKED", ThreadState::Parked as u64),
+        ("SP_INACTIVE", ThreadState::Inactive as u64),
+        ("SP_BLOCKED", ThreadState::Blocked as u64),
+        ("sizeof SP_CONTROL_MAGIC", MAGIC.len() as u64),
+        ("sizeof(uint32_t)", WORD_LEN as u64),
+    ]);
+    facts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request() -> Request {
+        Request {
+            number: 7,
+            word: 0x5350_0003,
+            mode: Mode::Group,
+            patcher_pid: 4711,
+            deadline_ns: 1 << 40,
+            word_offset: -8,
+            group: Name::new("workers").expect("fits"),
+        }
+    }
+
+    #[test]
+    fn a_request_is_read_back_and_a_torn_one_is_not() {
+        let encoded = request().encode();
+        assert_eq!(Request::decode(&encoded), Some(request()));
+        for at in 0..encoded.len() {
+            let mut torn = encoded;
+            torn[at] ^= 1;
+            assert_eq!(Request::decode(&torn), None, "byte {at}");
+        }
+    }
+
+    #[test]
+    fn names_have_limits() {
+        assert!(Name::new("").is_none() && Name::new("a name of sixteen").is_none() && Name::new("a\0b").is_none());
+        let name = Name::new("fifteen letters").expect("fits");
+        assert_eq!(name.to_string(), "fifteen letters");
+        assert_eq!(Name::decode(b"\x1b[2J\0\0\0\0\0\0\0\0\0\0\0\0").to_string(), "?[2J");
+    }
+
+    #[test]
+    fn who_is_awaited() {
+        let slot = |state, word, group: &str| Slot {
+            state,
+            tid: 1,
+            priority: 0,
+            word,
+            thread_pointer: 0,
+            name: Name::default(),
+            group: Name::new(group).unwrap_or_default(),
+        };
+        let (member, other) = (slot(ThreadState::Active, 0, "workers"), slot(ThreadState::Active, 0, ""));
+        let over = slot(ThreadState::Active, 0x5350_0003, "");
+        let parked = slot(ThreadState::Parked, 0, "workers");
+        let of = |mode| Request { mode, ..request() };
+        assert!(of(Mode::Local).awaits(&member) && of(Mode::Local).awaits(&other) && !of(Mode::Local).awaits(&over));
+        assert!(!of(Mode::Others).awaits(&member) && of(Mode::Others).awaits(&other));
+        assert!(of(Mode::Group).awaits(&member) && of(Mode::Group).awaits(&other) && !of(Mode::Group).awaits(&over));
+        assert!(of(Mode::Global).awaits(&over) && !of(Mode::Global).awaits(&parked));
+    }
+
+    #[test]
+    fn what_is_not_a_control_block_is_none() {
+        for len in 0..CONTROL_LEN + 8 {
+            assert_eq!(Control::decode(&vec![0xff; len]), None);
+            let mut bytes = vec![0; len];
+            bytes.iter_mut().zip(MAGIC).for_each(|(b, m)| *b = *m);
+            assert_eq!(Control::decode(&bytes), None);
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! Threads that go over by themselves, and the moment at which those that stand do.
+
+use super::Library;
+use super::abi::{Gathered, Mode, Name, Request, Slot};
+use crate::error::Busy;
+use crate::ledger::Transition;
+use crate::plan::word_value;
+use crate::probe::{Verdict, finding_in_frames};
+use crate::report::now_ns;
+use crate::scan::Forbidden;
+use crate::transition::{Mover, Traveller, holds};
+use crate::{Error, Quiescence};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+use stillpoint_events::EventKind;
+use stillpoint_patch_format::Avma;
+use stillpoint_patch_insn::DispatchState;
+use stillpoint_patch_tracee::Tid;
+
+/// How often slots are looked at: reading them stops nobody.
+const LOOK_FIRST: Duration = Duration::from_micros(100);
+const LOOK_MAX: Duration = Duration::from_millis(1);
+/// The library's lock is held for some instructions.
+const LOCK_LIMIT: Duration = Duration::from_secs(5);
+
+/// A request that threads follow.
+#[derive(Debug, Default)]
+pub(crate) struct Following {
+    request: Option<Request>,
+    /// Threads that the library knows and that are not over: not to be probed.
+    own_way: BTreeSet<Tid>,
+}
+
+impl Following {
+    /// Whether a thread goes by itself.
+    pub(crate) fn own_way(&self, tid: Tid) -> bool {
+        self.own_way.contains(&tid)
+    }
+}
+
+fn describe(slot: &Slot) -> String {
+    format!("its own code, before the next quiescence point of {:?} (priority {})", slot.name, slot.priority)
+}
+
+impl Mover<'_, '_, '_, '_> {
+    /// Brings every thread over in a mode with quiescence points.
+    pub(crate) fn by_points(
+        &mut self,
+        transition: &Transition,
+        how: Quiescence,
+        deadline: Instant,
+    ) -> Result<u32, Error> {
+        self.find_library()?;
+        match how {
+            Quiescence::Group(name) => {
+                self.apart(transition, Mode::Others, name, deadline)?;
+                self.in_phase("gather", |m| m.together(transition, Mode::Group, name, deadline))
+            }
+            Quiescence::Global => {
+                self.in_phase("gather", |m| m.together(transition, Mode::Global, Name::default(), deadline))
+            }
+            _ => self.apart(transition, Mode::Local, Name::default(), deadline),
+        }
+    }
+
+    /// Each thread by itself: at its point where it has one, probed otherwise.
+    fn apart(&mut self, transition: &Transition, mode: Mode, group: Name, deadline: Instant) -> Result<u32, Error> {
+        self.per_thread(transition)?;
+        let request = self.ask_library(transition, mode, group, deadline)?;
+        self.following.request = Some(request);
+        let moved = self.in_phase("migrate", |m| m.forward_all(transition, deadline));
+        self.following = Following::default();
+        // in a group's request the newborn may be members: they stay on the old side until the others go over with them
+        self.newborn = None;
+        moved
+    }
+
+    fn ask_library(
+        &mut self,
+        transition: &Transition,
+        mode: Mode,
+        group: Name,
+        deadline: Instant,
+    ) -> Result<Request, Error> {
+        let left = deadline.saturating_duration_since(Instant::now()).as_nanos() as u64;
+        let word = (self.store.ledger.word_offset, word_value(transition.number));
+        let Some(library) = &mut self.library else { return Err(self.no_library(mode)) };
+        library.ask(self.process, mode, group, word, now_ns() + left)
+    }
+
+    /// Looks for the library where that was not done yet.
+    pub(crate) fn find_library(&mut self) -> Result<(), Error> {
+        if self.library.is_none() {
+            self.library = Library::find(self.process, &self.process.modules()?)?;
+        }
+        Ok(())
+    }
+
+    fn no_library(&self, mode: Mode) -> Error {
+        let why = "its libstillpoint is gone".to_owned();
+        Error::NoPoints { pid: self.process.pid(), mode: format!("{mode:?}").to_lowercase(), why }
+    }
+
+    /// Takes note of who went over by itself, and of who has not yet.
+    pub(crate) fn follow(
+        &mut self,
+        threads: &[Tid],
+        waiting: &mut BTreeMap<Tid, Traveller>,
+        done: &mut BTreeMap<Tid, Avma>,
+    ) -> Result<(), Error> {
+        let (Some(request), Some(library)) = (&self.following.request, &mut self.library) else { return Ok(()) };
+        library.learn(self.process, threads);
+        self.following.own_way.clear();
+        for slot in library.slots(self.process.memory())? {
+            let Some(tid) = library.thread(&slot).filter(|tid| !done.contains_key(tid)) else { continue };
+            // it was asked to stop before it was known: what the probe finds is as good
+            if waiting.get(&tid).is_some_and(|t| t.asked) {
+                continue;
+            }
+            if request.awaits(&slot) {
+                let traveller = waiting.entry(tid).or_insert_with(Traveller::new);
+                if traveller.follows(describe(&slot)) {
+                    self.report.event(EventKind::ThreadBusy { tid: tid.0, function: describe(&slot) });
+                }
+                self.following.own_way.insert(tid);
+                continue;
+            }
+            waiting.remove(&tid);
+            // its control block was not looked at, and is nobody else's
+            done.insert(tid, Avma(0));
+            if slot.word == request.word {
+                let transition = crate::plan::transition_of_word(slot.word).unwrap_or_default();
+                self.report.event(EventKind::ThreadMigrated { tid: tid.0, transition });
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until all of them stand, and commits in that moment.
+    fn together(&mut self, transition: &Transition, mode: Mode, group: Name, deadline: Instant) -> Result<u32, Error> {
+        let request = self.ask_library(transition, mode, group, deadline)?;
+        let forbidden = self.forbidden(&transition.leave, transition);
+        self.walker.prepare();
+        let mut told = BTreeSet::new();
+        let mut wait = LOOK_FIRST;
+        loop {
+            self.serve(Instant::now() + wait)?;
+            wait = (wait * 2).min(LOOK_MAX);
+            let mut busy = self.awaited(&request)?;
+            if busy.is_empty() {
+                match self.commit_standing(transition, &request, &forbidden)? {
+                    None => return Ok(self.session.threads().len() as u32),
+                    Some(found) => busy = found,
+                }
+            }
+            for b in busy.iter().filter(|b| told.insert((b.tid, b.function.clone()))) {
+                self.report.event(EventKind::ThreadBusy { tid: b.tid.0, function: b.function.clone() });
+            }
+            if now_ns() >= request.deadline_ns || self.abandoned(&request)? {
+                return Err(Error::TimedOut { busy });
+            }
+        }
+    }
+
+    fn abandoned(&self, request: &Request) -> Result<bool, Error> {
+        let Some(library) = &self.library else { return Ok(true) };
+        let control = library.control(self.process.memory())?;
+        Ok(control.answered != request.number || control.outcome == Gathered::Abandoned)
+    }
+
+    /// Who has its part still to do, by the slots.
+    fn awaited(&mut self, request: &Request) -> Result<Vec<Busy>, Error> {
+        let Some(library) = &mut self.library else { return Ok(Vec::new()) };
+        let slots = library.slots(self.process.memory())?;
+        library.learn(self.process, &self.session.threads());
+        let awaited = slots.iter().filter(|slot| request.awaits(slot));
+        Ok(awaited.map(|slot| Busy { tid: library.thread(slot).unwrap_or(Tid(slot.tid)), function: describe(slot) }).collect())
+    }
+
+    /// Stops the process, and commits when everybody known stands or is over, and everybody else is outside of the code
+    /// that changes. While the process stands and nobody is inside the library's lock, writing the outcome is as good
+    /// as holding that lock.
+    fn commit_standing(
+        &mut self,
+        transition: &Transition,
+        request: &Request,
+        forbidden: &Forbidden,
+    ) -> Result<Option<Vec<Busy>>, Error> {
+        let Some(library) = &mut self.library else { return Err(self.no_library(request.mode)) };
+        let mut frozen = match self.session.freeze() {
+            Err(stillpoint_patch_tracee::Error::Unstoppable { tid, why }) => {
+                return Ok(Some(vec![Busy { tid, function: why }]));
+            }
+            other => other?,
+        };
+        let memory = self.process.memory();
+        let threads = frozen.threads();
+        let control = library.control(memory)?;
+        let slots = library.slots(memory)?;
+        let mut busy = Vec::new();
+        if control.busy || control.pending() != Some(request) || now_ns() >= request.deadline_ns {
+            busy.push(Busy { tid: self.process.pid().leader(), function: "the lock of libstillpoint".into() });
+        }
+        let name = |slot: &Slot| library.thread(slot).unwrap_or(Tid(slot.tid));
+        let awaited = slots.iter().filter(|slot| request.awaits(slot));
+        busy.extend(awaited.map(|slot| Busy { tid: name(slot), function: describe(slot) }));
+        let known: BTreeSet<Tid> = slots.iter().map(name).collect();
+        for tid in threads.into_iter().filter(|tid| !known.contains(tid)) {
+            if !busy.is_empty() {
+                break;
+            }
+            let look = self.prober.look(self.process, &mut frozen.thread(tid)?)?;
+            let at = Avma(look.fs_base.0.wrapping_add_signed(i64::from(self.store.ledger.word_offset)));
+            if request.mode != Mode::Global && holds(memory, at, request.word) {
+                continue;
+            }
+            let mut verdict = look.verdict(forbidden);
+            if matches!(&verdict, Verdict::Busy(finding) if !finding.standing)
+                && let Some(frames) = self.walker.frames(&look)
+            {
+                verdict = finding_in_frames(forbidden, &frames).map_or(Verdict::Clear, Verdict::Busy);
+            }
+            if !matches!(verdict, Verdict::Clear | Verdict::KernelWorker) {
+                busy.push(Busy { tid, function: verdict.describe() });
+            }
+        }
+        if busy.is_empty() {
+            memory.write(transition.state, &[DispatchState::AllThen as u8])?;
+            library.settle(memory, Gathered::Released)?;
+        }
+        for (tid, stopped_ns) in frozen.thaw()? {
+            self.report.stopped(tid, "freeze: commit", stopped_ns);
+        }
+        if busy.is_empty() {
+            library.ring(self.process);
+        }
+        Ok((!busy.is_empty()).then_some(busy))
+    }
+
+    /// Settles a request that threads may still act upon, ours or that of a tool that was killed: nobody waits for it
+    /// any more, and when it is abandoned nobody takes it any more.
+    pub(crate) fn settle_library(&mut self, outcome: Gathered) -> Result<(), Error> {
+        let memory = self.process.memory();
+        let Some(library) = &mut self.library else { return Ok(()) };
+        if library.control(memory)?.pending().is_none() {
+            return Ok(());
+        }
+        if outcome == Gathered::Abandoned {
+            return self.abandon();
+        }
+        // the byte has decided already: whatever the library makes of the deadline, they go on
+        library.settle(memory, outcome)?;
+        library.ring(self.process);
+        Ok(())
+    }
+
+    /// While the process stands and nobody is inside the library's lock, nobody is about to take the transition.
+    fn abandon(&mut self) -> Result<(), Error> {
+        let limit = Instant::now() + LOCK_LIMIT;
+        loop {
+            let busy = self.abandon_frozen()?;
+            if !busy {
+                return Ok(());
+            }
+            if Instant::now() > limit {
+                let function = "the lock of libstillpoint".to_owned();
+                return Err(Error::TimedOut { busy: vec![Busy { tid: self.process.pid().leader(), function }] });
+            }
+            self.serve(Instant::now() + LOOK_FIRST)?;
+        }
+    }
+
+    fn abandon_frozen(&mut self) -> Result<bool, Error> {
+        let Some(library) = &mut self.library else { return Ok(false) };
+        let frozen = match self.session.freeze() {
+            Err(stillpoint_patch_tracee::Error::Unstoppable { .. }) => return Ok(true),
+            other => other?,
+        };
+        let memory = self.process.memory();
+        let busy = library.control(memory)?.busy;
+        if !busy {
+            library.settle(memory, Gathered::Abandoned)?;
+        }
+        for (tid, stopped_ns) in frozen.thaw()? {
+            self.report.stopped(tid, "freeze: abandon", stopped_ns);
+        }
+        if !busy {
+            library.ring(self.process);
+        }
+        Ok(busy)
+    }
+}
+
+/// What [`crate::status`] shows of the threads that take part.
+pub(crate) fn present(library: &mut Library, process: &stillpoint_patch_tracee::Process) -> Result<Vec<(Tid, Slot)>, Error> {
+    let slots = library.slots(process.memory())?;
+    let threads: Vec<Tid> = process.threads()?.iter().map(|t| t.tid).collect();
+    library.learn(process, &threads);
+    Ok(slots.into_iter().filter_map(|slot| Some((library.thread(&slot)?, slot))).collect())
+}

@@ -1,0 +1,165 @@
+//! libstillpoint in a process: finding its control block, asking it, reading what it says.
+
+use super::abi::{
+    ANSWER_AT, CONTROL_LEN, Control, Gathered, MAGIC, Mode, Name, OUTCOME_AT, REQUEST_AT, Request, SLOT_LEN, Slot,
+    decode_slots, encode_answer,
+};
+use crate::Error;
+use crate::image::Dynamic;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, OwnedFd};
+use stillpoint_patch_format::Avma;
+use stillpoint_patch_tracee::{Memory, Module, Process, Tid};
+
+/// More data of an executable than this is not searched for a control block without a symbol.
+const DATA_MAX: u64 = 64 << 20;
+
+/// Where the control block of a process is.
+#[derive(Debug)]
+pub(crate) struct Library {
+    at: Avma,
+    /// The process lives in a PID namespace of its own: slots hold other numbers than ours.
+    nested: bool,
+    /// Threads by their number in the slots.
+    tids: BTreeMap<i32, Tid>,
+    wake: Option<OwnedFd>,
+}
+
+fn control_at(memory: &Memory, at: Avma) -> Option<Control> {
+    let mut bytes = [0; CONTROL_LEN];
+    memory.read(at, &mut bytes).ok()?;
+    Control::decode(&bytes)
+}
+
+/// A control block linked into an executable that exports no symbols.
+fn in_data(memory: &Memory, module: &Module) -> Option<Avma> {
+    let data = module.mappings.iter().filter(|m| m.write && m.len() <= DATA_MAX);
+    data.into_iter().find_map(|mapping| {
+        let mut bytes = vec![0; mapping.len() as usize];
+        let len = memory.read_some(mapping.start, &mut bytes);
+        let hits = memchr::memmem::find_iter(&bytes[..len], MAGIC);
+        hits.map(|at| Avma(mapping.start.0 + at as u64)).find(|at| at.0 % 8 == 0 && control_at(memory, *at).is_some())
+    })
+}
+
+impl Library {
+    /// Finds the library: linked into the executable, or by the name of its file. Of several the one that was
+    /// initialised.
+    pub(crate) fn find(process: &Process, modules: &[Module]) -> Result<Option<Library>, Error> {
+        let memory = process.memory();
+        let ours = |m: &&Module| m.path.rsplit('/').next().is_some_and(|name| name.starts_with("libstillpoint."));
+        let mut places = Vec::new();
+        for module in modules.iter().filter(|m| m.executable || ours(m)) {
+            let symbol = Dynamic::of(memory, module)?.and_then(|dynamic| dynamic.find("sp_control", None));
+            let found = symbol.map(|found| found.address).filter(|at| control_at(memory, *at).is_some());
+            let found = found.or_else(|| module.executable.then(|| in_data(memory, module)).flatten());
+            places.extend(found);
+        }
+        let initialised = |at: &&Avma| control_at(memory, **at).is_some_and(|control| control.priorities > 0);
+        let Some(at) = places.iter().find(initialised).or(places.first()) else { return Ok(None) };
+        let nested = process.status()?.ns_pids.len() > 1;
+        Ok(Some(Library { at: *at, nested, tids: BTreeMap::new(), wake: None }))
+    }
+
+    /// What the control block says now.
+    pub(crate) fn control(&self, memory: &Memory) -> Result<Control, Error> {
+        let mut bytes = [0; CONTROL_LEN];
+        memory.read(self.at, &mut bytes)?;
+        Control::decode(&bytes).ok_or(Error::Control(self.at))
+    }
+
+    /// The threads that take part.
+    pub(crate) fn slots(&self, memory: &Memory) -> Result<Vec<Slot>, Error> {
+        let control = self.control(memory)?;
+        let bytes = memory.read_vec(Avma(control.slots), control.slots_used as usize * SLOT_LEN)?;
+        Ok(decode_slots(&bytes))
+    }
+
+    /// Learns which thread has which number in the slots.
+    pub(crate) fn learn(&mut self, process: &Process, threads: &[Tid]) {
+        self.tids.retain(|_, tid| threads.contains(tid));
+        for tid in threads {
+            let inner = match self.nested {
+                false => Some(tid.0),
+                true if self.tids.values().any(|known| known == tid) => None,
+                true => process.thread_status(*tid).ok().and_then(|status| status.ns_pids.last().copied()),
+            };
+            self.tids.extend(inner.map(|inner| (inner, *tid)));
+        }
+    }
+
+    /// The thread of a slot, when that was learnt.
+    pub(crate) fn thread(&self, slot: &Slot) -> Option<Tid> {
+        self.tids.get(&slot.tid).copied()
+    }
+
+    /// Makes a request. The bell is rung last: a request that is not whole is not looked at.
+    pub(crate) fn ask(
+        &mut self,
+        process: &Process,
+        mode: Mode,
+        group: Name,
+        word: (i32, u32),
+        deadline_ns: u64,
+    ) -> Result<Request, Error> {
+        let memory = process.memory();
+        let control = self.control(memory)?;
+        let mut bell = [0; 4];
+        memory.read(Avma(control.bell), &mut bell)?;
+        let last = control.last_number.max(u32::from_le_bytes(bell));
+        let request = Request {
+            // 0 means that there never was one
+            number: last.checked_add(1).unwrap_or(1),
+            word: word.1,
+            mode,
+            patcher_pid: std::process::id() as i32,
+            deadline_ns,
+            word_offset: i64::from(word.0),
+            group,
+        };
+        memory.write(Avma(self.at.0 + ANSWER_AT), &encode_answer(request.number))?;
+        memory.write(Avma(self.at.0 + REQUEST_AT), &request.encode())?;
+        memory.write(Avma(control.bell), &request.number.to_le_bytes())?;
+        self.ring(process);
+        Ok(request)
+    }
+
+    /// Writes how the last request ended. Nobody may be inside the library's lock, or it must not matter.
+    pub(crate) fn settle(&self, memory: &Memory, outcome: Gathered) -> Result<(), Error> {
+        Ok(memory.write(Avma(self.at.0 + OUTCOME_AT), &(outcome as u32).to_le_bytes())?)
+    }
+
+    /// Makes the library look at once. Without it, it looks at the next point, and whoever stands a few times a second.
+    pub(crate) fn ring(&mut self, process: &Process) {
+        if self.wake.is_none() {
+            self.wake = self.control(process.memory()).ok().and_then(|control| borrow(process, control.wake_fd));
+        }
+        let Some(fd) = &self.wake else { return };
+        // a hostile target may have filled the counter: then writing would wait for ever
+        let mut writable = [PollFd::new(fd, PollFlags::OUT)];
+        if poll(&mut writable, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1) {
+            let rung = rustix::io::write(fd, &1u64.to_ne_bytes());
+            tracing::debug!(?rung, "rung");
+        }
+    }
+}
+
+/// A copy of a descriptor of the process, when that is an eventfd.
+fn borrow(process: &Process, fd: i32) -> Option<OwnedFd> {
+    let pid = rustix::process::Pid::from_raw(process.pid().0)?;
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+    if fd < 0 || !process.is_alive() {
+        return None;
+    }
+    let copy = pidfd_getfd(pidfd, fd, PidfdGetfdFlags::empty()).ok()?;
+    let kind = std::fs::read_link(format!("/proc/self/fd/{}", copy.as_raw_fd())).ok()?;
+    (kind.as_os_str() == "anon_inode:[eventfd]").then_some(copy)
+}
+
+/// The library's own word: no other has to be looked for in all threads.
+pub(crate) fn own_word(process: &Process, modules: &[Module]) -> Result<Option<i32>, Error> {
+    let Some(library) = Library::find(process, modules)? else { return Ok(None) };
+    Ok(Some(library.control(process.memory())?.word_offset))
+}

@@ -1,0 +1,97 @@
+//! Quiescence points: threads of a program with libstillpoint go over by themselves, alone or together.
+//!
+//! ```text
+//! local    arm ── ask(local) ── each thread takes its word at its point ── commit
+//! group    arm ── ask(others) ── ... ── ask(group) ── members stand ── frozen: all over or standing? commit, release
+//! global   arm ── ask(global) ────────── all stand ────────────────── frozen: all standing?          commit, release
+//! ```
+//! The commit is the same byte as ever. In the modes in which threads stand it is written while they do, with the whole
+//! process stopped for that moment, so that no two of them ever run different code. Threads that the library does not
+//! know are probed: before the commit in the local mode, in the very moment of it in the others. Until the commit the
+//! way back is open; a tool that is killed leaves threads standing until the deadline that it wrote into the request.
+
+pub mod abi;
+mod gather;
+mod library;
+
+use crate::{Error, Quiescence};
+pub use abi::{Name, ThreadState};
+pub(crate) use gather::Following;
+pub(crate) use library::{Library, own_word};
+use stillpoint_patch_format::Scope;
+use stillpoint_patch_tracee::{Module, Process};
+
+impl Quiescence {
+    /// Reads what [`std::fmt::Display`] writes: `probe`, `local`, `group:NAME`, `global`, `stop`.
+    pub fn parse(text: &str) -> Option<Quiescence> {
+        match text {
+            "probe" => Some(Quiescence::Probe),
+            "local" => Some(Quiescence::Local),
+            "global" => Some(Quiescence::Global),
+            "stop" => Some(Quiescence::Stop),
+            _ => text.strip_prefix("group:").and_then(Name::new).map(Quiescence::Group),
+        }
+    }
+
+    /// Whether old and new code never run at the same time where the scope forbids that.
+    fn satisfies(self, scope: Scope) -> bool {
+        match self {
+            Quiescence::Probe | Quiescence::Local => scope == Scope::ThreadLocal,
+            Quiescence::Group(_) => scope != Scope::Process,
+            Quiescence::Global | Quiescence::Stop => true,
+        }
+    }
+
+    fn needs_points(self) -> bool {
+        matches!(self, Quiescence::Local | Quiescence::Group(_) | Quiescence::Global)
+    }
+}
+
+impl std::fmt::Display for Quiescence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Quiescence::Probe => f.write_str("probe"),
+            Quiescence::Local => f.write_str("local"),
+            Quiescence::Group(name) => write!(f, "group:{name}"),
+            Quiescence::Global => f.write_str("global"),
+            Quiescence::Stop => f.write_str("stop"),
+        }
+    }
+}
+
+/// Refuses a mode that gives less than the patch asks for.
+pub(crate) fn check_scope(patch: &str, scope: Scope, quiescence: Quiescence) -> Result<(), Error> {
+    if quiescence.satisfies(scope) {
+        return Ok(());
+    }
+    let scope = if scope == Scope::Process { "process" } else { "thread-group" };
+    Err(Error::Scope { patch: patch.to_owned(), scope: scope.into() })
+}
+
+/// Refuses a mode that needs quiescence points of a process that has none.
+pub(crate) fn check_points(process: &Process, modules: &[Module], quiescence: Quiescence) -> Result<(), Error> {
+    if !quiescence.needs_points() {
+        return Ok(());
+    }
+    let refuse = |why: String| Err(Error::NoPoints { pid: process.pid(), mode: quiescence.to_string(), why });
+    let Some(library) = Library::find(process, modules)? else {
+        return refuse("it has no libstillpoint".into());
+    };
+    if library.control(process.memory())?.priorities == 0 {
+        return refuse("it has libstillpoint, but never called sp_init".into());
+    }
+    let slots = library.slots(process.memory())?;
+    if slots.is_empty() {
+        return refuse("none of its threads has called sp_thread_birth".into());
+    }
+    let Quiescence::Group(name) = quiescence else { return Ok(()) };
+    if slots.iter().any(|slot| slot.group == name) {
+        return Ok(());
+    }
+    let mut groups: Vec<String> =
+        slots.iter().filter(|s| !s.group.is_empty()).map(|slot| slot.group.to_string()).collect();
+    groups.sort_unstable();
+    groups.dedup();
+    let there = if groups.is_empty() { "no groups".to_owned() } else { format!("the groups {}", groups.join(", ")) };
+    refuse(format!("it has no thread of the group {name}, but {there}"))
+}

@@ -1,0 +1,29 @@
+//! The Rust mirror of the runtime's ABI says what the C header says.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::process::Command;
+use stillpoint_patch_engine::abi;
+
+#[test]
+fn every_size_offset_and_constant_is_that_of_the_header() {
+    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../runtime/include");
+    let mut source = String::from("#include <stddef.h>\n#include <stdio.h>\n#include <stillpoint_abi.h>\nint main(void) {\n");
+    for (name, _) in abi::facts() {
+        writeln!(source, "printf(\"%llu\\n\", (unsigned long long)({name}));").expect("a string grows");
+    }
+    source.push_str("fputs(SP_CONTROL_MAGIC, stdout);\n}\n");
+    let dir = tempfile::tempdir().expect("make a directory");
+    let (c, program) = (dir.path().join("facts.c"), dir.path().join("facts"));
+    std::fs::write(&c, source).expect("write the program");
+    let cc = Command::new("cc").arg("-I").arg(include).arg(&c).arg("-o").arg(&program).output().expect("run cc");
+    assert!(cc.status.success(), "{}", String::from_utf8_lossy(&cc.stderr));
+    let printed = Command::new(&program).output().expect("run the program").stdout;
+    let printed = String::from_utf8(printed).expect("text");
+    let mut lines = printed.lines();
+    for (name, here) in abi::facts() {
+        let there: u64 = lines.next().and_then(|l| l.parse().ok()).expect("a number for each fact");
+        assert_eq!(here, there, "{name}");
+    }
+    assert_eq!(lines.next().map(str::as_bytes), Some(&abi::MAGIC[..15]));
+}
