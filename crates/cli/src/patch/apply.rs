@@ -1,6 +1,7 @@
 //! `stillpoint patch apply`: put patches into running processes.
 
 use super::processes::{Files, How, Processes, duration, observer};
+use super::wave::{Pace, Step};
 use crate::output::{Failure, Output};
 use std::time::Duration;
 use stillpoint_patch_engine::{Options, Outcome, apply};
@@ -12,6 +13,8 @@ pub(crate) struct Args {
     files: Files,
     #[command(flatten)]
     processes: Processes,
+    #[command(flatten)]
+    pace: Pace,
     #[command(flatten)]
     how: How,
     /// After this time without every thread on the new code, all go back.
@@ -27,28 +30,34 @@ pub(crate) struct Args {
 
 /// Runs `stillpoint patch apply`.
 pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
-    let files = args.files.read()?;
-    args.processes.each(|pid| {
-        for (signed, signer) in &files {
-            let options = Options {
-                quiescence: args.how.quiescence,
-                timeout: args.timeout,
-                replace: args.replace,
-                dry_run: args.dry_run,
-                signer: signer.clone(),
-            };
-            let name = &signed.patch.name;
-            match apply(pid, signed, &options, &mut observer(output))? {
-                Outcome::Committed { transition, threads, duration_ns, .. } => output.line(format_args!(
-                    "{name}: applied to process {pid}, generation {transition}, {threads} threads in {:.1} ms",
-                    duration_ns as f64 / 1e6
-                )),
-                Outcome::AlreadyThere(_) => output.line(format_args!("{name}: already applied to process {pid}")),
-                Outcome::DryRun(what) => {
-                    output.line(format_args!("{name}: would be applied to process {pid} ({what})"))
+    for (signed, signer) in args.files.read()? {
+        let options = Options {
+            quiescence: args.how.quiescence,
+            timeout: args.timeout,
+            replace: args.replace,
+            dry_run: args.dry_run,
+            signer,
+        };
+        let name = &signed.patch.name;
+        args.processes.wave(&args.pace, output, |pid| {
+            Ok(match apply(pid, &signed, &options, &mut observer(output))? {
+                Outcome::Committed { transition, threads, duration_ns, .. } => {
+                    output.line(format_args!(
+                        "{name}: applied to process {pid}, generation {transition}, {threads} threads in {:.1} ms",
+                        duration_ns as f64 / 1e6
+                    ));
+                    Step::Done
                 }
-            }
-        }
-        Ok(())
-    })
+                Outcome::AlreadyThere(_) => {
+                    output.line(format_args!("{name}: already applied to process {pid}"));
+                    Step::Already
+                }
+                Outcome::DryRun(what) => {
+                    output.line(format_args!("{name}: would be applied to process {pid} ({what})"));
+                    Step::Already
+                }
+            })
+        })?;
+    }
+    Ok(())
 }

@@ -19,6 +19,7 @@ mod unit_file;
 mod wave;
 
 use crate::output::{Failure, Output};
+use stillpoint_patch_engine::GivingWay;
 
 /// `stillpoint patch ...`
 #[derive(clap::Subcommand)]
@@ -41,7 +42,6 @@ pub(crate) enum Command {
     Revert(revert::Args),
     /// Every process of this machine that carries patches.
     List(list::Args),
-    /// Files that let gdb and perf see the patched code.
     /// Run a program that is patched before its first instruction.
     Exec(Box<exec::Args>),
     /// Have a systemd unit start with patches in force.
@@ -50,11 +50,15 @@ pub(crate) enum Command {
     Disable(enable::DisableArgs),
     /// Which patches are enabled for which units.
     Enabled(enable::ListArgs),
+    /// Files that let gdb and perf see the patched code.
     Gdb(gdb::Args),
 }
 
 /// Runs `stillpoint patch ...`.
 pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
+    // Reading, checking and linking must not take the processor from the database that is to be helped.
+    let touches = matches!(command, Command::Apply(_) | Command::Check(_) | Command::Status(_) | Command::Revert(_));
+    let _giving_way = touches.then(GivingWay::begin);
     match command {
         Command::Build(args) => build::run(*args, output),
         Command::Target(args) => target::run(args, output),
@@ -65,10 +69,10 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Status(args) => status::run(args, output),
         Command::Revert(args) => revert::run(args, output),
         Command::List(args) => list::run(args, output),
-        Command::Gdb(args) => gdb::run(args, output),
-    }
-}
         Command::Exec(args) => exec::run(*args, output),
         Command::Enable(args) => enable::enable(*args, output),
         Command::Disable(args) => enable::disable(args, output),
         Command::Enabled(args) => enable::list(args, output),
+        Command::Gdb(args) => gdb::run(args, output),
+    }
+}

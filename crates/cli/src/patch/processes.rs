@@ -2,6 +2,7 @@
 
 use crate::output::{Exit, Failure, Output};
 use anyhow::Context;
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -47,37 +48,45 @@ impl Processes {
         }
     }
 
-    /// Does `work` on every process, parents before children, until no new one has appeared. One that ends meanwhile
-    /// is no error when it was not named.
+    /// Does `work` on every process, one after another, parents before children, until no new one has appeared. One
+    /// that ends meanwhile is no error when it was not named.
     pub(crate) fn each(&self, mut work: impl FnMut(Pid) -> Result<(), engine::Error>) -> Result<(), Failure> {
-        let named = self.exe.is_none() && self.unit.is_none();
-        let mut done = Vec::new();
-        loop {
-            let new: Vec<Pid> = self.now()?.into_iter().filter(|pid| !done.contains(pid)).collect();
-            if new.is_empty() && done.is_empty() {
-                let error = anyhow::anyhow!("no process of {} runs", self.describe());
-                return Err(Failure::refused(error).hint("stillpoint patch list"));
-            }
-            if new.is_empty() {
-                return Ok(());
-            }
+        let named = self.are_named();
+        let mut done = BTreeSet::new();
+        while let Some(new) = self.new_ones(&mut done)? {
             for pid in new {
-                done.push(pid);
                 match work(pid) {
                     Err(error) if !named && ended(&error) => {}
-                    other => other.map_err(|error| Failure { ..with_pid(failure(error), pid) })?,
+                    other => other.map_err(|error| with_pid(failure(error), pid))?,
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Whether each was given by its number.
+    pub(super) fn are_named(&self) -> bool {
+        self.exe.is_none() && self.unit.is_none()
+    }
+
+    /// Processes that were not there before; `None` when there are none any more.
+    pub(super) fn new_ones(&self, seen: &mut BTreeSet<Pid>) -> Result<Option<Vec<Pid>>, Failure> {
+        let new: Vec<Pid> = self.now()?.into_iter().filter(|pid| seen.insert(*pid)).collect();
+        if seen.is_empty() {
+            let error = anyhow::anyhow!("no process of {} runs", self.describe());
+            return Err(Failure::refused(error).hint("stillpoint patch list"));
+        }
+        Ok((!new.is_empty()).then_some(new))
     }
 }
 
-fn ended(error: &engine::Error) -> bool {
+/// Whether it failed because the process is gone.
+pub(super) fn ended(error: &engine::Error) -> bool {
     use stillpoint_patch_tracee::Error as Edge;
     matches!(error, engine::Error::Ended(_) | engine::Error::Tracee(Edge::Gone(_) | Edge::Zombie(_) | Edge::Exec(_)))
 }
 
-fn with_pid(failure: Failure, pid: Pid) -> Failure {
+pub(super) fn with_pid(failure: Failure, pid: Pid) -> Failure {
     Failure { error: failure.error.context(format!("process {pid}")), ..failure }
 }
 

@@ -1,6 +1,7 @@
 //! `stillpoint patch revert`: take patches back.
 
 use super::processes::{How, Processes, duration, observer};
+use super::wave::{Pace, Step};
 use crate::output::{Failure, Output};
 use std::time::Duration;
 use stillpoint_patch_engine::{Options, Outcome, Which, revert};
@@ -16,6 +17,8 @@ pub(crate) struct Args {
     all: bool,
     #[command(flatten)]
     processes: Processes,
+    #[command(flatten)]
+    pace: Pace,
     #[command(flatten)]
     how: How,
     /// After this time without every thread on the old code, all stay on the patched code.
@@ -39,15 +42,20 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         dry_run: args.dry_run,
         ..Options::default()
     };
-    args.processes.each(|pid| {
-        match revert(pid, &which, &options, &mut observer(output))? {
-            Outcome::Committed { transition, active, threads, duration_ns } => output.line(format_args!(
-                "reverted in process {pid}, generation {transition}, {threads} threads in {:.1} ms; active: {}",
-                duration_ns as f64 / 1e6,
-                if active.is_empty() { "none".to_owned() } else { active.join(", ") }
-            )),
-            Outcome::AlreadyThere(what) | Outcome::DryRun(what) => output.line(format_args!("process {pid}: {what}")),
-        }
-        Ok(())
+    args.processes.wave(&args.pace, output, |pid| {
+        Ok(match revert(pid, &which, &options, &mut observer(output))? {
+            Outcome::Committed { transition, active, threads, duration_ns } => {
+                output.line(format_args!(
+                    "reverted in process {pid}, generation {transition}, {threads} threads in {:.1} ms; active: {}",
+                    duration_ns as f64 / 1e6,
+                    if active.is_empty() { "none".to_owned() } else { active.join(", ") }
+                ));
+                Step::Done
+            }
+            Outcome::AlreadyThere(what) | Outcome::DryRun(what) => {
+                output.line(format_args!("process {pid}: {what}"));
+                Step::Already
+            }
+        })
     })
 }

@@ -12,10 +12,20 @@ fn all_pids() -> Vec<i32> {
     entries.filter_map(|e| e.file_name().to_str().and_then(|n| n.parse().ok())).collect()
 }
 
+/// A field of `/proc/PID/stat`, counted from the one behind the name.
+fn stat_field<T: std::str::FromStr>(pid: i32, index: usize) -> Option<T> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(index)?.parse().ok()
+}
+
 /// When a process began: a parent always did before its children.
 fn started(pid: i32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+    stat_field(pid, 19)
+}
+
+/// The parent of a process that still runs.
+pub fn parent(pid: Pid) -> Option<Pid> {
+    stat_field(pid.0, 1).map(Pid)
 }
 
 fn parents_first(pids: impl IntoIterator<Item = i32>) -> Vec<Pid> {
@@ -54,14 +64,28 @@ pub fn of_unit(unit: &str) -> Result<Vec<Pid>, Error> {
         let source = std::io::Error::new(std::io::ErrorKind::NotFound, what.to_owned());
         Error::File { path: format!("unit {unit}"), source }
     };
-    if !Path::new("/run/systemd/system").is_dir() {
-        return Err(refuse("systemd does not run here: name processes by --pid or --exe"));
-    }
-    let full = if unit.contains('.') { unit.to_owned() } else { format!("{unit}.service") };
-    let group = find_group(Path::new("/sys/fs/cgroup"), &full, 0).ok_or_else(|| refuse("no such unit runs"))?;
+    let full = if unit.ends_with(".service") || unit.ends_with(".scope") || unit.ends_with(".slice") {
+        unit.to_owned()
+    } else {
+        format!("{unit}.service")
+    };
+    let group = hierarchies().iter().find_map(|root| find_group(root, &full, 0));
+    let group = group.ok_or_else(|| refuse("no such unit runs: it has no control group"))?;
     let mut pids = Vec::new();
     collect(&group, &mut pids, 0);
     Ok(parents_first(pids))
+}
+
+/// Where control groups are mounted in which systemd keeps its units: version 2, or its own hierarchy beside version 1.
+fn hierarchies() -> Vec<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let root = |line: &str| {
+        let mut words = line.split(' ').skip(1);
+        let (at, kind, options) = (words.next()?, words.next()?, words.next()?);
+        let units = kind == "cgroup2" || kind == "cgroup" && options.split(',').any(|o| o == "name=systemd");
+        units.then(|| PathBuf::from(at))
+    };
+    mounts.lines().filter_map(root).collect()
 }
 
 fn folders(at: &Path) -> impl Iterator<Item = PathBuf> {

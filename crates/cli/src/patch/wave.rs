@@ -1,0 +1,238 @@
+//! One operation on all processes of a service: which go first, how many at a time, and what came of all of them.
+
+use super::processes::{Processes, ended, failure, with_pid};
+use crate::output::{Exit, Failure, Output};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use stillpoint_patch_engine::{self as engine, Landing};
+use stillpoint_patch_tracee::Pid;
+
+/// How many processes are worked on at a time.
+#[derive(clap::Args)]
+pub(crate) struct Pace {
+    /// How many processes to work on at a time [default: one for every two processors].
+    #[arg(long, value_name = "N")]
+    at_once: Option<std::num::NonZeroUsize>,
+}
+
+impl Pace {
+    /// Half of the processors stay with the service: our tracing thread goes before everybody while a thread stands.
+    fn workers(&self) -> usize {
+        let half = || std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2));
+        self.at_once.map_or_else(half, |n| n.get())
+    }
+}
+
+impl Processes {
+    /// Does `work` on every process, several at a time, but parents before their children: what a patched parent
+    /// forks is born patched. Goes on until no new process has appeared; one that ends meanwhile is no error when it was
+    /// not named. A process that falls back does not keep the others from going on; when the first of
+    /// all fails, nobody else is touched.
+    pub(crate) fn wave(
+        &self,
+        pace: &Pace,
+        output: &Output,
+        work: impl Fn(Pid) -> Result<Step, engine::Error> + Sync,
+    ) -> Result<(), Failure> {
+        let start = Instant::now();
+        let mut wave = Wave { named: self.are_named(), ..Wave::default() };
+        let mut seen = BTreeSet::new();
+        'all: while let Some(new) = self.new_ones(&mut seen)? {
+            for generation in generations(new) {
+                let results = parallel(pace.workers(), &generation, &work);
+                for (pid, result) in generation.into_iter().zip(results) {
+                    wave.take(pid, result);
+                }
+                if wave.touched() == 0 && !wave.failures.is_empty() {
+                    break 'all;
+                }
+            }
+        }
+        wave.finish(start.elapsed(), output)
+    }
+}
+
+/// What came of one process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// It changed over.
+    Done,
+    /// It was there already, or nothing was to be done.
+    Already,
+}
+
+/// What came of all processes.
+#[derive(Debug, Default)]
+struct Wave {
+    named: bool,
+    done: usize,
+    already: usize,
+    ended: usize,
+    /// Processes that do not map the library which the patch is for.
+    without: Vec<(Pid, engine::Error)>,
+    failures: Vec<(Pid, engine::Error)>,
+}
+
+#[derive(Serialize)]
+struct WaveLine {
+    v: u32,
+    event: &'static str,
+    done: usize,
+    already: usize,
+    ended: usize,
+    without: usize,
+    failed: usize,
+    duration_us: u64,
+}
+
+impl Wave {
+    fn take(&mut self, pid: Pid, result: Result<Step, engine::Error>) {
+        match result {
+            Ok(Step::Done) => self.done += 1,
+            Ok(Step::Already) => self.already += 1,
+            Err(error) if !self.named && ended(&error) => self.ended += 1,
+            Err(error @ engine::Error::NoModule { .. }) if !self.named => self.without.push((pid, error)),
+            Err(error) => self.failures.push((pid, error)),
+        }
+    }
+
+    fn touched(&self) -> usize {
+        self.done + self.already
+    }
+
+    fn finish(mut self, duration: Duration, output: &Output) -> Result<(), Failure> {
+        if self.touched() == 0 {
+            // nobody has the library: then this is not the program that the patch is for
+            self.failures.extend(self.without.drain(..).take(1));
+        }
+        if self.named && self.touched() + self.failures.len() < 2 {
+            return self.failures.pop().map_or(Ok(()), |(pid, error)| Err(with_pid(failure(error), pid)));
+        }
+        output.json(&WaveLine {
+            v: stillpoint_events::VERSION,
+            event: "wave",
+            done: self.done,
+            already: self.already,
+            ended: self.ended,
+            without: self.without.len(),
+            failed: self.failures.len(),
+            duration_us: duration.as_micros() as u64,
+        });
+        output.line(format_args!("{} in {:.0} ms", self.describe(), duration.as_secs_f64() * 1e3));
+        if !self.without.is_empty() {
+            output.warn(format_args!(
+                "{} processes do not map the library that the patch is for; one that loads it later runs the code of \
+                 the file: call again then, or have the library loaded at the start",
+                self.without.len()
+            ));
+        }
+        let described = self.describe();
+        let touched = self.touched();
+        let Some((pid, error)) = self.failures.into_iter().max_by_key(|(_, error)| severity(error)) else {
+            return Ok(());
+        };
+        let mut failure = with_pid(failure(error), pid);
+        if touched > 0 {
+            if matches!(failure.exit, Exit::Refused | Exit::Failed) {
+                failure.exit = Exit::FellBack;
+            }
+            failure.state = format!("{described}; of process {pid}: {}", failure.state);
+            failure.hint = Some("call again for the rest, or take it back everywhere".into());
+        }
+        Err(failure)
+    }
+
+    fn describe(&self) -> String {
+        let counts = [
+            (self.done, "processes changed over"),
+            (self.already, "were there already"),
+            (self.without.len(), "do not map the library"),
+            (self.ended, "ended meanwhile"),
+            (self.failures.len(), "did not change over"),
+        ];
+        let parts = counts.iter().filter(|(count, what)| *count > 0 || *what == counts[0].1);
+        parts.map(|(count, what)| format!("{count} {what}")).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// The failure to tell of, when there are several.
+fn severity(error: &engine::Error) -> u8 {
+    match error.landing() {
+        Landing::Unfinished => 2,
+        Landing::FellBack => 1,
+        _ => 0,
+    }
+}
+
+/// Splits processes so that nobody's parent comes in a later part than itself, or in the same.
+fn generations(pids: Vec<Pid>) -> Vec<Vec<Pid>> {
+    by_parent(pids, engine::fleet::parent)
+}
+
+fn by_parent(pids: Vec<Pid>, parent: impl Fn(Pid) -> Option<Pid>) -> Vec<Vec<Pid>> {
+    let mut depths: BTreeMap<Pid, usize> = BTreeMap::new();
+    let mut generations: Vec<Vec<Pid>> = Vec::new();
+    for pid in pids {
+        // older ones come first, so a parent's depth is known
+        let depth = parent(pid).and_then(|p| depths.get(&p)).map_or(0, |depth| depth + 1);
+        depths.insert(pid, depth);
+        if generations.len() <= depth {
+            generations.resize(depth + 1, Vec::new());
+        }
+        generations[depth].push(pid);
+    }
+    generations
+}
+
+/// Does `work` on every item, `workers` at a time; results in the order of the items.
+fn parallel<T: Copy + Sync, R: Send>(workers: usize, items: &[T], work: impl Fn(T) -> R + Sync) -> Vec<R> {
+    if workers < 2 || items.len() < 2 {
+        return items.iter().map(|item| work(*item)).collect();
+    }
+    let next = AtomicUsize::new(0);
+    let run = || {
+        let mut results = Vec::new();
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(at) else { break };
+            results.push((at, work(*item)));
+        }
+        results
+    };
+    let mut all: Vec<(usize, R)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..workers.min(items.len())).map(|_| scope.spawn(run)).collect();
+        let joined = threads.into_iter().map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        joined.flatten().collect()
+    });
+    all.sort_by_key(|(at, _)| *at);
+    all.into_iter().map(|(_, result)| result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parents_come_in_an_earlier_generation() {
+        let pids = vec![Pid(10), Pid(11), Pid(12), Pid(20), Pid(13)];
+        let parent = |pid: Pid| match pid.0 {
+            11 | 12 => Some(Pid(10)),
+            20 => Some(Pid(11)),
+            13 => Some(Pid(1)),
+            _ => None,
+        };
+        let generations = by_parent(pids, parent);
+        assert_eq!(generations, [vec![Pid(10), Pid(13)], vec![Pid(11), Pid(12)], vec![Pid(20)]]);
+    }
+
+    #[test]
+    fn everybody_is_worked_on_once_and_in_order() {
+        for workers in [1, 3, 100] {
+            let items: Vec<usize> = (0..40).collect();
+            assert_eq!(parallel(workers, &items, |n| n * 2), (0..40).map(|n| n * 2).collect::<Vec<_>>());
+        }
+        assert_eq!(parallel(4, &[0; 0], |n: usize| n), [0; 0]);
+    }
+}
