@@ -5,8 +5,11 @@
 //! equal code uses it, or else by its stem and its users, or not at all.
 
 use crate::names;
+use crate::unnamed::{self, Classes};
 use crate::object_file::{Home, Nature, Object, Site, SymbolType};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use stillpoint_patch_format::readable;
 
 /// Symbols of the older and of the newer object that could be each other.
 type Unpaired = (Vec<usize>, Vec<usize>);
@@ -37,21 +40,26 @@ impl Correlation {
     /// Pairs the symbols of `new` with those of `old`.
     pub(crate) fn between(old: &Object<'_>, new: &Object<'_>) -> Self {
         let mut found = Correlation::default();
-        found.pair_names(old, new);
-        found.pair_clones(old, new);
+        let classes = Classes::between(old, new);
+        found.pair_names(old, new, &classes);
+        found.pair_clones(old, new, &classes);
+        found.pair_unnamed(old, new, &classes);
+        found.pair_initialisers(old, new);
         found.pair_numbered(old, new);
+        found.pair_same_locals(old, new, &classes);
         found
     }
 
-    fn pair_names(&mut self, old: &Object<'_>, new: &Object<'_>) {
+    fn pair_names(&mut self, old: &Object<'_>, new: &Object<'_>, classes: &Classes) {
         let mut by_name: HashMap<(&str, Class), usize> = HashMap::new();
         for (index, class) in defined(old) {
             let symbol = &old.symbols[index];
-            if class == Class::Code || !names::is_numbered(symbol.name) {
+            let by_number = classes.is_old(index) || class != Class::Code && is_numbered_local(symbol.name);
+            if !by_number && (class == Class::Code || !names::is_numbered(symbol.name)) {
                 by_name.insert((symbol.name, class), index);
             }
         }
-        for (index, class) in defined(new) {
+        for (index, class) in defined(new).filter(|(index, _)| !classes.is_new(*index)) {
             if let Some(&other) = by_name.get(&(new.symbols[index].name, class)) {
                 self.to_old.insert(index, other);
             }
@@ -59,18 +67,84 @@ impl Correlation {
     }
 
     /// A clone whose number changed, when it is the only one of its kind on both sides.
-    fn pair_clones(&mut self, old: &Object<'_>, new: &Object<'_>) {
+    fn pair_clones(&mut self, old: &Object<'_>, new: &Object<'_>, classes: &Classes) {
         let taken: BTreeSet<usize> = self.to_old.values().copied().collect();
         let mut left: BTreeMap<(&str, String), Unpaired> = BTreeMap::new();
-        for (index, symbol) in old.functions().filter(|(i, _)| !taken.contains(i)) {
+        for (index, symbol) in old.functions().filter(|(i, _)| !taken.contains(i) && !classes.is_old(*i)) {
             left.entry(names::clone_key(symbol.name)).or_default().0.push(index);
         }
-        for (index, symbol) in new.functions().filter(|(i, _)| !self.to_old.contains_key(i)) {
+        for (index, symbol) in new.functions().filter(|(i, _)| !self.to_old.contains_key(i) && !classes.is_new(*i)) {
             left.entry(names::clone_key(symbol.name)).or_default().1.push(index);
         }
         for (olds, news) in left.values() {
             if let ([one], [other]) = (olds.as_slice(), news.as_slice()) {
                 self.to_old.insert(*other, *one);
+            }
+        }
+    }
+
+    /// What goes by the number of a lambda, where the lambda is known again.
+    fn pair_unnamed(&mut self, old: &Object<'_>, new: &Object<'_>, classes: &Classes) {
+        let mut taken: BTreeSet<usize> = self.to_old.values().copied().collect();
+        for (index, olds) in classes.candidates() {
+            let same = |one: &&usize| class(old, **one) == class(new, index) && !taken.contains(*one);
+            let olds: Vec<usize> = olds.iter().filter(same).copied().collect();
+            match olds.as_slice() {
+                [] => {}
+                [_, _, ..] if class(new, index) != Some(Class::Code) => drop(self.ambiguous.insert(index, olds)),
+                [one, ..] => {
+                    taken.insert(*one);
+                    self.to_old.insert(index, *one);
+                }
+            }
+        }
+    }
+
+    /// The function that makes a unit's static objects: named by the first global, which may be a new one.
+    fn pair_initialisers(&mut self, old: &Object<'_>, new: &Object<'_>) {
+        let of = |object: &Object<'_>, kind: &str| {
+            let all = object.functions().filter(|(_, s)| names::initialiser_kind(s.name) == kind && s.name != kind);
+            all.map(|(index, _)| index).collect::<Vec<_>>()
+        };
+        for kind in ["_GLOBAL__sub_I_", "_GLOBAL__sub_D_"] {
+            if let ([one], [other]) = (of(old, kind).as_slice(), of(new, kind).as_slice()) {
+                self.to_old.insert(*other, *one);
+            }
+        }
+    }
+
+    /// Static locals of one name in one function, when equal code did not tell which is which: by the order in the
+    /// source as long as all are there and of one size each.
+    fn pair_same_locals(&mut self, old: &Object<'_>, new: &Object<'_>, classes: &Classes) {
+        let taken: BTreeSet<usize> = self.to_old.values().copied().collect();
+        let mut left: BTreeMap<(String, Class), Unpaired> = BTreeMap::new();
+        let local = |object: &Object<'_>, index: usize| {
+            let code = class(object, index) == Some(Class::Code);
+            local_key(object.symbols[index].name).filter(|_| !code)
+        };
+        for (index, class) in defined(old).filter(|(i, _)| !taken.contains(i) && !classes.is_old(*i)) {
+            let Some(key) = local(old, index) else { continue };
+            left.entry((key, class)).or_default().0.push(index);
+        }
+        for (index, class) in defined(new).filter(|(i, _)| !self.to_old.contains_key(i) && !classes.is_new(*i)) {
+            let Some(key) = local(new, index) else { continue };
+            left.entry((key, class)).or_default().1.push(index);
+        }
+        for (olds, news) in left.into_values().filter(|(olds, news)| !olds.is_empty() && !news.is_empty()) {
+            let known = |object: &Object<'_>, all: &[usize]| -> BTreeSet<(String, u64)> {
+                all.iter().map(|s| (object.symbols[*s].name.to_owned(), object.symbols[*s].size)).collect()
+            };
+            let alike = known(old, &olds) == known(new, &news);
+            for &index in &news {
+                let same = |one: &&usize| old.symbols[**one].name == new.symbols[index].name;
+                match olds.iter().find(same).filter(|_| alike).or(olds.first().filter(|_| olds.len() + news.len() == 2))
+                {
+                    Some(one) => {
+                        self.ambiguous.remove(&index);
+                        self.to_old.insert(index, *one);
+                    }
+                    None => drop(self.ambiguous.insert(index, olds.clone())),
+                }
             }
         }
     }
@@ -104,7 +178,7 @@ impl Correlation {
             let pairs = equal_code_sites(old, &old.symbols[other], new, function);
             for (one, two) in pairs {
                 let (Some(from), Some(to)) = (static_at(old, one), static_at(new, two)) else { continue };
-                let stems = (names::stem(old.symbols[from.0].name), names::stem(new.symbols[to.0].name));
+                let stems = (variable_stem(old.symbols[from.0].name), variable_stem(new.symbols[to.0].name));
                 if from.1 == to.1 && stems.0 == stems.1 && class(old, from.0) == class(new, to.0) {
                     votes.entry(to.0).or_default().insert(from.0);
                 }
@@ -137,6 +211,23 @@ impl Correlation {
             }
         }
     }
+}
+
+/// The name of a static local of C++ (or of its guard) without numbers; `None` for every other name.
+fn local_key(name: &str) -> Option<String> {
+    if !name.starts_with("_ZZ") && !name.starts_with("_ZGVZ") {
+        return None;
+    }
+    Some(unnamed::Name::parse(name).map_or_else(|| readable(name).into_owned(), |name| name.erased()))
+}
+
+/// Whether a number tells a static local from others of its name: `_ZZ1fvE1n_0`.
+fn is_numbered_local(name: &str) -> bool {
+    local_key(name).is_some()
+}
+
+fn variable_stem(name: &str) -> Cow<'_, str> {
+    local_key(name).map_or(Cow::Borrowed(names::stem(name)), Cow::Owned)
 }
 
 /// Kinds of thing that are never each other.

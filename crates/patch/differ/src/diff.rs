@@ -12,10 +12,7 @@ use stillpoint_patch_format::{Function, Hooks, OffStack, Patch, Range, Scope, So
 /// Compares the units before and after, and makes the patch that turns one into the other in `target`.
 pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Options) -> Result<Outcome, Vec<Refusal>> {
     let units = Unit::read_all(target, inputs)?;
-    let mut refusals: Vec<Refusal> = units.iter().filter_map(other_language).collect();
-    if !refusals.is_empty() {
-        return Err(refusals);
-    }
+    let mut refusals: Vec<Refusal> = Vec::new();
     let changed: Vec<change::Changed> = units.iter().map(|unit| change::find(unit, &mut refusals)).collect();
     let plan = closure::plan(target, &units, changed, options, &mut refusals);
     let (facts, notes) = compare_types(inputs, &units, &plan, &mut refusals);
@@ -34,13 +31,6 @@ pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Optio
     let patch = finish(assembly, off_stack, hooks, facts);
     format::encode(&patch).map_err(|e| vec![Refusal::Format(e.to_string())])?;
     Ok(Outcome::Patch(Box::new(patch)))
-}
-
-/// C++ is told by the names that its compiler mangles; a C compiler makes none.
-fn other_language(unit: &Unit<'_>) -> Option<Refusal> {
-    let after = unit.after.as_ref()?;
-    let symbol = after.functions().find(|(_, symbol)| symbol.name.starts_with("_Z"))?.1.name.to_owned();
-    Some(Refusal::Language { unit: unit.path.to_owned(), symbol })
 }
 
 /// Types are compared as shipped against after: the running data has the shipped layout.

@@ -1,6 +1,6 @@
 //! Why no patch can be made: every rule has a name.
 
-use stillpoint_patch_format::Svma;
+use stillpoint_patch_format::{Svma, readable};
 
 /// Why no patch can be made. [`Refusal::code`] is the rule's name, stable and in kebab-case.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -29,16 +29,8 @@ pub enum Refusal {
         /// The section that tells.
         section: String,
     },
-    /// The unit is not C: exceptions, vtables and merged copies of its functions have rules of their own.
-    #[error("{unit} is compiled from C++ (it defines `{symbol}`), which is not supported yet")]
-    Language {
-        /// Translation unit.
-        unit: String,
-        /// A mangled name that tells.
-        symbol: String,
-    },
     /// A function that is needed is not in the shipped text, byte for byte.
-    #[error("function `{function}` of {unit} is not in the shipped text: {why}")]
+    #[error("function `{function}` of {unit} is not in the shipped text: {why}", function = readable(.function))]
     UnplacedFunction {
         /// Translation unit.
         unit: String,
@@ -48,7 +40,7 @@ pub enum Refusal {
         why: String,
     },
     /// One name was read back with two values.
-    #[error("`{name}` of {unit} is at {one} and at {other}")]
+    #[error("`{name}` of {unit} is at {one} and at {other}", name = readable(.name))]
     SymbolConflict {
         /// Translation unit.
         unit: String,
@@ -60,7 +52,7 @@ pub enum Refusal {
         other: String,
     },
     /// A name that the new code refers to has no address in the target.
-    #[error("`{name}`, used by `{user}` of {unit}, has no known address in the target: {why}")]
+    #[error("`{name}`, used by `{user}` of {unit}, has no known address in the target: {why}", name = readable(.name), user = readable(.user))]
     UnresolvedSymbol {
         /// Translation unit.
         unit: String,
@@ -72,7 +64,7 @@ pub enum Refusal {
         why: String,
     },
     /// Initialised data changed that the running program already holds.
-    #[error("initialised data `{object}` of {unit} changed: {why}")]
+    #[error("initialised data `{object}` of {unit} changed: {why}", object = readable(.object))]
     DataChanged {
         /// Translation unit.
         unit: String,
@@ -82,7 +74,7 @@ pub enum Refusal {
         why: String,
     },
     /// A variable has another size or nature than in the target.
-    #[error("variable `{object}` of {unit} changed from {before} to {after}")]
+    #[error("variable `{object}` of {unit} changed from {before} to {after}", object = readable(.object))]
     VariableChanged {
         /// Translation unit.
         unit: String,
@@ -94,7 +86,7 @@ pub enum Refusal {
         after: String,
     },
     /// A static local or file static could not be told apart from others of its name.
-    #[error("static variable `{object}` of {unit} cannot be told apart: {why}")]
+    #[error("static variable `{object}` of {unit} cannot be told apart: {why}", object = readable(.object))]
     AmbiguousStatic {
         /// Translation unit.
         unit: String,
@@ -104,7 +96,7 @@ pub enum Refusal {
         why: String,
     },
     /// The linker or compiler gave two functions one address, and only one of them changed.
-    #[error("functions `{one}` and `{other}` of {unit} share the code at {at} and differ after the change")]
+    #[error("functions `{one}` and `{other}` of {unit} share the code at {at} and differ after the change", one = readable(.one), other = readable(.other))]
     IdenticalCodeFolded {
         /// Translation unit.
         unit: String,
@@ -116,7 +108,7 @@ pub enum Refusal {
         at: Svma,
     },
     /// An entry has no room for a jump.
-    #[error("function `{function}` of {unit} has {len} bytes, no room for a jump of 5, and {why}")]
+    #[error("function `{function}` of {unit} has {len} bytes, no room for a jump of 5, and {why}", function = readable(.function))]
     EntryTooShort {
         /// Translation unit.
         unit: String,
@@ -128,7 +120,7 @@ pub enum Refusal {
         why: String,
     },
     /// Something jumps into the bytes that a jump would overwrite.
-    #[error("branch at {from} leads into the entry of `{function}` of {unit}, at {to}, and {why}")]
+    #[error("branch at {from} leads into the entry of `{function}` of {unit}, at {to}, and {why}", function = readable(.function))]
     BranchIntoEntry {
         /// Translation unit.
         unit: String,
@@ -142,7 +134,7 @@ pub enum Refusal {
         why: String,
     },
     /// The first instructions cannot be moved.
-    #[error("entry of `{function}` of {unit} cannot be redirected: {why}")]
+    #[error("entry of `{function}` of {unit} cannot be redirected: {why}", function = readable(.function))]
     EntryUnsuitable {
         /// Translation unit.
         unit: String,
@@ -160,7 +152,7 @@ pub enum Refusal {
         section: String,
     },
     /// The new code has a thread-local that the target does not have.
-    #[error("new thread-local variable `{object}` in {unit}: running threads have no room for it")]
+    #[error("new thread-local variable `{object}` in {unit}: running threads have no room for it", object = readable(.object))]
     NewThreadLocal {
         /// Translation unit.
         unit: String,
@@ -168,7 +160,7 @@ pub enum Refusal {
         object: String,
     },
     /// An indirect function (`STT_GNU_IFUNC`) changed or is new.
-    #[error("indirect function `{function}` of {unit} changed: its resolver has run already")]
+    #[error("indirect function `{function}` of {unit} changed: its resolver has run already", function = readable(.function))]
     IndirectFunction {
         /// Translation unit.
         unit: String,
@@ -188,7 +180,7 @@ pub enum Refusal {
         offset: u64,
     },
     /// A jump table that could not be followed.
-    #[error("jump table of `{function}` in {unit}: {why}")]
+    #[error("jump table of `{function}` in {unit}: {why}", function = readable(.function))]
     JumpTable {
         /// Translation unit.
         unit: String,
@@ -198,7 +190,7 @@ pub enum Refusal {
         why: String,
     },
     /// Unwind data that cannot be carried over.
-    #[error("unwind data of `{function}` in {unit}: {why}")]
+    #[error("unwind data of `{function}` in {unit}: {why}", function = readable(.function))]
     UnwindData {
         /// Translation unit.
         unit: String,
@@ -216,7 +208,7 @@ pub enum Refusal {
         section: String,
     },
     /// A name that the caller stated does not exist.
-    #[error("{what} `{name}` is in no unit of the patch and in no symbol table of the target")]
+    #[error("{what} `{name}` is in no unit of the patch and in no symbol table of the target", name = readable(.name))]
     UnknownName {
         /// `hook` or `off-stack function`.
         what: &'static str,
@@ -232,7 +224,7 @@ pub enum Refusal {
         what: String,
     },
     /// A function is called differently, and not everybody who calls it changed with it.
-    #[error("function `{function}` changed from `{before}` to `{after}`, but {user}")]
+    #[error("function `{function}` changed from `{before}` to `{after}`, but {user}", function = readable(.function))]
     SignatureChanged {
         /// The function.
         function: String,
@@ -263,7 +255,6 @@ impl Refusal {
             Refusal::BadTarget(_) => "bad-target",
             Refusal::BadObject { .. } => "bad-object",
             Refusal::Lto { .. } => "lto",
-            Refusal::Language { .. } => "language",
             Refusal::UnplacedFunction { .. } => "unplaced-function",
             Refusal::SymbolConflict { .. } => "symbol-conflict",
             Refusal::UnresolvedSymbol { .. } => "unresolved-symbol",

@@ -62,6 +62,7 @@ mod shipped;
 mod target;
 pub mod types;
 mod unit;
+mod unnamed;
 mod unwind_data;
 
 use std::collections::BTreeMap;

@@ -50,6 +50,31 @@ pub(crate) fn is_anonymous(name: &str) -> bool {
     name.is_empty() || name.starts_with(".L") || (is_numbered(name) && MADE.contains(&stem(name)))
 }
 
+/// Whether a function makes or unmakes a unit's static objects.
+pub(crate) fn is_static_initialiser(name: &str) -> bool {
+    const MADE: [&str; 4] = ["_GLOBAL__sub_I_", "_GLOBAL__sub_D_", "_GLOBAL__I_", "__cxx_global_"];
+    MADE.iter().any(|prefix| name.starts_with(prefix)) || name.contains("__static_initialization_and_destruction_")
+}
+
+/// `name` without what a compiler puts in from the unit's first global or its file.
+pub(crate) fn initialiser_kind(name: &str) -> &str {
+    let kinds = ["_GLOBAL__sub_I_", "_GLOBAL__sub_D_"];
+    kinds.into_iter().find(|kind| name.starts_with(kind)).unwrap_or(name)
+}
+
+/// Whether the object is a class's table of virtual functions or of their bases, or tells its type.
+pub(crate) fn is_class_data(name: &str) -> bool {
+    ["_ZTV", "_ZTT", "_ZTC", "_ZTI", "_ZTS"].iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// The class that such an object belongs to, as in the source.
+pub(crate) fn class_of(name: &str) -> String {
+    let text = stillpoint_patch_format::readable(name);
+    let inner = text.split_once('(').and_then(|(_, rest)| rest.rsplit_once(')')).map(|(inner, _)| inner);
+    let inner = inner.filter(|_| text.starts_with('{')).unwrap_or(&text);
+    inner.strip_prefix("typeinfo for ").or(inner.strip_prefix("typeinfo name for ")).unwrap_or(inner).to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -64,6 +89,9 @@ mod tests {
         assert_eq!(cold_parent("f.cold.3"), Some("f"));
         assert_eq!(cold_parent("f.3"), None);
         assert!(is_anonymous("CSWTCH.12") && is_anonymous("__func__.0") && is_anonymous(".LC4"));
+        assert!(is_static_initialiser("_GLOBAL__sub_I_main") && !is_static_initialiser("main"));
+        assert_eq!(class_of("_ZTV5Shape"), "Shape");
+        assert_eq!(class_of("_ZTI5Shape"), "Shape");
         assert!(!is_anonymous("count.0") && !is_anonymous("CSWTCH_like"));
     }
 }

@@ -1,12 +1,12 @@
 //! A relocatable object, read once: sections, symbols, and what every relocation points at.
 
-use crate::Refusal;
 use crate::names;
+use crate::{Refusal, unwind_data};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 use object::elf;
 use object::read::elf::{ElfFile64, FileHeader, Rela, SectionHeader, Sym};
-use object::{Endianness, Object as _, ObjectSection as _};
-use std::collections::{BTreeMap, BTreeSet};
+use object::{Endianness, Object as _, ObjectComdat as _, ObjectSection as _};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// No section of an object is larger: a limit for damaged input.
 const SIZE_MAX: u64 = 1 << 31;
@@ -50,6 +50,8 @@ pub(crate) struct Section<'a> {
     pub(crate) relocations: Vec<Reloc>,
     /// Indices of the functions and objects that it defines, sorted by value.
     pub(crate) symbols: Vec<usize>,
+    /// Whether the linker keeps one of several objects' copies (inline functions and the like of C++).
+    pub(crate) comdat: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -117,6 +119,11 @@ pub(crate) struct Object<'a> {
     pub(crate) symbols: Vec<Symbol<'a>>,
     /// Places of constant sections that code or data refers to.
     referenced: BTreeMap<usize, BTreeSet<i64>>,
+    /// Exception tables, by the section of the code that they belong to, in the order of the code.
+    tables: BTreeMap<usize, Vec<(usize, i64)>>,
+    by_name: HashMap<&'a str, usize>,
+    /// Cold parts, by the function that they belong to.
+    cold: HashMap<&'a str, Vec<usize>>,
 }
 
 pub(crate) fn is_pc_relative(kind: u32) -> bool {
@@ -158,6 +165,10 @@ fn nature(name: &str, header: &elf::SectionHeader64<Endianness>) -> Nature {
     }
     if has(elf::SHF_TLS) {
         return Nature::Tls;
+    }
+    // A pointer for the unwinder, which nobody writes to.
+    if name.contains(".DW.ref.") {
+        return Nature::Constant;
     }
     if has(elf::SHF_MERGE) && header.sh_entsize(e) > 0 {
         return Nature::Merged { entry: header.sh_entsize(e), strings: has(elf::SHF_STRINGS) };
@@ -202,17 +213,31 @@ impl<'a> Object<'a> {
                 bytes: data,
                 relocations: Vec::new(),
                 symbols: Vec::new(),
+                comdat: false,
             });
+        }
+        for section in file.comdats().flat_map(|comdat| comdat.sections()) {
+            if let Some(entry) = sections.get_mut(section.0) {
+                entry.comdat = true;
+            }
         }
         let sizes: Vec<u64> = sections.iter().map(|s: &Section<'_>| s.size).collect();
         if let Some(size) = sizes.iter().find(|size| **size > SIZE_MAX) {
             return Err(bad(format!("a section of {size} bytes")));
         }
         let symbols = read_symbols(&file, &sizes).map_err(bad)?;
-        let mut object = Object { symbols, sections, referenced: BTreeMap::new() };
+        let mut object = Object {
+            symbols,
+            sections,
+            referenced: BTreeMap::new(),
+            tables: BTreeMap::new(),
+            by_name: HashMap::new(),
+            cold: HashMap::new(),
+        };
         object.read_relocations(&file).map_err(bad)?;
         object.index_symbols();
         object.index_references();
+        object.tables = unwind_data::exception_tables(&object);
         Ok(object)
     }
 
@@ -258,6 +283,16 @@ impl<'a> Object<'a> {
             let symbols = &self.symbols;
             section.symbols.sort_by_key(|&s| (symbols[s].value, symbols[s].local, s));
         }
+        let (mut by_name, mut cold) = (HashMap::new(), HashMap::new());
+        for (index, symbol) in self.symbols.iter().enumerate() {
+            if matches!(symbol.home, Home::Section(_) | Home::Common) && symbol.kind != SymbolType::Section {
+                by_name.entry(symbol.name).or_insert(index);
+            }
+        }
+        for (index, parent) in self.functions().filter_map(|(i, s)| Some((i, names::cold_parent(s.name)?))) {
+            cold.entry(parent).or_insert_with(Vec::new).push(index);
+        }
+        (self.by_name, self.cold) = (by_name, cold);
     }
 
     fn index_references(&mut self) {
@@ -265,7 +300,7 @@ impl<'a> Object<'a> {
         for section in &self.sections {
             for reloc in &section.relocations {
                 if let Site::Inside { section, anchor, .. } = self.site(reloc)
-                    && matches!(self.sections[section].nature, Nature::Constant | Nature::Data)
+                    && matches!(self.sections[section].nature, Nature::Constant | Nature::Data | Nature::Exceptions)
                 {
                     referenced.entry(section).or_default().insert(anchor);
                 }
@@ -314,13 +349,22 @@ impl<'a> Object<'a> {
 
     /// The defined symbol of that name, if any.
     pub(crate) fn defined(&self, name: &str) -> Option<(usize, &Symbol<'a>)> {
-        let found = |s: &&Symbol<'_>| s.name == name && matches!(s.home, Home::Section(_) | Home::Common);
-        self.symbols.iter().enumerate().find(|(_, s)| found(s) && s.kind != SymbolType::Section)
+        self.by_name.get(name).map(|index| (*index, &self.symbols[*index]))
     }
 
     /// The cold parts of the function called `name`.
     pub(crate) fn cold_parts(&self, name: &str) -> impl Iterator<Item = (usize, &Symbol<'a>)> {
-        self.functions().filter(move |(_, s)| names::cold_parent(s.name) == Some(name))
+        self.cold.get(name).into_iter().flatten().map(|index| (*index, &self.symbols[*index]))
+    }
+
+    /// Whether the linker keeps one of several objects' copies of a symbol's section.
+    pub(crate) fn is_comdat(&self, symbol: usize) -> bool {
+        matches!(self.symbols[symbol].home, Home::Section(section) if self.sections[section].comdat)
+    }
+
+    /// Exception tables of the code in a section: their sections and where they start.
+    pub(crate) fn exception_tables(&self, section: usize) -> &[(usize, i64)] {
+        self.tables.get(&section).map_or(&[], Vec::as_slice)
     }
 
     /// All function symbols at the place of `function`: its aliases, and what was folded into it.
@@ -370,7 +414,7 @@ impl<'a> Object<'a> {
 
 fn empty_section<'a>() -> Section<'a> {
     let (relocations, symbols) = (Vec::new(), Vec::new());
-    Section { name: "", nature: Nature::Aside, align: 1, size: 0, bytes: &[], relocations, symbols }
+    Section { name: "", nature: Nature::Aside, align: 1, size: 0, bytes: &[], relocations, symbols, comdat: false }
 }
 
 fn read_symbols<'a>(file: &ElfFile64<'a, Endianness>, sections: &[u64]) -> Result<Vec<Symbol<'a>>, String> {

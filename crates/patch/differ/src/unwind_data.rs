@@ -34,6 +34,33 @@ fn records(bytes: &[u8]) -> Option<Vec<Record>> {
     Some(out)
 }
 
+/// Exception tables by the section of the code that they belong to: what an FDE refers to besides the code.
+pub(crate) fn exception_tables(object: &Object<'_>) -> BTreeMap<usize, Vec<(usize, i64)>> {
+    let mut out: BTreeMap<usize, Vec<(i64, usize, i64)>> = BTreeMap::new();
+    for section in object.sections.iter().filter(|s| s.nature == Nature::Unwind) {
+        let mut relocations = section.relocations.iter().peekable();
+        for record in records(section.bytes).unwrap_or_default() {
+            let (start, end) = (record.start as u64, record.end as u64);
+            let mut code = None;
+            while relocations.next_if(|r| r.offset < start).is_some() {}
+            while let Some(reloc) = relocations.next_if(|r| r.offset < end).filter(|_| record.cie.is_some()) {
+                match (object.site(reloc), code) {
+                    (Site::Inside { section, offset, .. }, None) => code = Some((section, offset)),
+                    (Site::Inside { section, offset, .. }, Some((text, at))) => {
+                        out.entry(text).or_default().push((at, section, offset));
+                    }
+                    _ => break,
+                }
+            }
+        }
+    }
+    let sorted = out.into_iter().map(|(text, mut tables)| {
+        tables.sort_unstable();
+        (text, tables.into_iter().map(|(_, section, offset)| (section, offset)).collect())
+    });
+    sorted.collect()
+}
+
 /// Adds one `.eh_frame` section with the records of all text that the patch brings.
 pub(crate) fn bring(assembly: &mut Assembly<'_, '_>) {
     let text = assembly.brought_text();

@@ -154,16 +154,3 @@ fn code_of_another_compilation_is_not_placed() {
         .expect_err("what was compared is not what runs");
     assert!(refusals.iter().any(|r| r.code() == "unplaced-function"), "{refusals:?}");
 }
-
-#[test]
-fn a_unit_in_another_language_is_refused_by_name() {
-    let built = build(
-        "extern \"C\" __attribute__((noipa)) int answer(int i) { return i + VERSION; }\n\
-         int twice(int i) { return answer(i) * 2; }\n\
-         int main(int argc, char **) { return twice(argc); }\n",
-        &["-x", "c++"],
-    );
-    let refusals = diff_of(&built, &[]).expect_err("C++ has rules of its own");
-    assert_eq!(refusals.iter().map(Refusal::code).collect::<Vec<_>>(), ["language"]);
-    assert!(refusals[0].to_string().contains("unit.c") && refusals[0].to_string().contains("_Z5twicei"));
-}

@@ -17,8 +17,10 @@
 mod error;
 mod file;
 mod model;
+mod names;
 mod validate;
 
 pub use error::Error;
 pub use file::{KeyId, PublicKey, SecretKey, Signed, VERSION, decode, encode, encode_signed};
 pub use model::*;
+pub use names::{readable, readable_short};

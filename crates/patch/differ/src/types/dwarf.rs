@@ -20,8 +20,8 @@ pub(super) enum Unreadable {
     Object(#[from] object::Error),
     #[error("damaged: {0}")]
     Dwarf(#[from] gimli::Error),
-    #[error("types in units of their own (-fdebug-types-section) are not supported")]
-    TypeUnits,
+    #[error("a reference to a type that is not there")]
+    NoType,
     #[error("types in a file of their own (-gsplit-dwarf) are not supported")]
     Split,
     #[error("types nested deeper than {NESTING_MAX}")]
@@ -34,21 +34,26 @@ pub(super) struct Sections(gimli::DwarfSections<Vec<u8>>);
 impl Sections {
     pub(super) fn load(object: &[u8]) -> Result<Self, Unreadable> {
         let file = object::File::parse(object)?;
-        let named = |name: &str| file.sections().filter(|s| s.name() == Ok(name)).count();
-        if named(".debug_types") > 0 || named(".debug_info") > 1 {
-            return Err(Unreadable::TypeUnits);
-        }
-        if named(".debug_info.dwo") > 0 || named(".debug_addr") > 0 {
+        let named = |name: &str| file.sections().any(|s| s.name() == Ok(name));
+        if named(".debug_info.dwo") {
             return Err(Unreadable::Split);
         }
-        if named(".debug_info") == 0 {
+        if !named(".debug_info") {
             return Err(Unreadable::Missing);
         }
         // Only names and types are read: lists of locations and ranges, the bulk of the relocations, stay out. The
         // lines' header belongs to what gimli calls a unit.
-        let wanted =
-            [".debug_info", ".debug_abbrev", ".debug_str", ".debug_line_str", ".debug_str_offsets", ".debug_line"];
-        gimli::DwarfSections::load(|id| match wanted.contains(&id.name()) {
+        const WANTED: [&str; 8] = [
+            ".debug_info",
+            ".debug_types",
+            ".debug_abbrev",
+            ".debug_str",
+            ".debug_line_str",
+            ".debug_str_offsets",
+            ".debug_addr",
+            ".debug_line",
+        ];
+        gimli::DwarfSections::load(|id| match WANTED.contains(&id.name()) {
             true => relocated(&file, id.name()),
             false => Ok(Vec::new()),
         })
@@ -56,23 +61,27 @@ impl Sections {
     }
 }
 
+/// All sections of that name, one after the other: each type unit is in one of its own, which others refer to by number.
 fn relocated(file: &object::File<'_>, name: &str) -> Result<Vec<u8>, Unreadable> {
-    let Some(section) = file.section_by_name(name) else { return Ok(Vec::new()) };
-    let mut bytes = section.uncompressed_data()?.into_owned();
-    for (offset, relocation) in section.relocations() {
-        let RelocationTarget::Symbol(symbol) = relocation.target() else { continue };
-        // Other kinds are offsets of thread-locals in location expressions, which nobody reads.
-        if relocation.kind() != RelocationKind::Absolute {
-            continue;
+    let mut all = Vec::new();
+    for section in file.sections().filter(|section| section.name() == Ok(name)) {
+        let mut bytes = section.uncompressed_data()?.into_owned();
+        for (offset, relocation) in section.relocations() {
+            let RelocationTarget::Symbol(symbol) = relocation.target() else { continue };
+            // Other kinds are offsets of thread-locals in location expressions, which nobody reads.
+            if relocation.kind() != RelocationKind::Absolute {
+                continue;
+            }
+            let value = file.symbol_by_index(symbol)?.address().wrapping_add_signed(relocation.addend());
+            let width = usize::from(relocation.size() / 8);
+            let place = usize::try_from(offset).ok().and_then(|at| bytes.get_mut(at..at.checked_add(width)?));
+            if let (Some(place), true) = (place, width <= 8) {
+                place.copy_from_slice(&value.to_le_bytes()[..width]);
+            }
         }
-        let value = file.symbol_by_index(symbol)?.address().wrapping_add_signed(relocation.addend());
-        let width = usize::from(relocation.size() / 8);
-        let place = usize::try_from(offset).ok().and_then(|at| bytes.get_mut(at..at.checked_add(width)?));
-        if let (Some(place), true) = (place, width <= 8) {
-            place.copy_from_slice(&value.to_le_bytes()[..width]);
-        }
+        all.append(&mut bytes);
     }
-    Ok(bytes)
+    Ok(all)
 }
 
 /// One debugging information entry.
@@ -100,6 +109,12 @@ pub(super) struct TypeKey {
 pub(super) struct Side<'a> {
     dwarf: gimli::Dwarf<Reader<'a>>,
     units: Vec<gimli::Unit<Reader<'a>>>,
+    /// Of each unit whether it is in another language than C.
+    cxx: Vec<bool>,
+    /// Types in units of their own, by signature.
+    signatures: HashMap<u64, Die>,
+    /// Types and variables outside functions with the namespaces and classes around them, declarations included.
+    names: HashMap<Die, String>,
     /// Complete named types outside functions; the first of a name counts.
     pub(super) types: HashMap<TypeKey, Die>,
     /// Every entry of a function: declaration, abstract and concrete instances; also by linkage name.
@@ -111,29 +126,57 @@ pub(super) struct Side<'a> {
 impl<'a> Side<'a> {
     pub(super) fn index(sections: &'a Sections) -> Result<Self, Unreadable> {
         let dwarf = sections.0.borrow(|bytes| EndianSlice::new(bytes, LittleEndian));
-        let mut units = Vec::new();
-        let mut headers = dwarf.units();
-        while let Some(header) = headers.next()? {
-            if matches!(header.type_(), gimli::UnitType::Type { .. } | gimli::UnitType::SplitType { .. }) {
-                return Err(Unreadable::TypeUnits);
+        let (mut units, mut signatures) = (Vec::new(), HashMap::new());
+        let mut headers = Vec::new();
+        let (mut first, mut second) = (dwarf.units(), dwarf.type_units());
+        while let Some(header) = first.next()? {
+            headers.push(header);
+        }
+        while let Some(header) = second.next()? {
+            headers.push(header);
+        }
+        for header in headers {
+            match header.type_() {
+                gimli::UnitType::Type { type_signature, type_offset } => {
+                    signatures.insert(type_signature.0, Die { unit: units.len(), offset: type_offset.0 });
+                }
+                gimli::UnitType::SplitType { .. } | gimli::UnitType::SplitCompilation(_) => {
+                    return Err(Unreadable::Split);
+                }
+                _ => {}
             }
             units.push(dwarf.unit(header)?);
         }
         if units.is_empty() {
             return Err(Unreadable::Missing);
         }
-        let mut side =
-            Side { dwarf, units, types: HashMap::new(), functions: HashMap::new(), variables: HashMap::new() };
+        let cxx = units.iter().map(is_cxx).collect();
+        let mut side = Side {
+            dwarf,
+            units,
+            cxx,
+            signatures,
+            names: HashMap::new(),
+            types: HashMap::new(),
+            functions: HashMap::new(),
+            variables: HashMap::new(),
+        };
         let mut found = Vec::new();
         for unit in 0..side.units.len() {
             let mut tree = side.units[unit].entries_tree(None)?;
             side.scan(unit, tree.root()?, "", &mut found)?;
         }
+        side.names = found.iter().filter_map(|(name, what)| Some((what.named()?, name.clone()))).collect();
         for (name, what) in found {
             match what {
-                Found::Type(tag, die) => _ = side.types.entry(TypeKey { tag, name }).or_insert(die),
+                Found::Type { tag, die, complete: true } => _ = side.types.entry(TypeKey { tag, name }).or_insert(die),
+                Found::Type { complete: false, .. } => {}
                 Found::Function(die) => side.functions.entry(name).or_default().push(die),
-                Found::Variable(die) => side.variables.entry(name).or_default().push(die),
+                Found::Variable(die) => {
+                    // What completes a declaration in a namespace or class goes by the declaration's full name.
+                    let name = side.names.get(&side.root(die)?).cloned().unwrap_or(name);
+                    side.variables.entry(name).or_default().push(die);
+                }
             }
         }
         Ok(side)
@@ -160,9 +203,8 @@ impl<'a> Side<'a> {
                     continue;
                 }
                 dw::DW_TAG_variable => {
-                    found.extend(
-                        self.name_of(entry, unit)?.map(|name| (format!("{scope}{name}"), Found::Variable(die))),
-                    );
+                    let name = self.name_of(entry, unit)?;
+                    found.extend(name.map(|name| (format!("{scope}{name}"), Found::Variable(die))));
                     continue;
                 }
                 dw::DW_TAG_namespace => {}
@@ -172,8 +214,9 @@ impl<'a> Side<'a> {
             }
             let qualified = self.string(entry, dw::DW_AT_name, unit)?.map(|name| format!("{scope}{name}"));
             let complete = !entry.has_attr(dw::DW_AT_declaration);
-            if let (Some(name), true, true) = (&qualified, complete, tag != dw::DW_TAG_namespace) {
-                found.push((name.clone(), Found::Type(tag != dw::DW_TAG_typedef, die)));
+            if let (Some(name), true) = (&qualified, tag != dw::DW_TAG_namespace) {
+                let tag = tag != dw::DW_TAG_typedef;
+                found.push((name.clone(), Found::Type { tag, die, complete }));
             }
             // In C, types do not nest: what stands inside of a structure is members.
             if tag == dw::DW_TAG_namespace || (self.is_cxx(unit) && is_aggregate(tag)) {
@@ -184,16 +227,22 @@ impl<'a> Side<'a> {
         Ok(())
     }
 
-    fn is_cxx(&self, unit: usize) -> bool {
-        let root = self.units[unit].entries_tree(None).and_then(|mut tree| Ok(tree.root()?.entry().clone()));
-        let language = root.ok().and_then(|root| root.attr_value(dw::DW_AT_language));
-        match language {
-            Some(AttributeValue::Language(language)) => {
-                let c = [dw::DW_LANG_C, dw::DW_LANG_C89, dw::DW_LANG_C99, dw::DW_LANG_C11, dw::DW_LANG_C17];
-                !c.contains(&language)
-            }
-            _ => true,
+    /// Whether a unit is in another language than C.
+    pub(super) fn is_cxx(&self, unit: usize) -> bool {
+        self.cxx.get(unit).copied().unwrap_or(true)
+    }
+
+    /// The full name of a type outside functions; of another its own name, if any.
+    pub(super) fn full_name(&self, die: Die) -> Result<Option<String>, Unreadable> {
+        match self.names.get(&die) {
+            Some(name) => Ok(Some(name.clone())),
+            None => Ok(self.string(&self.entry(die)?, dw::DW_AT_name, die.unit)?.map(str::to_owned)),
         }
+    }
+
+    /// Whether a type is within a function.
+    pub(super) fn is_local(&self, die: Die) -> bool {
+        !self.names.contains_key(&die)
     }
 
     /// The source file's name.
@@ -217,17 +266,24 @@ impl<'a> Side<'a> {
         walk(tree.root()?, die.unit, all, &mut visit)
     }
 
-    /// The entry that an attribute of an entry in `unit` refers to.
+    /// The entry that an attribute of an entry in `unit` refers to; for the stand-in of a type in a unit of its own,
+    /// that type.
     pub(super) fn reference(&self, entry: &Entry<'a>, at: DwAt, unit: usize) -> Result<Option<Die>, Unreadable> {
-        match entry.attr_value(at) {
-            None => Ok(None),
-            Some(AttributeValue::UnitRef(offset)) => Ok(Some(Die { unit, offset: offset.0 })),
+        let by_signature = |signature: u64| self.signatures.get(&signature).copied().ok_or(Unreadable::NoType);
+        let found = match entry.attr_value(at) {
+            None => return Ok(None),
+            Some(AttributeValue::UnitRef(offset)) => Die { unit, offset: offset.0 },
             Some(AttributeValue::DebugInfoRef(offset)) => {
                 let holds = |u: &gimli::Unit<Reader<'a>>| offset.to_unit_offset(&u.header).map(|o| o.0);
                 let hit = self.units.iter().enumerate().find_map(|(unit, u)| Some(Die { unit, offset: holds(u)? }));
-                Ok(Some(hit.ok_or(gimli::Error::NoEntryAtGivenOffset(offset.0 as u64))?))
+                hit.ok_or(gimli::Error::NoEntryAtGivenOffset(offset.0 as u64))?
             }
-            Some(_) => Err(Unreadable::TypeUnits),
+            Some(AttributeValue::DebugTypesRef(signature)) => return by_signature(signature.0).map(Some),
+            Some(_) => return Err(Unreadable::NoType),
+        };
+        match self.entry(found)?.attr_value(dw::DW_AT_signature) {
+            Some(AttributeValue::DebugTypesRef(signature)) => by_signature(signature.0).map(Some),
+            _ => Ok(Some(found)),
         }
     }
 
@@ -297,9 +353,30 @@ impl<'a> Side<'a> {
 }
 
 enum Found {
-    Type(bool, Die),
+    Type { tag: bool, die: Die, complete: bool },
     Function(Die),
     Variable(Die),
+}
+
+impl Found {
+    /// The entry, unless it is a function, which linkage names tell apart.
+    fn named(&self) -> Option<Die> {
+        match self {
+            Found::Type { die, .. } | Found::Variable(die) => Some(*die),
+            Found::Function(_) => None,
+        }
+    }
+}
+
+fn is_cxx(unit: &gimli::Unit<Reader<'_>>) -> bool {
+    let root = unit.entries_tree(None).and_then(|mut tree| Ok(tree.root()?.entry().clone()));
+    match root.ok().and_then(|root| root.attr_value(dw::DW_AT_language)) {
+        Some(AttributeValue::Language(language)) => {
+            let c = [dw::DW_LANG_C, dw::DW_LANG_C89, dw::DW_LANG_C99, dw::DW_LANG_C11, dw::DW_LANG_C17];
+            !c.contains(&language)
+        }
+        _ => true,
+    }
 }
 
 pub(super) fn is_aggregate(tag: gimli::DwTag) -> bool {

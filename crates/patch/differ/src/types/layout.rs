@@ -167,6 +167,9 @@ impl<'c, 'a> Comparison<'c, 'a> {
                 let untyped = self.old.shape(to)? == Shape::Void || self.new.shape(new_to)? == Shape::Void;
                 tag == new_tag && (untyped || self.same(to, new_to, label, depth + 1)?)
             }
+            (Shape::Member { class, to }, Shape::Member { class: new_class, to: new_to }) => {
+                self.same(class, new_class, label, depth + 1)? && self.same(to, new_to, label, depth + 1)?
+            }
             (
                 Shape::Aggregate { union, die, name },
                 Shape::Aggregate { union: new_union, die: new_die, name: new_name },
@@ -224,8 +227,8 @@ impl<'c, 'a> Comparison<'c, 'a> {
             if side.extent(die)?.2 {
                 return Ok(Some(die));
             }
-            let name = side.string(&side.entry(die)?, gimli::DW_AT_name, die.unit())?.unwrap_or_default();
-            Ok(side.types.get(&TypeKey { tag: true, name: name.to_owned() }).copied())
+            let name = side.full_name(die)?.unwrap_or_default();
+            Ok(side.types.get(&TypeKey { tag: true, name }).copied())
         };
         Ok(find(self.old, pair.old)?.zip(find(self.new, pair.new)?))
     }

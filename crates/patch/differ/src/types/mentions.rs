@@ -25,7 +25,9 @@ pub(super) fn mentions(side: &Side<'_>, function: &str, out: &mut Mentions) -> R
         let entry = side.entry(die)?;
         todo.extend(side.origin(&entry, die.unit())?);
         let owner = side.name_of(&entry, die.unit())?.unwrap_or(function).to_owned();
-        reach(side, side.type_of(die)?, out, 0)?;
+        let scope = if side.is_cxx(die.unit()) { format!("{owner}::") } else { String::new() };
+        let scope = scope.as_str();
+        reach(side, side.type_of(die)?, scope, out, 0)?;
         side.below(die, true, |die, entry| {
             if let Some(inlined) = side.reference(entry, dw::DW_AT_abstract_origin, die.unit())?
                 && side.entry(inlined)?.tag() == dw::DW_TAG_subprogram
@@ -33,10 +35,10 @@ pub(super) fn mentions(side: &Side<'_>, function: &str, out: &mut Mentions) -> R
                 todo.push(inlined);
             }
             if let Some(called) = side.reference(entry, dw::DW_AT_call_origin, die.unit())? {
-                reach_call(side, called, out, 0)?;
+                reach_call(side, called, scope, out, 0)?;
             }
             if is_tagged(entry.tag()) || entry.tag() == dw::DW_TAG_typedef {
-                return reach(side, Some(die), out, 0);
+                return reach(side, Some(die), scope, out, 0);
             }
             if entry.tag() == dw::DW_TAG_variable && is_static(entry) {
                 let (name, root) = (side.name_of(entry, die.unit())?.unwrap_or_default(), side.root(die)?);
@@ -45,7 +47,7 @@ pub(super) fn mentions(side: &Side<'_>, function: &str, out: &mut Mentions) -> R
                     all.push(root);
                 }
             }
-            reach(side, side.type_of(die)?, out, 0)
+            reach(side, side.type_of(die)?, scope, out, 0)
         })?;
     }
     Ok(())
@@ -54,13 +56,15 @@ pub(super) fn mentions(side: &Side<'_>, function: &str, out: &mut Mentions) -> R
 /// A location that is one address: `DW_OP_addr` alone. Locals live in registers and on the stack.
 fn is_static(entry: &super::dwarf::Entry<'_>) -> bool {
     match entry.attr_value(dw::DW_AT_location) {
-        Some(AttributeValue::Exprloc(location)) => location.0.slice().first() == Some(&dw::DW_OP_addr.0),
+        Some(AttributeValue::Exprloc(location)) => {
+            location.0.slice().first().is_some_and(|op| [dw::DW_OP_addr.0, dw::DW_OP_addrx.0].contains(op))
+        }
         _ => false,
     }
 }
 
-/// The named types that `ty` is made of, up to their names.
-fn reach(side: &Side<'_>, ty: Option<Die>, out: &mut Mentions, depth: usize) -> Result<(), Unreadable> {
+/// The named types that `ty` is made of, up to their names. `scope` is put before the name of a class within a function.
+fn reach(side: &Side<'_>, ty: Option<Die>, scope: &str, out: &mut Mentions, depth: usize) -> Result<(), Unreadable> {
     let Some(die) = ty else { return Ok(()) };
     if depth > NESTING_MAX {
         return Err(Unreadable::Nesting);
@@ -69,27 +73,46 @@ fn reach(side: &Side<'_>, ty: Option<Die>, out: &mut Mentions, depth: usize) -> 
         return Ok(());
     }
     match side.shape(Some(die))? {
-        Shape::Pointer { to, .. } | Shape::Array { element: to, .. } => reach(side, to, out, depth + 1),
-        Shape::Function { die } => reach_call(side, die, out, depth + 1),
+        Shape::Pointer { to, .. } | Shape::Array { element: to, .. } => reach(side, to, scope, out, depth + 1),
+        Shape::Member { class, to } => {
+            reach(side, class, scope, out, depth + 1)?;
+            reach(side, to, scope, out, depth + 1)
+        }
+        Shape::Function { die } => reach_call(side, die, scope, out, depth + 1),
+        // Several closures of one function have one name: they are compared where the functions of theirs are.
+        Shape::Aggregate { name: Some(name), .. } if is_closure(&name) => Ok(()),
         Shape::Aggregate { die: inner, name: Some(name), .. } | Shape::Enumeration { die: inner, name: Some(name) } => {
             let entry = side.entry(inner)?;
             let tag = entry.has_attr(dw::DW_AT_name);
+            let named = if tag { inner } else { die };
             if !entry.has_attr(dw::DW_AT_declaration) {
-                out.types.entry(TypeKey { tag, name }).or_insert(if tag { inner } else { die });
+                let name = if side.is_local(named) { format!("{scope}{name}") } else { name };
+                out.types.entry(TypeKey { tag, name }).or_insert(named);
             }
             Ok(())
         }
         Shape::Aggregate { die: inner, name: None, .. } => {
             let members = side.members(inner)?;
-            members.into_iter().try_for_each(|member| reach(side, member.ty, out, depth + 1))
+            members.into_iter().try_for_each(|member| reach(side, member.ty, scope, out, depth + 1))
         }
         _ => Ok(()),
     }
 }
 
+/// Whether g++ made up the name, from the parameters of a lambda.
+fn is_closure(name: &str) -> bool {
+    name.starts_with("<lambda") || name.contains("::<lambda")
+}
+
 /// What passes between a function and who calls it.
-fn reach_call(side: &Side<'_>, function: Die, out: &mut Mentions, depth: usize) -> Result<(), Unreadable> {
+fn reach_call(
+    side: &Side<'_>,
+    function: Die,
+    scope: &str,
+    out: &mut Mentions,
+    depth: usize,
+) -> Result<(), Unreadable> {
     let (parameters, _) = side.parameters(function)?;
-    reach(side, side.type_of(function)?, out, depth)?;
-    parameters.into_iter().try_for_each(|ty| reach(side, ty, out, depth))
+    reach(side, side.type_of(function)?, scope, out, depth)?;
+    parameters.into_iter().try_for_each(|ty| reach(side, ty, scope, out, depth))
 }

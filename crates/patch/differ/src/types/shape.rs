@@ -9,6 +9,8 @@ pub(super) enum Shape {
     Void,
     Base { encoding: u8, size: u64 },
     Pointer { tag: u16, to: Option<Die> },
+    /// A pointer to a member of a class.
+    Member { class: Option<Die>, to: Option<Die> },
     Aggregate { union: bool, die: Die, name: Option<String> },
     Enumeration { die: Die, name: Option<String> },
     Array { element: Option<Die>, counts: Vec<Count> },
@@ -72,7 +74,7 @@ impl Side<'_> {
             let Some(die) = at else { return Ok(Shape::Void) };
             let entry = self.entry(die)?;
             match entry.tag() {
-                dw::DW_TAG_typedef => alias = self.string(&entry, dw::DW_AT_name, die.unit())?,
+                dw::DW_TAG_typedef => alias = self.full_name(die)?,
                 dw::DW_TAG_const_type
                 | dw::DW_TAG_volatile_type
                 | dw::DW_TAG_restrict_type
@@ -86,10 +88,10 @@ impl Side<'_> {
         Err(Unreadable::Nesting)
     }
 
-    fn shape_of(&self, die: Die, alias: Option<&str>) -> Result<Shape, Unreadable> {
+    fn shape_of(&self, die: Die, alias: Option<String>) -> Result<Shape, Unreadable> {
         let entry = self.entry(die)?;
         let size = number(entry.attr_value(dw::DW_AT_byte_size)).unwrap_or(0);
-        let name = self.string(&entry, dw::DW_AT_name, die.unit())?;
+        let name = if entry.has_attr(dw::DW_AT_name) { self.full_name(die)? } else { None };
         let element = || self.reference(&entry, dw::DW_AT_type, die.unit());
         let tag = entry.tag();
         Ok(match tag {
@@ -104,13 +106,17 @@ impl Side<'_> {
                 Shape::Pointer { tag: tag.0, to: element()? }
             }
             tag if is_aggregate(tag) => {
-                let name = name.or(alias).map(str::to_owned);
+                let name = name.or(alias);
                 Shape::Aggregate { union: tag == dw::DW_TAG_union_type, die, name }
             }
-            dw::DW_TAG_enumeration_type => Shape::Enumeration { die, name: name.or(alias).map(str::to_owned) },
+            dw::DW_TAG_enumeration_type => Shape::Enumeration { die, name: name.or(alias) },
             dw::DW_TAG_array_type => Shape::Array { element: element()?, counts: self.counts(die)? },
             dw::DW_TAG_subroutine_type | dw::DW_TAG_subprogram => Shape::Function { die },
-            tag => Shape::Other { tag: tag.0, name: name.unwrap_or_default().to_owned(), size },
+            dw::DW_TAG_ptr_to_member_type => {
+                let class = self.reference(&entry, dw::DW_AT_containing_type, die.unit())?;
+                Shape::Member { class, to: element()? }
+            }
+            tag => Shape::Other { tag: tag.0, name: name.unwrap_or_default(), size },
         })
     }
 
@@ -217,6 +223,7 @@ impl Side<'_> {
             Shape::Base { size, .. } | Shape::Other { size, .. } => size,
             Shape::Aggregate { die, .. } | Shape::Enumeration { die, .. } => self.extent(die)?.0,
             Shape::Pointer { .. } => 8,
+            Shape::Member { .. } => 16,
             _ => 0,
         })
     }
@@ -301,7 +308,8 @@ impl Side<'_> {
         let entry = self.entry(die)?;
         let tag = entry.tag();
         let target = || self.reference(&entry, dw::DW_AT_type, die.unit());
-        let name = self.string(&entry, dw::DW_AT_name, die.unit())?.unwrap_or("(anonymous)");
+        let name = self.string(&entry, dw::DW_AT_name, die.unit())?;
+        let name = name.map_or(Ok(None), |_| self.full_name(die))?.unwrap_or_else(|| "(anonymous)".to_owned());
         match tag {
             dw::DW_TAG_const_type | dw::DW_TAG_volatile_type | dw::DW_TAG_atomic_type | dw::DW_TAG_restrict_type => {
                 let qualifier = match tag {
@@ -323,6 +331,16 @@ impl Side<'_> {
                 let inner = match binds_tighter {
                     true => format!("({sign}{declarator})"),
                     false => format!("{sign}{declarator}"),
+                };
+                self.declare(to, inner, depth + 1)
+            }
+            dw::DW_TAG_ptr_to_member_type => {
+                let class = self.reference(&entry, dw::DW_AT_containing_type, die.unit())?;
+                let class = class.map_or(Ok(None), |class| self.full_name(class))?.unwrap_or_default();
+                let to = target()?;
+                let inner = match self.shape(to)? {
+                    Shape::Function { .. } => format!("({class}::*{declarator})"),
+                    _ => format!("{class}::*{declarator}"),
                 };
                 self.declare(to, inner, depth + 1)
             }
@@ -348,7 +366,7 @@ impl Side<'_> {
             dw::DW_TAG_class_type => Ok(leaf(&format!("class {name}"))),
             dw::DW_TAG_union_type => Ok(leaf(&format!("union {name}"))),
             dw::DW_TAG_enumeration_type => Ok(leaf(&format!("enum {name}"))),
-            _ => Ok(leaf(name)),
+            _ => Ok(leaf(&name)),
         }
     }
 }

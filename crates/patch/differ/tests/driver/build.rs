@@ -1,6 +1,6 @@
 //! Compiles and links a program in one variant, asks it, and has it diffed.
 
-use super::case::{Case, SourceFile};
+use super::case::{Case, Compiler, SourceFile};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -17,12 +17,13 @@ pub(crate) struct Variant {
     pub(crate) cf: &'static str,
     pub(crate) patchable: &'static str,
     pub(crate) stripped: bool,
+    pub(crate) compiler: Compiler,
 }
 
 impl std::fmt::Display for Variant {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let stripped = if self.stripped { "stripped" } else { "with symbols" };
-        write!(f, "{} {} {} {} {stripped}", self.opt, self.link, self.cf, self.patchable)
+        write!(f, "{} {} {} {} {} {stripped}", self.compiler.cxx(), self.opt, self.link, self.cf, self.patchable)
     }
 }
 
@@ -42,27 +43,43 @@ const ROWS: [[usize; 5]; 9] = [
     [2, 2, 1, 0, 0],
 ];
 
-/// `count` variants of a case, other ones for each case; all nine with `PROGRAMS_ALL=1`.
+/// `count` variants of a case, other ones for each case, C++ with both compilers in turn; with `PROGRAMS_ALL=1` all
+/// nine by each compiler, and with `STILLPOINT_ALL=1` every combination of C++.
 pub(crate) fn variants(case: &Case, count: usize) -> Vec<Variant> {
-    let all = std::env::var_os("PROGRAMS_ALL").is_some_and(|value| value == "1");
+    let set = |name: &str| std::env::var_os(name).is_some_and(|value| value == "1");
+    let compilers: &[Compiler] = if case.is_cxx() { &case.compilers } else { &[Compiler::Gnu] };
     let seed = case.name.bytes().fold(0usize, |sum, b| sum.wrapping_mul(31).wrapping_add(usize::from(b)));
-    let count = if all { ROWS.len() } else { count };
-    let mut chosen = Vec::new();
-    for i in 0..count {
+    let rows: Vec<([usize; 5], Compiler)> = if case.is_cxx() && set("STILLPOINT_ALL") {
+        every_combination(compilers)
+    } else if set("PROGRAMS_ALL") {
+        ROWS.iter().flat_map(|row| compilers.iter().map(|compiler| (*row, *compiler))).collect()
+    } else {
         // Steps of four through nine rows: three in a row differ in optimisation and link.
-        let [opt, link, cf, patchable, stripped] = ROWS[(seed + 4 * i) % ROWS.len()];
+        let row = |i: usize| (ROWS[(seed + 4 * i) % ROWS.len()], compilers[(seed / ROWS.len() + i) % compilers.len()]);
+        (0..count).map(row).collect()
+    };
+    let mut chosen = Vec::new();
+    for ([opt, link, cf, patchable, stripped], compiler) in rows {
         let variant = Variant {
             opt: case.opts[opt % case.opts.len()].clone(),
             link: case.links[link % case.links.len()].clone(),
             cf: CF[cf],
             patchable: PATCHABLE[patchable],
             stripped: stripped == 1,
+            compiler,
         };
         if !chosen.contains(&variant) {
             chosen.push(variant);
         }
     }
     chosen
+}
+
+/// All levels of the four factors with each compiler; stripped every second time.
+fn every_combination(compilers: &[Compiler]) -> Vec<([usize; 5], Compiler)> {
+    let levels = 0..3_usize.pow(4);
+    let row = |n: usize| [n / 27, n / 9 % 3, n / 3 % 3, n % 3, n % 2];
+    levels.flat_map(|n| compilers.iter().map(move |compiler| (row(n), *compiler))).collect()
 }
 
 /// The objects of one unit.
@@ -114,7 +131,8 @@ impl Built {
                 _ => "-fPIE",
             };
             let words = [&variant.opt, "-g", pic, variant.cf, variant.patchable];
-            run(Command::new("cc")
+            let compiler = if unit.ends_with(".cc") { variant.compiler.cxx() } else { "cc" };
+            run(Command::new(compiler)
                 .current_dir(&root)
                 .args(words.iter().filter(|word| !word.is_empty()))
                 .args(&case.flags)
@@ -176,7 +194,7 @@ fn link(
     std::fs::create_dir(&here).expect("create a directory");
     let program = here.join("program");
     let cc = || {
-        let mut cc = Command::new("cc");
+        let mut cc = Command::new(if case.is_cxx() { variant.compiler.cxx() } else { "cc" });
         cc.current_dir(root)
             .arg(&variant.opt)
             .arg("-Wl,--build-id")

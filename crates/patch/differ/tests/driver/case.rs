@@ -24,6 +24,25 @@ pub(crate) enum Live {
     Busy(String),
 }
 
+/// What compiles and links a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Compiler {
+    /// The system's compilers: gcc and g++.
+    Gnu,
+    /// clang 14.
+    Clang,
+}
+
+impl Compiler {
+    /// The command for C++.
+    pub(crate) fn cxx(self) -> &'static str {
+        match self {
+            Compiler::Gnu => "g++",
+            Compiler::Clang => "clang++-14",
+        }
+    }
+}
+
 /// A file of a program.
 #[derive(Debug, Clone)]
 pub(crate) struct SourceFile {
@@ -58,6 +77,7 @@ pub(crate) struct Case {
     pub(crate) hooks: Vec<(String, String)>,
     pub(crate) live: Live,
     pub(crate) own_main: bool,
+    pub(crate) compilers: Vec<Compiler>,
     pub(crate) units: Vec<SourceFile>,
     pub(crate) headers: Vec<SourceFile>,
 }
@@ -68,9 +88,10 @@ impl Case {
         let text = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let name = path.file_stem().expect("a file name").to_string_lossy().into_owned();
         let mut case = Case::empty(name, path);
+        let first = path.file_name().expect("a file name").to_string_lossy().into_owned();
         let mut expect = None;
         let mut file: Option<(bool, SourceFile)> =
-            Some((false, SourceFile { name: format!("{}.c", case.name), text: String::new() }));
+            Some((false, SourceFile { name: first, text: String::new() }));
         for line in text.lines() {
             let Some(directive) = line.strip_prefix("//#") else {
                 let (_, file) = file.as_mut().expect("a file is open");
@@ -121,6 +142,7 @@ impl Case {
             hooks: Vec::new(),
             live: Live::Yes,
             own_main: false,
+            compilers: vec![Compiler::Gnu, Compiler::Clang],
             units: Vec::new(),
             headers: Vec::new(),
         }
@@ -147,6 +169,13 @@ impl Case {
             "Has" => self.has.push(value.to_owned()),
             "Folded" => self.folded = words(),
             "Main" => self.own_main = value == "own",
+            "Compiler" => {
+                self.compilers = vec![match value {
+                    "gnu" => Compiler::Gnu,
+                    "clang" => Compiler::Clang,
+                    _ => panic!("{}: Compiler {value}", self.name),
+                }];
+            }
             "Hook" => {
                 let (phase, function) = value.split_once(' ').unwrap_or_else(|| panic!("{}: Hook {value}", self.name));
                 self.hooks.push((phase.to_owned(), function.to_owned()));
@@ -196,6 +225,11 @@ impl Case {
     /// Whether one question has one answer, whatever was asked before.
     pub(crate) fn is_stateless(&self) -> bool {
         self.before.len() == 1 && self.after.len() == 1 && (self.reverted == self.before || self.reverted == self.base)
+    }
+
+    /// Whether it is in C++.
+    pub(crate) fn is_cxx(&self) -> bool {
+        self.path.extension().is_some_and(|extension| extension == "cc")
     }
 
     /// Whether the patch builds on an earlier one.

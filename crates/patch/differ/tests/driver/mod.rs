@@ -1,4 +1,4 @@
-//! Directive programs: one C file per rule, with what must come of it written at its top.
+//! Directive programs: one C or C++ file per rule, with what must come of it written at its top.
 //!
 //! A program is a little server: asked by a line on standard input, it answers with one on standard output, by calling
 //! `answer()` (`include/serve.c` does the rest). The shipped and the before side are compiled as they are, the after
@@ -22,6 +22,7 @@
 //! | `Hook: PHASE FUNCTION` | a hook function of the after side |
 //! | `Live: no REASON`, `busy FUNCTION` | not run live; or a thread never leaves this function |
 //! | `Main: own` | the program brings its own `main` |
+//! | `Compiler: gnu`, `clang` | compiled by that one alone; C is compiled by the system's compiler, C++ by both |
 //! | `Unit: NAME`, `Header: NAME` | what follows is another file |
 
 // Two test programs share this, and neither uses all of it.
@@ -31,9 +32,11 @@ mod build;
 mod case;
 #[macro_use]
 mod list;
+#[macro_use]
+mod list_cxx;
 
 pub(crate) use build::{Built, Server, Variant, diff, diff_base, variants};
-pub(crate) use case::{Case, Expect, Live};
+pub(crate) use case::{Case, Compiler, Expect, Live};
 
 use std::path::{Path, PathBuf};
 
@@ -46,14 +49,16 @@ pub(crate) fn directory() -> PathBuf {
 
 /// Reads a program by its name.
 pub(crate) fn read(name: &str) -> Case {
-    Case::read(&directory().join(name).with_extension("c"))
+    let path = directory().join(name);
+    let found = ["c", "cc"].map(|extension| path.with_extension(extension)).into_iter().find(|path| path.is_file());
+    Case::read(&found.unwrap_or_else(|| panic!("no program {name}")))
 }
 
-/// The names of all programs, sorted.
-pub(crate) fn names() -> Vec<String> {
+/// The names of all programs whose files end so, sorted.
+pub(crate) fn names(extension: &str) -> Vec<String> {
     let entries = std::fs::read_dir(directory()).expect("read the directory of the programs");
     let paths = entries.map(|entry| entry.expect("an entry").path());
-    let sources = paths.filter(|path| path.extension().is_some_and(|extension| extension == "c"));
+    let sources = paths.filter(|path| path.extension().is_some_and(|found| found == extension));
     let mut names: Vec<String> =
         sources.map(|path| path.file_stem().expect("a name").to_string_lossy().into_owned()).collect();
     names.sort();

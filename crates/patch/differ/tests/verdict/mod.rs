@@ -4,7 +4,7 @@ use super::driver::{self, Built, Case, Expect, Server};
 use object::{Object, ObjectSection, ObjectSymbol};
 use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_differ::{Outcome, Refusal};
-use stillpoint_patch_format::{Patch, SymbolValue};
+use stillpoint_patch_format::{Patch, SymbolValue, readable_short};
 
 /// Variants that a case runs in unless all are asked for.
 const VARIANTS: usize = 3;
@@ -98,13 +98,14 @@ fn names(patch: &Patch) -> Vec<&str> {
     patch.functions.iter().map(|f| f.name.as_str()).collect()
 }
 
-/// A clone's name is that of its function.
-fn plain(name: &str) -> &str {
-    name.split_once('.').map_or(name, |(plain, _)| plain)
+/// A clone's name is that of its function; a C++ name is without parameters and spaces, and its mangled form counts too.
+fn plain(name: &str) -> String {
+    let name = name.split_once('.').map_or(name, |(plain, _)| plain);
+    readable_short(name).replace(' ', "")
 }
 
 fn accepted(case: &Case, built: &Built, patch: &Patch) -> Result<(), String> {
-    let redirected: BTreeSet<&str> = patch.functions.iter().map(|f| plain(&f.name)).collect();
+    let redirected: BTreeSet<String> = patch.functions.iter().map(|f| plain(&f.name)).collect();
     if let Some(name) = case.changed.iter().find(|name| !redirected.contains(name.as_str())) {
         return Err(format!("{name} is not redirected, only {redirected:?}"));
     }
@@ -138,7 +139,7 @@ fn addresses(built: &Built, patch: &Patch) -> Result<(), String> {
         let name = symbol.name().unwrap_or_default();
         let map = if symbol.kind() == object::SymbolKind::Tls { &mut tls } else { &mut known };
         map.entry(name.to_owned()).or_default().insert(symbol.address());
-        map.entry(plain(name).to_owned()).or_default().insert(symbol.address());
+        map.entry(plain(name)).or_default().insert(symbol.address());
     }
     for function in &patch.functions {
         let all = known.get(&function.name).ok_or_else(|| format!("the target has no {}", function.name))?;

@@ -12,7 +12,15 @@
 #endif
 
 /* A function that is called as written: not inlined, cloned or analysed by its callers. */
+#ifdef __clang__
+#define KEEP __attribute__((noinline))
+#else
 #define KEEP __attribute__((noipa))
+#endif
+
+#ifdef __cplusplus
+extern "C" void answer(void);
+#endif
 
 /* Seven bytes of nothing: a function shorter than a jump is a case of its own. */
 #define ROOM __asm__ volatile("nopl 0x12345678(%rax)")

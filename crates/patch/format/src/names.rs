@@ -1,0 +1,60 @@
+//! Symbol names as people read them.
+
+use cpp_demangle::{DemangleOptions, Symbol};
+use std::borrow::Cow;
+
+/// Longer names are kept as they are: nobody reads them, and templates grow without bound.
+const NAME_MAX: usize = 4096;
+
+/// A symbol's name as it is written in the source: `_ZN4Pool4growEm` becomes `Pool::grow(unsigned long)`. A name of C,
+/// or one that is not understood, stays as it is; what the compiler appended (`.cold`, `.part.0`) stays at the end.
+///
+/// ```
+/// use stillpoint_patch_format::readable;
+/// assert_eq!(readable("_ZN4Pool4growEm.cold"), "Pool::grow(unsigned long).cold");
+/// assert_eq!(readable("lookupKey"), "lookupKey");
+/// ```
+pub fn readable(name: &str) -> Cow<'_, str> {
+    demangle(name, &DemangleOptions::new()).map_or(Cow::Borrowed(name), Cow::Owned)
+}
+
+/// The same without parameters and result: `Pool::grow`.
+///
+/// ```
+/// assert_eq!(stillpoint_patch_format::readable_short("_ZN4Pool4growEm"), "Pool::grow");
+/// ```
+pub fn readable_short(name: &str) -> Cow<'_, str> {
+    demangle(name, &DemangleOptions::new().no_params().no_return_type()).map_or(Cow::Borrowed(name), Cow::Owned)
+}
+
+fn demangle(name: &str, options: &DemangleOptions) -> Option<String> {
+    let mangled = name.strip_prefix("DW.ref.").unwrap_or(name);
+    if !mangled.starts_with("_Z") || name.len() > NAME_MAX {
+        return None;
+    }
+    let (mangled, decoration) = mangled.split_at(mangled.find('.').unwrap_or(mangled.len()));
+    let text = Symbol::new(mangled).ok()?.demangle_with_options(options).ok()?;
+    Some(text + decoration)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_are_not_mangled_stay() {
+        for name in ["", "_Z", "_Zgarbage", "main", "_ZN", ".LC0", "_ZN4Pool4grow"] {
+            assert_eq!(readable(name), name);
+        }
+        let long = format!("_Z{}", "P".repeat(1 << 20));
+        assert_eq!(readable(&long), long);
+        let deep = format!("_Z1f{}i", "P".repeat(2000));
+        assert!(!readable(&deep).is_empty(), "nesting is bounded");
+    }
+
+    #[test]
+    fn tables_and_guards_say_of_what() {
+        assert_eq!(readable("_ZTV5Shape"), "{vtable(Shape)}");
+        assert_eq!(readable("_ZGVZ4nextvE5count"), "guard variable for next()::count");
+    }
+}
