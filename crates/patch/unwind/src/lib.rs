@@ -1,4 +1,5 @@
-//! Walks a stack by the unwind data of the code alone: registers and a read callback in, frames out.
+//! Walks a stack by the unwind data of the code alone: registers and a read callback in, frames out. Makes such data for
+//! code that no compiler wrote ([`describe()`]), and the table by which unwinders find it ([`search_table()`]).
 //!
 //! The caller hands over every module's `.eh_frame` with the address that it has in the process ([`Module`]), the
 //! registers of a thread that stands, and a function that reads words of its stack.
@@ -24,6 +25,10 @@
 //! section 6.4, and the LSB's `.eh_frame`.
 #![forbid(unsafe_code)]
 
+mod describe;
+mod search_table;
 mod walk;
 
+pub use describe::{COMMON_LEN, PIECE_MAX, PLAIN_LEN, Piece, Row, describe};
+pub use search_table::{Described, TableError, count_described, described, search_table, table_len};
 pub use walk::{End, Frame, Module, Registers, Unwinder, Walk};

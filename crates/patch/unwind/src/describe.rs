@@ -1,0 +1,111 @@
+//! Call-frame information for code that no compiler wrote: dispatchers, stubs, displaced prologues.
+
+/// Bytes of the common record of [`describe`].
+pub const COMMON_LEN: usize = 24;
+/// Room for one record of a piece that never moves the stack pointer.
+pub const PLAIN_LEN: usize = 24;
+/// Room for one record of any piece; a piece with more rows is described as far as the room goes.
+pub const PIECE_MAX: usize = 96;
+
+const RSP: u8 = 7;
+const RETURN_ADDRESS: u8 = 16;
+const ADVANCE_LOC: u8 = 0x40;
+const ADVANCE_LOC1: u8 = 0x02;
+const OFFSET: u8 = 0x80;
+const DEF_CFA: u8 = 0x0c;
+const DEF_CFA_OFFSET: u8 = 0x0e;
+const PCREL_SDATA4: u8 = 0x1b;
+const WORD: u64 = 8;
+
+/// From one instruction of a piece on: where the caller's frame is, and where it finds its registers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// Offset of the instruction; less than 256 behind the row before.
+    pub offset: u32,
+    /// Bytes from the stack pointer to the canonical frame address.
+    pub frame: u64,
+    /// Registers by DWARF number (below 64), each with the bytes from the canonical frame address down to where it lies.
+    pub saved: Vec<(u8, u64)>,
+}
+
+/// A piece of code that is entered as by a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// Its first byte.
+    pub start: u64,
+    /// Its bytes.
+    pub len: u64,
+    /// Ascending, the first at offset 0.
+    pub rows: Vec<Row>,
+}
+
+impl Piece {
+    /// Code that never moves the stack pointer.
+    pub fn plain(start: u64, len: u64) -> Self {
+        Piece { start, len, rows: vec![Row { offset: 0, frame: WORD, saved: Vec::new() }] }
+    }
+}
+
+/// `.eh_frame` records of `pieces`, to lie at `at`, without a terminator; `None` when a piece is out of reach.
+pub fn describe(at: u64, pieces: &[Piece]) -> Option<Vec<u8>> {
+    let mut out = Vec::with_capacity(COMMON_LEN + pieces.len() * PLAIN_LEN);
+    // version 1, augmentation "zR", code factor 1, data factor -8, return address, encoding of addresses
+    let head = [1, b'z', b'R', 0, 1, 0x78, RETURN_ADDRESS, 1, PCREL_SDATA4];
+    let at_call = [DEF_CFA, RSP, WORD as u8, OFFSET | RETURN_ADDRESS, 1];
+    record(&mut out, &[&0u32.to_le_bytes()[..], &head, &at_call].concat());
+    for piece in pieces {
+        let start = out.len();
+        let (rules, len) = rules(piece);
+        let distance = i32::try_from(piece.start.wrapping_sub(at + start as u64 + 8) as i64).ok()?;
+        let common = u32::try_from(start + 4).ok()?;
+        let range = u32::try_from(len).ok()?;
+        let head = [common.to_le_bytes(), distance.to_le_bytes(), range.to_le_bytes()].concat();
+        record(&mut out, &[&head[..], &[0], &rules].concat());
+    }
+    Some(out)
+}
+
+/// Appends a record, padded with no-operations (zeroes) to whole words.
+fn record(out: &mut Vec<u8>, body: &[u8]) {
+    let len = (body.len() + 4).next_multiple_of(8);
+    out.extend_from_slice(&(len as u32 - 4).to_le_bytes());
+    out.extend_from_slice(body);
+    out.resize(out.len() + len - 4 - body.len(), 0);
+}
+
+/// The instructions of a record, and how many bytes of code they describe.
+fn rules(piece: &Piece) -> (Vec<u8>, u64) {
+    const ROOM: usize = PIECE_MAX - 17 - 8;
+    let mut out = Vec::new();
+    let mut previous = Row { offset: 0, frame: WORD, saved: Vec::new() };
+    for row in &piece.rows {
+        let mut step = Vec::new();
+        match row.offset - previous.offset {
+            0 => {}
+            by @ 1..0x40 => step.push(ADVANCE_LOC | by as u8),
+            by => step.extend([ADVANCE_LOC1, by as u8]),
+        }
+        if row.frame != previous.frame {
+            step.push(DEF_CFA_OFFSET);
+            leb(&mut step, row.frame);
+        }
+        for (register, down) in row.saved.iter().filter(|saved| !previous.saved.contains(saved)) {
+            step.push(OFFSET | register & 0x3f);
+            leb(&mut step, down / WORD);
+        }
+        if out.len() + step.len() > ROOM {
+            return (out, u64::from(row.offset));
+        }
+        out.extend(step);
+        previous = row.clone();
+    }
+    (out, piece.len)
+}
+
+fn leb(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}

@@ -1,0 +1,88 @@
+//! The table by which unwinders search `.eh_frame` (`.eh_frame_hdr` of the LSB).
+
+use gimli::{BaseAddresses, CieOrFde, EhFrame, EndianSlice, LittleEndian, UnwindSection};
+
+/// Bytes before the first entry.
+const HEADER_LEN: usize = 12;
+const ENTRY_LEN: usize = 8;
+
+/// Why there is no table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum TableError {
+    /// A record is not understood.
+    #[error("unwind data at offset {0:#x} is not understood")]
+    Record(usize),
+    /// Code or records are more than 2 GiB away from the table.
+    #[error("unwind data of {0:#x} is out of the table's reach")]
+    Reach(u64),
+}
+
+/// Code with the record that describes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Described {
+    /// First byte of the code.
+    pub start: u64,
+    /// One past its last byte.
+    pub end: u64,
+    /// Offset of the record in `.eh_frame`.
+    pub record: usize,
+}
+
+/// All code that the records in `eh_frame` (which lies at `at`) describe, ascending.
+pub fn described(at: u64, eh_frame: &[u8]) -> Result<Vec<Described>, TableError> {
+    let bases = BaseAddresses::default().set_eh_frame(at);
+    let section = EhFrame::from(EndianSlice::new(eh_frame, LittleEndian));
+    let mut entries = section.entries(&bases);
+    let mut out = Vec::new();
+    let mut last = 0;
+    while let Some(entry) = entries.next().map_err(|_| TableError::Record(last))? {
+        let CieOrFde::Fde(partial) = entry else { continue };
+        let fde = partial.parse(EhFrame::cie_from_offset).map_err(|_| TableError::Record(last))?;
+        last = fde.offset();
+        let start = fde.initial_address();
+        if let Some(end) = start.checked_add(fde.len()).filter(|end| *end > start) {
+            out.push(Described { start, end, record: last });
+        }
+    }
+    out.sort_unstable();
+    Ok(out)
+}
+
+/// How many pieces of code the records in `eh_frame` describe, told from their headers alone: before relocation.
+pub fn count_described(eh_frame: &[u8]) -> Result<usize, TableError> {
+    let word = |at: usize| eh_frame.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes);
+    let (mut at, mut count) = (0, 0);
+    while at < eh_frame.len() {
+        let damaged = TableError::Record(at);
+        let len = word(at).ok_or(damaged)? as usize;
+        if len == 0 {
+            break;
+        }
+        count += usize::from(word(at + 4).ok_or(damaged)? != 0);
+        at = at.checked_add(4 + len).filter(|end| *end <= eh_frame.len()).ok_or(damaged)?;
+    }
+    Ok(count)
+}
+
+/// Bytes of a table of `count` entries.
+pub fn table_len(count: usize) -> usize {
+    HEADER_LEN + count * ENTRY_LEN
+}
+
+/// The table for the records in `eh_frame` (at `eh_frame_at`), to lie at `at`, which is a multiple of four.
+pub fn search_table(eh_frame_at: u64, eh_frame: &[u8], at: u64) -> Result<Vec<u8>, TableError> {
+    let all = described(eh_frame_at, eh_frame)?;
+    let near = |to: u64, from: u64| {
+        let distance = i32::try_from(to.wrapping_sub(from) as i64).map_err(|_| TableError::Reach(to))?;
+        Ok(distance.to_le_bytes())
+    };
+    // version, pcrel|sdata4, udata4, datarel|sdata4: the only form that libgcc searches by halves
+    let mut out = vec![1, 0x1b, 0x03, 0x3b];
+    out.extend_from_slice(&near(eh_frame_at, at + 4)?);
+    out.extend_from_slice(&(all.len() as u32).to_le_bytes());
+    for code in all {
+        out.extend_from_slice(&near(code.start, at)?);
+        out.extend_from_slice(&near(eh_frame_at + code.record as u64, at)?);
+    }
+    Ok(out)
+}
