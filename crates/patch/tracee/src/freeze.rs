@@ -2,6 +2,7 @@
 
 use crate::tracer::{STOP_LIMIT, Seen, State, Tracer};
 use crate::{Error, Event, Held, Session, ThreadInfo, Tid, carrier};
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use stillpoint_patch_format::Avma;
@@ -51,8 +52,9 @@ impl<'s, 'p> Frozen<'s, 'p> {
         Err(Error::Unstoppable { tid: self.session.process().pid().leader(), why })
     }
 
-    /// Threads that do not stand yet: those that may not stop at all first, then sleeping ones, running ones last, so
-    /// that who is busy stands for the shortest time.
+    /// Threads that do not stand yet: those that may not stop at all first, then sleeping ones, running ones last, and
+    /// in each group those that have used the processor most, or are the oldest, last: who is busy stands for the
+    /// shortest time.
     fn missing(&mut self) -> Result<Vec<(u8, i32)>, Error> {
         let tracer = &mut self.session.tracer;
         let running = |state: &State| !matches!(state, State::Standing(_));
@@ -62,16 +64,17 @@ impl<'s, 'p> Frozen<'s, 'p> {
             if tracer.waits_for_vfork(tid) {
                 return Err(in_vfork(tid));
             }
-            let rank = match tracer.process.thread_info(Tid(tid))?.map(|info| info.state) {
+            let info = tracer.process.thread_info(Tid(tid))?;
+            let rank = match info.map(|info| info.state) {
                 Some('D') => 0,
                 Some('R') => RUNNING,
                 Some(_) => 1,
                 None => 0,
             };
-            missing.push((rank, tid));
+            missing.push((rank, info.map_or(0, |info| info.cpu_ticks), Reverse(tid)));
         }
         missing.sort_unstable();
-        Ok(missing)
+        Ok(missing.into_iter().map(|(rank, _, Reverse(tid))| (rank, tid)).collect())
     }
 
     fn stop_group(&mut self, group: &[(u8, i32)]) -> Result<(), Error> {
@@ -254,6 +257,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
             }
         }
         self.session.tracer.timer.disarm();
+        self.session.tracer.lower_priority();
         first_error.map_or(Ok(stood), Err)
     }
 }

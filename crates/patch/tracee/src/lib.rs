@@ -19,6 +19,8 @@
 //!   What shows after all: relative time-outs of the mended calls begin anew ([`Session::idle_since_stop`] says when
 //!   not to stop), and one `EINTR` of a call that is mended otherwise, if the tool is killed between its request to stop
 //!   and the stop.
+//! - While a thread stands the tracer runs before others, where it may; at every other time like everybody else, and a
+//!   caller that prepares ([`GivingWay`]) after everybody else.
 //! - Errors leave the threads running, or held by the value that still exists. [`Error::refused`] tells refusals, made
 //!   before anything was touched, from failures; [`Error::gone`] tells that there is nobody left to care for.
 //! - Calls that a thread's seccomp filters would not let through are not made.
@@ -61,13 +63,14 @@ mod error;
 mod frame;
 mod freeze;
 mod ids;
+pub mod launch;
 mod maps;
 mod memory;
-pub mod launch;
 mod module;
+mod own;
+mod priority;
 mod process;
 mod registers;
-mod own;
 mod remote;
 mod restart;
 mod seccomp;
@@ -82,6 +85,7 @@ pub use ids::{Pid, Tid};
 pub use maps::Mapping;
 pub use memory::Memory;
 pub use module::{Libc, Module};
+pub use priority::GivingWay;
 pub use process::Process;
 pub use registers::Registers;
 pub use remote::Remote;

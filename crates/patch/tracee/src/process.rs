@@ -2,6 +2,7 @@
 
 use crate::maps;
 use crate::module;
+use crate::remote::Gadgets;
 use crate::status::Stat;
 use crate::{Error, Libc, Mapping, Memory, Module, Pid, Status, ThreadActivity, ThreadInfo, Tid, sys};
 use std::fs::{self, File, OpenOptions};
@@ -9,7 +10,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// A running x86-64 process that may be traced. Holds a pidfd and `/proc/PID`, so that a reused number is noticed.
 #[derive(Debug, Clone)]
@@ -27,12 +28,22 @@ struct Inner {
     view: PathBuf,
     memory: Memory,
     kernel: (u32, u32),
+    gadgets: OnceLock<Gadgets>,
 }
 
 impl Process {
     /// Opens a process, or refuses by name: gone, zombie, a thread's number, kernel thread, 32-bit, static, traced by
     /// somebody, the tool itself, no permission.
     pub fn open(pid: Pid) -> Result<Process, Error> {
+        Process::open_as(pid, false)
+    }
+
+    /// Opens a process only to look at it: as [`Process::open`], but somebody may trace it.
+    pub fn watch(pid: Pid) -> Result<Process, Error> {
+        Process::open_as(pid, true)
+    }
+
+    fn open_as(pid: Pid, may_be_traced: bool) -> Result<Process, Error> {
         if pid.0 <= 0 {
             return Err(Error::Gone(pid));
         }
@@ -59,7 +70,7 @@ impl Process {
             Some(libc::ENOSYS) => Error::Unsupported("pidfd_open"),
             _ => Error::Gone(pid),
         })?;
-        if status.tracer.0 != 0 {
+        if status.tracer.0 != 0 && !may_be_traced {
             let name = fs::read_to_string(format!("/proc/{}/comm", status.tracer)).unwrap_or_default();
             return Err(Error::AlreadyTraced { pid, tracer: status.tracer, name: name.trim_end().to_owned() });
         }
@@ -76,6 +87,7 @@ impl Process {
                 kernel: kernel_version(),
                 dir,
                 view,
+                gadgets: OnceLock::new(),
             }),
         };
         match process.check_program(&status) {
@@ -141,12 +153,12 @@ impl Process {
         let Some(text) = self.read_task(tid, "stat", &mut buf) else { return Ok(None) };
         let stat = Stat::parse(text).ok_or_else(|| malformed(self.pid(), "stat", "a field is missing"))?;
         let kernel_worker = stat.kernel_worker(self.inner.kernel);
-        Ok(Some(ThreadInfo { tid, kernel_worker, state: stat.state }))
+        Ok(Some(ThreadInfo { tid, kernel_worker, state: stat.state, cpu_ticks: stat.cpu_ticks }))
     }
 
     /// All mappings, ascending by address.
     pub fn mappings(&self) -> Result<Vec<Mapping>, Error> {
-        let bytes = fs::read(self.memory_path("maps")).map_err(|error| self.os("reading maps", error))?;
+        let bytes = read_at_once(&self.memory_path("maps")).map_err(|error| self.os("reading maps", error))?;
         let text = String::from_utf8_lossy(&bytes);
         maps::parse(&text).map_err(|what| malformed(self.pid(), "maps", &what))
     }
@@ -271,6 +283,22 @@ impl Process {
         if self.is_alive() { Ok(sharers) } else { Err(Error::Gone(self.pid())) }
     }
 
+    /// Finds what remote calls need in the target's text, once: to be called before the process is traced, for it takes
+    /// a while. Without it that is done when a carrier is first wanted.
+    pub fn prepare_remote(&self) -> Result<(), Error> {
+        self.find_gadgets().map(drop)
+    }
+
+    pub(crate) fn find_gadgets(&self) -> Result<Gadgets, Error> {
+        match self.inner.gadgets.get() {
+            Some(gadgets) => Ok(*gadgets),
+            None => {
+                let found = Gadgets::find(self)?;
+                Ok(*self.inner.gadgets.get_or_init(|| found))
+            }
+        }
+    }
+
     /// A path below `/proc/PID`, through the open directory.
     fn path(&self, name: &str) -> PathBuf {
         below(&self.inner.dir).join(name)
@@ -307,6 +335,13 @@ impl Process {
             _ => Error::Os { call, id: self.pid().0, source },
         }
     }
+}
+
+/// `fs::read` begins with a few bytes, and the kernel writes its text anew for every call.
+fn read_at_once(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(64 << 10);
+    File::open(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 fn below(dir: &File) -> PathBuf {

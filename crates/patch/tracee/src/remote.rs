@@ -24,6 +24,7 @@ use crate::stopped::{lost, registers};
 use crate::sys::{self, Wait};
 use crate::tracer::{Seen, State, Tracer};
 use crate::{Error, Process, Tid, carrier};
+use memchr::memmem;
 use std::io;
 use std::time::{Duration, Instant};
 use stillpoint_patch_format::Avma;
@@ -48,7 +49,7 @@ pub(crate) struct Gadgets {
 }
 
 impl Gadgets {
-    fn find(process: &Process) -> Result<Gadgets, Error> {
+    pub(crate) fn find(process: &Process) -> Result<Gadgets, Error> {
         let mut mappings = process.mappings()?;
         mappings.retain(|m| m.execute && m.read && !m.write && (m.inode != 0 || m.path.as_deref() == Some("[vdso]")));
         // The C library first: only there is the restorer the real one.
@@ -59,10 +60,7 @@ impl Gadgets {
         for mapping in mappings {
             let mut text = vec![0; mapping.len().min(64 << 20) as usize];
             let available = process.memory().read_some(mapping.start, &mut text);
-            let find = |what: &[u8]| {
-                let at = text[..available].windows(what.len()).position(|bytes| bytes == what)?;
-                Some(mapping.start.0 + at as u64)
-            };
+            let find = |what: &[u8]| Some(mapping.start.0 + memmem::find(&text[..available], what)? as u64);
             syscall_ret = syscall_ret.or_else(|| find(SYSCALL_RET));
             restorer = restorer.or_else(|| find(RESTORER));
             exchange_ret = exchange_ret.or_else(|| find(EXCHANGE_RET));
@@ -87,16 +85,6 @@ impl Gadgets {
     fn check_return(&self, filters: &Filters, tid: Tid, args: [u64; 6]) -> Result<(), Error> {
         let ip = self.restorer + RESTORER.len() as u64;
         filters.check(tid, &Call { nr: libc::SYS_rt_sigreturn as u32, ip, args })
-    }
-}
-
-impl Tracer {
-    /// The gadgets, looked up once for each program.
-    pub(crate) fn gadgets(&mut self) -> Result<Gadgets, Error> {
-        match self.gadgets {
-            Some(gadgets) => Ok(gadgets),
-            None => Ok(*self.gadgets.insert(Gadgets::find(&self.process)?)),
-        }
     }
 }
 
@@ -139,7 +127,7 @@ impl<'h> Remote<'h> {
         if let Some(why) = carrier::fault(tracer, tid)? {
             return Err(Error::BadCarrier { tid: Tid(tid), why });
         }
-        let gadgets = tracer.gadgets()?;
+        let gadgets = tracer.process.find_gadgets()?;
         let filters = Filters::of(&tracer.process, Tid(tid))?;
         let original = registers(tracer, tid)?;
         gadgets.check_return(&filters, Tid(tid), original.syscall_args())?;

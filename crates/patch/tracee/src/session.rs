@@ -94,7 +94,8 @@ pub struct Session<'p> {
 /// `work` must not block for long without [`Session::pump`]: signals and births wait for it meanwhile.
 pub fn attach<R: Send>(process: &Process, work: impl FnOnce(&mut Session<'_>) -> R + Send) -> Result<R, Error> {
     let tracing = || {
-        sys::run_before_others();
+        // it inherits whatever the caller chose for itself
+        sys::run_like_others();
         let tracer = Tracer::seize(process.clone())?;
         let mut session = Session { process, tracer };
         Ok((work(&mut session), sys::own_tid()))
@@ -158,10 +159,19 @@ impl<'p> Session<'p> {
         let stood: Vec<i32> =
             self.tracer.events.iter().filter_map(|e| if let Event::Stood(t) = e { Some(t.0) } else { None }).collect();
         self.tracer.events.retain(|event| !matches!(event, Event::Stood(_)));
-        stood.into_iter().try_for_each(|tid| match self.tracer.let_go(tid) {
+        let result = stood.into_iter().try_for_each(|tid| match self.tracer.let_go(tid) {
             Ok(_) | Err(Error::ThreadGone(_)) => Ok(()),
             Err(error) => Err(error),
-        })
+        });
+        self.tracer.lower_priority();
+        result
+    }
+
+    /// Says that many stops will follow one another. Given up after each, the processor would come back only after every
+    /// thread of a busy program has had its turn, a thousand times.
+    pub fn expect_many_stops(&mut self, many: bool) {
+        self.tracer.priority.busy = many;
+        self.tracer.lower_priority();
     }
 
     /// Stops one thread. One that is held already (new, or found stopped) is handed over as it is.
@@ -188,12 +198,16 @@ impl<'p> Session<'p> {
 
     /// Lets a held thread go that no [`Stopped`] stands for. One that is not held is left alone.
     pub fn let_go(&mut self, tid: Tid) -> Result<(), Error> {
-        self.tracer.let_go(tid.0).map(drop)
+        let result = self.tracer.let_go(tid.0);
+        self.tracer.lower_priority();
+        result.map(drop)
     }
 
     /// Ends the tracing of a new process; it runs on.
     pub fn release(&mut self, pid: Pid) -> Result<(), Error> {
-        self.tracer.release(pid)
+        let result = self.tracer.release(pid);
+        self.tracer.lower_priority();
+        result
     }
 
     /// Whether a thread has executed nothing of the program since it was last let go: stopping it again would tell
@@ -218,6 +232,7 @@ impl<'p> Session<'p> {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 self.tracer.timer.disarm();
+                self.tracer.lower_priority();
                 return Ok(None);
             }
             self.tracer.timer.arm(left);
@@ -233,8 +248,8 @@ impl<'p> Session<'p> {
     /// Stops the thread best suited to carry remote calls: one in a system call that restarts, with room on its own
     /// stack. Threads looked at and found unsuited are let go again.
     pub fn stop_carrier(&mut self) -> Result<Stopped<'_>, Error> {
-        // Looking through the C library's text takes milliseconds: before anybody stands, not while the carrier does.
-        self.tracer.gadgets()?;
+        // Looking through the C library's text takes long: before anybody stands, not while the carrier does.
+        self.process.find_gadgets()?;
         let mut why = "it has no threads".to_owned();
         for tid in crate::carrier::by_fitness(&self.tracer) {
             if self.tracer.waits_for_vfork(tid) || !self.tracer.ask_to_stop(tid)? {

@@ -19,6 +19,8 @@ pub struct ThreadInfo {
     pub kernel_worker: bool,
     /// State letter: `R`, `S`, `D`, `T`, `t`, `Z`, `X`.
     pub state: char,
+    /// Processor time that it has used, in the kernel's ticks (mostly 10 ms).
+    pub cpu_ticks: u64,
 }
 
 /// Fields of a `stat` file.
@@ -26,6 +28,7 @@ pub struct ThreadInfo {
 pub(crate) struct Stat {
     pub(crate) state: char,
     pub(crate) flags: u64,
+    pub(crate) cpu_ticks: u64,
     pub(crate) start_time: u64,
 }
 
@@ -36,8 +39,10 @@ impl Stat {
         let mut fields = rest.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;
         let flags = fields.nth(5)?.parse().ok()?;
-        let start_time = fields.nth(12)?.parse().ok()?;
-        Some(Stat { state, flags, start_time })
+        let user: u64 = fields.nth(4)?.parse().ok()?;
+        let system: u64 = fields.next()?.parse().ok()?;
+        let start_time = fields.nth(6)?.parse().ok()?;
+        Some(Stat { state, flags, cpu_ticks: user.saturating_add(system), start_time })
     }
 
     pub(crate) fn kernel_thread(&self) -> bool {
@@ -173,7 +178,7 @@ mod tests {
     fn stat_survives_hostile_names() {
         let text = "77 (a) R 1 (x)) S 1 77 77 0 -1 4194368 1 2 3 4 5 6 7 8 20 0 1 0 4711 100 5";
         let stat = Stat::parse(text).unwrap();
-        assert_eq!(stat, Stat { state: 'S', flags: 4194368, start_time: 4711 });
+        assert_eq!(stat, Stat { state: 'S', flags: 4194368, cpu_ticks: 11, start_time: 4711 });
         assert!(!stat.kernel_thread() && !stat.kernel_worker((6, 18)));
         assert!(Stat { flags: 0x4000, ..stat }.kernel_worker((6, 4)));
         assert!(!Stat { flags: 0x4000, ..stat }.kernel_worker((6, 1)));

@@ -63,7 +63,7 @@ impl<'s> Held<'s> {
     /// Checks that the thread's seccomp filters allow `rt_sigreturn` and each of these calls, exactly as they would
     /// be made. Touches nothing.
     pub fn check_syscalls(&mut self, calls: &[(u64, [u64; 6])]) -> Result<(), Error> {
-        let gadgets = self.tracer.gadgets()?;
+        let gadgets = self.tracer.process.find_gadgets()?;
         let filters = seccomp::Filters::of(&self.tracer.process, Tid(self.tid))?;
         calls.iter().try_for_each(|(nr, args)| gadgets.check(&filters, Tid(self.tid), *nr, *args))
     }
@@ -120,6 +120,7 @@ impl<'s> Stopped<'s> {
         self.resumed = true;
         let result = self.held.tracer.let_go(self.held.tid);
         self.held.tracer.timer.disarm();
+        self.held.tracer.lower_priority();
         result
     }
 }

@@ -311,20 +311,46 @@ pub(crate) fn write_at(file: &File, bytes: &[u8], at: u64) -> io::Result<usize> 
     }
 }
 
+/// Gives an OS thread (0: the calling one) a scheduling policy, with the lowest priority that it knows; whether the
+/// kernel allowed it.
+fn set_policy(tid: i32, policy: libc::c_int) -> bool {
+    // SAFETY: plain data, for which all zeroes is a value.
+    let mut parameter: libc::sched_param = unsafe { std::mem::zeroed() };
+    parameter.sched_priority = i32::from(policy == libc::SCHED_FIFO);
+    // SAFETY: the call reads one sched_param.
+    unsafe { libc::sched_setscheduler(tid, policy | libc::SCHED_RESET_ON_FORK, &raw const parameter) == 0 }
+}
+
 /// Gives this OS thread a real-time priority where it may: on a busy machine a tracer that waits for a processor keeps
 /// its tracees standing. Where the machine gives none, the best of the others; without the permission for either
 /// everything works, more slowly.
 pub(crate) fn run_before_others() {
-    // SAFETY: plain data, for which all zeroes is a value.
-    let mut parameter: libc::sched_param = unsafe { std::mem::zeroed() };
-    parameter.sched_priority = 1;
-    // SAFETY: the call reads one sched_param; 0 is the calling thread.
-    let refused =
-        unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const parameter) } != 0;
-    if refused {
+    if !set_policy(0, libc::SCHED_FIFO) {
         // SAFETY: plain integers; 0 is the calling thread.
         unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) };
     }
+}
+
+/// Takes [`run_before_others`] and [`run_after_others`] back for this OS thread.
+pub(crate) fn run_like_others() {
+    set_policy(0, libc::SCHED_OTHER);
+    // SAFETY: plain integers; 0 is the calling thread.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 0) };
+}
+
+/// This OS thread runs when no other wants to.
+pub(crate) fn run_after_others() {
+    set_policy(0, libc::SCHED_IDLE);
+}
+
+/// Ordinary priority for another OS thread of this process.
+pub(crate) fn set_ordinary(tid: i32) {
+    set_policy(tid, libc::SCHED_OTHER);
+}
+
+/// Whether this OS thread may raise its priority again after it was lowered.
+pub(crate) fn may_raise() -> bool {
+    set_policy(0, libc::SCHED_FIFO) && set_policy(0, libc::SCHED_OTHER)
 }
 
 pub(crate) fn own_tid() -> i32 {

@@ -1,7 +1,7 @@
 //! The book of traced threads: who runs, who stands, what was reported. All ptrace happens on one OS thread.
 
+use crate::priority::Priority;
 use crate::registers::{ERESTART_RESTARTBLOCK, ERESTARTNOHAND, Registers};
-use crate::remote::Gadgets;
 use crate::restart;
 use crate::sys::{self, Wait, WaitTimer};
 use crate::{Birth, Error, Event, Pid, Process, ThreadActivity, Tid, process};
@@ -104,7 +104,7 @@ pub(crate) struct Tracer {
     children: HashMap<i32, Child>,
     pub(crate) events: VecDeque<Event>,
     pub(crate) timer: WaitTimer,
-    pub(crate) gadgets: Option<Gadgets>,
+    pub(crate) priority: Priority,
     pub(crate) replaced: bool,
 }
 
@@ -119,7 +119,7 @@ impl Tracer {
             children: HashMap::new(),
             events: VecDeque::new(),
             timer,
-            gadgets: None,
+            priority: Priority::default(),
             replaced: false,
         };
         // Threads born between two enumerations are found by the next one, or attached by the kernel because their
@@ -333,6 +333,7 @@ impl Tracer {
             }
             None => return Ok(false),
         }
+        self.priority.raise();
         let switches = self.process.voluntary_switches(Tid(tid)).ok();
         if let Some(thread) = self.threads.get_mut(&tid) {
             thread.switches_before = switches;
@@ -453,6 +454,17 @@ impl Tracer {
         Ok(!now.ran_since_but(&returns_to, SWITCHES_OF_A_STOP))
     }
 
+    /// Whoever lets others go calls this afterwards: the processor is the target's again.
+    pub(crate) fn lower_priority(&mut self) {
+        if !self.priority.is_raised() {
+            return;
+        }
+        let stands = |thread: &Thread| thread.asked || !matches!(thread.state, State::Running);
+        if !self.threads.values().any(stands) && !self.children.values().any(|child| child.stands) {
+            self.priority.lower();
+        }
+    }
+
     /// Ends the tracing of a process that the target made.
     pub(crate) fn release(&mut self, pid: Pid) -> Result<(), Error> {
         if self.children.remove(&pid.0).is_none() {
@@ -468,6 +480,10 @@ impl Tracer {
     /// Serves one report, of whatever thread: `None` when there was none (`block`: when interrupted by the timer).
     /// A thread that stands without anybody having asked for it is let go.
     pub(crate) fn serve_one(&mut self, block: bool) -> Result<Option<()>, Error> {
+        if block {
+            // whatever is reported, somebody stands for it
+            self.priority.raise();
+        }
         let tid = match sys::peek(block) {
             Ok(Some(tid)) => tid,
             Ok(None) => return Ok(None),
