@@ -71,14 +71,46 @@ fn print(status: &Status, output: &Output) {
         output.line(format_args!("    {} at {} holds something else", entry.function, entry.address));
     }
     let behind = status.threads.iter().filter(|t| t.transition.is_none_or(|n| n < status.generation)).count();
-    if !status.threads.is_empty() {
+    if !status.threads.is_empty() && status.ledger_bytes > 0 {
         output.line(format_args!(
             "  threads: {}, of them {} went through an older transition or were born later",
             status.threads.len(),
             behind
         ));
     }
+    print_points(status, output);
     output.line(format_args!("  memory: {} bytes of patches, {} of ledger", status.bytes_kept, status.ledger_bytes));
+}
+
+/// What a program with libstillpoint says of its threads.
+fn print_points(status: &Status, output: &Output) {
+    let Some(points) = &status.points else { return };
+    if points.priorities == 0 {
+        return output.line("  quiescence points: libstillpoint is there, but sp_init was never called");
+    }
+    let said = match points.program_threads {
+        0 => String::new(),
+        said => format!(", {said} by the program's own count"),
+    };
+    output.line(format_args!("  quiescence points: {} threads registered{said}", points.registered));
+    if let Some(asked) = &points.request {
+        let group = asked.group.as_ref().map(|name| format!(" of group {name}")).unwrap_or_default();
+        output.line(format_args!(
+            "  asked ({}{group}) by process {}: {} stand, {} awaited, {} ms left",
+            asked.mode, asked.patcher_pid, asked.standing, asked.awaited, asked.left_ms
+        ));
+    }
+    for thread in &status.threads {
+        let Some(part) = &thread.part else { continue };
+        let group = part.group.as_ref().map(|name| format!(", group {name}")).unwrap_or_default();
+        let generation = thread.transition.map_or_else(|| "-".to_owned(), |number| number.to_string());
+        let state = format!("{:?}", part.state).to_lowercase();
+        let blocks = if part.blocks { ", awaited" } else { "" };
+        output.line(format_args!(
+            "    {:>7} {:<15} generation {generation}, priority {}{group}, {state}{blocks}",
+            thread.tid, part.name, part.priority
+        ));
+    }
 }
 
 /// For `list`.

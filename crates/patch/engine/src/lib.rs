@@ -60,7 +60,7 @@ mod transition;
 mod walk;
 mod word;
 
-pub use barrier::{Name, ThreadState, abi};
+pub use barrier::{Asked, Name, Part, Points, ThreadState, abi};
 pub use debuggers::{DebuggerFiles, debugger_files};
 pub use error::{Busy, Error, Landing};
 pub use operate::{Options, Outcome, Prediction, Quiescence, Which, apply, check, recover_only, revert};

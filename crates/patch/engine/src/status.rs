@@ -1,5 +1,7 @@
 //! What processes carry, verified against their memory. Nothing is changed here.
 
+use crate::barrier::abi::Slot;
+use crate::barrier::{Part, Points};
 use crate::ledger::{Phase, Version, View};
 use crate::plan::transition_of_word;
 use crate::store::{self, Store};
@@ -7,7 +9,8 @@ use crate::{Error, calm};
 use serde::Serialize;
 use stillpoint_patch_format::{Avma, Scope};
 use stillpoint_patch_insn::{JUMP_LEN, jump5};
-use stillpoint_patch_tracee::{Pid, Process, Session, Stopped};
+use std::collections::BTreeMap;
+use stillpoint_patch_tracee::{self as tracee, Pid, Process, Session, Stopped, Tid};
 
 /// State of one process.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -26,6 +29,8 @@ pub struct Status {
     pub entries: Vec<EntryStatus>,
     /// Generation of each thread by its own word.
     pub threads: Vec<ThreadStatus>,
+    /// Its quiescence points, when it has libstillpoint.
+    pub points: Option<Points>,
     /// Bytes that patches hold, active or not.
     pub bytes_kept: u64,
     /// Bytes of the ledger in use.
@@ -88,18 +93,32 @@ pub struct EntryStatus {
 pub struct ThreadStatus {
     /// The thread.
     pub tid: i32,
-    /// The transition that it went through last; none when it was born after the last one.
+    /// The transition that it went through last; none when it was born after the last one, or could not be looked at.
     pub transition: Option<u32>,
+    /// What libstillpoint knows of it; none when that does not know it.
+    #[serde(flatten)]
+    pub part: Option<Part>,
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Looks at one process. Threads stand for some microseconds each, one after another, for their word to be found.
+/// Looks at one process. Threads stand for some microseconds each, one after another, for their word to be found; while
+/// another tool traces them, only the words of those are told that libstillpoint knows.
 pub fn status(pid: Pid) -> Result<Status, Error> {
-    let process = Process::open(pid)?;
+    let (process, traced) = match Process::open(pid) {
+        Err(tracee::Error::AlreadyTraced { .. }) => (Process::watch(pid)?, true),
+        other => (other?, false),
+    };
     let name = process.status()?.name;
+    let present = crate::barrier::present(&process, &process.modules()?)?;
+    let (points, parts) = present.map_or_else(Default::default, |(points, parts)| (Some(points), parts));
+    let known = |(tid, (part, _)): (&Tid, &(Part, Slot))| ThreadStatus {
+        tid: tid.0,
+        transition: None,
+        part: Some(part.clone()),
+    };
     let Some(store) = store::find(&process)? else {
         return Ok(Status {
             pid: pid.0,
@@ -108,15 +127,22 @@ pub fn status(pid: Pid) -> Result<Status, Error> {
             unfinished: None,
             patches: vec![],
             entries: vec![],
-            threads: vec![],
+            threads: parts.iter().map(known).collect(),
+            points,
             bytes_kept: 0,
             ledger_bytes: 0,
         });
     };
     let view = store.view()?;
     let offset = store.ledger.word_offset;
-    let threads = calm::traced(&process, |session| words(session, &process, offset))?;
-    summary(&process, name, &store, &view, threads)
+    let mut threads = match traced {
+        false => calm::traced(&process, |session| words(session, &process, offset))?,
+        true => known_words(&process, &parts, offset)?,
+    };
+    for thread in &mut threads {
+        thread.part = parts.get(&Tid(thread.tid)).map(|(part, _)| part.clone());
+    }
+    Ok(Status { points, ..summary(&process, name, &store, &view, threads)? })
 }
 
 /// What [`status`] tells, without stopping any thread and so without their words.
@@ -165,6 +191,7 @@ fn summary(
         patches: patches.collect(),
         entries: entries(process, view)?,
         threads,
+        points: None,
         bytes_kept: view.bytes_kept(),
         ledger_bytes: store.ledger.end as u64,
     })
@@ -189,6 +216,23 @@ fn entries(process: &Process, view: &View) -> Result<Vec<EntryStatus>, Error> {
     Ok(out)
 }
 
+/// All threads, with the words of those whose control block libstillpoint has told of.
+fn known_words(
+    process: &Process,
+    parts: &BTreeMap<Tid, (Part, Slot)>,
+    offset: i32,
+) -> Result<Vec<ThreadStatus>, Error> {
+    let word = |slot: &Slot| {
+        let mut word = [0; 4];
+        let at = Avma(slot.thread_pointer.wrapping_add_signed(i64::from(offset)));
+        process.memory().read(at, &mut word).ok()?;
+        transition_of_word(u32::from_le_bytes(word))
+    };
+    let of = |tid: Tid| parts.get(&tid).and_then(|(_, slot)| word(slot));
+    let threads = process.threads()?.into_iter().filter(|thread| !thread.kernel_worker).map(|thread| thread.tid);
+    Ok(threads.map(|tid| ThreadStatus { tid: tid.0, transition: of(tid), part: None }).collect())
+}
+
 fn words(session: &mut Session<'_>, process: &Process, offset: i32) -> Result<Vec<ThreadStatus>, Error> {
     let mut out = Vec::new();
     let look = |stopped: &mut Stopped<'_>| {
@@ -199,7 +243,7 @@ fn words(session: &mut Session<'_>, process: &Process, offset: i32) -> Result<Ve
             process.memory().read(at, &mut word)?;
         }
         let transition = transition_of_word(u32::from_le_bytes(word));
-        out.push(ThreadStatus { tid: stopped.tid().0, transition });
+        out.push(ThreadStatus { tid: stopped.tid().0, transition, part: None });
         Ok(())
     };
     calm::each_thread(process, session, look, &mut |_, _| {})?;

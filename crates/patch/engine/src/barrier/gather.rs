@@ -143,10 +143,15 @@ impl Mover<'_, '_, '_, '_> {
         self.walker.prepare();
         let mut told = BTreeSet::new();
         let mut wait = LOOK_FIRST;
+        let mut last = Vec::new();
         loop {
             self.serve(Instant::now() + wait)?;
             wait = (wait * 2).min(LOOK_MAX);
             let mut busy = self.awaited(&request)?;
+            // those who stood have gone on: the others are to blame
+            if now_ns() >= request.deadline_ns || self.abandoned(&request)? {
+                return Err(Error::TimedOut { busy: if last.is_empty() { busy } else { last } });
+            }
             if busy.is_empty() {
                 match self.commit_standing(transition, &request, &forbidden)? {
                     None => return Ok(self.session.threads().len() as u32),
@@ -156,9 +161,7 @@ impl Mover<'_, '_, '_, '_> {
             for b in busy.iter().filter(|b| told.insert((b.tid, b.function.clone()))) {
                 self.report.event(EventKind::ThreadBusy { tid: b.tid.0, function: b.function.clone() });
             }
-            if now_ns() >= request.deadline_ns || self.abandoned(&request)? {
-                return Err(Error::TimedOut { busy });
-            }
+            last = busy;
         }
     }
 
@@ -289,12 +292,4 @@ impl Mover<'_, '_, '_, '_> {
         }
         Ok(busy)
     }
-}
-
-/// What [`crate::status`] shows of the threads that take part.
-pub(crate) fn present(library: &mut Library, process: &stillpoint_patch_tracee::Process) -> Result<Vec<(Tid, Slot)>, Error> {
-    let slots = library.slots(process.memory())?;
-    let threads: Vec<Tid> = process.threads()?.iter().map(|t| t.tid).collect();
-    library.learn(process, &threads);
-    Ok(slots.into_iter().filter_map(|slot| Some((library.thread(&slot)?, slot))).collect())
 }

@@ -13,11 +13,14 @@
 pub mod abi;
 mod gather;
 mod library;
+mod present;
 
 use crate::{Error, Quiescence};
 pub use abi::{Name, ThreadState};
 pub(crate) use gather::Following;
 pub(crate) use library::{Library, own_word};
+pub(crate) use present::present;
+pub use present::{Asked, Part, Points};
 use stillpoint_patch_format::Scope;
 use stillpoint_patch_tracee::{Module, Process};
 
