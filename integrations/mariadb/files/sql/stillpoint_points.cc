@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+
+#include "mariadb.h"
+#include "sql_class.h"
+#include "mysqld.h"
+#include "sql_connect.h"
+#include "thread_cache.h"
+#include "threadpool.h"
+#include "stillpoint_points.h"
+
+std::atomic<int> stillpoint_holders;
+bool stillpoint_naive;
+
+/** The role that this thread has told the library. */
+static thread_local stillpoint_role role;
+/** Naive points look at the last command's own transaction only. */
+static thread_local bool last_command_holds;
+
+static int wake(unsigned level, void *)
+{
+  return stillpoint_pool_wake(level);
+}
+
+static unsigned long thread_count(void *)
+{
+  return THD_count::value();
+}
+
+static void patch_done(uint32_t, int, void *)
+{
+  stillpoint_pool_settled();
+}
+
+void stillpoint_start()
+{
+  struct sp_config config= {};
+  config.size= sizeof config;
+  config.priorities= 3;
+  config.wake= wake;
+  config.thread_count= thread_count;
+  config.patch_done= patch_done;
+  stillpoint_naive= getenv("STILLPOINT_MARIADB_NAIVE") != nullptr;
+  if (int error= sp_init(&config))
+    sql_print_warning("stillpoint: no quiescence points (error %d)", -error);
+}
+
+void stillpoint_birth(const char *name)
+{
+#ifdef SP_HAS_BIRTH_ROLE
+  role= stillpoint_naive ? STILLPOINT_ACTIVE : STILLPOINT_CRITICAL;
+  sp_thread_birth_role(name, "clients", role);
+#else
+  role= STILLPOINT_ACTIVE;
+  sp_thread_birth_group(name, "clients");
+  stillpoint_set_role(STILLPOINT_CRITICAL);
+#endif
+}
+
+void stillpoint_birth_of_main()
+{
+  /* Without parking it would sit in poll() for ever, which is not what the naive form is to show. */
+  if (!stillpoint_naive)
+    stillpoint_birth("main");
+}
+
+void stillpoint_set_role(stillpoint_role wanted)
+{
+  if (role == wanted || stillpoint_naive)
+    return;
+  role= wanted;
+  sp_set_priority(wanted);
+}
+
+bool stillpoint_thd_holds(THD *thd)
+{
+  return thd->in_active_multi_stmt_transaction() ||
+         thd->mdl_context.has_locks() ||
+         thd->locked_tables_mode ||
+         thd->global_read_lock.is_acquired() ||
+         thd->ull_hash.records ||
+         thd->current_backup_stage != BACKUP_FINISHED ||
+         thd->transaction->xid_state.is_explicit_XA() ||
+         stillpoint_xa_open();
+}
+
+/** Comes to a point unless this thread would have to stand there and must not. */
+static void point(bool holds)
+{
+  if (!holds || !stillpoint_is_barrier())
+    sp_quiescence_point();
+}
+
+void stillpoint_point_between_commands(THD *thd)
+{
+  stillpoint_set_role(STILLPOINT_ACTIVE);
+  if (stillpoint_pending())
+    point(stillpoint_thd_holds(thd));
+}
+
+/*
+  A silent client keeps nobody waiting, unless it holds something: then its thread counts as busy until the client has
+  finished. A worker of the pool reads what has arrived, with a command half in its hands.
+*/
+bool stillpoint_read_begin(THD *thd)
+{
+  if (stillpoint_naive || thd->event_scheduler.data || stillpoint_thd_holds(thd))
+    return false;
+  return sp_park_begin() == 0;
+}
+
+void stillpoint_read_end(bool parked)
+{
+  if (parked)
+    sp_park_end();
+  else if (stillpoint_pending())
+    point(true);
+}
+
+/* Parked around the whole call: at the end a thread may stand, and must not do so with the cache's mutex. */
+CONNECT *stillpoint_park_in_cache()
+{
+  stillpoint_set_role(STILLPOINT_CRITICAL);
+  const bool parked= !stillpoint_naive && sp_park_begin() == 0;
+  CONNECT *connect= thread_cache.park();
+  if (parked)
+    sp_park_end();
+  return connect;
+}
+
+/* Told by the worker that has the connection, so two never tell at once. */
+void stillpoint_connection_holds(TP_connection *connection, bool holds)
+{
+  last_command_holds= holds;
+  if (connection->stillpoint_holds == holds)
+    return;
+  connection->stillpoint_holds= holds;
+  stillpoint_holders+= holds ? 1 : -1;
+}
+
+/** Whether no thread of the pool may stand now. */
+static bool pool_holds()
+{
+  return stillpoint_naive ? last_command_holds : stillpoint_holders > 0;
+}
+
+void stillpoint_worker_point()
+{
+  if (stillpoint_pending())
+    point(pool_holds());
+}
+
+bool stillpoint_wait_begin()
+{
+  if (stillpoint_naive || stillpoint_holders > 0)
+    return false;
+  return sp_park_begin() == 0;
+}
+
+void stillpoint_wait_end(bool parked)
+{
+  if (parked)
+    sp_park_end();
+  else if (stillpoint_pending())
+    point(!stillpoint_naive && stillpoint_holders > 0);
+}
