@@ -94,8 +94,6 @@ pub struct Session<'p> {
 /// `work` must not block for long without [`Session::pump`]: signals and births wait for it meanwhile.
 pub fn attach<R: Send>(process: &Process, work: impl FnOnce(&mut Session<'_>) -> R + Send) -> Result<R, Error> {
     let tracing = || {
-        // it inherits whatever the caller chose for itself
-        sys::run_like_others();
         let tracer = Tracer::seize(process.clone())?;
         let mut session = Session { process, tracer };
         Ok((work(&mut session), sys::own_tid()))

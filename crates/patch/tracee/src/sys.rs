@@ -331,11 +331,10 @@ pub(crate) fn run_before_others() {
     }
 }
 
-/// Takes [`run_before_others`] and [`run_after_others`] back for this OS thread.
-pub(crate) fn run_like_others() {
-    set_policy(0, libc::SCHED_OTHER);
+/// Takes [`run_before_others`] and [`run_after_others`] back for this OS thread; whether the kernel allowed it.
+pub(crate) fn run_like_others() -> bool {
     // SAFETY: plain integers; 0 is the calling thread.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 0) };
+    set_policy(0, libc::SCHED_OTHER) && unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 0) } == 0
 }
 
 /// This OS thread runs when no other wants to.

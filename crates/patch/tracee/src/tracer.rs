@@ -119,7 +119,7 @@ impl Tracer {
             children: HashMap::new(),
             events: VecDeque::new(),
             timer,
-            priority: Priority::default(),
+            priority: Priority::begin(),
             replaced: false,
         };
         // Threads born between two enumerations are found by the next one, or attached by the kernel because their
