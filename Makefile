@@ -11,11 +11,11 @@ CARGO ?= cargo
 export PATH := $(PATH):$(HOME)/.cargo/bin
 RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
 
-.PHONY: help setup build test check demo bench soak fuzz install uninstall clean
+.PHONY: help setup build test test-all check demo bench soak fuzz install uninstall clean
 
 help: ## this list
 	@echo 'stillpoint: live patches for unmodified, running programs. Start with `make demo`.'
-	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  make \1 \t\2/p' Makefile | expand -t 18
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1 \t\2/p' Makefile | expand -t 18
 
 setup: ## install what building and testing needs (Debian 12; no service is started)
 	@setup/install
@@ -25,6 +25,9 @@ build: setup ## build the `stillpoint` binary (target/release/stillpoint)
 
 test: setup ## all tests; the last line is the count (REQUIRE_ALL=1: what cannot run fails)
 	@$(CARGO) run --quiet --locked -p xtask -- test
+
+test-all: setup ## all tests, and every C++ program in all 162 ways to compile it (many hours)
+	@STILLPOINT_ALL=1 $(CARGO) run --quiet --locked -p xtask -- test
 
 check: setup ## formatting, lints, and the rules of the tree (layers, purity, words)
 	@$(CARGO) run --quiet --locked -p xtask -- check

@@ -73,12 +73,13 @@ pub(crate) fn defines_any(object: &[u8], names: &BTreeSet<&str>) -> bool {
 const LIBRARY_DIRECTORIES: [&str; 6] =
     ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib64", "usr/lib64", "lib", "usr/lib"];
 
-/// What the libraries that a program names as needed export, each name with its default version: the first library
-/// that has a name wins, as with the loader. `None` when one of them is not below `root`.
+/// What the libraries that a program names as needed export, and those that they need in turn, each name with its
+/// default version: the first library that has a name wins, as with the loader. `None` when one of them is not below
+/// `root`.
 pub(crate) fn imports(program: &[u8], root: &Path) -> Result<Option<BTreeMap<String, Option<String>>>, Error> {
-    let mut found = BTreeMap::new();
-    for library in needed(program) {
-        let places = LIBRARY_DIRECTORIES.iter().map(|d| root.join(d).join(&library));
+    let (mut found, mut libraries, mut next) = (BTreeMap::new(), needed(program), 0);
+    while let Some(library) = libraries.get(next) {
+        let places = LIBRARY_DIRECTORIES.iter().map(|d| root.join(d).join(library));
         let Some(bytes) = places.into_iter().find_map(|path| std::fs::read(path).ok()) else {
             tracing::warn!(library, "needed library not found");
             return Ok(None);
@@ -87,6 +88,9 @@ pub(crate) fn imports(program: &[u8], root: &Path) -> Result<Option<BTreeMap<Str
         for (name, version) in exports {
             found.entry(name).or_insert(version);
         }
+        let further: Vec<String> = needed(&bytes).into_iter().filter(|name| !libraries.contains(name)).collect();
+        libraries.extend(further);
+        next += 1;
     }
     Ok(Some(found))
 }

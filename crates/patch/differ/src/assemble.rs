@@ -10,7 +10,7 @@ use crate::{Options, Refusal, unwind_data};
 use object::elf;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use stillpoint_patch_format as format;
-use stillpoint_patch_format::{RelocationKind, ResolvedBy, SectionKind, Symbol, SymbolValue};
+use stillpoint_patch_format::{RelocationKind, ResolvedBy, SectionKind, Symbol, SymbolValue, readable};
 
 /// Alignment of the pool of literals; more than any compiler asks for.
 const POOL_ALIGN: u32 = 64;
@@ -259,7 +259,9 @@ impl<'p, 'a> Assembly<'p, 'a> {
             }
             _ => false,
         };
-        let names: Vec<String> = self.symbols.iter().filter(writable).map(|s| format!("`{}`", s.name)).collect();
+        let guard = |s: &&Symbol| s.name.contains("_ZGV");
+        let new = self.symbols.iter().filter(writable).filter(|s| !guard(s));
+        let names: Vec<String> = new.map(|s| format!("`{}`", readable(&s.name))).collect();
         if !names.is_empty() && self.options.scope.is_none() {
             self.warnings.push(format!(
                 "new code has new variables ({}), and no scope was stated: while threads migrate, old code does not \
@@ -280,6 +282,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
     pub(crate) fn goes_to_target(&self, unit: usize, function: usize) -> bool {
         let Some(after) = self.after(unit) else { return false };
         !self.plan.rebound.contains(&(unit, function))
+            && !self.plan.absent.contains(&(unit, function))
             && !self.options.known.contains(&self.units[unit].public_name(after, function))
             && matches!(self.units[unit].ancestor(function), Ancestor::Shipped(_))
     }

@@ -3,8 +3,9 @@
 use crate::compare::Pair;
 use crate::object_file::{Home, Nature, Object, Reloc, Section, Site, SymbolType};
 use crate::unit::{Ancestor, Unit};
-use crate::{Refusal, clobbers, names};
+use crate::{Refusal, clobbers, names, unnamed};
 use std::collections::{BTreeMap, BTreeSet};
+use stillpoint_patch_format::readable;
 
 /// Functions of the after side that differ, each with its reasons.
 pub(crate) type Changed = BTreeMap<usize, Vec<String>>;
@@ -21,6 +22,9 @@ pub(crate) fn find(unit: &Unit<'_>, refusals: &mut Vec<Refusal>) -> Changed {
         if after.symbols[function].kind == SymbolType::Indirect {
             let function = after.symbols[function].name.to_owned();
             refusals.push(Refusal::IndirectFunction { unit: unit.path.to_owned(), function });
+        } else if names::is_static_initialiser(after.symbols[function].name) {
+            let function = after.symbols[function].name.to_owned();
+            refusals.push(Refusal::StaticInitialiser { unit: unit.path.to_owned(), function, why });
         } else {
             changed.insert(function, vec![why]);
         }
@@ -52,7 +56,7 @@ fn name_register_users(pair: &Pair<'_, '_>, unit: &Unit<'_>, changed: &mut Chang
                 let Site::Inside { section: to, offset, .. } = pair.new.site(reloc) else { continue };
                 let callee = pair.new.owner(to, offset).filter(|callee| *callee != caller);
                 let Some((callee, more)) = callee.and_then(|c| Some((c, grown.get(&c)?))) else { continue };
-                let name = pair.new.symbols[callee].name;
+                let name = readable(pair.new.symbols[callee].name);
                 let reason = format!("it calls `{name}`, which now clobbers {more} as well (-fipa-ra)");
                 if !reasons.contains(&reason) {
                     reasons.push(reason);
@@ -68,7 +72,8 @@ fn start_up(unit: &Unit<'_>, after: &Object<'_>, refusals: &mut Vec<Refusal>) {
         let target = |r: &Reloc| match object.site(r) {
             Site::Extern(name, _) => name.to_owned(),
             Site::Inside { section, offset, .. } => {
-                object.owner(section, offset).map_or(String::new(), |s| names::stem(object.symbols[s].name).to_owned())
+                let name = |s: usize| names::initialiser_kind(names::stem(object.symbols[s].name)).to_owned();
+                object.owner(section, offset).map_or(String::new(), name)
             }
             Site::Value(_) => String::new(),
         };
@@ -90,6 +95,15 @@ fn start_up(unit: &Unit<'_>, after: &Object<'_>, refusals: &mut Vec<Refusal>) {
 fn self_contained(unit: &Unit<'_>, pair: &Pair<'_, '_>, variable: usize) -> Option<Refusal> {
     let old = unit.older(variable)?;
     let (one, other) = (&pair.old.symbols[old], &pair.new.symbols[variable]);
+    if other.name.starts_with("DW.ref.") {
+        return None;
+    }
+    if names::is_class_data(other.name) {
+        if other.name.starts_with("_ZTS") && unnamed::Name::parse(other.name).is_some() {
+            return None;
+        }
+        return class_data(unit, pair, old, variable);
+    }
     let kinds = (kind_of(pair.old, old), kind_of(pair.new, variable));
     let private = pair.is_private_constant(variable);
     if private && kinds.0 == kinds.1 {
@@ -121,6 +135,28 @@ fn self_contained(unit: &Unit<'_>, pair: &Pair<'_, '_>, variable: usize) -> Opti
     })
 }
 
+/// Objects that live lead to their class's table of virtual functions, and unwinding to what tells the class.
+fn class_data(unit: &Unit<'_>, pair: &Pair<'_, '_>, old: usize, new: usize) -> Option<Refusal> {
+    let (one, other) = (&pair.old.symbols[old], &pair.new.symbols[new]);
+    let entries = |symbol: &crate::object_file::Symbol<'_>| symbol.size / 8;
+    let what = if other.name.starts_with("_ZTI") || other.name.starts_with("_ZTS") {
+        "its bases or its name"
+    } else {
+        "its table of virtual functions"
+    };
+    let what = if one.size != other.size {
+        format!("{what} (from {} to {} entries)", entries(one), entries(other))
+    } else if pair.constant_equal(old, new) {
+        return None;
+    } else {
+        match pair.first_difference(old, new) {
+            Some(difference) => format!("{what} ({difference})"),
+            None => what.to_owned(),
+        }
+    };
+    Some(Refusal::ClassChanged { unit: unit.path.to_owned(), class: names::class_of(other.name), what })
+}
+
 fn kind_of(object: &Object<'_>, symbol: usize) -> &'static str {
     let Home::Section(section) = object.symbols[symbol].home else { return "zero" };
     match object.sections[section].nature {
@@ -150,7 +186,7 @@ fn used_by(object: &Object<'_>, variable: usize) -> String {
             }
         }
     }
-    let named: Vec<String> = users.iter().take(3).map(|u| format!("`{u}`")).collect();
+    let named: Vec<String> = users.iter().take(3).map(|u| format!("`{}`", readable(u))).collect();
     match users.len() {
         0 => "nothing in the unit uses it".to_owned(),
         n if n > 3 => format!("used by {} and {} more", named.join(", "), n - 3),

@@ -12,7 +12,7 @@ use crate::target::TargetElf;
 use crate::unit::{Ancestor, Unit};
 use crate::{Options, Refusal};
 use std::collections::{BTreeMap, BTreeSet};
-use stillpoint_patch_format::{Range, Svma};
+use stillpoint_patch_format::{Range, Svma, readable};
 use stillpoint_patch_insn as insn;
 
 /// A function of the after side: index of its unit, index of its symbol.
@@ -33,6 +33,8 @@ pub(crate) struct Plan {
     pub(crate) entries: BTreeMap<Function, Entry>,
     /// Changed functions that new code calls directly, since their entry cannot be redirected.
     pub(crate) rebound: BTreeSet<Function>,
+    /// Inline functions whose copy in the target nothing at hand leads to: nobody calls it, and new code has its own.
+    pub(crate) absent: BTreeSet<Function>,
     pub(crate) reasons: BTreeMap<Function, Vec<String>>,
     pub(crate) warnings: Vec<String>,
 }
@@ -45,6 +47,7 @@ struct Blocked {
 
 enum Standing {
     Redirect(Entry),
+    Absent,
     Blocked(Blocked),
 }
 
@@ -65,12 +68,15 @@ pub(crate) fn plan(
         }
     }
     while let Some(function) = work.pop() {
-        if plan.entries.contains_key(&function) || plan.rebound.contains(&function) {
+        if plan.entries.contains_key(&function) || plan.rebound.contains(&function) || plan.absent.contains(&function) {
             continue;
         }
-        match standing(target, &units[function.0], function.1, options) {
+        match standing(target, units, function, options) {
             Ok(Standing::Redirect(entry)) => {
                 plan.entries.insert(function, entry);
+            }
+            Ok(Standing::Absent) => {
+                plan.absent.insert(function);
             }
             Ok(Standing::Blocked(blocked)) => match callers(&units[function.0], function.1) {
                 Ok(found) => {
@@ -82,12 +88,31 @@ pub(crate) fn plan(
             Err(refusal) => refusals.push(refusal),
         }
     }
+    keep_one_of_each(units, &mut plan);
     plan
+}
+
+/// Several units define one inline function, and the linker kept one copy: the first unit's new code takes its place.
+fn keep_one_of_each(units: &[Unit<'_>], plan: &mut Plan) {
+    let name = |(unit, symbol): &Function| units[*unit].after.as_ref().map(|after| after.symbols[*symbol].name);
+    let comdat = |(unit, symbol): &Function| units[*unit].after.as_ref().is_some_and(|after| after.is_comdat(*symbol));
+    let mut first: BTreeMap<Svma, Function> = BTreeMap::new();
+    let mut twins = Vec::new();
+    for (function, entry) in plan.entries.iter().filter(|(function, _)| comdat(function)) {
+        match first.get(&entry.hot.start) {
+            Some(one) if name(one) == name(function) && one.0 != function.0 => twins.push(*function),
+            Some(_) => {}
+            None => drop(first.insert(entry.hot.start, *function)),
+        }
+    }
+    for twin in twins {
+        plan.entries.remove(&twin);
+    }
 }
 
 fn pull(units: &[Unit<'_>], plan: &mut Plan, work: &mut Vec<Function>, function: Function, found: &Callers, why: &str) {
     let Some(after) = &units[function.0].after else { return };
-    let name = after.symbols[function.1].name;
+    let name = readable(after.symbols[function.1].name);
     // What is new calls the new code anyhow, and is brought when something needs it.
     let existing = |caller: &&usize| units[function.0].ancestor(**caller) != Ancestor::None;
     for &caller in found.functions.iter().filter(existing) {
@@ -129,7 +154,7 @@ fn callers(unit: &Unit<'_>, function: usize) -> Result<Callers, String> {
             }
             if section.nature != Nature::Text || offset != symbol.value as i64 {
                 let holder = after.owner(index, reloc.offset as i64).map_or(section.name, |s| after.symbols[s].name);
-                return Err(format!("`{holder}` holds its address"));
+                return Err(format!("`{}` holds its address", readable(holder)));
             }
             found.address_taken |= !reloc.branch;
             let caller = section.symbols.first().copied().ok_or("code without a name calls it")?;
@@ -155,7 +180,13 @@ fn hot_parent(object: &Object<'_>, symbol: usize) -> Option<usize> {
     }
 }
 
-fn standing(target: &TargetElf, unit: &Unit<'_>, function: usize, options: &Options) -> Result<Standing, Refusal> {
+fn standing(
+    target: &TargetElf,
+    units: &[Unit<'_>],
+    (unit, function): Function,
+    options: &Options,
+) -> Result<Standing, Refusal> {
+    let unit = &units[unit];
     let Some(after) = &unit.after else {
         return Err(Refusal::BadTarget("a function without a unit".to_owned()));
     };
@@ -182,7 +213,11 @@ fn standing(target: &TargetElf, unit: &Unit<'_>, function: usize, options: &Opti
         function: part.to_owned(),
         why: shipped.why_not(part),
     };
-    let mut hot = shipped.code(old).ok_or_else(|| unplaced(old))?;
+    let comdat = after.is_comdat(function) && !after.symbols[function].local;
+    let Some(mut hot) = shipped.code(old) else {
+        let referred = |unit: &Unit<'_>| unit.shipped.as_ref().is_some_and(|s| s.is_referred_to(old));
+        return if comdat && !units.iter().any(referred) { Ok(Standing::Absent) } else { Err(unplaced(old)) };
+    };
     let mut parts = Vec::new();
     for cold in shipped.cold_parts(old) {
         parts.push(shipped.code(cold).ok_or_else(|| unplaced(cold))?);

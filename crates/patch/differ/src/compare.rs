@@ -6,6 +6,7 @@ use crate::object_file::{Home, Nature, Object, Reloc, Site};
 use object::elf;
 use std::cell::RefCell;
 use std::collections::HashMap;
+use stillpoint_patch_format::readable;
 
 /// Two builds of one unit, and which symbol of the newer is which of the older.
 #[derive(Debug)]
@@ -45,6 +46,22 @@ impl<'p, 'a> Pair<'p, 'a> {
         for (index, (one, other)) in a.iter().zip(&b).enumerate() {
             let part = if index == 0 { "" } else { " (cold part)" };
             self.code(*one, *other, &a, &b).map_err(|why| why + part)?;
+            self.exceptions(*one, *other, &a, &b)?;
+        }
+        Ok(())
+    }
+
+    /// What is caught, and where: equal code may catch another type.
+    fn exceptions(&self, old: usize, new: usize, own_old: &[usize], own_new: &[usize]) -> Verdict {
+        let (ours, theirs) = (self.old.exception_tables(old), self.new.exception_tables(new));
+        let span = |object: &Object<'a>, &(section, start): &(usize, i64)| Span {
+            section,
+            start,
+            end: object.extent(section, start),
+        };
+        let mut pairs = ours.iter().map(|at| span(self.old, at)).zip(theirs.iter().map(|at| span(self.new, at)));
+        if ours.len() != theirs.len() || !pairs.all(|(a, b)| self.spans(a, b, own_old, own_new)) {
+            return Err("what it catches differs".to_owned());
         }
         Ok(())
     }
@@ -114,7 +131,8 @@ impl<'p, 'a> Pair<'p, 'a> {
                     return differ();
                 }
                 if self.is_private_constant(t) && !self.constant_equal(s, t) {
-                    return Err(format!("it refers to constant `{}`, which changed", self.new.symbols[t].name));
+                    let name = readable(self.new.symbols[t].name);
+                    return Err(format!("it refers to constant `{name}`, which changed"));
                 }
                 Ok(())
             }
@@ -142,7 +160,8 @@ impl<'p, 'a> Pair<'p, 'a> {
     pub(crate) fn is_private_constant(&self, new: usize) -> bool {
         let symbol = &self.new.symbols[new];
         let Home::Section(section) = symbol.home else { return false };
-        symbol.local && matches!(self.new.sections[section].nature, Nature::Constant | Nature::Merged { .. })
+        let constant = matches!(self.new.sections[section].nature, Nature::Constant | Nature::Merged { .. });
+        symbol.local && constant && !names::is_class_data(symbol.name)
     }
 
     /// Whether two variables have the same size and initial contents.
@@ -153,11 +172,33 @@ impl<'p, 'a> Pair<'p, 'a> {
             let start = symbol.value as i64;
             Some(Span { section, start, end: start.checked_add(i64::try_from(symbol.size).ok()?)? })
         };
+        // The name of a class without one holds a number of the compiler's.
+        if self.new.symbols[new].name.starts_with("_ZTS") && self.map.old(new) == Some(old) {
+            return true;
+        }
         match (span(self.old, old), span(self.new, new)) {
             (Some(a), Some(b)) => self.spans(a, b, &[], &[]),
             (None, None) => self.old.symbols[old].size == self.new.symbols[new].size,
             _ => false,
         }
+    }
+
+    /// The first pointer in which two constants of one size differ.
+    pub(crate) fn first_difference(&self, old: usize, new: usize) -> Option<String> {
+        let within = |object: &'p Object<'a>, s: usize| {
+            let symbol = &object.symbols[s];
+            let Home::Section(section) = symbol.home else { return Vec::new() };
+            let range = symbol.value..symbol.value.saturating_add(symbol.size);
+            let all = object.sections[section].relocations.iter().filter(|r| range.contains(&r.offset));
+            all.map(|r| (r.offset - range.start, r)).collect::<Vec<_>>()
+        };
+        let (ours, theirs) = (within(self.old, old), within(self.new, new));
+        let theirs: HashMap<u64, &Reloc> = theirs.into_iter().collect();
+        ours.into_iter().find_map(|(offset, one)| {
+            let other = theirs.get(&offset)?;
+            let why = self.sites(self.old.site(one), self.new.site(other), &[], &[]).err()?;
+            Some(format!("entry {}: {why}", offset / 8))
+        })
     }
 
     fn spans(&self, old: Span, new: Span, own_old: &[usize], own_new: &[usize]) -> bool {
@@ -199,7 +240,13 @@ impl<'p, 'a> Pair<'p, 'a> {
         bytes_equal
             && ours.iter().map(layout).eq(theirs.iter().map(layout))
             && ours.iter().zip(&theirs).all(|(one, other)| {
-                let (from, to) = (relative_to_table(self.old, one), relative_to_table(self.new, other));
+                // What an exception table refers to it refers to from the place itself.
+                let exceptions = self.new.sections[new.section].nature == Nature::Exceptions;
+                let (from, to) = if exceptions {
+                    (self.old.site(one), self.new.site(other))
+                } else {
+                    (relative_to_table(self.old, one), relative_to_table(self.new, other))
+                };
                 self.sites(from, to, own_old, own_new).is_ok()
             })
     }
@@ -246,7 +293,7 @@ fn global_at<'a>(object: &Object<'a>, section: usize, offset: i64) -> Option<&'a
 
 fn describe(object: &Object<'_>, site: Site<'_>) -> String {
     match site {
-        Site::Extern(name, _) => format!("`{name}`"),
+        Site::Extern(name, _) => format!("`{}`", readable(name)),
         Site::Value(value) => format!("{value:#x}"),
         Site::Inside { section, offset, anchor } => {
             if let Some(literal) = object.literal(section, anchor)
@@ -257,11 +304,11 @@ fn describe(object: &Object<'_>, site: Site<'_>) -> String {
             }
             match object.owner(section, anchor) {
                 Some(owner) if object.symbols[owner].value as i64 == offset => {
-                    format!("`{}`", object.symbols[owner].name)
+                    format!("`{}`", readable(object.symbols[owner].name))
                 }
                 Some(owner) => format!(
                     "`{}`{:+}",
-                    object.symbols[owner].name,
+                    readable(object.symbols[owner].name),
                     offset.wrapping_sub(object.symbols[owner].value as i64)
                 ),
                 None => format!("a constant in `{}`", object.sections[section].name),

@@ -5,8 +5,8 @@
 //! equal code uses it, or else by its stem and its users, or not at all.
 
 use crate::names;
-use crate::unnamed::{self, Classes};
 use crate::object_file::{Home, Nature, Object, Site, SymbolType};
+use crate::unnamed::{self, Classes, Closures};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use stillpoint_patch_format::readable;
@@ -20,6 +20,8 @@ pub(crate) struct Correlation {
     to_old: HashMap<usize, usize>,
     /// Statics that could be any of several older ones.
     ambiguous: HashMap<usize, Vec<usize>>,
+    /// Lambdas of the older object that the newer one has others instead of.
+    pub(crate) left: Vec<String>,
 }
 
 impl Correlation {
@@ -34,13 +36,14 @@ impl Correlation {
     /// From the newest to the oldest object, when `self` leads to the one between and `next` on from there.
     pub(crate) fn through(&self, next: &Correlation) -> Correlation {
         let to_old = self.to_old.iter().filter_map(|(new, old)| Some((*new, next.old(*old)?))).collect();
-        Correlation { to_old, ambiguous: HashMap::new() }
+        Correlation { to_old, ..Correlation::default() }
     }
 
     /// Pairs the symbols of `new` with those of `old`.
-    pub(crate) fn between(old: &Object<'_>, new: &Object<'_>) -> Self {
+    pub(crate) fn between(old: &Object<'_>, new: &Object<'_>, closures: [&Closures; 2]) -> Self {
         let mut found = Correlation::default();
-        let classes = Classes::between(old, new);
+        let mut classes = Classes::between((old, closures[0]), (new, closures[1]));
+        found.left = std::mem::take(&mut classes.left);
         found.pair_names(old, new, &classes);
         found.pair_clones(old, new, &classes);
         found.pair_unnamed(old, new, &classes);

@@ -23,6 +23,10 @@ pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Optio
     let hooks = find_hooks(&mut assembly);
     assembly.run();
     assembly.warnings.extend(notes);
+    for (unit, lambda) in units.iter().flat_map(|unit| unit.lambdas_left().iter().map(move |lambda| (unit, lambda))) {
+        let warning = format!("closures that live of `{lambda}` of {} keep the old code: it has none after", unit.path);
+        assembly.warnings.push(warning);
+    }
     refusals.append(&mut assembly.refusals);
     let off_stack = off_stack(target, &units, options, &mut refusals);
     if !refusals.is_empty() {
@@ -45,8 +49,12 @@ fn compare_types(
     for (index, (input, unit)) in inputs.iter().zip(units).enumerate() {
         let Some(after) = unit.after.as_ref().filter(|_| !input.shipped.is_empty()) else { continue };
         let changed = |s: &usize| plan.reasons.contains_key(&(index, *s)) || unit.ancestor(*s) == Ancestor::None;
-        let used_by: Vec<String> =
-            unit.functions().into_iter().filter(changed).map(|s| after.symbols[s].name.to_owned()).collect();
+        let names = |s: usize| {
+            let after = after.symbols[s].name.to_owned();
+            let Ancestor::Shipped(old) = unit.ancestor(s) else { return (after.clone(), after) };
+            (old.to_owned(), after)
+        };
+        let used_by: Vec<(String, String)> = unit.functions().into_iter().filter(changed).map(names).collect();
         match types::compare(input.shipped, input.after, &used_by) {
             Ok(found) => {
                 facts.extend(found.facts.into_iter().map(|fact| (fact.name.clone(), fact)));

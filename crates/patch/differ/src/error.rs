@@ -151,6 +151,26 @@ pub enum Refusal {
         /// `.init_array`, `.ctors`, `.preinit_array`, `.fini_array`, ...
         section: String,
     },
+    /// Code that makes a unit's static objects changed.
+    #[error("{unit} makes its static objects another way (`{function}`: {why}): that code has run already")]
+    StaticInitialiser {
+        /// Translation unit.
+        unit: String,
+        /// The compiler's name of that code.
+        function: String,
+        /// What differs.
+        why: String,
+    },
+    /// A class's table of virtual functions, or what tells its type at run time, changed.
+    #[error("class `{class}` of {unit} changed {what}: objects that live have it as it was")]
+    ClassChanged {
+        /// Translation unit.
+        unit: String,
+        /// The class.
+        class: String,
+        /// What of it changed.
+        what: String,
+    },
     /// The new code has a thread-local that the target does not have.
     #[error("new thread-local variable `{object}` in {unit}: running threads have no room for it", object = readable(.object))]
     NewThreadLocal {
@@ -266,6 +286,8 @@ impl Refusal {
             Refusal::BranchIntoEntry { .. } => "branch-into-entry",
             Refusal::EntryUnsuitable { .. } => "entry-unsuitable",
             Refusal::InitArray { .. } => "init-array",
+            Refusal::StaticInitialiser { .. } => "static-initialiser",
+            Refusal::ClassChanged { .. } => "class-changed",
             Refusal::NewThreadLocal { .. } => "new-thread-local",
             Refusal::IndirectFunction { .. } => "indirect-function",
             Refusal::Relocation { .. } => "relocation",

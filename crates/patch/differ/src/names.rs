@@ -72,7 +72,8 @@ pub(crate) fn class_of(name: &str) -> String {
     let text = stillpoint_patch_format::readable(name);
     let inner = text.split_once('(').and_then(|(_, rest)| rest.rsplit_once(')')).map(|(inner, _)| inner);
     let inner = inner.filter(|_| text.starts_with('{')).unwrap_or(&text);
-    inner.strip_prefix("typeinfo for ").or(inner.strip_prefix("typeinfo name for ")).unwrap_or(inner).to_owned()
+    let prefixes = ["typeinfo for ", "typeinfo name for ", "construction vtable for "];
+    prefixes.iter().find_map(|prefix| inner.strip_prefix(prefix)).unwrap_or(inner).to_owned()
 }
 
 #[cfg(test)]

@@ -264,6 +264,12 @@ impl<'a> Object<'a> {
                 entry.relocations.push(Reloc { offset, kind, symbol, addend, to_end: width as i64, branch: false });
             }
             entry.relocations.sort_by_key(|r| r.offset);
+            if let Nature::Merged { .. } = entry.nature
+                && !entry.relocations.is_empty()
+            {
+                // No linker merges constants that it has to fill in.
+                entry.nature = Nature::Constant;
+            }
             if entry.nature == Nature::Text {
                 mark_instructions(entry.bytes, &mut entry.relocations);
             }

@@ -90,6 +90,9 @@ struct Open {
     start: u64,
     end: u64,
     candidates: BTreeSet<u64>,
+    /// The linker keeps one of several objects' copies, and another function may well have the same bytes: a place must
+    /// be confirmed by what refers to it, or by what it refers to.
+    unconfirmed: bool,
 }
 
 /// Where code of the unit stands, and what the target's bytes say about its names.
@@ -116,10 +119,14 @@ pub(crate) fn locate<'a>(target: &TargetElf, object: &Object<'a>, globals: &BTre
     loop {
         let before = places.pieces.len();
         settle(target, object, &mut places, &mut open);
-        if places.pieces.len() == before && !settle_by_neighbours(object, &mut places, &mut open, target) {
+        if places.pieces.len() == before
+            && !settle_by_neighbours(object, &mut places, &mut open)
+            && !confirm_by_contents(target, object, &places, &mut open)
+        {
             break;
         }
     }
+    open.retain(|stretch| !stretch.unconfirmed);
     for stretch in open {
         places.ambiguous.insert((stretch.section, stretch.start), stretch.candidates.len());
     }
@@ -134,7 +141,8 @@ fn candidates(target: &TargetElf, object: &Object<'_>, globals: &BTreeMap<String
         }
         let whole = find(target, object, globals, (index, 0, section.size));
         if !whole.is_empty() {
-            open.push(Open { section: index, start: 0, end: section.size, candidates: whole });
+            let unconfirmed = section.comdat && !is_listed(target, object, globals, index);
+            open.push(Open { section: index, start: 0, end: section.size, candidates: whole, unconfirmed });
             continue;
         }
         for &symbol in &section.symbols {
@@ -148,11 +156,22 @@ fn candidates(target: &TargetElf, object: &Object<'_>, globals: &BTreeMap<String
             }
             let found = find(target, object, globals, (index, symbol.value, end));
             if !found.is_empty() {
-                open.push(Open { section: index, start: symbol.value, end, candidates: found });
+                let unconfirmed = section.comdat && !is_listed(target, object, globals, index);
+                open.push(Open { section: index, start: symbol.value, end, candidates: found, unconfirmed });
             }
         }
     }
     open
+}
+
+/// Whether a symbol table, or another unit, says where a global of the section is.
+fn is_listed(target: &TargetElf, object: &Object<'_>, globals: &BTreeMap<String, u64>, section: usize) -> bool {
+    let globally = |name: &str| target.symbols.get(name).into_iter().flatten().any(|s| s.global);
+    object.sections[section]
+        .symbols
+        .iter()
+        .map(|s| &object.symbols[*s])
+        .any(|symbol| !symbol.local && (globally(symbol.name) || globals.contains_key(symbol.name)))
 }
 
 /// Every address where the stretch stands. Symbols of the target are tried first, then every start of a function.
@@ -173,7 +192,8 @@ fn find(
         .flat_map(|f| listed(f.name).chain(shown(f.name, f.local)).map(|at| at.wrapping_sub(f.value - start)))
         .filter(|address| matcher.at(*address))
         .collect();
-    if !named.is_empty() {
+    // What is listed elsewhere is not here, even if the bytes are the same.
+    if !named.is_empty() || object.sections[section].comdat && is_listed(target, object, globals, section) {
         return named;
     }
     let first = functions.iter().filter(|f| f.is_function()).map(|f| f.value).min().unwrap_or(start);
@@ -193,6 +213,7 @@ fn settle<'a>(target: &TargetElf, object: &Object<'a>, places: &mut Places<'a>, 
                 && let Some(address) = base.checked_add(stretch.start)
             {
                 stretch.candidates.retain(|c| *c == address);
+                stretch.unconfirmed = false;
             }
             if stretch.candidates.len() > 1 {
                 let (section, start, end) = (stretch.section, stretch.start, stretch.end);
@@ -202,7 +223,7 @@ fn settle<'a>(target: &TargetElf, object: &Object<'a>, places: &mut Places<'a>, 
                 };
                 stretch.candidates.retain(consistent);
             }
-            if stretch.candidates.len() > 1 {
+            if stretch.candidates.len() > 1 || stretch.unconfirmed && !stretch.candidates.is_empty() {
                 index += 1;
                 continue;
             }
@@ -222,16 +243,17 @@ fn settle<'a>(target: &TargetElf, object: &Object<'a>, places: &mut Places<'a>, 
 
 /// The linker keeps the sections of one object, and the functions of one section, in their order. True when that left
 /// one candidate for some stretch.
-fn settle_by_neighbours(object: &Object<'_>, places: &mut Places<'_>, open: &mut [Open], target: &TargetElf) -> bool {
+fn settle_by_neighbours(object: &Object<'_>, places: &mut Places<'_>, open: &mut [Open]) -> bool {
     let class = |section: usize| {
         let name = object.sections[section].name;
         let kinds = [".text.unlikely", ".text.exit", ".text.startup", ".text.hot", ".text.sorted"];
         kinds.iter().position(|k| name.strip_prefix(k).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
     };
-    let _ = target;
-    for stretch in open.iter_mut() {
+    // A copy that the linker kept may be another object's, among that one's functions.
+    let own = |section: usize| !object.sections[section].comdat;
+    for stretch in open.iter_mut().filter(|stretch| own(stretch.section)) {
         let key = (stretch.section, stretch.start);
-        let same = places.pieces.iter().filter(|p| class(p.section) == class(key.0));
+        let same = places.pieces.iter().filter(|p| own(p.section) && class(p.section) == class(key.0));
         let (mut low, mut high) = (0, u64::MAX);
         for piece in same {
             if (piece.section, piece.start) < key {
@@ -245,6 +267,24 @@ fn settle_by_neighbours(object: &Object<'_>, places: &mut Places<'_>, open: &mut
         let fitting: BTreeSet<u64> = stretch.candidates.iter().filter(fits).copied().collect();
         if fitting.len() == 1 && low < high {
             stretch.candidates = fitting;
+            return true;
+        }
+    }
+    false
+}
+
+/// A stretch with one candidate that refers to something known, and to nothing that contradicts it. True when there
+/// was one.
+fn confirm_by_contents(target: &TargetElf, object: &Object<'_>, places: &Places<'_>, open: &mut [Open]) -> bool {
+    for stretch in open.iter_mut().filter(|stretch| stretch.unconfirmed && stretch.candidates.len() == 1) {
+        let Some(&address) = stretch.candidates.first() else { continue };
+        let piece = Piece { section: stretch.section, start: stretch.start, end: stretch.end, address };
+        let taken = places.pieces.iter().any(|p| p.address == address);
+        if !taken
+            && reverse::is_consistent(target, object, &places.known, &piece)
+            && reverse::is_confirmed(target, object, &places.known, &piece)
+        {
+            stretch.unconfirmed = false;
             return true;
         }
     }

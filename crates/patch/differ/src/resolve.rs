@@ -6,6 +6,7 @@ use crate::names;
 use crate::object_file::{Home, Nature, Reloc, Site, SymbolType};
 use crate::reverse::Name;
 use crate::unit::Ancestor;
+use crate::unnamed;
 use object::elf;
 use stillpoint_patch_format::{ResolvedBy, Svma, SymbolValue, TargetKind};
 
@@ -52,6 +53,8 @@ fn value(name: Name, way: Way, kind: TargetKind) -> Option<SymbolValue> {
     match way {
         Way::Branch => at(name.direct).or(at(name.stub)).or(slot()),
         Way::Address => at(name.direct).or(at(stub())).or(slot()),
+        // Another module may define what a library exports (inline variables, above all): its slot says who won.
+        Way::Slot if kind == TargetKind::SharedLibrary => slot().or(at(name.direct)).or(at(stub())),
         Way::Slot => at(name.direct).or(slot()).or(at(stub())),
         Way::Index => at(name.tls_index),
         Way::ThreadLocal => {
@@ -252,6 +255,8 @@ impl Assembly<'_, '_> {
         let (Some(after), path) = (self.after(unit), self.units[unit].path) else {
             return Err(self.unresolved(unit, "?", "", "no object"));
         };
+        let (unit, function) = self.one_copy(unit, function);
+        let after = self.after(unit).unwrap_or(after);
         let public = self.units[unit].public_name(after, function);
         let name = after.symbols[function].name;
         if self.goes_to_target(unit, function)
@@ -267,11 +272,17 @@ impl Assembly<'_, '_> {
                 let how = self.listed(name, &value).unwrap_or(how);
                 return Ok(self.symbol(name, value, how));
             }
-            return Err(Refusal::UnplacedFunction {
-                unit: path.to_owned(),
-                function: old.to_owned(),
-                why: shipped.why_not(old),
-            });
+            // An inline function may have as many copies as there are objects.
+            if !after.is_comdat(function) {
+                return Err(Refusal::UnplacedFunction {
+                    unit: path.to_owned(),
+                    function: old.to_owned(),
+                    why: shipped.why_not(old),
+                });
+            }
+        }
+        if let Some((value, how)) = self.another_copy(unit, function, Way::Branch) {
+            return Ok(self.symbol(name, value, how));
         }
         let changed = self.plan.rebound.contains(&(unit, function));
         if !changed && self.options.known.contains(&public) {
@@ -280,6 +291,33 @@ impl Assembly<'_, '_> {
         let symbol = self.bring_function(unit, function);
         self.note_address(&public, reloc.branch);
         symbol.ok_or_else(|| self.unresolved(unit, name, "", "it has no code"))
+    }
+
+    /// Of what several units define, to be merged by the linker, the first unit's copy stands for all.
+    fn one_copy(&self, unit: usize, symbol: usize) -> (usize, usize) {
+        let Some(after) = self.after(unit) else { return (unit, symbol) };
+        if after.symbols[symbol].local || !after.is_comdat(symbol) {
+            return (unit, symbol);
+        }
+        let name = after.symbols[symbol].name;
+        let copy = |other: usize| {
+            let object = self.after(other)?;
+            let (found, entry) = object.defined(name)?;
+            (!entry.local && object.is_comdat(found)).then_some((other, found))
+        };
+        (0..unit).find_map(copy).unwrap_or((unit, symbol))
+    }
+
+    /// What is new to a unit, and would be merged with a copy that the target has from another one. A lambda's number
+    /// may have been another's there.
+    fn another_copy(&self, unit: usize, symbol: usize, way: Way) -> Option<(SymbolValue, ResolvedBy)> {
+        let after = self.after(unit)?;
+        let (name, new) = (after.symbols[symbol].name, self.units[unit].ancestor(symbol) == Ancestor::None);
+        let merged = new && !after.symbols[symbol].local && after.is_comdat(symbol);
+        if !merged || unnamed::Name::parse(name).is_some() {
+            return None;
+        }
+        self.in_target(unit, name, way)
     }
 
     /// How the target's own tables know a value, if they do.
@@ -296,6 +334,13 @@ impl Assembly<'_, '_> {
         let Some(owner) = owner else { return self.bring_data(unit, section, None, reloc, raw) };
         let (symbol, path) = (&after.symbols[owner], self.units[unit].path);
         let (name, addend) = (names::stem(symbol.name).to_owned(), raw - symbol.value as i64);
+        if symbol.name.starts_with("DW.ref.") {
+            // For the unwinder's eyes, close to the code: any pointer to the same is as good.
+            return self.bring_data(unit, section, Some(owner), reloc, raw);
+        }
+        if let Some((value, how)) = self.another_copy(unit, owner, way(reloc)) {
+            return Ok((self.symbol(&name, value, how), addend));
+        }
         if let Some(function) = self.holds_labels(unit, owner) {
             if self.is_constant(unit, section) {
                 return self.bring_data(unit, section, Some(owner), reloc, raw);
@@ -316,8 +361,7 @@ impl Assembly<'_, '_> {
                     let how = self.listed(symbol.name, &value).unwrap_or(ResolvedBy::ReverseRelocation);
                     return Ok((self.symbol(&name, value, how), addend));
                 }
-                // A pointer to an exception personality is as good as another one to the same.
-                if self.is_constant(unit, section) || symbol.name.starts_with("DW.ref.") {
+                if self.is_constant(unit, section) {
                     return self.bring_data(unit, section, Some(owner), reloc, raw);
                 }
                 Err(self.unresolved(unit, symbol.name, user, "no code of the shipped unit that was found refers to it"))
@@ -372,6 +416,14 @@ impl Assembly<'_, '_> {
     }
 
     fn bring_data(&mut self, unit: usize, section: usize, owner: Option<usize>, reloc: &Reloc, raw: i64) -> Resolved {
+        let (mut unit, mut section, mut owner, mut raw) = (unit, section, owner, raw);
+        if let (Some(symbol), Some(after)) = (owner, self.after(unit)) {
+            let (first, copy) = self.one_copy(unit, symbol);
+            if let Some((object, Home::Section(home))) = self.after(first).map(|o| (o, o.symbols[copy].home)) {
+                raw += object.symbols[copy].value as i64 - after.symbols[symbol].value as i64;
+                (unit, section, owner) = (first, home, Some(copy));
+            }
+        }
         let Some(after) = self.after(unit) else { return Err(self.unresolved(unit, "?", "", "no object")) };
         let entry = &after.sections[section];
         let writable = matches!(entry.nature, Nature::Data | Nature::Zero | Nature::Custom { write: true });
@@ -384,6 +436,9 @@ impl Assembly<'_, '_> {
         };
         let (symbol, public) = (&after.symbols[owner], self.units[unit].public_name(after, owner));
         let found = self.patch_symbol(&public, index, symbol.value);
+        if symbol.name.starts_with("DW.ref.") {
+            return Ok((found, raw - symbol.value as i64));
+        }
         self.exports.insert(found);
         if !self.is_constant(unit, section) {
             self.note_address(&public, reloc.branch);
@@ -408,6 +463,10 @@ impl Assembly<'_, '_> {
         }
         if self.options.known.iter().any(|known| known == name) {
             return Ok(self.symbol(name, SymbolValue::OtherPatch, ResolvedBy::Runtime));
+        }
+        if name == "__dso_handle" {
+            // Tells whose destructors to run when a library goes; what a patch brings stays.
+            return Ok(self.literal(&[0; 8], 8));
         }
         if way == Way::ThreadLocal || way == Way::Index {
             return Err(self.unresolved(unit, name, user, "no unit at hand shows where this thread-local is"));

@@ -1,5 +1,6 @@
 //! Reverse relocation: every value that the linker filled in, read back out of the target.
 
+use crate::names;
 use crate::object_file::{Home, Nature, Object, Reloc, Site, SymbolType};
 use crate::place::Piece;
 use crate::target::{Dynamic, TargetElf};
@@ -45,6 +46,8 @@ pub(crate) struct Known<'a> {
     pub(crate) module_index: Option<u64>,
     /// Data sections whose relocations have been read.
     read: BTreeSet<usize>,
+    /// Sections of data that a name led to, which may be another object's copy.
+    named: BTreeMap<usize, u64>,
 }
 
 impl Known<'_> {
@@ -205,6 +208,25 @@ pub(crate) fn is_consistent(target: &TargetElf, object: &Object<'_>, known: &Kno
     })
 }
 
+/// Whether a relocation of the piece leads to where a name is known to be, or to the literal that it names.
+pub(crate) fn is_confirmed(target: &TargetElf, object: &Object<'_>, known: &Known<'_>, piece: &Piece) -> bool {
+    let code = object.sections[piece.section].bytes;
+    within(object, piece).any(|(reloc, at)| {
+        let Some(Value::Address(address)) = read(target, code, reloc, at) else { return false };
+        if let Some(name) = linkage_name(object, reloc) {
+            let listed = target.symbols.get(name).is_some_and(|all| all.iter().any(|s| s.at == address && s.global));
+            let seen = known.names.get(name).is_some_and(|n| n.direct == Some(address));
+            return seen || listed || target.stub_name(address) == Some(name);
+        }
+        let Home::Section(section) = object.symbols[reloc.symbol].home else { return false };
+        match object.sections[section].nature {
+            Nature::Merged { .. } => literal_matches(target, object, reloc, address),
+            _ if section == piece.section => false,
+            _ => known.bases.get(&section) == Some(&address.wrapping_sub(object.symbols[reloc.symbol].value)),
+        }
+    })
+}
+
 /// Whether the literal that the relocation names stands at the address read back.
 fn literal_matches(target: &TargetElf, object: &Object<'_>, reloc: &Reloc, address: u64) -> bool {
     let Site::Inside { section, offset, anchor } = object.site(reloc) else { return true };
@@ -230,7 +252,7 @@ pub(crate) fn read_code<'a>(target: &TargetElf, object: &Object<'a>, known: &mut
         let whole = Piece { section, start: 0, end: object.sections[section].size, address: base };
         if data_matches(target, object, &whole) {
             known.read_piece(target, object, &whole);
-        } else {
+        } else if known.bases.contains_key(&section) {
             known.conflicts.push(Conflict {
                 name: object.sections[section].name.to_owned(),
                 one: format!("{base:#x}"),
@@ -262,7 +284,7 @@ impl<'a> Known<'a> {
                 matches!(object.sections[*section].nature, Nature::Constant | Nature::Data | Nature::Custom { .. });
             natures && !object.sections[*section].bytes.is_empty() && !self.read.contains(section)
         };
-        self.bases.iter().find(|(section, _)| holds_data(section)).map(|(s, b)| (*s, *b))
+        self.bases.iter().chain(&self.named).find(|(section, _)| holds_data(section)).map(|(s, b)| (*s, *b))
     }
 
     fn conflict(&mut self, name: &str, one: u64, other: u64) {
@@ -327,6 +349,12 @@ impl<'a> Known<'a> {
         if matches!(value, Value::Address(at) if weak_absent(at)) {
             self.absent.insert(name);
             return;
+        }
+        if let (Value::Address(at), Some((_, symbol))) = (value, object.defined(name))
+            && let Home::Section(section) = symbol.home
+            && object.sections[section].comdat | names::is_class_data(name)
+        {
+            self.named.entry(section).or_insert(at.wrapping_sub(symbol.value));
         }
         let entry = self.names.entry(name).or_default();
         let (place, value) = match value {

@@ -1,7 +1,7 @@
 //! One unit as shipped: its object, where its code stands in the target, and every name read back.
 
 use crate::names;
-use crate::object_file::{Home, Nature, Object, SymbolType};
+use crate::object_file::{Home, Nature, Object, Symbol, SymbolType};
 use crate::place::{self, Places};
 use crate::reverse::Name;
 use crate::target::TargetElf;
@@ -75,14 +75,14 @@ impl<'a> Shipped<'a> {
 
     /// Cold parts of the function called `name`, under whichever of its names they are.
     pub(crate) fn cold_parts(&self, name: &str) -> Vec<&'a str> {
-        let Some((function, _)) = self.object.functions().find(|(_, s)| s.name == name) else { return Vec::new() };
+        let Some((function, _)) = self.function(name) else { return Vec::new() };
         let names = self.object.same_place(function);
         names.flat_map(|s| self.object.cold_parts(s.name)).map(|(_, cold)| cold.name).collect()
     }
 
     /// Where the code of the function or cold part called `name` stands, when it was found.
     pub(crate) fn code(&self, name: &str) -> Option<Range> {
-        let (_, symbol) = self.object.functions().find(|(_, s)| s.name == name)?;
+        let (_, symbol) = self.function(name)?;
         let Home::Section(section) = symbol.home else { return None };
         let start = self.places.code_address(section, symbol.value)?;
         let len =
@@ -90,15 +90,28 @@ impl<'a> Shipped<'a> {
         Some(Range { start: Svma(start), len })
     }
 
+    fn function(&self, name: &str) -> Option<(usize, &Symbol<'a>)> {
+        let is_code = |s: &Symbol<'_>| {
+            let Home::Section(home) = s.home else { return false };
+            s.is_function() && self.object.sections[home].nature == Nature::Text && !name.starts_with(".L")
+        };
+        self.object.defined(name).filter(|(_, s)| is_code(s))
+    }
+
     /// Why the code of `name` has no place.
     pub(crate) fn why_not(&self, name: &str) -> String {
-        let Some((_, symbol)) = self.object.functions().find(|(_, s)| s.name == name) else {
+        let Some((_, symbol)) = self.function(name) else {
             return "the unit does not define it".to_owned();
         };
         let Home::Section(section) = symbol.home else { return "it has no section".to_owned() };
+        let comdat = self.object.sections[section].comdat;
+        if let Some(at) = self.places.known.names.get(name).and_then(|known| known.direct).filter(|_| comdat) {
+            return format!("the linker kept another object's copy, at {at:#x}, and its bytes differ");
+        }
         let ambiguous = self.places.ambiguous.iter().find(|((s, start), _)| *s == section && *start <= symbol.value);
         match ambiguous {
             Some((_, count)) => format!("it matches at {count} places"),
+            None if comdat => "no bytes match, or nothing tells whether those that do are this function's".to_owned(),
             None => "no bytes match".to_owned(),
         }
     }
@@ -117,6 +130,11 @@ impl<'a> Shipped<'a> {
             }
         }
         (known != Name::default()).then_some(known)
+    }
+
+    /// Whether code or data that was found leads to a name.
+    pub(crate) fn is_referred_to(&self, name: &str) -> bool {
+        self.places.known.names.get(name).is_some_and(|known| *known != Name::default())
     }
 
     /// Whether some code was found at more than one place.

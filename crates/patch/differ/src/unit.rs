@@ -6,7 +6,7 @@ use crate::names;
 use crate::object_file::{Home, Nature, Object, SymbolType};
 use crate::shipped::Shipped;
 use crate::target::TargetElf;
-use crate::{Refusal, UnitInput};
+use crate::{Refusal, UnitInput, types, unnamed};
 use std::collections::BTreeMap;
 
 /// One translation unit in all its builds.
@@ -80,12 +80,20 @@ impl<'a> Unit<'a> {
             Some(Shipped::find(target, input.path, input.shipped, globals)?)
         };
         let (before, after) = (parse(input.before, "before").map_err(one)?, parse(input.after, "after").map_err(one)?);
+        let closures = |object: Option<&Object<'_>>, bytes: &[u8]| match object.is_some_and(unnamed::has_any) {
+            true => types::closures(bytes).map_err(one),
+            false => Ok(BTreeMap::new()),
+        };
+        let held = closures(before.as_ref(), input.before)?;
         let to_before = match (&before, &after) {
-            (Some(old), Some(new)) => Correlation::between(old, new),
+            (Some(old), Some(new)) => Correlation::between(old, new, [&held, &closures(Some(new), input.after)?]),
             _ => Correlation::default(),
         };
         let to_shipped = match (&shipped, &before) {
-            (Some(old), Some(new)) => Correlation::between(&old.object, new),
+            (Some(old), Some(new)) => {
+                let old = &old.object;
+                Correlation::between(old, new, [&closures(Some(old), input.shipped)?, &held])
+            }
             _ => Correlation::default(),
         };
         let after_to_shipped = to_before.through(&to_shipped);
@@ -106,6 +114,11 @@ impl<'a> Unit<'a> {
             (None, Some(all)) => Ancestor::Ambiguous(name_in(&shipped.object, all)),
             (None, None) => Ancestor::Before,
         }
+    }
+
+    /// Lambdas that the after side has others instead of.
+    pub(crate) fn lambdas_left(&self) -> &[String] {
+        &self.to_before.left
     }
 
     /// The before side's symbol for one of the after side.

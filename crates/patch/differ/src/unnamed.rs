@@ -59,19 +59,25 @@ impl Name {
     }
 }
 
+/// What the closures of each function hold, in the order of the source; by the function's name as people read it.
+pub(crate) type Closures = BTreeMap<String, Vec<String>>;
+
 /// Pairs the classes without a name of two objects: the newer one's names to the older one's.
 #[derive(Debug)]
 pub(crate) struct Classes {
     to_old: HashMap<String, String>,
+    /// Classes of the older object that the newer one has others instead of.
+    pub(crate) left: Vec<String>,
     old: HashMap<usize, Name>,
     new: HashMap<usize, Name>,
 }
 
 impl Classes {
-    pub(crate) fn between(old: &Object<'_>, new: &Object<'_>) -> Self {
-        let (old_names, new_names) = (names_of(old), names_of(new));
-        let to_old = pair(&traits(old, &old_names), &traits(new, &new_names));
-        Classes { to_old, old: old_names, new: new_names }
+    pub(crate) fn between(old: (&Object<'_>, &Closures), new: (&Object<'_>, &Closures)) -> Self {
+        let (old_names, new_names) = (names_of(old.0), names_of(new.0));
+        let same_closures = |class: &str| old.1.get(enclosing(class)) == new.1.get(enclosing(class));
+        let (to_old, left) = pair(&traits(old.0, &old_names), &traits(new.0, &new_names), same_closures);
+        Classes { to_old, left, old: old_names, new: new_names }
     }
 
     /// Whether a symbol of the older object is numbered by such a class.
@@ -98,6 +104,11 @@ impl Classes {
         found.sort_unstable();
         found
     }
+}
+
+/// Whether the object has any such class.
+pub(crate) fn has_any(object: &Object<'_>) -> bool {
+    object.symbols.iter().any(|s| matches!(s.home, Home::Section(_)) && Name::parse(s.name).is_some())
 }
 
 fn names_of(object: &Object<'_>) -> HashMap<usize, Name> {
@@ -142,23 +153,35 @@ fn lead(object: &Object<'_>, site: Site<'_>) -> String {
     match site {
         Site::Extern(name, offset) => format!("{} {offset}", plain(name)),
         Site::Value(value) => value.to_string(),
-        Site::Inside { section, offset, anchor } => match (object.literal(section, anchor), object.owner(section, anchor))
-        {
-            (Some(literal), _) => format!("{literal:?} {}", offset.wrapping_sub(anchor)),
-            (None, Some(owner)) => {
-                format!("{} {}", plain(object.symbols[owner].name), offset.wrapping_sub(object.symbols[owner].value as i64))
+        Site::Inside { section, offset, anchor } => {
+            match (object.literal(section, anchor), object.owner(section, anchor)) {
+                (Some(literal), _) => format!("{literal:?} {}", offset.wrapping_sub(anchor)),
+                (None, Some(owner)) => {
+                    format!(
+                        "{} {}",
+                        plain(object.symbols[owner].name),
+                        offset.wrapping_sub(object.symbols[owner].value as i64)
+                    )
+                }
+                (None, None) => format!("{:?}", object.sections[section].nature),
             }
-            (None, None) => format!("{:?}", object.sections[section].nature),
-        },
+        }
     }
 }
 
-/// Classes of one place in the source are told apart by what they do; where that leaves as many on both sides, by order.
-fn pair(old: &Traits, new: &Traits) -> HashMap<String, String> {
+/// The function of the source that a class is in, or in whose lambda.
+fn enclosing(class: &str) -> &str {
+    let marks = ["::{lambda(", "::{unnamed type#", "::$_"];
+    marks.iter().filter_map(|mark| class.find(mark)).min().map_or(class, |at| &class[..at])
+}
+
+/// Classes of one place in the source are told apart by what they do; where that leaves as many on both sides, and no
+/// closure holds other things than before, by order. Also those of the older side that others have come in place of.
+fn pair(old: &Traits, new: &Traits, same_closures: impl Fn(&str) -> bool) -> (HashMap<String, String>, Vec<String>) {
     let mut groups: BTreeMap<String, (Vec<&String>, Vec<&String>)> = BTreeMap::new();
     old.keys().for_each(|class| groups.entry(erase(class)).or_default().0.push(class));
     new.keys().for_each(|class| groups.entry(erase(class)).or_default().1.push(class));
-    let mut out = HashMap::new();
+    let (mut out, mut left) = (HashMap::new(), Vec::new());
     for (mut olds, mut news) in groups.into_values() {
         olds.sort_unstable_by_key(|class| numbers(class));
         news.sort_unstable_by_key(|class| numbers(class));
@@ -171,11 +194,13 @@ fn pair(old: &Traits, new: &Traits) -> HashMap<String, String> {
             let same = olds.iter().position(|one| equal(one, class));
             same.map(|at| out.insert((*class).clone(), olds.remove(at).clone())).is_none()
         });
-        if olds.len() == news.len() {
+        if olds.len() == news.len() && news.iter().all(|class| same_closures(class)) {
             out.extend(news.into_iter().cloned().zip(olds.into_iter().cloned()));
+        } else if !news.is_empty() {
+            left.extend(olds.into_iter().cloned());
         }
     }
-    out
+    (out, left)
 }
 
 /// Start and end of every class without a name, each with the scopes that it is in.
@@ -275,5 +300,6 @@ mod tests {
         assert_eq!(one.erased(), other.erased());
         assert_eq!(numbers("f()::{lambda()#12}::g()::$_3"), [12, 3]);
         assert_eq!(Name::parse("_Z3Ulai"), None);
+        assert_eq!(enclosing("A::f() const::{lambda()#1}::operator()() const::{lambda()#2}"), "A::f() const");
     }
 }

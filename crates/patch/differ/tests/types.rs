@@ -17,6 +17,11 @@ fn objects(source: &str, flags: &[&str]) -> (Vec<u8>, Vec<u8>) {
     (compile(&dir.path().join("old.o"), "-DBEFORE"), compile(&dir.path().join("new.o"), "-DAFTER"))
 }
 
+/// A function of one name on both sides.
+fn both(name: &str) -> (String, String) {
+    (name.to_owned(), name.to_owned())
+}
+
 const FLAGS: [&[&str]; 4] = [
     &["-O2", "-g", "-gdwarf-5"],
     &["-O2", "-g", "-gdwarf-4"],
@@ -26,7 +31,7 @@ const FLAGS: [&[&str]; 4] = [
 
 fn compare(source: &str, flags: &[&str]) -> Result<types::Compared, Vec<Refusal>> {
     let (old, new) = objects(source, flags);
-    types::compare(&old, &new, &["f".to_owned()])
+    types::compare(&old, &new, &[both("f")])
 }
 
 /// Every difference must be refused, under all flags, with a message that holds `fragment`.
@@ -224,7 +229,7 @@ fn a_signature_may_change_only_with_all_who_refer_to_it() {
     };
     let used = |names: &[&str], source: &str| {
         let (old, new) = objects(source, &["-O2", "-g", "-ffunction-sections", "-fno-inline"]);
-        types::compare(&old, &new, &names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>())
+        types::compare(&old, &new, &names.iter().map(|n| both(n)).collect::<Vec<_>>())
     };
     let both = source("int g(void) { return f(1) + 1; }", "int g(void) { return f(1, 2) + 1; }");
     used(&["f", "g"], &both).expect("both change");
@@ -249,8 +254,7 @@ fn nothing_used_means_nothing_compared() {
 fn an_object_without_debug_information_is_refused_by_side() {
     let (bare, _) = objects("int f(void) { return 1; }", &["-O2"]);
     let (full, _) = objects("int f(void) { return 1; }", &["-O2", "-g"]);
-    let text =
-        |old: &[u8], new: &[u8]| types::compare(old, new, &["f".to_owned()]).expect_err("a refusal")[0].to_string();
+    let text = |old: &[u8], new: &[u8]| types::compare(old, new, &[both("f")]).expect_err("a refusal")[0].to_string();
     assert_eq!(text(&bare, &full), "debug information of shipped object: no debug information, compile with -g");
     assert_eq!(text(&full, &bare), "debug information of after object: no debug information, compile with -g");
 }
@@ -259,6 +263,6 @@ fn an_object_without_debug_information_is_refused_by_side() {
 fn a_truncated_object_never_panics() {
     let (old, new) = objects(&structure("int a;", "long a;"), FLAGS[0]);
     for cut in (1..old.len()).step_by(97) {
-        let _ = types::compare(&old[..cut], &new, &["f".to_owned()]).expect_err("a truncated object");
+        let _ = types::compare(&old[..cut], &new, &[both("f")]).expect_err("a truncated object");
     }
 }

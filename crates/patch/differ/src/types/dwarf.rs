@@ -216,6 +216,8 @@ impl<'a> Side<'a> {
             let complete = !entry.has_attr(dw::DW_AT_declaration);
             if let (Some(name), true) = (&qualified, tag != dw::DW_TAG_namespace) {
                 let tag = tag != dw::DW_TAG_typedef;
+                // All instances of an alias template go by one name: other names of types count where they are used.
+                let complete = complete && (tag || !self.is_cxx(unit));
                 found.push((name.clone(), Found::Type { tag, die, complete }));
             }
             // In C, types do not nest: what stands inside of a structure is members.

@@ -51,11 +51,11 @@ impl<'c, 'a> Comparison<'c, 'a> {
     }
 
     /// Compares all that crosses a change of `functions`.
-    pub(super) fn run(&mut self, functions: &BTreeSet<&str>) -> Result<(), Unreadable> {
+    pub(super) fn run(&mut self, functions: &BTreeMap<&str, &str>) -> Result<(), Unreadable> {
         let (mut old, mut new) = (Mentions::default(), Mentions::default());
-        for function in functions {
-            mentions(self.old, function, &mut old)?;
-            mentions(self.new, function, &mut new)?;
+        for (after, shipped) in functions {
+            mentions(self.old, shipped, &mut old)?;
+            mentions(self.new, after, &mut new)?;
         }
         // Several of one name in one function are told apart by the code that refers to them, not here.
         old.statics.retain(|_, all| all.len() == 1);

@@ -105,13 +105,7 @@ fn is_closure(name: &str) -> bool {
 }
 
 /// What passes between a function and who calls it.
-fn reach_call(
-    side: &Side<'_>,
-    function: Die,
-    scope: &str,
-    out: &mut Mentions,
-    depth: usize,
-) -> Result<(), Unreadable> {
+fn reach_call(side: &Side<'_>, function: Die, scope: &str, out: &mut Mentions, depth: usize) -> Result<(), Unreadable> {
     let (parameters, _) = side.parameters(function)?;
     reach(side, side.type_of(function)?, scope, out, depth)?;
     parameters.into_iter().try_for_each(|ty| reach(side, ty, scope, out, depth))

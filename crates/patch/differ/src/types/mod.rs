@@ -2,7 +2,7 @@
 //!
 //! # What the caller guarantees
 //! Both objects are the same translation unit, compiled with DWARF 4 or 5 (`-g`): `shipped` as the running program was,
-//! `after` with the change. `used_by` names the functions of `after` that are changed or new.
+//! `after` with the change. `used_by` names the functions that are changed or new, as shipped and after.
 //!
 //! # What this module guarantees
 //! When [`compare`] succeeds, an object that the running program built with the layout of `shipped` reads and writes the
@@ -32,6 +32,7 @@
 //! The index holds names only; a type's members are read when it is compared. Each pair of types is compared once, so
 //! that cost grows with the size of the unit and cycles end.
 
+mod closures;
 mod dwarf;
 mod layout;
 mod mentions;
@@ -41,7 +42,7 @@ mod signature;
 use crate::Refusal;
 use dwarf::{Sections, Side};
 use layout::Comparison;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use stillpoint_patch_format::TypeFact;
 
 /// What a comparison found when nothing stands in the way.
@@ -54,8 +55,8 @@ pub struct Compared {
 }
 
 /// Compares every type that the functions in `used_by` (names in `after`) or static data reach, as `shipped` and as
-/// `after` lay it out. Both are whole object files with DWARF; an empty one has nothing to compare with.
-pub fn compare(shipped: &[u8], after: &[u8], used_by: &[String]) -> Result<Compared, Vec<Refusal>> {
+/// `after` lay it out; each function goes by its name in `shipped` (a lambda's number may differ) and in `after`. Both are whole object files with DWARF; an empty one has nothing to compare with.
+pub fn compare(shipped: &[u8], after: &[u8], used_by: &[(String, String)]) -> Result<Compared, Vec<Refusal>> {
     if shipped.is_empty() || after.is_empty() || used_by.is_empty() {
         return Ok(Compared::default());
     }
@@ -64,7 +65,8 @@ pub fn compare(shipped: &[u8], after: &[u8], used_by: &[String]) -> Result<Compa
     let new_sections = Sections::load(after).map_err(|e| damaged("after", e.to_string()))?;
     let old = Side::index(&old_sections).map_err(|e| damaged("shipped", e.to_string()))?;
     let new = Side::index(&new_sections).map_err(|e| damaged("after", e.to_string()))?;
-    let functions: BTreeSet<&str> = used_by.iter().map(|name| source_name(name)).collect();
+    let functions: BTreeMap<&str, &str> =
+        used_by.iter().map(|(old, new)| (source_name(new), source_name(old))).collect();
 
     let mut comparison = Comparison::new(&old, &new);
     let outcome =
@@ -74,6 +76,17 @@ pub fn compare(shipped: &[u8], after: &[u8], used_by: &[String]) -> Result<Compa
         Err(e) => Err(vec![Refusal::DebugInfo { unit: unit(), why: e.to_string() }]),
         Ok(()) => comparison.finish(&unit()),
     }
+}
+
+/// What the closures of each function hold, in the order of the source, by the function's readable name.
+pub(crate) fn closures(object: &[u8]) -> Result<BTreeMap<String, Vec<String>>, Refusal> {
+    let damaged = |e: dwarf::Unreadable| Refusal::DebugInfo { unit: "an object".to_owned(), why: e.to_string() };
+    let sections = match Sections::load(object) {
+        // What has no types is refused by name once it matters.
+        Err(dwarf::Unreadable::Missing) => return Ok(BTreeMap::new()),
+        other => other.map_err(damaged)?,
+    };
+    Side::index(&sections).and_then(|side| closures::all(&side)).map_err(damaged)
 }
 
 /// The function's name in the source: without the suffixes of compiler-made clones (`.part.0`, `.cold`, ...).

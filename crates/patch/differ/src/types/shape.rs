@@ -7,15 +7,40 @@ use gimli::{AttributeValue, constants as dw};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Shape {
     Void,
-    Base { encoding: u8, size: u64 },
-    Pointer { tag: u16, to: Option<Die> },
+    Base {
+        encoding: u8,
+        size: u64,
+    },
+    Pointer {
+        tag: u16,
+        to: Option<Die>,
+    },
     /// A pointer to a member of a class.
-    Member { class: Option<Die>, to: Option<Die> },
-    Aggregate { union: bool, die: Die, name: Option<String> },
-    Enumeration { die: Die, name: Option<String> },
-    Array { element: Option<Die>, counts: Vec<Count> },
-    Function { die: Die },
-    Other { tag: u16, name: String, size: u64 },
+    Member {
+        class: Option<Die>,
+        to: Option<Die>,
+    },
+    Aggregate {
+        union: bool,
+        die: Die,
+        name: Option<String>,
+    },
+    Enumeration {
+        die: Die,
+        name: Option<String>,
+    },
+    Array {
+        element: Option<Die>,
+        counts: Vec<Count>,
+    },
+    Function {
+        die: Die,
+    },
+    Other {
+        tag: u16,
+        name: String,
+        size: u64,
+    },
 }
 
 /// Elements of one dimension of an array.

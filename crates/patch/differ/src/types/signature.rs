@@ -6,18 +6,18 @@ use super::source_name;
 use crate::Refusal;
 use gimli::constants as dw;
 use object::{Object, ObjectSection, ObjectSymbol, RelocationTarget, SectionIndex, SectionKind, SymbolKind};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Refuses each of `functions` whose parameters or result changed when unchanged code or data refers to it.
 pub(super) fn compare(
     comparison: &mut Comparison<'_, '_>,
     shipped: &[u8],
     after: &[u8],
-    functions: &BTreeSet<&str>,
+    functions: &BTreeMap<&str, &str>,
 ) -> Result<(), Unreadable> {
     let mut changed = Vec::new();
-    for function in functions {
-        let old = prototype(comparison.old, function)?;
+    for (function, shipped) in functions {
+        let old = prototype(comparison.old, shipped)?;
         let new = prototype(comparison.new, function)?;
         if let (Some(old), Some(new)) = (old, new)
             && !comparison.same_call(old, new, function, 0)?
@@ -30,8 +30,9 @@ pub(super) fn compare(
     }
     let (old_users, new_users) = (users(shipped)?, users(after)?);
     for (function, before, now) in changed {
-        let code = new_users.get(function).into_iter().flatten().filter(|user| !functions.contains(user.name.as_str()));
-        let data = old_users.get(function).into_iter().flatten().filter(|user| user.is_data);
+        let code =
+            new_users.get(function).into_iter().flatten().filter(|user| !functions.contains_key(user.name.as_str()));
+        let data = old_users.get(functions[function]).into_iter().flatten().filter(|user| user.is_data);
         if let Some(user) = code.chain(data).next() {
             let user = if user.is_data {
                 format!("data `{}` holds its address", user.name)

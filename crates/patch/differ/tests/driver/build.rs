@@ -64,7 +64,7 @@ pub(crate) fn variants(case: &Case, count: usize) -> Vec<Variant> {
             opt: case.opts[opt % case.opts.len()].clone(),
             link: case.links[link % case.links.len()].clone(),
             cf: CF[cf],
-            patchable: PATCHABLE[patchable],
+            patchable: if case.patchable { PATCHABLE[patchable] } else { PATCHABLE[0] },
             stripped: stripped == 1,
             compiler,
         };
@@ -287,14 +287,21 @@ fn hooks(case: &Case) -> HookNames {
     hooks
 }
 
-/// What the libraries that the target needs export, on this machine.
+/// What the libraries that the target needs, and those that they need, export on this machine.
 fn imports(target: &TargetElf) -> BTreeMap<String, Option<String>> {
-    let mut all = BTreeMap::new();
-    for library in target.needed() {
+    let (mut all, mut libraries) = (BTreeMap::new(), target.needed().to_vec());
+    let mut next = 0;
+    while let Some(library) = libraries.get(next) {
         let output = Command::new("cc").arg(format!("-print-file-name={library}")).output().expect("run cc");
         let path = String::from_utf8_lossy(&output.stdout).trim().to_owned();
         let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
-        all.extend(exports(&bytes).unwrap_or_else(|e| panic!("{path}: {e}")));
+        for (name, version) in exports(&bytes).unwrap_or_else(|e| panic!("{path}: {e}")) {
+            all.entry(name).or_insert(version);
+        }
+        let file = TargetElf::parse(&bytes, library).map(|parsed| parsed.needed().to_vec());
+        let further: Vec<String> = file.into_iter().flatten().filter(|name| !libraries.contains(name)).collect();
+        libraries.extend(further);
+        next += 1;
     }
     all
 }

@@ -78,6 +78,8 @@ pub(crate) struct Case {
     pub(crate) live: Live,
     pub(crate) own_main: bool,
     pub(crate) compilers: Vec<Compiler>,
+    /// Whether entries may be made patchable.
+    pub(crate) patchable: bool,
     pub(crate) units: Vec<SourceFile>,
     pub(crate) headers: Vec<SourceFile>,
 }
@@ -90,8 +92,7 @@ impl Case {
         let mut case = Case::empty(name, path);
         let first = path.file_name().expect("a file name").to_string_lossy().into_owned();
         let mut expect = None;
-        let mut file: Option<(bool, SourceFile)> =
-            Some((false, SourceFile { name: first, text: String::new() }));
+        let mut file: Option<(bool, SourceFile)> = Some((false, SourceFile { name: first, text: String::new() }));
         for line in text.lines() {
             let Some(directive) = line.strip_prefix("//#") else {
                 let (_, file) = file.as_mut().expect("a file is open");
@@ -143,6 +144,7 @@ impl Case {
             live: Live::Yes,
             own_main: false,
             compilers: vec![Compiler::Gnu, Compiler::Clang],
+            patchable: true,
             units: Vec::new(),
             headers: Vec::new(),
         }
@@ -169,6 +171,7 @@ impl Case {
             "Has" => self.has.push(value.to_owned()),
             "Folded" => self.folded = words(),
             "Main" => self.own_main = value == "own",
+            "Patchable" => self.patchable = value != "no",
             "Compiler" => {
                 self.compilers = vec![match value {
                     "gnu" => Compiler::Gnu,

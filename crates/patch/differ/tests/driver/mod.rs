@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `Rule: TEXT` | what the case is about |
 //! | `Expect: accept`, `refuse CODE`, `nothing` | what the differ must say |
-//! | `Changed: NAMES`, `Unchanged: NAMES` | functions that must be, must not be redirected |
+//! | `Changed: NAMES`, `Unchanged: NAMES` | functions that must be, must not be redirected; `f*` is any that starts so |
 //! | `Refusal: TEXT` | must be in a refusal's message; several lines: all |
 //! | `Warning: TEXT` | must be in a warning of the patch |
 //! | `Output-before`, `-after`, `-reverted: A \| B` | answers to as many questions; reverted is as before unless stated |
@@ -23,6 +23,8 @@
 //! | `Live: no REASON`, `busy FUNCTION` | not run live; or a thread never leaves this function |
 //! | `Main: own` | the program brings its own `main` |
 //! | `Compiler: gnu`, `clang` | compiled by that one alone; C is compiled by the system's compiler, C++ by both |
+//! | `Patchable: no` | compiled without `-fpatchable-function-entry`: g++ 12 notes entries of copies that the linker drops, \
+//!   which it then refuses to link, and puts functions at odd addresses, which pointers to members cannot hold |
 //! | `Unit: NAME`, `Header: NAME` | what follows is another file |
 
 // Two test programs share this, and neither uses all of it.

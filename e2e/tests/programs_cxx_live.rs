@@ -1,0 +1,15 @@
+//! Every C++ program that the differ accepts, patched while it runs, as `programs_live` does it with those in C.
+//!
+//! One case in all variants: `PROGRAMS_ALL=1 cargo test -p stillpoint-e2e --test programs_cxx_live -- --exact NAME`.
+
+#[path = "../../crates/patch/differ/tests/driver/mod.rs"]
+#[macro_use]
+mod driver;
+mod live;
+
+accepted_cxx_programs!(live::check);
+
+#[test]
+fn there_are_programs() {
+    assert!(ACCEPTED.len() > 40, "only {} C++ programs are patched live", ACCEPTED.len());
+}
