@@ -59,6 +59,9 @@ int sp_init(const struct sp_config *config);
  * -EINVAL for a name that is too long. A null group means none. */
 int sp_thread_birth(const char *name);
 int sp_thread_birth_group(const char *name, const char *group);
+/* The same with a role from the start: a thread that is born to serve those who are awaited must not block before it
+ * has said so. -EINVAL also for a priority that sp_init() was not told of. */
+int sp_thread_birth_role(const char *name, const char *group, unsigned priority);
 
 /* The calling thread takes part no more. 0, or -ESRCH when it did not. */
 int sp_thread_death(void);

@@ -41,21 +41,21 @@ static int take_slot(struct sp_slot **taken)
     return -ENOSPC;
 }
 
-int sp_thread_birth_group(const char *name, const char *group)
+int sp_thread_birth_role(const char *name, const char *group, unsigned priority)
 {
     struct sp_slot prepared = {.tid = gettid()};
     if (!sp_ready)
         return 0;
     if (sp_own)
         return -EALREADY;
-    if (set_name(prepared.name, name) || set_name(prepared.group, group))
+    if (set_name(prepared.name, name) || set_name(prepared.group, group) || priority >= sp_control.priorities)
         return -EINVAL;
     sp_lock_take();
     struct sp_slot *slot;
     int error = take_slot(&slot);
     if (!error) {
         slot->tid = prepared.tid;
-        slot->priority = 0;
+        slot->priority = priority;
         slot->transition = 0;
         slot->thread_pointer = (uint64_t)(uintptr_t)sp_thread_pointer();
         memcpy(slot->name, prepared.name, SP_NAME_MAX);
@@ -70,6 +70,11 @@ int sp_thread_birth_group(const char *name, const char *group)
     sp_request_seen = 0;
     sp_barrier_arrive();
     return 0;
+}
+
+int sp_thread_birth_group(const char *name, const char *group)
+{
+    return sp_thread_birth_role(name, group, 0);
 }
 
 int sp_thread_birth(const char *name)

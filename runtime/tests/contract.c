@@ -72,6 +72,7 @@ int main(void)
     EXPECT(sp_init(&config), 0);
     EXPECT(sp_init(&config), -EALREADY);
     EXPECT(memcmp(sp_control.magic, SP_CONTROL_MAGIC, sizeof sp_control.magic), 0);
+    EXPECT(sp_thread_birth_role("x", NULL, 2), -EINVAL);
     EXPECT(sp_thread_birth("a name of sixteen"), -EINVAL);
     EXPECT(sp_thread_birth_group("main", "workers"), 0);
     EXPECT(sp_thread_birth("main"), -EALREADY);

@@ -46,14 +46,8 @@ void stillpoint_start()
 
 void stillpoint_birth(const char *name)
 {
-#ifdef SP_HAS_BIRTH_ROLE
   role= stillpoint_naive ? STILLPOINT_ACTIVE : STILLPOINT_CRITICAL;
   sp_thread_birth_role(name, "clients", role);
-#else
-  role= STILLPOINT_ACTIVE;
-  sp_thread_birth_group(name, "clients");
-  stillpoint_set_role(STILLPOINT_CRITICAL);
-#endif
 }
 
 void stillpoint_birth_of_main()
