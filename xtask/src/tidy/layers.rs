@@ -35,13 +35,13 @@ const PLACES: &[(&str, Layer, Pillar)] = &[
     ("stillpoint-patch-insn", Layer::Pure, Pillar::Patch),
     ("stillpoint-patch-unwind", Layer::Pure, Pillar::Patch),
     ("stillpoint-patch-differ", Layer::Pure, Pillar::Patch),
+    ("stillpoint-integrations", Layer::Edge, Pillar::Shared),
     ("stillpoint-patch-tracee", Layer::Edge, Pillar::Patch),
     ("stillpoint-patch-builder", Layer::Engine, Pillar::Patch),
     ("stillpoint-patch-engine", Layer::Engine, Pillar::Patch),
     ("stillpoint-measure", Layer::Engine, Pillar::Measure),
     ("stillpoint", Layer::Cli, Pillar::Shared),
     ("stillpoint-e2e", Layer::Tool, Pillar::Shared),
-    ("stillpoint-integrations", Layer::Tool, Pillar::Shared),
     ("xtask", Layer::Tool, Pillar::Shared),
 ];
 

@@ -1,6 +1,6 @@
 //! `stillpoint patch build`: build a live patch from source diffs.
 
-use super::building::{Workplace, with_builder};
+use super::building::{Integration, Workplace, with_builder};
 use crate::output::{Failure, Output};
 use anyhow::Context;
 use serde::Serialize;
@@ -31,6 +31,8 @@ pub(crate) struct Args {
         help_heading = "From a Debian source package"
     )]
     shipped: String,
+    #[command(flatten)]
+    integration: Integration,
 
     /// Build for a program that was built from this directory.
     #[arg(long, value_name = "DIR", requires_all = ["diff", "compile_commands", "target"],
@@ -192,6 +194,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
                 diffs: args.diff.clone(),
                 on_top_of: args.on_top_of.clone(),
                 shipped: shipped.clone(),
+                integrated: args.integration.integrated(),
                 binary: args.target.clone(),
             };
             builder.build_debian(&request, &statement)

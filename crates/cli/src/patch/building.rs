@@ -3,7 +3,7 @@
 use crate::output::Output;
 use std::path::PathBuf;
 use std::sync::mpsc;
-use stillpoint_patch_builder::{Builder, Cache, Error};
+use stillpoint_patch_builder::{Builder, Cache, Error, Integrated};
 
 /// Where to work, and how much at a time.
 #[derive(clap::Args)]
@@ -17,6 +17,28 @@ pub(super) struct Workplace {
     /// Release of the distribution that the package is of, for instance `bullseye` [default: this system's].
     #[arg(long, value_name = "CODENAME")]
     release: Option<String>,
+    /// Release whose compilers and headers build the package [default: that of the package]. What it lacks of the
+    /// package's build dependencies is left out.
+    #[arg(long, value_name = "CODENAME", requires = "release")]
+    root_of: Option<String>,
+}
+
+/// Quiescence points that a package is built with.
+#[derive(clap::Args)]
+pub(super) struct Integration {
+    /// Build the package with the quiescence points of this directory, for instance `integrations/redis`.
+    #[arg(long, value_name = "DIR", requires_all = ["debian", "library"])]
+    integration: Option<PathBuf>,
+    /// Directory of the `libstillpoint.so` that it is linked with, for instance `runtime/build`.
+    #[arg(long, value_name = "DIR", requires = "integration")]
+    library: Option<PathBuf>,
+}
+
+impl Integration {
+    pub(super) fn integrated(&self) -> Option<Integrated> {
+        let (edits, libraries) = self.integration.clone().zip(self.library.clone())?;
+        Some(Integrated { edits, libraries })
+    }
 }
 
 /// Does `work` with a builder, and shows on a terminal what goes on.
@@ -34,7 +56,8 @@ pub(super) fn with_builder<R: Send>(
     let result = std::thread::scope(|scope| {
         let working = scope.spawn(move || {
             let tell = |text: &str| drop(sender.send(text.to_owned()));
-            work(&Builder::new(cache, jobs, &tell).of_release(workplace.release.clone()))
+            let builder = Builder::new(cache, jobs, &tell).of_release(workplace.release.clone());
+            work(&builder.in_root_of(workplace.root_of.clone()))
         });
         // ends when the builder is gone, and the sender with it
         for text in receiver {

@@ -1,7 +1,7 @@
 //! `stillpoint patch target`: the program that a patch is for, as its package builds it or as the archive has it.
 
 use super::build::{parse_package, parse_shipped};
-use super::building::{Workplace, with_builder};
+use super::building::{Integration, Workplace, with_builder};
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "WHAT", default_value = "full")]
     shipped: String,
     /// Take the archive's own binary instead of building one.
-    #[arg(long, conflicts_with = "shipped")]
+    #[arg(long, conflicts_with_all = ["shipped", "integration"])]
     prebuilt: bool,
     /// Name of the program; without it, only the series is listed.
     #[arg(long, value_name = "NAME", requires = "output")]
@@ -25,6 +25,8 @@ pub(crate) struct Args {
     /// Directory to put the program into.
     #[arg(short, long, value_name = "DIR", requires = "program")]
     output: Option<PathBuf>,
+    #[command(flatten)]
+    integration: Integration,
     #[command(flatten)]
     workplace: Workplace,
 }
@@ -67,7 +69,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         let program = match (&args.program, &args.output) {
             (Some(name), Some(into)) if args.prebuilt => Some(builder.take_binary(&source, name, into)?),
             (Some(name), Some(into)) => {
-                let built = builder.build_package(&source, &shipped)?;
+                let built = builder.build_package(&source, &shipped, args.integration.integrated().as_ref())?;
                 Some(builder.strip(&built, name, into)?)
             }
             _ => None,

@@ -9,7 +9,7 @@ use crate::error::At;
 use crate::includes::Includes;
 use crate::package::{BuiltPackage, Rules, Shipped, SourcePackage};
 use crate::sandbox::{Sandbox, run};
-use crate::{Builder, Error, root};
+use crate::{Builder, Error};
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -52,14 +52,13 @@ impl Builder<'_> {
         let Some(recipe) = RECIPES.iter().find(|r| r.package == source.name()) else { return Ok(None) };
         let diffs = Shipped::Full.diffs(&source.series)?;
         let identity = format!("{}-configured", self.identity(source, &diffs));
-        self.progress(&format!("making a clean root for {}", source.name()));
-        let root = root::for_package(&self.cache, &source.apt, &source.stanza)?;
+        let root = self.root_for(source)?;
         let build_path = source.build_path();
         let entry = self.cache.entry("built", &identity, |into| {
             let tree = self.shipped_tree(source, &diffs, into)?;
             self.progress(&format!("configuring {} {}", source.name(), source.version()));
             let environment = [("CMAKE_EXPORT_COMPILE_COMMANDS".to_owned(), OsString::from("ON"))];
-            let rules = Rules { targets: recipe.rules, environment: &environment, recorder: RECORDER };
+            let rules = Rules { targets: recipe.rules, environment: &environment, recorder: RECORDER, integration: None };
             self.run_rules(&root, &build_path, into, &rules)?;
             let sandbox = Sandbox { root: Some(root.clone()), ..Sandbox::default() }.with(&tree, &build_path);
             self.progress(&format!("making the generated sources of {}", source.name()));

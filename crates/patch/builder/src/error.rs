@@ -115,6 +115,9 @@ pub enum Error {
     /// The change breaks rules of live patching.
     #[error("{}", list(.0))]
     Refused(Vec<Refusal>),
+    /// Edits of our own cannot be placed in the source.
+    #[error(transparent)]
+    Integration(#[from] stillpoint_integrations::Error),
     /// The finished patch or a key breaks a rule of the file format.
     #[error(transparent)]
     Format(#[from] stillpoint_patch_format::Error),

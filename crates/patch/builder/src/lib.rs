@@ -39,6 +39,7 @@
 //!     diffs: Vec::new(),
 //!     on_top_of: Vec::new(),
 //!     shipped: ShippedAs::Series(Shipped::WithoutCves),
+//!     integrated: None,
 //!     binary: Some("redis-server".into()),
 //! };
 //! let built = builder.build_debian(&request, &Statement::default())?;
@@ -60,6 +61,7 @@ pub mod diff;
 mod elf;
 mod error;
 mod includes;
+mod integrated;
 mod keys;
 pub mod numbering;
 mod outline;
@@ -76,6 +78,7 @@ pub use cache::{Cache, Readable, write_whole};
 pub use debian::{Diff, Series};
 pub use elf::Reproduced;
 pub use error::Error;
+pub use integrated::Integrated;
 pub use keys::{KeyFiles, generate_key, read_secret_key};
 pub use package::{BuiltPackage, Shipped, SourcePackage};
 pub use request::{DebianRequest, ShippedAs, SourceRequest};
@@ -91,6 +94,7 @@ pub const SHADOW_SOURCES: [(&str, &str); 2] = [
 pub struct Builder<'a> {
     cache: Cache,
     release: Option<String>,
+    root_of: Option<String>,
     jobs: usize,
     tell: &'a (dyn Fn(&str) + Sync),
 }
@@ -98,13 +102,19 @@ pub struct Builder<'a> {
 impl<'a> Builder<'a> {
     /// `jobs` compilers run at a time; `tell` hears what goes on, for people.
     pub fn new(cache: Cache, jobs: usize, tell: &'a (dyn Fn(&str) + Sync)) -> Self {
-        Builder { cache, release: None, jobs: jobs.max(1), tell }
+        Builder { cache, release: None, root_of: None, jobs: jobs.max(1), tell }
     }
 
     /// Takes sources, compilers and binaries of another release of the distribution (`bullseye`), from the places
     /// where this system's own come from.
     pub fn of_release(self, codename: Option<String>) -> Self {
         Builder { release: codename, ..self }
+    }
+
+    /// Builds in a clean root of this release, whatever release the source is of. Build dependencies that it lacks
+    /// are left out.
+    pub fn in_root_of(self, codename: Option<String>) -> Self {
+        Builder { root_of: codename, ..self }
     }
 
     fn progress(&self, text: &str) {

@@ -11,7 +11,7 @@ use crate::configured::INCLUDES_FILE;
 use crate::error::At;
 use crate::includes::Includes;
 use crate::package::{BuiltPackage, Rules, Shipped, SourcePackage};
-use crate::{Builder, Error, root};
+use crate::{Builder, Error};
 use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
@@ -47,8 +47,13 @@ fi
     printf '%s\0' "$PWD" "$name" "$SOURCE_DATE_EPOCH" "$CPATH" "$C_INCLUDE_PATH" "$CPLUS_INCLUDE_PATH"
     for argument; do printf '%s\0' "$argument"; done
 } > "$record.command"
-: > "${output:-a.out}"
+case $name in
+    *ar) printf '!<arch>\n' > "$output" ;;
+    *) : > "${output:-a.out}" ;;
+esac
 "#;
+/// An archive without members is no longer than this.
+const EMPTY_MAX: u64 = 8;
 
 /// What no compiler of the patched program reads; every patched tree would hold a copy.
 const LEFT_OUT: [&str; 4] = ["doc", "build/doc", "src/test", "build/src/test"];
@@ -77,8 +82,7 @@ impl Builder<'_> {
     pub(crate) fn outline_package(&self, source: &SourcePackage) -> Result<BuiltPackage, Error> {
         let shipped = Shipped::Full.diffs(&source.series)?;
         let identity = format!("{}-outlined", self.identity(source, &shipped));
-        self.progress(&format!("making a clean root for {}", source.name()));
-        let root = root::for_package(&self.cache, &source.apt, &source.stanza)?;
+        let root = self.root_for(source)?;
         let entry = self.cache.entry("built", &identity, |into| {
             let tree = self.shipped_tree(source, &shipped, into)?;
             self.follow_rules(source, &root, into)?;
@@ -98,7 +102,7 @@ impl Builder<'_> {
     fn follow_rules(&self, source: &SourcePackage, root: &Path, into: &Path) -> Result<(), Error> {
         self.progress(&format!("following the rules of {} {}", source.name(), source.version()));
         let environment = environment(source.name());
-        let rules = Rules { targets: &["build-arch"], environment: &environment, recorder: OUTLINER };
+        let rules = Rules { targets: &["build-arch"], environment: &environment, recorder: OUTLINER, integration: None };
         let build_path = source.build_path();
         self.run_rules(root, &build_path, into, &rules)?;
         let tree = into.join("tree");
@@ -119,7 +123,7 @@ impl Builder<'_> {
 /// Removes what stands for a result.
 fn remove_empty(path: &Path) -> Result<(), Error> {
     match path.symlink_metadata() {
-        Ok(file) if file.is_file() && file.len() == 0 => fs::remove_file(path).at("removing", path),
+        Ok(file) if file.is_file() && file.len() <= EMPTY_MAX => fs::remove_file(path).at("removing", path),
         _ => Ok(()),
     }
 }

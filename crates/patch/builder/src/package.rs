@@ -6,6 +6,7 @@ use crate::compile::Project;
 use crate::debian::{Diff, Series};
 use crate::error::At;
 use crate::includes::Includes;
+use crate::integrated::{Integrated, Integration};
 use crate::root::{self, BUILD_PATH, OWN_PATH};
 use crate::sandbox::{Sandbox, run};
 use crate::{Builder, Error};
@@ -101,6 +102,8 @@ pub(crate) struct Rules<'a> {
     pub(crate) environment: &'a [(String, OsString)],
     /// What stands in the compilers' way.
     pub(crate) recorder: &'a str,
+    /// What it is built with besides its own.
+    pub(crate) integration: Option<&'a Integration>,
 }
 
 impl BuiltPackage {
@@ -188,17 +191,28 @@ impl Builder<'_> {
     }
 
     /// Builds a package with a part of its series, by its own rules, in a clean root. Done once for each choice.
-    pub fn build_package(&self, source: &SourcePackage, shipped: &Shipped) -> Result<BuiltPackage, Error> {
+    pub fn build_package(
+        &self,
+        source: &SourcePackage,
+        shipped: &Shipped,
+        integrated: Option<&Integrated>,
+    ) -> Result<BuiltPackage, Error> {
         let diffs = shipped.diffs(&source.series)?;
-        let identity = self.identity(source, &diffs);
-        self.progress(&format!("making a clean root for {}", source.name()));
-        let root = root::for_package(&self.cache, &source.apt, &source.stanza)?;
+        let integration = integrated.map(Integrated::read).transpose()?;
+        let mut identity = self.identity(source, &diffs);
+        if let Some(integration) = &integration {
+            identity = format!("{identity}-{}", integration.digest());
+        }
+        let root = self.root_for(source)?;
         let build_path = source.build_path();
         let entry = self.cache.entry("built", &identity, |into| {
-            self.shipped_tree(source, &diffs, into)?;
+            let tree = self.shipped_tree(source, &diffs, into)?;
+            integration.as_ref().map_or(Ok(()), |integration| integration.place(&tree))?;
             self.progress(&format!("building {} {}", source.name(), source.version()));
             let environment = crate::outline::environment(source.name());
-            let rules = Rules { targets: &["build-arch"], environment: &environment, recorder: RECORDER };
+            let integration = integration.as_ref();
+            let rules =
+                Rules { targets: &["build-arch"], environment: &environment, recorder: RECORDER, integration };
             self.run_rules(&root, &build_path, into, &rules)
         })?;
         let recording = Recording::read(&entry.join("records"))?;
@@ -206,10 +220,27 @@ impl Builder<'_> {
         Ok(BuiltPackage { shipped: diffs, root, source: build_path, tree, identity, recording, includes: None })
     }
 
+    /// The clean root that a package is built in.
+    pub(crate) fn root_for(&self, source: &SourcePackage) -> Result<PathBuf, Error> {
+        self.progress(&format!("making a clean root for {}", source.name()));
+        match self.foreign_root() {
+            Some(release) => {
+                let apt = Apt::open(&self.cache, Some(release))?;
+                root::for_foreign(&self.cache, &apt, &source.stanza)
+            }
+            None => root::for_package(&self.cache, &source.apt, &source.stanza),
+        }
+    }
+
+    /// The release whose compilers build, when it is not that of the source.
+    fn foreign_root(&self) -> Option<&str> {
+        self.root_of.as_deref().filter(|_| self.root_of != self.release)
+    }
+
     /// Tells apart what packages are built from.
     pub(crate) fn identity(&self, source: &SourcePackage, diffs: &[Diff]) -> String {
         let facts: Vec<_> = diffs.iter().map(|d| d.text.as_slice()).collect();
-        let release = self.release.as_ref().map(|r| format!("{r}-")).unwrap_or_default();
+        let release = self.root_of.as_ref().or(self.release.as_ref()).map(|r| format!("{r}-")).unwrap_or_default();
         format!("{release}{}-{}", source.key(), crate::cache::key(facts))
     }
 
@@ -243,7 +274,7 @@ impl Builder<'_> {
             fs::create_dir_all(directory).at("making", directory)?;
         }
         let own = Path::new(OWN_PATH);
-        let sandbox = Sandbox { root: Some(root.to_owned()), ..Sandbox::default() }
+        let mut sandbox = Sandbox { root: Some(root.to_owned()), ..Sandbox::default() }
             .with(&into.join("tree"), build_path)
             .with(&recorder, &own.join("bin"))
             .with(&records, &own.join("records"));
@@ -257,6 +288,17 @@ impl Builder<'_> {
         .map(|(name, value)| (name.to_owned(), OsString::from(value)))
         .to_vec();
         env.extend_from_slice(rules.environment);
+        if self.foreign_root().is_some() {
+            // later levels hand options to configure that only scripts made by this release's autoconf know
+            env.push(("DH_COMPAT".into(), "10".into()));
+        }
+        if let Some(integration) = rules.integration {
+            let (outside, inside) = integration.mount();
+            let at = root.join(inside.strip_prefix("/").unwrap_or(&inside));
+            fs::create_dir_all(&at).at("making", &at)?;
+            sandbox = sandbox.with(&outside, &inside);
+            env.extend(integration.environment());
+        }
         let targets = format!("--rules-target={}", rules.targets.join(","));
         let argv = ["dpkg-buildpackage", "-B", "-d", "--no-sign", &targets];
         run(&mut sandbox.command(build_path, &argv, &env), "building the package by its own rules").map(drop)
@@ -267,9 +309,12 @@ impl Builder<'_> {
         use std::os::unix::fs::PermissionsExt;
         let mut names: Vec<&str> = RECORDED.to_vec();
         names.retain(|name| root.join("usr/bin").join(name).symlink_metadata().is_ok());
-        let identity = crate::cache::key([text.as_bytes(), names.join(" ").as_bytes()]);
-        self.cache.entry("recorder", &identity, |into| {
-            for name in names {
+        let mut programs: Vec<(&str, &str)> = names.into_iter().map(|name| (name, text)).collect();
+        // another release's autoconf may not read the package's input; what it made is part of the source
+        programs.extend(self.foreign_root().map(|_| ("dh_autoreconf", "#!/bin/sh\n")));
+        let parts = programs.iter().flat_map(|(name, text)| [name.as_bytes(), text.as_bytes()]);
+        self.cache.entry("recorder", &crate::cache::key(parts), |into| {
+            for (name, text) in &programs {
                 let path = into.join(name);
                 fs::write(&path, text).at("writing", &path)?;
                 fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).at("writing", &path)?;

@@ -8,7 +8,7 @@ use crate::error::At;
 use crate::package::{BuiltPackage, Shipped, SourcePackage};
 use crate::sandbox::{Sandbox, run};
 use crate::tree::UNITS;
-use crate::{Builder, Cache, Error, elf};
+use crate::{Builder, Cache, Error, Integrated, elf};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -37,6 +37,8 @@ pub struct DebianRequest {
     pub on_top_of: Vec<String>,
     /// What the running binary was built from.
     pub shipped: ShippedAs,
+    /// Quiescence points that it was built with; then it is a build of this builder, never the archive's own.
+    pub integrated: Option<Integrated>,
     /// The running binary: an ELF file, or the name of a program of the package.
     pub binary: Option<PathBuf>,
 }
@@ -85,12 +87,12 @@ impl Builder<'_> {
             }
         }
         let configured = match shipped {
-            Shipped::Full => self.configure_package(shipped_source)?,
+            Shipped::Full if request.integrated.is_none() => self.configure_package(shipped_source)?,
             _ => None,
         };
         let built = match configured {
             Some(configured) => configured,
-            None => self.build_package(shipped_source, &shipped)?,
+            None => self.build_package(shipped_source, &shipped, request.integrated.as_ref())?,
         };
         let (target, output) = self.find_target(request, shipped_source, &shipped, &built, &diffs)?;
         let mut report = Report::default();
@@ -124,7 +126,7 @@ impl Builder<'_> {
             asked.canonicalize().at("resolving", &asked)?
         } else if asked.components().count() > 1 && asked.is_absolute() {
             return Err(Error::Target(format!("{} is not there", asked.display())));
-        } else if *shipped == Shipped::Full {
+        } else if *shipped == Shipped::Full && request.integrated.is_none() {
             find_in(&self.fetch_binaries(source)?, &asked)?
         } else {
             let name = asked.file_name().unwrap_or_default();

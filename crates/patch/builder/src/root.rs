@@ -20,6 +20,46 @@ const LEAVE_OUT: [&str; 4] = ["/usr/share/doc/*", "/usr/share/man/*", "/usr/shar
 
 /// The root for a source package; packages with the same build dependencies share one.
 pub(crate) fn for_package(cache: &Cache, apt: &Apt, stanza: &SourceStanza) -> Result<PathBuf, Error> {
+    let what = format!("{}={}", stanza.package, stanza.version);
+    let install = format!("DEBIAN_FRONTEND=noninteractive apt-get -q -y --arch-only build-dep '{what}'");
+    make(cache, apt, stanza, &stanza.package, &install, &[])
+}
+
+/// Where a root tells what it lacks.
+const LEFT_OUT: &str = "stillpoint/left-out";
+
+/// A root of one release for a source package of another: what that release lacks of the build dependencies is left
+/// out, and named. The package's own rules must do without it.
+pub(crate) fn for_foreign(cache: &Cache, apt: &Apt, stanza: &SourceStanza) -> Result<PathBuf, Error> {
+    let install = format!(
+        "for one; do \
+             if apt-get -q -q -s satisfy \"$one\" >/dev/null 2>&1; then set -- \"$@\" \"$one\"; else echo \"$one\" >> /{LEFT_OUT}; fi; \
+             shift; \
+         done; DEBIAN_FRONTEND=noninteractive apt-get -q -y satisfy \"$@\""
+    );
+    let dependencies = dependencies(&stanza.build_depends);
+    let name = format!("{}-foreign", stanza.package);
+    let root = make(cache, apt, stanza, &name, &install, &dependencies)?;
+    for left_out in fs::read_to_string(root.join(LEFT_OUT)).unwrap_or_default().lines() {
+        tracing::warn!(package = stanza.package, left_out, "this release has no such build dependency");
+    }
+    Ok(root)
+}
+
+/// The entries of all `Build-Depends` fields.
+fn dependencies(fields: &str) -> Vec<&str> {
+    let lists = fields.lines().filter(|l| l.starts_with("Build-Depends")).filter_map(|l| l.split_once(':'));
+    lists.flat_map(|(_, list)| list.split(',')).map(str::trim).filter(|entry| !entry.is_empty()).collect()
+}
+
+fn make(
+    cache: &Cache,
+    apt: &Apt,
+    stanza: &SourceStanza,
+    name: &str,
+    install: &str,
+    arguments: &[&str],
+) -> Result<PathBuf, Error> {
     if !rustix::process::geteuid().is_root() {
         return Err(Error::Environment(
             "it needs root, for mounts and for the package manager; as a user, unpack and configure the source \
@@ -28,30 +68,26 @@ pub(crate) fn for_package(cache: &Cache, apt: &Apt, stanza: &SourceStanza) -> Re
         ));
     }
     let sources = apt.archives.to_text();
-    let name = crate::cache::key([sources.as_bytes(), stanza.package.as_bytes(), stanza.build_depends.as_bytes()]);
-    let name = format!("{}-{name}", stanza.package);
-    cache.entry("root", &name, |into| {
+    let key = crate::cache::key([sources.as_bytes(), stanza.package.as_bytes(), stanza.build_depends.as_bytes()]);
+    cache.entry("root", &format!("{name}-{key}"), |into| {
         let base = base(cache, apt, &sources)?;
         let mut copy = Command::new("cp");
         copy.args(["-a", "--reflink=auto", "--no-target-directory"]).arg(&base).arg(into);
         run(&mut copy, "copying the clean root")?;
-        let what = format!("{}={}", stanza.package, stanza.version);
-        let install = format!(
-            "apt-get -q update && \
-             DEBIAN_FRONTEND=noninteractive apt-get -q -y --arch-only build-dep '{what}' && apt-get clean"
-        );
+        for directory in [BUILD_PATH, "/stillpoint/bin", "/stillpoint/records", "/stillpoint/out"] {
+            let path = into.join(directory.trim_start_matches('/'));
+            fs::create_dir_all(&path).at("making", &path)?;
+        }
         let resolver = into.join("etc/resolv.conf");
         if Path::new("/etc/resolv.conf").exists() {
             fs::copy("/etc/resolv.conf", &resolver).at("writing", &resolver)?;
         }
         let inside = Sandbox { root: Some(into.to_owned()), network: true, ..Sandbox::default() };
-        let mut command = inside.command(Path::new("/"), &["/bin/sh", "-c", &install], &[]);
-        run(&mut command, &format!("installing the build dependencies of {what}"))?;
-        for directory in [BUILD_PATH, "/stillpoint/bin", "/stillpoint/records", "/stillpoint/out"] {
-            let path = into.join(directory.trim_start_matches('/'));
-            fs::create_dir_all(&path).at("making", &path)?;
-        }
-        Ok(())
+        let script = format!("apt-get -q update && {{ {install}; }} && apt-get clean");
+        let argv = [&["/bin/sh", "-c", &script, "sh"], arguments].concat();
+        let mut command = inside.command(Path::new("/"), &argv, &[]);
+        let what = format!("installing the build dependencies of {} {}", stanza.package, stanza.version);
+        run(&mut command, &what).map(drop)
     })
 }
 
@@ -81,4 +117,15 @@ fn base(cache: &Cache, apt: &Apt, sources: &str) -> Result<PathBuf, Error> {
         }
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dependencies_are_taken_apart() {
+        let fields = "Build-Depends: a (>= 1), b [!alpha] | c,\nBuild-Depends-Arch: d <!nocheck>\nBuild-Conflicts: e\n";
+        assert_eq!(dependencies(fields), ["a (>= 1)", "b [!alpha] | c", "d <!nocheck>"]);
+    }
 }
