@@ -1,10 +1,10 @@
 /* Threads of every kind with quiescence points, and one without.
  *
- *   points CONTROL MODE WORKERS [once]
+ *   points CONTROL MODE WORKERS
  *
  * MODE says what a thread may rely on between two of its points, and is checked: `alone` (its own calls are of one
  * version), `group` (so are those of all threads of group a at that time), `all` (of all threads with points), `none`
- * (nothing: it is probed). With `once` sp_init is not called a second time, and nobody is born later.
+ * (nothing: it is probed).
  */
 #include "control.h"
 
@@ -168,11 +168,11 @@ int main(int argc, char **argv) {
     control_open(argv[1]);
     mode = argv[2];
     together_all = !strcmp(mode, "all"), together_group = !strcmp(mode, "group");
-    int workers = atoi(argv[3]), births = argc < 5;
+    int workers = atoi(argv[3]);
     doorbell = eventfd(0, EFD_CLOEXEC);
     struct sp_config config = {.size = sizeof config, .priorities = 3, .wake = wake, .thread_count = thread_count};
     if (sp_init(&config)) return 3;
-    if (births && sp_init(&config) != -EALREADY) return 3;
+    if (sp_init(&config) != -EALREADY) return 3;
     pthread_t thread;
     for (int i = 0; i < workers; i++) pthread_create(&thread, NULL, worker, i % 2 ? "b" : "a");
     pthread_create(&thread, NULL, sleeper, NULL);
@@ -182,7 +182,7 @@ int main(int argc, char **argv) {
     await_slots((uint32_t)workers + 4);
     /* the main thread is another that the library does not know */
     while (!stopping()) {
-        if (births && pthread_create(&thread, NULL, mayfly, NULL) == 0) pthread_join(thread, NULL);
+        if (pthread_create(&thread, NULL, mayfly, NULL) == 0) pthread_join(thread, NULL);
         usleep(2000);
     }
     return atomic_load(&control->violations) != 0;

@@ -1,0 +1,230 @@
+//! Programs that say where they are quiescent, patched in each mode: what a mode promises holds, and what it cannot
+//! promise is refused.
+
+use std::path::Path;
+use std::time::Duration;
+use stillpoint_e2e::points::{flags, in_mode, program, there_and_back};
+use stillpoint_e2e::victim::{Kind, Phase, Program, Victim, apply, assert_refused, revert, soak, status};
+use stillpoint_e2e::wait;
+
+fn cycles() -> u32 {
+    if soak() { 500 } else { 15 }
+}
+
+/// What a mode promises to a thread of `points.c` between two of its points.
+const MODES: [(&str, &str); 5] =
+    [("probe", "none"), ("local", "alone"), ("group:a", "group"), ("global", "all"), ("stop", "none")];
+
+#[test]
+fn each_mode_keeps_its_promise() {
+    let program = program("points");
+    let patch = program.patch_with(2, &["--scope", "thread-local"]);
+    for (mode, promise) in MODES {
+        if mode == "stop" {
+            continue; // its workers are hardly ever all outside at one instant
+        }
+        let mut victim = program.start(&[promise, "6"]);
+        there_and_back(&mut victim, &patch, mode, cycles());
+        victim.assert_no_residue();
+        victim.assert_pristine();
+    }
+}
+
+/// Whatever mode a transition was made in, the next may be made in another.
+#[test]
+fn modes_follow_each_other_in_one_process() {
+    let program = program("points");
+    let patch = program.patch(2);
+    let mut victim = program.start(&["none", "4"]);
+    for _ in 0..if soak() { 50 } else { 3 } {
+        for mode in ["global", "probe", "group:b", "local"] {
+            there_and_back(&mut victim, &patch, mode, 1);
+        }
+    }
+    victim.assert_pristine();
+}
+
+#[track_caller]
+fn refused(victim: &mut Victim, patch: &Path, mode: &str, thing: &str) {
+    let before = victim.snapshot();
+    assert_refused(&in_mode(apply(patch, victim.pid()), mode, "5s").run(), thing);
+    assert_eq!(victim.snapshot(), before, "a refusal touched the target");
+    victim.assert_running();
+}
+
+#[test]
+fn a_mode_weaker_than_the_scope_is_refused_for_apply_and_revert() {
+    let program = program("points");
+    for (scope, weak, strong) in [
+        ("thread-group", &["probe", "local"][..], &["group:a", "global"][..]),
+        ("process", &["probe", "local", "group:a"], &["global"]),
+    ] {
+        let patch = program.patch_with(2, &["--scope", scope]);
+        let mut victim = program.start(&["none", "4"]);
+        for mode in weak {
+            refused(&mut victim, &patch, mode, "must not run at the same time");
+        }
+        for mode in strong {
+            victim.announce(Phase::Over(1, 2));
+            in_mode(apply(&patch, victim.pid()), mode, "60s").succeed();
+            for weak in weak {
+                assert_refused(&in_mode(revert(victim.pid()), weak, "5s").run(), "must not run at the same time");
+            }
+            victim.assert_settled(2);
+            victim.announce(Phase::Over(2, 1));
+            in_mode(revert(victim.pid()), mode, "60s").succeed();
+            victim.assert_settled(1);
+        }
+    }
+}
+
+#[test]
+fn a_mode_without_points_to_work_with_is_refused_by_name() {
+    let plain = Program::build("storm");
+    let patch = plain.patch(2);
+    let mut victim = plain.start(&["idle"]);
+    for mode in ["local", "group:a", "global"] {
+        refused(&mut victim, &patch, mode, "no libstillpoint");
+    }
+    let program = program("points");
+    let patch = program.patch(2);
+    refused(&mut program.start(&["none", "2"]), &patch, "group:zebras", "no thread of the group zebras");
+}
+
+/// A library that was only preloaded lends its word, which spares the search for one in all threads.
+#[test]
+fn a_preloaded_library_lends_its_word_and_has_no_points() {
+    let plain = Program::build("storm");
+    let patch = plain.patch(2);
+    let library = stillpoint_e2e::annotated::libstillpoint().expect("libstillpoint").join("libstillpoint.so.1");
+    let preloaded = |path: &Path| {
+        let mut command = stillpoint_e2e::server::tied(path);
+        command.env("LD_PRELOAD", &library);
+        command
+    };
+    let mut victim = plain.start_in(preloaded, &["idle"]);
+    refused(&mut victim, &patch, "local", "never called sp_init");
+    let applied = |victim: &mut Victim| {
+        victim.announce(Phase::Over(1, 2));
+        let run = apply(&patch, victim.pid()).json().succeed();
+        victim.assert_settled(2);
+        run.events().iter().filter(|e| matches!(&e.kind, stillpoint_events::EventKind::ThreadStopped { reason, .. } if reason == "check")).count()
+    };
+    assert_eq!(applied(&mut victim), 0, "threads were stopped to look for a word");
+    assert!(applied(&mut plain.start(&["idle"])) > 0, "without the library they are");
+    victim.announce(Phase::Over(2, 1));
+    revert(victim.pid()).succeed();
+    victim.assert_settled(1);
+}
+
+/// A program that calls sp_init and was preloaded with the same library as well has one of it.
+#[test]
+fn a_program_with_the_library_may_be_preloaded_too() {
+    let program = program("points");
+    let patch = program.patch(2);
+    let library = stillpoint_e2e::annotated::libstillpoint().expect("libstillpoint").join("libstillpoint.so.1");
+    let mut victim = program.start_in(
+        |path| {
+            let mut command = stillpoint_e2e::server::tied(path);
+            command.env("LD_PRELOAD", &library);
+            command
+        },
+        &["all", "4"],
+    );
+    there_and_back(&mut victim, &patch, "global", 2);
+    there_and_back(&mut victim, &patch, "probe", 1);
+}
+
+/// Linked statically, and stripped: the control block is found in the data.
+#[test]
+fn a_stripped_program_with_the_library_inside_has_its_points() {
+    let (include, _) = flags();
+    let archive = stillpoint_e2e::annotated::libstillpoint().expect("libstillpoint").join("libstillpoint.a");
+    let link = [archive.to_str().expect("a path in UTF-8")];
+    let program = Program::build_as("points", Kind::Pie, &[&include], &link).strip();
+    let patch = program.patch(2);
+    let mut victim = program.start(&["all", "4"]);
+    there_and_back(&mut victim, &patch, "global", 3);
+}
+
+/// Patched before it has the library, which it loads later and closes again: the word that was chosen first stays.
+/// Meanwhile it forks children, which nobody asks anything.
+#[test]
+fn a_library_that_comes_late_writes_the_word_that_was_chosen_before() {
+    let (include, _) = flags();
+    let program = Program::build_as("late", Kind::Pie, &[&include], &[]);
+    let patch = program.patch(2);
+    let library = stillpoint_e2e::annotated::libstillpoint().expect("libstillpoint").join("libstillpoint.so.1");
+    let mut victim = program.start(&[library.to_str().expect("a path in UTF-8")]);
+    there_and_back(&mut victim, &patch, "probe", 1);
+    refused(&mut victim, &patch, "local", "no libstillpoint");
+    victim.command();
+    wait::until("the threads to register", || {
+        let line = status(victim.pid()).json().succeed().json().into_iter().next()?;
+        (line["points"]["registered"] == 3).then_some(())
+    });
+    for mode in ["local", "global", "probe"] {
+        there_and_back(&mut victim, &patch, mode, cycles().min(50));
+    }
+    victim.assert_pristine();
+}
+
+/// The example of the paper: without priorities and parking the listener stops first, and nobody gets work any more.
+/// Nothing is harmed: all go on at the deadline.
+#[test]
+fn a_pool_without_priorities_dead_locks_and_is_let_go() {
+    let program = program("pool");
+    let patch = program.patch(2);
+    let mut victim = program.start(&["careless"]);
+    for _ in 0..if soak() { 20 } else { 3 } {
+        let run = in_mode(apply(&patch, victim.pid()), "global", "500ms").run();
+        assert_eq!(run.code, Some(4), "{run}");
+        assert!(run.stderr.contains("quiescence point of \"worker\""), "{run}");
+        victim.assert_settled(1);
+        victim.assert_no_residue();
+        victim.assert_pristine();
+    }
+    there_and_back(&mut victim, &patch, "local", 1);
+}
+
+#[test]
+fn a_pool_with_priorities_and_parking_never_does() {
+    let program = program("pool");
+    let patch = program.patch(2);
+    let mut victim = program.start(&["careful"]);
+    there_and_back(&mut victim, &patch, "global", if soak() { 1000 } else { 25 });
+    there_and_back(&mut victim, &patch, "group:pool", if soak() { 200 } else { 5 });
+    victim.assert_pristine();
+}
+
+/// While a tool waits, another tells who stands and who blocks.
+#[test]
+fn status_tells_who_stands_and_who_blocks() {
+    let program = program("pool");
+    let patch = program.patch(2);
+    let mut victim = program.start(&["careless"]);
+    let idle = status(victim.pid()).json().succeed();
+    let threads = idle.json()[0]["threads"].as_array().expect("threads").clone();
+    let of = |name: &str| threads.iter().filter(|t| t["name"] == name).count();
+    assert_eq!((of("worker"), of("listener"), of("timer")), (4, 1, 1), "{idle}");
+    let mut tool = in_mode(apply(&patch, victim.pid()), "global", "20s").command().spawn().expect("start the tool");
+    let seen = wait::until("the listener to stand", || {
+        let run = status(victim.pid()).json().run();
+        let line = run.json().into_iter().next()?;
+        let asked = &line["points"]["request"];
+        (asked["mode"] == "global" && asked["standing"] == 2 && asked["awaited"] == 4).then_some(line)
+    });
+    for thread in seen["threads"].as_array().expect("threads").iter().filter(|t| !t["name"].is_null()) {
+        let worker = thread["name"] == "worker";
+        assert_eq!(thread["blocks"], worker, "{thread}");
+        assert_eq!(thread["state"], if worker { "active" } else { "blocked" }, "{thread}");
+    }
+    tool.kill().expect("kill the tool");
+    tool.wait().expect("the tool ends");
+    // the next call takes it back at once, long before the deadline
+    let before = std::time::Instant::now();
+    victim.announce(Phase::Over(1, 2));
+    in_mode(apply(&patch, victim.pid()), "local", "10s").succeed();
+    assert!(before.elapsed() < Duration::from_secs(15), "took {:?}", before.elapsed());
+    victim.assert_settled(2);
+}
