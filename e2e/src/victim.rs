@@ -402,19 +402,20 @@ impl Victim {
     pub fn assert_no_residue(&self) {
         let residue = residue(self.pid);
         assert!(residue.is_empty(), "left behind: {residue:#?}");
-        let symbols = function_entries(&self.elf);
         let maps = Maps::of(self.pid);
+        let bias = maps.bias(&self.elf);
+        let mut entries: BTreeMap<u64, String> =
+            function_entries(&self.elf).into_iter().map(|(entry, name)| (entry + bias, name)).collect();
+        entries.extend(guided(&maps));
         let now = Text::of(self.pid);
         for (start, bytes) in &self.text.ranges {
             let Some(current) = now.ranges.get(start) else { panic!("the text at {start:#x} is no longer mapped") };
-            let bias = maps.bias(&self.elf);
             let mut at = 0;
             while let Some(offset) = (at..bytes.len()).find(|i| bytes[*i] != current[*i]) {
                 at = offset + 1;
                 let address = start + offset as u64;
-                let entry = symbols.range(..=address.wrapping_sub(bias)).next_back();
-                let entry = entry.map(|(entry, name)| (entry + bias, name)).filter(|(entry, _)| address < entry + 5);
-                let Some((entry, name)) = entry else {
+                let entry = entries.range(..=address).next_back().filter(|(entry, _)| address < **entry + 5);
+                let Some((&entry, name)) = entry else {
                     panic!("the byte at {address:#x} changed from {:#x} to {:#x}", bytes[offset], current[offset])
                 };
                 let jump = &current[(entry - start) as usize..][..5];
@@ -516,6 +517,16 @@ fn function_entries(elf: &Path) -> BTreeMap<u64, String> {
     let file = object::File::parse(&*bytes).unwrap_or_else(|e| panic!("parse {}: {e}", elf.display()));
     let functions = file.symbols().filter(|symbol| symbol.kind() == SymbolKind::Text && symbol.is_definition());
     functions.map(|symbol| (symbol.address(), symbol.name().unwrap_or("?").to_owned())).collect()
+}
+
+/// The one entry of the C library that patches redirect: where unwinders ask for unwind data.
+fn guided(maps: &Maps) -> Option<(u64, String)> {
+    const NAME: &str = "_dl_find_object";
+    let library = maps.0.iter().find(|m| m.offset == 0 && m.path.ends_with("/libc.so.6"))?;
+    let bytes = fs::read(&library.path).ok()?;
+    let file = object::File::parse(&*bytes).ok()?;
+    let symbol = file.dynamic_symbols().find(|symbol| symbol.name() == Ok(NAME))?;
+    Some((library.start + symbol.address(), NAME.to_owned()))
 }
 
 /// One line of `/proc/PID/maps`.

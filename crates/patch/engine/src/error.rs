@@ -104,6 +104,14 @@ pub enum Error {
         /// What it does.
         what: String,
     },
+    /// Exceptions could not pass through the new code.
+    #[error("process {pid}: unwinders cannot be told of new code: {why}")]
+    Invisible {
+        /// The process.
+        pid: Pid,
+        /// Why.
+        why: String,
+    },
     /// A symbol cannot be resolved.
     #[error("symbol `{symbol}` of patch {patch}: {why}")]
     Symbol {
@@ -223,6 +231,9 @@ pub enum Error {
         #[source]
         source: Box<Error>,
     },
+    /// No control group is that unit's.
+    #[error("unit {0} does not run here: there is no control group of its name")]
+    NoUnit(String),
     /// Files of ours cannot be written or read.
     #[error("{path}")]
     File {

@@ -60,17 +60,13 @@ pub fn of_executable(path: &Path) -> Result<Vec<Pid>, Error> {
 
 /// All processes of a systemd unit, parents before children.
 pub fn of_unit(unit: &str) -> Result<Vec<Pid>, Error> {
-    let refuse = |what: &str| {
-        let source = std::io::Error::new(std::io::ErrorKind::NotFound, what.to_owned());
-        Error::File { path: format!("unit {unit}"), source }
-    };
     let full = if unit.ends_with(".service") || unit.ends_with(".scope") || unit.ends_with(".slice") {
         unit.to_owned()
     } else {
         format!("{unit}.service")
     };
     let group = hierarchies().iter().find_map(|root| find_group(root, &full, 0));
-    let group = group.ok_or_else(|| refuse("no such unit runs: it has no control group"))?;
+    let group = group.ok_or(Error::NoUnit(full))?;
     let mut pids = Vec::new();
     collect(&group, &mut pids, 0);
     Ok(parents_first(pids))

@@ -3,6 +3,7 @@
 
 use crate::Error;
 use crate::ledger::Span;
+use memchr::memmem;
 use object::elf;
 use std::collections::BTreeMap;
 use stillpoint_patch_format::Avma;
@@ -25,6 +26,12 @@ pub(crate) struct Found {
     pub(crate) address: Avma,
     /// Its address must be asked of a resolver function.
     pub(crate) ifunc: bool,
+    /// It is code.
+    pub(crate) function: bool,
+    /// It is a thread-local: `address` less the bias is its offset in the module's segment.
+    pub(crate) thread_local: bool,
+    /// Bytes of it, as far as its module says.
+    pub(crate) len: u64,
 }
 
 /// The dynamic section of one module.
@@ -73,6 +80,25 @@ pub(crate) fn tls_segment(memory: &Memory, module: &Module) -> Result<Option<Tls
 pub(crate) fn executable_tls_offset(tls: TlsSegment) -> i64 {
     let len = tls.len.wrapping_add(tls.address & (tls.align - 1)).next_multiple_of(tls.align);
     (tls.address & (tls.align - 1)) as i64 - len as i64
+}
+
+/// Offset from the thread pointer of the first byte of a module's thread-local segment, where that is the same in every
+/// thread. The loader's own list tells, by way of what glibc exports for debuggers.
+pub(crate) fn static_tls_offset(process: &Process, modules: &[Module], module: &Module) -> Result<Option<i64>, Error> {
+    const OFFSET_MAX: u64 = 1 << 24;
+    let memory = process.memory();
+    for candidate in modules {
+        let Some(dynamic) = Dynamic::of(memory, candidate)? else { continue };
+        let Some(found) = dynamic.find("_thread_db_link_map_l_tls_offset", None) else { continue };
+        // bits of the field, how many there are, where it lies
+        let field = memory.read_vec(found.address, 12)?;
+        let (bits, at) = (u32_of(&field, 0), u32_of(&field, 8));
+        let Some(map) = link_map(process, modules, module).filter(|_| bits == 64 && at < 1 << 16) else { break };
+        let offset = memory.read_u64(Avma(map.0 + u64::from(at)))?;
+        // 0: none was given; all ones: it never will be
+        return Ok((1..OFFSET_MAX).contains(&offset).then(|| -(offset as i64)));
+    }
+    Ok(None)
 }
 
 /// The executable segments of a module, in memory.
@@ -175,7 +201,13 @@ impl<'a> Dynamic<'a> {
             }
         }
         let value = u64_of(&symbol, 8);
-        Some(Found { address: Avma(value.wrapping_add(self.bias)), ifunc: kind == 10 })
+        Some(Found {
+            address: Avma(value.wrapping_add(self.bias)),
+            ifunc: kind == 10,
+            function: matches!(kind, 2 | 10),
+            thread_local: kind == 6,
+            len: u64_of(&symbol, 16),
+        })
     }
 
     fn version_name(&self, wanted: u16) -> Option<Vec<u8>> {
@@ -231,24 +263,35 @@ impl Dynamic<'_> {
     }
 }
 
-/// The modules in the order in which the loader searches them; those that it does not know of come last.
-pub(crate) fn search_order(process: &Process, modules: &[Module]) -> Vec<usize> {
+/// The loader's list of modules, in the order in which it searches them: link map and dynamic section.
+fn link_maps(process: &Process, modules: &[Module]) -> Vec<(Avma, Avma)> {
     let memory = process.memory();
-    let chain = || -> Option<Vec<u64>> {
+    let chain = || -> Option<Vec<(Avma, Avma)>> {
         let executable = modules.iter().find(|m| m.executable)?;
         let dynamic = Dynamic::of(memory, executable).ok()??;
         let debug = dynamic.value(elf::DT_DEBUG)?;
         let mut map = memory.read_u64(Avma(debug + 8)).ok()?;
-        let mut sections = Vec::new();
-        while map != 0 && sections.len() < 4096 {
-            sections.push(memory.read_u64(Avma(map + 16)).ok()?);
+        let mut out = Vec::new();
+        while map != 0 && out.len() < 4096 {
+            out.push((Avma(map), Avma(memory.read_u64(Avma(map + 16)).ok()?)));
             map = memory.read_u64(Avma(map + 24)).ok()?;
         }
-        Some(sections)
+        Some(out)
     };
-    let chain = chain().unwrap_or_default();
+    chain().unwrap_or_default()
+}
+
+/// The loader's link map of a module, where it has one.
+pub(crate) fn link_map(process: &Process, modules: &[Module], module: &Module) -> Option<Avma> {
+    let maps = link_maps(process, modules);
+    maps.into_iter().find(|(_, dynamic)| Some(*dynamic) == module.dynamic).map(|(map, _)| map)
+}
+
+/// The modules in the order in which the loader searches them; those that it does not know of come last.
+pub(crate) fn search_order(process: &Process, modules: &[Module]) -> Vec<usize> {
+    let chain = link_maps(process, modules);
     let place =
-        |module: &Module| module.dynamic.and_then(|d| chain.iter().position(|c| *c == d.0)).unwrap_or(chain.len());
+        |module: &Module| module.dynamic.and_then(|d| chain.iter().position(|c| c.1 == d)).unwrap_or(chain.len());
     let mut order: Vec<usize> = (0..modules.len()).collect();
     order.sort_by_key(|i| place(&modules[*i]));
     order
@@ -268,8 +311,8 @@ pub(crate) fn signal_returns(process: &Process, modules: &[Module]) -> Vec<u64> 
     for mapping in text {
         let mut bytes = vec![0; mapping.len() as usize];
         let len = process.memory().read_some(mapping.start, &mut bytes);
-        let hits = bytes[..len].windows(SIGNAL_RETURN.len()).enumerate().filter(|(_, w)| *w == SIGNAL_RETURN);
-        out.extend(hits.map(|(at, _)| mapping.start.0 + at as u64));
+        let hits = memmem::find_iter(&bytes[..len], &SIGNAL_RETURN);
+        out.extend(hits.map(|at| mapping.start.0 + at as u64));
     }
     out
 }

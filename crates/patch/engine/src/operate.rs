@@ -1,10 +1,11 @@
 //! The operations on one process: apply, revert, check; each is checks, then one transition.
 
+use crate::barrier::{self, Name};
 use crate::calm::{ended_or, traced};
 use crate::error::Busy;
 use crate::inject::{self, Wanted};
 use crate::ledger::{Phase, Record, Span, Transition, View};
-use crate::link::{DISPATCHER_LEN, Layout, link};
+use crate::link::{DISPATCHER_LEN, Layout, link, make_visible};
 use crate::plan::{Plan, Room, dispatchers_missing, free_state, plan};
 use crate::prepare::{Prepared, check_based_on, check_process, prepare};
 use crate::probe::{Prober, Verdict, finding_in_frames};
@@ -14,8 +15,7 @@ use crate::scan::Forbidden;
 use crate::store::{self, Store};
 use crate::transition::{Limits, Mover};
 use crate::walk::Walker;
-use crate::barrier::{self, Name};
-use crate::{Error, arena, calm, place};
+use crate::{Error, arena, calm, guide, place};
 use std::time::Duration;
 use stillpoint_events::EventKind;
 use stillpoint_patch_format::{Avma, Scope, Signed};
@@ -97,6 +97,8 @@ pub(crate) struct Target {
     pub(crate) mappings: Vec<Mapping>,
     pub(crate) store: Option<Store>,
     pub(crate) view: View,
+    /// Where the C library's signal return lies.
+    restorers: Vec<u64>,
 }
 
 impl Target {
@@ -111,7 +113,8 @@ impl Target {
         let mappings = process.mappings()?;
         let store = store::find_in(&process, &mappings)?;
         let view = store.as_ref().map(Store::view).transpose()?.unwrap_or_default();
-        Ok(Target { process, modules, mappings, store, view })
+        let restorers = crate::image::signal_returns(&process, &modules);
+        Ok(Target { process, modules, mappings, store, view, restorers })
     }
 
     fn reload(&mut self) -> Result<(), Error> {
@@ -133,14 +136,18 @@ pub fn apply(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
     if target.view.unfinished.is_none() && already(&target.view, signed) {
         return Ok(there_already(&mut report, signed));
     }
+    // What was found before anybody was traced holds as long as nobody else has changed the ledger.
+    let mut ready_before = None;
     if target.view.unfinished.is_none() || options.dry_run {
-        let (_, _, len) = ready(&target, signed, options).map_err(|error| ended_or(&target.process, error))?;
+        let checked = ready(&target, signed, options).map_err(|error| ended_or(&target.process, error))?;
         if options.dry_run {
-            let functions = signed.patch.functions.len();
+            let (functions, len) = (signed.patch.functions.len(), checked.len);
             return Ok(Outcome::DryRun(format!("{}: {functions} functions, {len} bytes", signed.patch.name)));
         }
+        ready_before = Some((target.view.clone(), checked));
     }
     let process = target.process.clone();
+    process.prepare_remote().map_err(|error| ended_or(&process, error.into()))?;
     traced(&process, move |session| {
         let start = now_ns();
         let brings_it = |view: &View, open: &Transition| {
@@ -151,7 +158,11 @@ pub fn apply(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
         if already(&target.view, signed) {
             return Ok(there_already(&mut report, signed));
         }
-        apply_in(session, &mut target, signed, options, &mut report, start)
+        let ready = match ready_before {
+            Some((view, ready)) if view == target.view => ready,
+            _ => ready(&target, signed, options)?,
+        };
+        apply_in(session, &mut target, signed, ready, options, &mut report, start)
     })
 }
 
@@ -176,8 +187,19 @@ fn remaining(view: &View, signed: &Signed, options: &Options) -> Vec<u32> {
     view.active.iter().copied().filter(stays).collect()
 }
 
-/// All checks that need no thread to stand; the values of the patch's symbols, and the bytes needed.
-fn ready(target: &Target, signed: &Signed, options: &Options) -> Result<(Prepared, Vec<Option<u64>>, u64), Error> {
+/// What the checks that need no thread to stand have found.
+struct Ready {
+    prepared: Prepared,
+    /// Of the patch's symbols.
+    values: Vec<Option<u64>>,
+    /// Bytes of memory needed.
+    len: u64,
+    /// How unwinders are told.
+    way: guide::Way,
+}
+
+/// All checks that need no thread to stand.
+fn ready(target: &Target, signed: &Signed, options: &Options) -> Result<Ready, Error> {
     let patch = &signed.patch;
     let view = &target.view;
     let below = remaining(view, signed, options);
@@ -191,8 +213,10 @@ fn ready(target: &Target, signed: &Signed, options: &Options) -> Result<(Prepare
     let values = resolve(&target.process, &target.modules, module, view, patch)?;
     let layout = Layout::of(patch);
     let at = find_room(&target.mappings, module, layout.len())?;
-    link(patch, &layout, at, &values).map_err(|source| Error::Link { patch: patch.name.clone(), source })?;
-    Ok((prepared, values, layout.len()))
+    let linked = link(patch, &layout, at, &values).and_then(|mut image| make_visible(&layout, at, &mut image));
+    linked.map_err(|source| Error::Link { patch: patch.name.clone(), source })?;
+    let way = guide::way(&target.process, &target.modules, view, patch)?;
+    Ok(Ready { prepared, values, len: layout.len(), way })
 }
 
 fn module_span(module: &Module) -> Span {
@@ -209,11 +233,12 @@ fn apply_in(
     session: &mut Session<'_>,
     target: &mut Target,
     signed: &Signed,
+    ready: Ready,
     options: &Options,
     report: &mut Report<'_>,
     start: u64,
 ) -> Result<Outcome, Error> {
-    let (prepared, values, _) = ready(target, signed, options)?;
+    let Ready { prepared, values, way, .. } = ready;
     let below = remaining(&target.view, signed, options);
     let patch = &signed.patch;
     let module = target.modules[prepared.module].clone();
@@ -231,6 +256,9 @@ fn apply_in(
     let mut image =
         link(patch, &layout, at, &values).map_err(|source| Error::Link { patch: patch.name.clone(), source })?;
     let placed = place::place(signed, options.signer.clone(), &module, &prepared, &layout, at, &mut image)?;
+    let visible = make_visible(&layout, at, &mut image);
+    visible.map_err(|source| Error::Link { patch: patch.name.clone(), source })?;
+    lay_guide(session, target, &module, way, report)?;
     let memory = target.process.memory();
     for (segment, offset) in image.segments.iter().zip([0, layout.lens[0], layout.lens[0] + layout.lens[1]]) {
         if !segment.is_empty() {
@@ -250,6 +278,30 @@ fn apply_in(
     let plan = plan(&view, operation, &after, room, word_offset)?;
     let hooks = view.patch(number).map(|p| p.hooks.clone()).unwrap_or_default();
     run(session, target, &view, plan, options, report, (&hooks.pre_apply, &hooks.post_apply), start)
+}
+
+/// Lays the guide near the C library, unless it is there.
+fn lay_guide(
+    session: &mut Session<'_>,
+    target: &mut Target,
+    module: &Module,
+    way: guide::Way,
+    report: &mut Report<'_>,
+) -> Result<(), Error> {
+    let entry = match way {
+        guide::Way::InPlace => return Ok(()),
+        guide::Way::Lay(entry) => entry,
+        guide::Way::Without(why) => {
+            report.warn(format!("exceptions, cancellation and backtraces end at new code: {why}"));
+            return Ok(());
+        }
+    };
+    let library = target.modules[entry.module].clone();
+    let word_offset = target.store.as_ref().map_or(0, |s| s.ledger.word_offset);
+    let area = map_arena(session, target, &library, guide::LENS, word_offset, report)?;
+    let record = guide::lay(target, &entry, area, module_span(module))?;
+    let store = target.store.as_mut().ok_or(Error::NoWord(target.process.pid()))?;
+    store.append(target.process.memory(), Record::Guide(Box::new(record)))
 }
 
 /// Maps an arena near `module`, and the ledger when there is none yet.
@@ -307,13 +359,12 @@ fn room(
 fn mover<'m, 's, 'p, 'r>(
     session: &'m mut Session<'s>,
     process: &'p Process,
-    modules: Vec<Module>,
+    (modules, restorers): (Vec<Module>, Vec<u64>),
     store: &'m mut Store,
     view: &View,
     transition_trampolines: &[Span],
     report: &'m mut Report<'r>,
 ) -> Result<Mover<'m, 's, 'p, 'r>, Error> {
-    let restorers = crate::image::signal_returns(process, &modules);
     let prober = Prober::new(restorers, process.mappings()?);
     let frames = view.placed.iter().map(|p| p.eh_frame).collect();
     let walker = Walker::new(process, modules, frames);
@@ -351,9 +402,11 @@ fn run(
     start: u64,
 ) -> Result<Outcome, Error> {
     let process = target.process.clone();
-    let Plan { transition, dispatchers } = plan;
-    let store = target.store.as_mut().ok_or(Error::NoWord(process.pid()))?;
+    let Plan { mut transition, dispatchers } = plan;
     let memory = process.memory();
+    transition.sites.extend(guide::site(memory, view, &transition.after)?);
+    guide::settle(target, view, &[&transition.before[..], &transition.after].concat())?;
+    let store = target.store.as_mut().ok_or(Error::NoWord(process.pid()))?;
     for site in &transition.sites {
         let mut now = [0; JUMP_LEN];
         memory.read(site.entry, &mut now)?;
@@ -369,11 +422,14 @@ fn run(
     if let Err(error) = call_hooks(&process, session, pre, true, report) {
         store.append(memory, Record::Phase { transition: transition.number, phase: Phase::Aborted })?;
         report.event(EventKind::FellBack { transition: transition.number, reason: error.to_string() });
+        settle_guide(target, report);
         return Err(Error::FellBack { transition: transition.number, source: Box::new(error) });
     }
-    let modules = target.modules.clone();
-    let mut mover = mover(session, &process, modules, store, view, &transition.trampolines, report)?;
-    let threads = mover.run(&transition, options.quiescence, limits(options))?;
+    let program = (target.modules.clone(), target.restorers.clone());
+    let mut mover = mover(session, &process, program, store, view, &transition.trampolines, report)?;
+    let moved = mover.run(&transition, options.quiescence, limits(options));
+    settle_guide(target, report);
+    let threads = moved?;
     if let Err(error) = call_hooks(&process, session, post, false, report) {
         report.warn(format!("a hook after the commit failed: {error}"));
     }
@@ -383,6 +439,20 @@ fn run(
     let number = transition.number;
     report.event(EventKind::Committed { transition: number, active: active.clone(), duration_ns, threads });
     Ok(Outcome::Committed { transition: number, active, threads, duration_ns })
+}
+
+/// Withdraws the unwind data of code that no thread can be in any more. What is left in force too long does no harm.
+fn settle_guide(target: &mut Target, report: &mut Report<'_>) {
+    let settled = target.reload().and_then(|()| {
+        let view = &target.view;
+        let open = view.unfinished.iter().flat_map(|u| u.transition.before.iter().chain(&u.transition.after));
+        guide::settle(target, view, &view.active.iter().chain(open).copied().collect::<Vec<_>>())
+    });
+    if let Err(error) = settled.map_err(|error| ended_or(&target.process, error))
+        && !matches!(error, Error::Ended(_))
+    {
+        report.warn(format!("unwind data of code that is out of force could not be withdrawn: {error}"));
+    }
 }
 
 const HOOK_LIMIT: Duration = Duration::from_secs(5);
@@ -419,12 +489,12 @@ fn recover(
     let forward = wanted(&target.view, &open.transition) && goes_thread_by_thread(&target.view, &open.transition);
     report.warn(format!("transition {} was left unfinished by a tool that was killed", open.transition.number));
     let process = target.process.clone();
-    let (view, modules) = (target.view.clone(), target.modules.clone());
+    let (view, program) = (target.view.clone(), (target.modules.clone(), target.restorers.clone()));
     let store = target.store.as_mut().ok_or(Error::NoWord(process.pid()))?;
-    let mut mover = mover(session, &process, modules, store, &view, &[], report)?;
-    let completed = mover.recover(&open, forward, limits(options))?;
-    target.reload()?;
-    Ok(forward && completed)
+    let mut mover = mover(session, &process, program, store, &view, &[], report)?;
+    let completed = mover.recover(&open, forward, limits(options));
+    settle_guide(target, report);
+    Ok(completed? && forward)
 }
 
 /// Whether all patches that come or go allow threads of old and new code side by side.
@@ -566,7 +636,7 @@ pub fn check(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
     if already(&target.view, signed) {
         return Ok(Prediction { already: true, functions, bytes: 0, threads: 0, busy: Vec::new() });
     }
-    let (prepared, values, bytes) =
+    let Ready { prepared, values, len: bytes, .. } =
         ready(&target, signed, options).map_err(|error| ended_or(&target.process, error))?;
     let module = &target.modules[prepared.module];
     let layout = Layout::of(&signed.patch);
@@ -586,7 +656,7 @@ pub fn check(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
     let walker = Walker::new(&process, target.modules.clone(), frames);
     walker.prepare();
     let mappings = target.mappings.clone();
-    let restorers = crate::image::signal_returns(&process, &target.modules);
+    let restorers = target.restorers.clone();
     let (threads, busy) = traced(&process, |session| {
         let mut prober = Prober::new(restorers, mappings);
         look_at_all(session, &process, &mut prober, &walker, &forbidden, &mut report)

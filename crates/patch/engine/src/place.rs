@@ -70,6 +70,7 @@ pub(crate) fn place(
         trampolines: layout.trampolines(arena),
         text: text(patch, layout, arena),
         eh_frame: Span::new(at(layout.eh_frame.0), layout.eh_frame.1),
+        search_table: Span::new(at(layout.search_table.0), layout.search_table.1),
         functions,
         off_stack: off_stack(patch, module),
         exports: patch.exports.iter().map(|e| export(patch, *e, address(e))).collect(),

@@ -185,21 +185,30 @@ fn check_function(
 
 /// Uprobes that are registered for the bytes which the jumps overwrite, as far as the kernel tells.
 fn check_uprobes(module: &Module, patch: &Patch, entries: &[EntryPlan]) -> Result<(), Error> {
-    let lists = ["/sys/kernel/tracing/uprobe_events", "/sys/kernel/debug/tracing/uprobe_events"];
-    let Some(text) = lists.iter().find_map(|path| fs::read_to_string(path).ok()) else { return Ok(()) };
-    for (probe, path, offset) in text.lines().filter_map(uprobe) {
-        let same = fs::metadata(path).is_ok_and(|file| file.ino() == module.file.1);
-        let address = module.mappings.iter().find(|m| (m.offset..m.offset + m.len()).contains(&offset));
-        let (true, Some(mapping)) = (same, address) else { continue };
-        let at = Avma(mapping.start.0 + (offset - mapping.offset));
-        for (function, plan) in patch.functions.iter().zip(entries) {
-            let entry = module.avma(function.old.start);
-            if (entry.0..entry.0 + plan.displaced_len as u64).contains(&at.0) {
-                return Err(Error::Uprobe { function: function.name.clone(), at, probe: probe.to_owned() });
-            }
-        }
+    let probes = uprobes(module);
+    let functions = patch.functions.iter().zip(entries);
+    functions.clone().try_for_each(|(f, plan)| no_uprobe(&probes, &f.name, module.avma(f.old.start), plan))
+}
+
+/// Refuses an entry whose displaced bytes hold one of `probes`.
+pub(crate) fn no_uprobe(probes: &[(String, Avma)], function: &str, entry: Avma, plan: &EntryPlan) -> Result<(), Error> {
+    let inside = |at: &Avma| (entry.0..entry.0 + plan.displaced_len as u64).contains(&at.0);
+    match probes.iter().find(|(_, at)| inside(at)) {
+        Some((probe, at)) => Err(Error::Uprobe { function: function.to_owned(), at: *at, probe: probe.clone() }),
+        None => Ok(()),
     }
-    Ok(())
+}
+
+/// All uprobes in a module that the kernel tells of: name and address.
+pub(crate) fn uprobes(module: &Module) -> Vec<(String, Avma)> {
+    let lists = ["/sys/kernel/tracing/uprobe_events", "/sys/kernel/debug/tracing/uprobe_events"];
+    let Some(text) = lists.iter().find_map(|path| fs::read_to_string(path).ok()) else { return Vec::new() };
+    let inside = |(probe, path, offset): (&str, &str, u64)| {
+        fs::metadata(path).ok().filter(|file| file.ino() == module.file.1)?;
+        let mapping = module.mappings.iter().find(|m| (m.offset..m.offset + m.len()).contains(&offset))?;
+        Some((probe.to_owned(), Avma(mapping.start.0 + (offset - mapping.offset))))
+    };
+    text.lines().filter_map(uprobe).filter_map(inside).collect()
 }
 
 /// `p:group/name /path/of/file:0x1234 arguments`.

@@ -1,10 +1,11 @@
 //! What the symbols of a patch stand for in one process.
 
 use crate::Error;
-use crate::image::{Dynamic, executable_tls_offset, search_order, tls_segment};
+use crate::image::{Dynamic, Found, executable_tls_offset, search_order, static_tls_offset, tls_segment};
 use crate::ledger::View;
 use crate::link::SymbolAddress;
-use stillpoint_patch_format::{Avma, Patch, Svma, Symbol, SymbolValue, TargetKind};
+use std::collections::BTreeSet;
+use stillpoint_patch_format::{Avma, Patch, RelocationKind, Svma, Symbol, SymbolValue, TargetKind};
 use stillpoint_patch_tracee::{Memory, Module, Process};
 
 /// Looks up every symbol of `patch` that lies outside of it; the patch's own stay `None`.
@@ -15,8 +16,14 @@ pub(crate) fn resolve(
     view: &View,
     patch: &Patch,
 ) -> Result<Vec<Option<SymbolAddress>>, Error> {
-    let mut resolver = Resolver { process, modules, module, view, patch, order: None };
-    patch.symbols.iter().map(|symbol| resolver.symbol(symbol)).collect()
+    let used = |kinds: &[RelocationKind]| {
+        let relocations = patch.sections.iter().flat_map(|s| &s.relocations);
+        relocations.filter(|r| kinds.contains(&r.kind)).map(|r| r.symbol).collect()
+    };
+    let thread_locals = used(&[RelocationKind::TpOff32, RelocationKind::GotTpOff32]);
+    let narrow = used(&[RelocationKind::Abs32, RelocationKind::Abs32Signed]);
+    let mut resolver = Resolver { process, modules, module, view, patch, order: None, thread_locals, narrow };
+    patch.symbols.iter().zip(0..).map(|(symbol, index)| resolver.symbol(symbol, index)).collect()
 }
 
 struct Resolver<'a> {
@@ -26,6 +33,10 @@ struct Resolver<'a> {
     view: &'a View,
     patch: &'a Patch,
     order: Option<Vec<usize>>,
+    /// Symbols that are meant as thread-locals.
+    thread_locals: BTreeSet<u32>,
+    /// Symbols whose address must fit 32 bits.
+    narrow: BTreeSet<u32>,
 }
 
 impl<'a> Resolver<'a> {
@@ -45,7 +56,7 @@ impl<'a> Resolver<'a> {
         Ok(value)
     }
 
-    fn symbol(&mut self, symbol: &Symbol) -> Result<Option<SymbolAddress>, Error> {
+    fn symbol(&mut self, symbol: &Symbol, index: u32) -> Result<Option<SymbolAddress>, Error> {
         let value = match &symbol.value {
             SymbolValue::Patch { .. } => return Ok(None),
             SymbolValue::Target(at) => self.module.avma(*at).0,
@@ -53,7 +64,7 @@ impl<'a> Resolver<'a> {
             SymbolValue::TargetSlot(at) => self.memory().read_u64(self.module.avma(*at))?,
             SymbolValue::TargetTlsSlot(at) => self.thread_local_slot(symbol, *at)?,
             SymbolValue::TargetTls(offset) => self.thread_local(symbol, *offset)?,
-            SymbolValue::Import { version } => self.import(symbol, version.as_deref())?.0,
+            SymbolValue::Import { version } => self.import(symbol, index, version.as_deref())?,
             SymbolValue::OtherPatch => self.other_patch(symbol)?.0,
         };
         Ok(Some(value))
@@ -61,14 +72,39 @@ impl<'a> Resolver<'a> {
 
     fn thread_local(&self, symbol: &Symbol, offset: u64) -> Result<u64, Error> {
         if self.patch.target.kind == TargetKind::SharedLibrary {
-            return self
-                .refuse(symbol, "the thread-locals of a shared library have no offset that is known from outside");
+            let base = self.library_thread_locals(symbol, self.module)?;
+            return Ok(base.wrapping_add_unsigned(offset) as u64);
         }
         match tls_segment(self.memory(), self.module)? {
             Some(tls) if offset < tls.len => Ok(executable_tls_offset(tls).wrapping_add_unsigned(offset) as u64),
             Some(tls) => self.refuse(symbol, format!("offset {offset:#x} in {:#x} bytes of thread-locals", tls.len)),
             None => self.refuse(symbol, "the target has no thread-locals"),
         }
+    }
+
+    fn library_thread_locals(&self, symbol: &Symbol, module: &Module) -> Result<i64, Error> {
+        match static_tls_offset(self.process, self.modules, module)? {
+            Some(offset) => Ok(offset),
+            None => self.refuse(symbol, format!("the thread-locals of {} lie elsewhere in each thread", module.path)),
+        }
+    }
+
+    /// What a definition in another library stands for, as the patch means it.
+    fn defined(&self, symbol: &Symbol, index: u32, module: &Module, found: Found) -> Result<u64, Error> {
+        let meant = self.thread_locals.contains(&index);
+        if meant != found.thread_local {
+            let is = if found.thread_local { "a thread-local" } else { "no thread-local" };
+            return self.refuse(symbol, format!("it is {is} of {}, and not used as such", module.path));
+        }
+        if found.thread_local {
+            let offset = found.address.0.wrapping_sub(module.bias);
+            return Ok(self.library_thread_locals(symbol, module)?.wrapping_add_unsigned(offset) as u64);
+        }
+        // code can be reached by a stub
+        if !found.function && self.narrow.contains(&index) && u32::try_from(found.address.0).is_err() {
+            return self.refuse(symbol, format!("it lies in {}, out of reach of 32 bits", module.path));
+        }
+        Ok(found.address.0)
     }
 
     /// The newest active patch of the same module that exports the name.
@@ -81,17 +117,16 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    fn import(&mut self, symbol: &Symbol, version: Option<&str>) -> Result<Avma, Error> {
+    fn import(&mut self, symbol: &Symbol, index: u32, version: Option<&str>) -> Result<u64, Error> {
         let modules = self.modules;
         let order = self.order.get_or_insert_with(|| search_order(self.process, modules)).clone();
-        for index in order {
-            let module = &modules[index];
+        for module in order.into_iter().map(|place| &modules[place]) {
             let Some(dynamic) = Dynamic::of(self.memory(), module)? else { continue };
             let Some(found) = dynamic.find(&symbol.name, version) else { continue };
-            if !found.ifunc {
-                return Ok(found.address);
-            }
-            return self.bound(symbol, module, found.address);
+            return match found.ifunc {
+                true => Ok(self.bound(symbol, module, found.address)?.0),
+                false => self.defined(symbol, index, module, found),
+            };
         }
         let version = version.map(|v| format!("@{v}")).unwrap_or_default();
         self.refuse(symbol, format!("no mapped library defines {}{version}", symbol.name))

@@ -7,9 +7,9 @@ use crate::plan::transition_of_word;
 use crate::store::{self, Store};
 use crate::{Error, calm};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use stillpoint_patch_format::{Avma, Scope};
 use stillpoint_patch_insn::{JUMP_LEN, jump5};
-use std::collections::BTreeMap;
 use stillpoint_patch_tracee::{self as tracee, Pid, Process, Session, Stopped, Tid};
 
 /// State of one process.

@@ -141,7 +141,11 @@ impl Mover<'_, '_, '_, '_> {
         .map_err(unfinished)
     }
 
-    pub(crate) fn in_phase<T>(&mut self, phase: &str, work: impl FnOnce(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
+    pub(crate) fn in_phase<T>(
+        &mut self,
+        phase: &str,
+        work: impl FnOnce(&mut Self) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         self.report.started(phase);
         let start = crate::report::now_ns();
         let result = work(self);

@@ -76,7 +76,9 @@ fn relocation(patch: &Patch, s: &Section, r: &Relocation) -> Result<(), Error> {
     };
     let tls_kind = matches!(r.kind, RelocationKind::TpOff32 | RelocationKind::GotTpOff32);
     let tls_symbol = matches!(symbol.value, SymbolValue::TargetTls(_) | SymbolValue::TargetTlsSlot(_));
-    if tls_kind != tls_symbol {
+    // whether an import is a thread-local, only the library tells that defines it
+    let import = r.kind == RelocationKind::GotTpOff32 && matches!(symbol.value, SymbolValue::Import { .. });
+    if tls_kind != tls_symbol && !import {
         return refuse(format!("section {}: {:?} against {}", s.name, r.kind, symbol.name));
     }
     Ok(())

@@ -76,7 +76,8 @@ fn follow(instruction: &Instruction, state: &mut StackState) -> bool {
     match instruction.mnemonic() {
         Mnemonic::Push if instruction.stack_pointer_increment() == -8 => {
             state.frame += 8;
-            let kept = KEPT.iter().find(|(register, _)| instruction.op0_kind() == OpKind::Register && *register == first);
+            let kept =
+                KEPT.iter().find(|(register, _)| instruction.op0_kind() == OpKind::Register && *register == first);
             if let Some((_, number)) = kept.filter(|(_, n)| state.saved.iter().all(|(saved, _)| saved != n)) {
                 state.saved.push((*number, state.frame));
             }
@@ -106,7 +107,8 @@ fn writes(instruction: &Instruction, register: Register) -> bool {
     let mut factory = InstructionInfoFactory::new();
     let mut used = factory.info(instruction).used_registers().iter();
     used.any(|u| {
-        let read_only = matches!(u.access(), OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess);
+        let read_only =
+            matches!(u.access(), OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess);
         !read_only && u.register().full_register() == register
     })
 }

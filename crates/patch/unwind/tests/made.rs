@@ -67,11 +67,10 @@ fn the_table_leads_to_each_record_in_ascending_order() {
     let bytes = describe(AT, &pieces).expect("within reach");
     let hdr = AT + bytes.len() as u64 + 4;
     let all = described(AT, &bytes).expect("understood");
-    assert_eq!(all.iter().map(|d| (d.start, d.end)).collect::<Vec<_>>(), [
-        (CODE, CODE + 110),
-        (CODE + 256, CODE + 272),
-        (CODE + 512, CODE + 576)
-    ]);
+    assert_eq!(
+        all.iter().map(|d| (d.start, d.end)).collect::<Vec<_>>(),
+        [(CODE, CODE + 110), (CODE + 256, CODE + 272), (CODE + 512, CODE + 576)]
+    );
     assert_eq!(count_described(&bytes), Ok(3));
     let table = search_table(AT, &bytes, hdr).expect("within reach");
     assert_eq!(table.len(), table_len(3));

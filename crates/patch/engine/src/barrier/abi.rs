@@ -354,8 +354,7 @@ impl Request {
         if slot.state != ThreadState::Active {
             return false;
         }
-        self.together(slot)
-            || (slot.word != self.word && !(self.mode == Mode::Others && slot.group == self.group))
+        self.together(slot) || (slot.word != self.word && !(self.mode == Mode::Others && slot.group == self.group))
     }
 }
 

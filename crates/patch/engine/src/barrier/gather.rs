@@ -177,7 +177,9 @@ impl Mover<'_, '_, '_, '_> {
         let slots = library.slots(self.process.memory())?;
         library.learn(self.process, &self.session.threads());
         let awaited = slots.iter().filter(|slot| request.awaits(slot));
-        Ok(awaited.map(|slot| Busy { tid: library.thread(slot).unwrap_or(Tid(slot.tid)), function: describe(slot) }).collect())
+        Ok(awaited
+            .map(|slot| Busy { tid: library.thread(slot).unwrap_or(Tid(slot.tid)), function: describe(slot) })
+            .collect())
     }
 
     /// Stops the process, and commits when everybody known stands or is over, and everybody else is outside of the code

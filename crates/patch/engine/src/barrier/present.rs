@@ -67,9 +67,8 @@ fn asked(request: &Request, slots: &[Slot]) -> Asked {
 
 /// A local request that has passed its deadline asks nobody to hurry; threads only take it when they come by.
 fn current(control: &Control) -> Option<&Request> {
-    let overdue = |request: &&Request| {
-        now_ns() < request.deadline_ns || !matches!(request.mode, Mode::Local | Mode::Others)
-    };
+    let overdue =
+        |request: &&Request| now_ns() < request.deadline_ns || !matches!(request.mode, Mode::Local | Mode::Others);
     control.pending().filter(overdue)
 }
 

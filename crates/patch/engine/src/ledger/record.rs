@@ -59,6 +59,8 @@ pub enum Record {
         /// The phase.
         phase: Phase,
     },
+    /// The guide is in place, by which unwinders find new code.
+    Guide(Box<GuideRecord>),
 }
 
 /// How far a transition got; the state byte in the target tells the commit point exactly.
@@ -111,6 +113,8 @@ pub struct PlacedPatch {
     pub text: Vec<NamedSpan>,
     /// Its unwind data.
     pub eh_frame: Span,
+    /// The table by which unwinders search it.
+    pub search_table: Span,
     /// Functions redirected.
     pub functions: Vec<FunctionRecord>,
     /// Further code that must be off the stack.
@@ -154,6 +158,25 @@ pub struct FunctionRecord {
     pub dispatchers: Span,
     /// The size of one such room.
     pub dispatcher_len: u32,
+}
+
+/// The guide: what stands in for glibc's `_dl_find_object` while there is code that no loader knows of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuideRecord {
+    /// The entry of `_dl_find_object`.
+    pub entry: Avma,
+    /// Its first bytes as glibc has them.
+    pub original: [u8; 5],
+    /// The same bytes with the jump to the guide.
+    pub jump: [u8; 5],
+    /// Offsets inside of them where no thread may stand when the jump is written.
+    pub inner_boundaries: Vec<u8>,
+    /// The guide's code.
+    pub code: Avma,
+    /// The displaced first instructions of `_dl_find_object`.
+    pub displaced: Avma,
+    /// The guide's table.
+    pub table: Span,
 }
 
 /// Code that must be on no stack when a thread migrates.

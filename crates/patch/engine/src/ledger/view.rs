@@ -1,6 +1,6 @@
 //! What the records mean together.
 
-use super::{FunctionRecord, LedgerError, Phase, PlacedPatch, Record, Span, Transition};
+use super::{FunctionRecord, GuideRecord, LedgerError, Phase, PlacedPatch, Record, Span, Transition};
 use std::collections::BTreeMap;
 use stillpoint_patch_format::Avma;
 
@@ -19,6 +19,8 @@ pub struct View {
     pub generation: u32,
     /// Every transition begun.
     pub transitions: Vec<Transition>,
+    /// The guide, once it is in place.
+    pub guide: Option<GuideRecord>,
 }
 
 /// A transition that has not come to an end.
@@ -61,6 +63,7 @@ impl View {
                 Record::Placed(patch) => view.placed.push((**patch).clone()),
                 Record::Begin(transition) => view.begin(transition)?,
                 Record::Phase { transition, phase } => view.phase(*transition, *phase)?,
+                Record::Guide(guide) => view.guide = Some((**guide).clone()),
             }
         }
         Ok(view)

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! RX  displaced prologues | far stubs | [dispatcher 0 | dispatcher 1 | new function] ... | other text
-//! R   state bytes | slots | read-only data | exception tables | unwind data
+//! R   state bytes | slots | read-only data | exception tables | unwind data, its search table
 //! RW  data | zeroed data
 //! ```
 //! Dispatchers lie right before their function, at such a place that the jumps from the entry to either of them and to
@@ -12,6 +12,7 @@ use crate::ledger::Span;
 use std::collections::BTreeMap;
 use stillpoint_patch_format::{Avma, Patch, RelocationKind, SectionKind, SymbolValue};
 use stillpoint_patch_insn::{DISPATCH_LEN, DISPLACED_MAX, JUMP_LEN};
+use stillpoint_patch_unwind::{COMMON_LEN, PIECE_MAX, PLAIN_LEN, count_described, table_len};
 
 /// Bytes of one dispatcher's room.
 pub const DISPATCHER_LEN: u64 = 64;
@@ -61,6 +62,12 @@ pub struct Layout {
     pub states: u64,
     /// Of the unwind data, and its length with the terminator.
     pub eh_frame: (u64, u64),
+    /// Of the room for unwind data of our own code, which is a part of it.
+    pub described: (u64, u64),
+    /// Of the room for the table by which unwinders search it.
+    pub search_table: (u64, u64),
+    /// Of all far stubs.
+    pub stubs_span: (u64, u64),
     displaced_len: u64,
 }
 
@@ -87,6 +94,7 @@ impl Layout {
         let displaced: Vec<u64> = patch.functions.iter().map(|_| at.take(DISPLACED_MAX as u64, 16)).collect();
         let displaced_len = at.0;
         let stubs_at: Vec<(u32, u64)> = far_symbols(patch).map(|symbol| (symbol, at.take(STUB_LEN, 8))).collect();
+        let stubs_span = (displaced_len, at.0 - displaced_len);
         let mut functions = Vec::with_capacity(patch.functions.len());
         for (function, displaced) in patch.functions.iter().zip(displaced) {
             let dispatchers = place_function(patch, function, &mut at, &mut sections);
@@ -107,7 +115,11 @@ impl Layout {
                 *place = Some(at.take(section.size, 1));
             }
         }
+        let pieces = described_room(functions.len(), stubs_span.1);
+        let described = (at.take(pieces, 1), pieces);
         let eh_end = at.take(4, 1) + 4;
+        let table = table_len(own_records(patch) + 2 * functions.len() + 1) as u64;
+        let search_table = (at.take(table, 8), table);
         let read_only_end = at.page();
 
         place(patch, SectionKind::Data, &mut at, &mut sections);
@@ -121,6 +133,9 @@ impl Layout {
             slots,
             states,
             eh_frame: (eh_start, eh_end - eh_start),
+            described,
+            search_table,
+            stubs_span,
             displaced_len,
         }
     }
@@ -185,13 +200,30 @@ fn place(patch: &Patch, kind: SectionKind, at: &mut Cursor, sections: &mut [Opti
     }
 }
 
-/// Symbols that a branch may have to reach through a stub.
+/// Room for the unwind data of our own code: for each function dispatchers and a displaced prologue, and the stubs.
+fn described_room(functions: usize, stubs: u64) -> u64 {
+    let stubs = if stubs > 0 { PLAIN_LEN } else { 0 };
+    (COMMON_LEN + functions * (PLAIN_LEN + PIECE_MAX) + stubs) as u64
+}
+
+/// Records of the patch's own unwind data that describe code; damaged ones are refused when they are linked.
+fn own_records(patch: &Patch) -> usize {
+    let sections = patch.sections.iter().filter(|s| s.kind == SectionKind::EhFrame);
+    sections.map(|s| count_described(&s.bytes).unwrap_or(0)).sum()
+}
+
+/// Symbols that may have to be reached through a stub: by a branch, or because an address of 32 bits is wanted (of a
+/// function taken in code at a fixed address, of a personality routine in unwind data).
 fn far_symbols(patch: &Patch) -> impl Iterator<Item = u32> {
     let outside = |symbol: u32| {
         let value = patch.symbols.get(symbol as usize).map(|s| &s.value);
         matches!(value, Some(SymbolValue::Import { .. } | SymbolValue::TargetSlot(_) | SymbolValue::OtherPatch))
     };
-    used(patch, move |kind, symbol| kind == RelocationKind::Branch32 && outside(symbol))
+    let unwind_data = patch.sections.iter().filter(|s| s.kind == SectionKind::EhFrame).flat_map(|s| &s.relocations);
+    let personalities = unwind_data.filter(|r| r.kind != RelocationKind::Abs64 && outside(r.symbol)).map(|r| r.symbol);
+    let wanted = [RelocationKind::Branch32, RelocationKind::Abs32, RelocationKind::Abs32Signed];
+    let code = used(patch, move |kind, symbol| wanted.contains(&kind) && outside(symbol));
+    code.chain(personalities).collect::<std::collections::BTreeSet<u32>>().into_iter()
 }
 
 /// Symbols whose value a slot must hold.

@@ -2,6 +2,8 @@
 
 mod layout;
 mod relocate;
+mod visible;
 
 pub use layout::{DISPATCHER_LEN, DISPATCHERS, FunctionLayout, Layout, STATES_LEN, Segment};
 pub use relocate::{Image, LinkError, SymbolAddress, link};
+pub use visible::make_visible;

@@ -24,6 +24,9 @@ pub enum LinkError {
     /// A symbol without a value.
     #[error("symbol `{0}` has no value")]
     NoValue(String),
+    /// Unwind data that cannot be searched.
+    #[error(transparent)]
+    UnwindData(#[from] stillpoint_patch_unwind::TableError),
 }
 
 /// What a symbol of a patch stands for in the process: an address, or for thread-locals the offset from the thread
@@ -98,18 +101,20 @@ impl Linker<'_> {
         let slot = || self.layout.slots.get(&r.symbol).map(|s| i128::from(self.arena.0 + s));
         let symbol = i128::from(self.value(r.symbol)?);
         let signed = i128::from(self.value(r.symbol)? as i64);
+        let stub = || self.layout.stubs.get(&r.symbol).map(|(stub, _)| i128::from(self.arena.0 + stub));
+        // what unwind data names is called: a personality routine
+        let called = r.kind == RelocationKind::Branch32 || section.kind == SectionKind::EhFrame;
         let value = match r.kind {
+            // what is out of reach and not code has been refused when it was looked up
+            RelocationKind::Abs32 if u32::try_from(symbol + addend).is_err() => stub().unwrap_or(symbol) + addend,
+            RelocationKind::Abs32Signed if i32::try_from(symbol + addend).is_err() => stub().unwrap_or(symbol) + addend,
             RelocationKind::Abs64 | RelocationKind::Abs32 | RelocationKind::Abs32Signed => symbol + addend,
-            RelocationKind::Pc32 | RelocationKind::Pc64 => symbol + addend - place,
-            RelocationKind::Branch32 => {
-                let direct = symbol + addend - place;
-                match self.layout.stubs.get(&r.symbol) {
-                    Some((stub, _)) if i32::try_from(direct).is_err() => {
-                        i128::from(self.arena.0 + stub) + addend - place
-                    }
-                    _ => direct,
-                }
+            RelocationKind::Branch32 | RelocationKind::Pc32
+                if called && i32::try_from(symbol + addend - place).is_err() =>
+            {
+                stub().unwrap_or(symbol) + addend - place
             }
+            RelocationKind::Branch32 | RelocationKind::Pc32 | RelocationKind::Pc64 => symbol + addend - place,
             RelocationKind::TpOff32 => signed + addend,
             RelocationKind::GotPc32 | RelocationKind::GotTpOff32 => slot().unwrap_or(i128::MAX / 2) + addend - place,
         };

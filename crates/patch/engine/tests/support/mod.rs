@@ -122,6 +122,7 @@ impl Maker<'_> {
             let bss = section.kind().is_bss();
             let kind = match (name.as_str(), exec, write) {
                 (".eh_frame", ..) => SectionKind::EhFrame,
+                (name, ..) if name.starts_with(".gcc_except_table") => SectionKind::ExceptTable,
                 (_, true, _) => SectionKind::Text,
                 _ if bss => SectionKind::Bss,
                 (_, _, true) => SectionKind::Data,
@@ -214,8 +215,9 @@ impl Maker<'_> {
         let names: BTreeSet<String> = self
             .object
             .symbols()
-            .filter(|s| s.kind() == object::SymbolKind::Text && s.is_definition())
+            .filter(|s| s.kind() == object::SymbolKind::Text && s.is_definition() && !s.is_weak())
             .filter_map(|s| s.name().ok().map(str::to_owned))
+            .filter(|name| !name.contains(".cold"))
             .collect();
         for name in names {
             let new = self.own(&name);
@@ -241,18 +243,33 @@ impl Maker<'_> {
 
 /// Compiles C text to `dir/name`.
 pub fn compile(dir: &Path, name: &str, text: &str, flags: &[&str]) -> PathBuf {
-    let source = dir.join(format!("{name}.c"));
+    compile_with("gcc", "c", dir, name, text, flags)
+}
+
+/// Compiles C++ text to `dir/name`.
+pub fn compile_cxx(dir: &Path, name: &str, text: &str, flags: &[&str]) -> PathBuf {
+    compile_with("g++", "cc", dir, name, text, flags)
+}
+
+fn compile_with(compiler: &str, suffix: &str, dir: &Path, name: &str, text: &str, flags: &[&str]) -> PathBuf {
+    let source = dir.join(format!("{name}.{suffix}"));
     std::fs::write(&source, text).expect("source is written");
     let out = dir.join(name);
-    let mut command = Command::new("gcc");
+    let mut command = Command::new(compiler);
     command.args(["-O2", "-Wall", "-o"]).arg(&out).arg(&source).args(flags);
-    let done = command.output().expect("gcc runs");
+    let done = command.output().unwrap_or_else(|error| panic!("{compiler} runs: {error}"));
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     out
 }
 
+const OBJECT: [&str; 3] = ["-c", "-ffunction-sections", "-fdata-sections"];
+
 /// Compiles C text to an object as patches are made of.
 pub fn object(dir: &Path, name: &str, text: &str, flags: &[&str]) -> PathBuf {
-    let all = [&["-c", "-ffunction-sections", "-fdata-sections"], flags].concat();
-    compile(dir, &format!("{name}.o"), text, &all)
+    compile(dir, &format!("{name}.o"), text, &[&OBJECT, flags].concat())
+}
+
+/// Compiles C++ text to an object as patches are made of.
+pub fn object_cxx(dir: &Path, name: &str, text: &str, flags: &[&str]) -> PathBuf {
+    compile_cxx(dir, &format!("{name}.o"), text, &[&OBJECT, flags].concat())
 }

@@ -1,0 +1,203 @@
+//! Tells the unwinders of a process of code that no loader knows of, before that code runs.
+//!
+//! Every unwinder in use with glibc 2.35 and later (libgcc's, shared or linked into a program; also the copy that
+//! `pthread_cancel` and `backtrace` load only when they are called) asks `_dl_find_object` for the unwind data of an
+//! address. While a patch is in force its entry leads to the *guide*, a few instructions that look the address up in a
+//! table of ours and leave all others to glibc.
+//!
+//! The obvious way is `__register_frame_info`, called by a thread of the target. It takes a lock inside of libgcc (from
+//! libgcc 13 on it also allocates), and from then on every throw in every thread of the process takes that lock, for good,
+//! and a child forked meanwhile inherits it locked. The guide has no lock, and is written with the entries, while all
+//! threads stand; like them it is a site of the transition, so that abort, recovery and revert know what to do.
+//!
+//! ```text
+//! entry of _dl_find_object:  jmp guide       guide:  in the table?  -> answer
+//!                                                    otherwise      -> displaced instructions, jmp entry + n
+//! table:  header (lowest, highest address)  | start, end, link map, search table, state | ...
+//! ```
+//! An entry is filled while its state is even, and comes into force by the write of that byte.
+
+mod table;
+
+use crate::image::{Dynamic, link_map, search_order};
+use crate::ledger::{GuideRecord, PlacedPatch, Side, Site, Span, View};
+use crate::operate::Target;
+use crate::prepare::{no_uprobe, uprobes};
+use crate::{Error, link::STATES_LEN};
+use std::collections::BTreeSet;
+use stillpoint_patch_format::{Avma, Patch, SectionKind, Svma};
+use stillpoint_patch_insn::{self as insn, EntryPlan, FIND_OBJECT_LEN, JUMP_LEN};
+use stillpoint_patch_tracee::{Memory, Module, Process};
+pub(crate) use table::TABLE_LEN;
+
+const NAME: &str = "_dl_find_object";
+const PAGE: u64 = 4096;
+/// Where the displaced instructions lie behind the guide.
+const DISPLACED_AT: u64 = 128;
+const _: () = assert!(FIND_OBJECT_LEN as u64 <= DISPLACED_AT && STATES_LEN > 0);
+
+/// Segments of the guide's memory: code, table, nothing.
+pub(crate) const LENS: [u64; 3] = [PAGE, TABLE_LEN, 0];
+
+/// `_dl_find_object` of a process, as glibc has it.
+pub(crate) struct Entry {
+    /// Index of the C library among the modules.
+    pub(crate) module: usize,
+    at: Avma,
+    code: Vec<u8>,
+    plan: EntryPlan,
+}
+
+/// What can be done for a patch.
+pub(crate) enum Way {
+    /// The guide is in place.
+    InPlace,
+    /// It has to be laid.
+    Lay(Entry),
+    /// It cannot be, and the patch can do without: why.
+    Without(String),
+}
+
+/// Finds out, before anything is touched, how new code can be made known to the unwinders; refuses a patch that cannot
+/// do without when it cannot be done.
+pub(crate) fn way(process: &Process, modules: &[Module], view: &View, patch: &Patch) -> Result<Way, Error> {
+    let found = match &view.guide {
+        Some(guide) => stands(process.memory(), guide).map(|_| Way::InPlace),
+        None => find(process, modules).map(Way::Lay),
+    };
+    let foreign = found.and_then(|way| match foreign_unwinder(process, modules)? {
+        Some(path) => Err(invisible(process, format!("{path} unwinds, and does not ask {NAME}"))),
+        None => Ok(way),
+    });
+    match foreign {
+        Err(Error::Invisible { why, .. }) if !is_needed(modules, patch) => Ok(Way::Without(why)),
+        other => other,
+    }
+}
+
+fn invisible(process: &Process, why: String) -> Error {
+    Error::Invisible { pid: process.pid(), why }
+}
+
+/// Whether exceptions are thrown in the process, or the new code has something to do when one passes.
+fn is_needed(modules: &[Module], patch: &Patch) -> bool {
+    let throws = |m: &Module| {
+        let file = m.path.rsplit('/').next().unwrap_or_default();
+        ["libstdc++.so", "libc++abi.so", "libc++.so"].iter().any(|name| file.starts_with(name))
+    };
+    patch.sections.iter().any(|s| s.kind == SectionKind::ExceptTable) || modules.iter().any(throws)
+}
+
+/// The library that throws for the whole process, when it is none that asks glibc.
+fn foreign_unwinder(process: &Process, modules: &[Module]) -> Result<Option<String>, Error> {
+    for index in search_order(process, modules) {
+        let Some(dynamic) = Dynamic::of(process.memory(), &modules[index])? else { continue };
+        if dynamic.find("_Unwind_RaiseException", None).is_some() {
+            let asks = !dynamic.bound_slots(|name| name == NAME.as_bytes()).is_empty();
+            return Ok((!asks).then(|| modules[index].path.clone()));
+        }
+    }
+    Ok(None)
+}
+
+/// Looks for `_dl_find_object` and whether its entry can be redirected.
+fn find(process: &Process, modules: &[Module]) -> Result<Entry, Error> {
+    for module in search_order(process, modules) {
+        let Some(dynamic) = Dynamic::of(process.memory(), &modules[module])? else { continue };
+        let Some(found) = dynamic.find(NAME, None) else { continue };
+        let at = found.address;
+        if at.0 % PAGE + JUMP_LEN as u64 > PAGE {
+            return Err(Error::EntryCrossesPage { function: NAME.to_owned(), at });
+        }
+        let code = process.memory().read_vec(at, found.len.min(PAGE) as usize)?;
+        let plan = insn::plan_entry(&code, Svma(at.0));
+        let plan = plan.map_err(|source| Error::Entry { function: NAME.to_owned(), source })?;
+        no_uprobe(&uprobes(&modules[module]), NAME, at, &plan)?;
+        return Ok(Entry { module, at, code, plan });
+    }
+    Err(invisible(process, format!("its C library has no {NAME} (glibc has it since 2.35)")))
+}
+
+/// Fills the guide's memory at `area`: nothing leads there yet.
+pub(crate) fn lay(target: &Target, entry: &Entry, area: Avma, module: Span) -> Result<GuideRecord, Error> {
+    let failed = |source| Error::Entry { function: NAME.to_owned(), source };
+    let (displaced_at, table) = (Avma(area.0 + DISPLACED_AT), Span::new(Avma(area.0 + LENS[0]), TABLE_LEN));
+    let displaced = insn::displace(&entry.code, Svma(entry.at.0), &entry.plan, entry.at, displaced_at);
+    let code = insn::find_object(area, table.start, displaced_at).map_err(failed)?;
+    let memory = target.process.memory();
+    memory.write(area, &code)?;
+    memory.write(displaced_at, &displaced.map_err(failed)?)?;
+    table::create(memory, table, module)?;
+    Ok(GuideRecord {
+        entry: entry.at,
+        original: std::array::from_fn(|i| entry.code.get(i).copied().unwrap_or_default()),
+        jump: insn::jump5(entry.at, area).map_err(failed)?,
+        inner_boundaries: entry.plan.inner_boundaries.clone(),
+        code: area,
+        displaced: displaced_at,
+        table,
+    })
+}
+
+/// Whether the jump to the guide stands.
+fn stands(memory: &Memory, guide: &GuideRecord) -> Result<bool, Error> {
+    let mut now = [0; JUMP_LEN];
+    memory.read(guide.entry, &mut now)?;
+    match now {
+        _ if now == guide.jump => Ok(true),
+        _ if now == guide.original => Ok(false),
+        _ => Err(Error::BytesDiffer { function: NAME.to_owned(), at: guide.entry, offset: 0 }),
+    }
+}
+
+/// The site that a transition to `after` needs, so that the guide stands when there is something to tell, and only then.
+pub(crate) fn site(memory: &Memory, view: &View, after: &[u32]) -> Result<Option<Site>, Error> {
+    let Some(guide) = &view.guide else { return Ok(None) };
+    let wanted = !told(view, after).is_empty();
+    if stands(memory, guide)? == wanted {
+        return Ok(None);
+    }
+    let off = Side { bytes: guide.original, target: guide.displaced, patch: None };
+    let on = Side { bytes: guide.jump, target: guide.code, patch: None };
+    let (from, to) = if wanted { (off, on) } else { (on, off) };
+    let inner_boundaries = if wanted { guide.inner_boundaries.clone() } else { Vec::new() };
+    let (entry, dispatcher, armed) = (guide.entry, guide.code, guide.jump);
+    Ok(Some(Site { name: NAME.to_owned(), entry, from, to, dispatcher, armed, inner_boundaries }))
+}
+
+/// Patches whose code threads may run when those in `active` are in force: these, and those that came into force once and
+/// whose functions' addresses may live on in data.
+fn told(view: &View, active: &[u32]) -> BTreeSet<u32> {
+    let came = view.transitions.iter().flat_map(|t| &t.after).copied();
+    let lives_on = |n: &u32| view.patch(*n).is_some_and(code_escapes);
+    active.iter().copied().chain(came.filter(lives_on)).filter(|n| view.patch(*n).is_some()).collect()
+}
+
+fn code_escapes(patch: &PlacedPatch) -> bool {
+    patch.escaping.iter().any(|name| patch.symbols.iter().any(|s| s.code && s.name == *name))
+}
+
+/// Brings the table to what it has to tell when the patches in `active` may run: entries of others are withdrawn, missing
+/// ones come into force. Doing it twice does nothing.
+pub(crate) fn settle(target: &Target, view: &View, active: &[u32]) -> Result<(), Error> {
+    let Some(guide) = &view.guide else { return Ok(()) };
+    let wanted: Vec<_> = told(view, active).into_iter().filter_map(|n| view.patch(n)).collect();
+    let entry = |patch: &&PlacedPatch| table::Entry {
+        // all of the text segment: what is read only begins with the state bytes
+        code: Span::new(patch.arena.start, patch.states.start.0 - patch.arena.start.0),
+        link_map: module_of(target, patch).unwrap_or(Avma(0)),
+        search_table: patch.search_table.start,
+    };
+    let entries: Vec<table::Entry> = wanted.iter().map(entry).collect();
+    table::settle(target.process.memory(), guide.table, &entries).map_err(|why| match why {
+        table::Error::Memory(error) => error.into(),
+        table::Error::Full => invisible(&target.process, "the guide's table is full".to_owned()),
+    })
+}
+
+fn module_of(target: &Target, patch: &PlacedPatch) -> Option<Avma> {
+    let mut modules = target.modules.iter();
+    let module = modules.find(|m| m.bias == patch.bias && m.build_id.as_ref() == Some(&patch.build_id));
+    let module = module.or_else(|| target.modules.iter().find(|m| m.executable))?;
+    link_map(&target.process, &target.modules, module)
+}
