@@ -34,8 +34,12 @@ static void *stranger(void *unused)
     return NULL;
 }
 
+/* A library that was only loaded lends its word and knows no threads. */
 static void without_init(void)
 {
+    EXPECT(memcmp(sp_control.magic, SP_CONTROL_MAGIC, sizeof sp_control.magic), 0);
+    EXPECT(sp_control.priorities, 0);
+    EXPECT(sp_control.word_offset != 0, 1);
     EXPECT(sp_thread_birth("early"), 0);
     EXPECT(sp_park_begin(), 0);
     EXPECT(sp_thread_death(), 0);
@@ -60,6 +64,65 @@ static void in_child(void)
     EXPECT(sp_thread_birth("again"), 0);
     EXPECT(sp_control.slots_used, 1);
     _exit(0);
+}
+
+static void ask(uint32_t number, uint32_t mode, uint64_t deadline_ns)
+{
+    struct sp_request request = {
+        .number = number,
+        .transition = 1000 + number,
+        .mode = mode,
+        .deadline_ns = deadline_ns,
+        .word_offset = sp_control.word_offset,
+    };
+    request.check = sp_request_check(&request);
+    sp_control.answer = (struct sp_answer){.number = number};
+    sp_control.request = request;
+    __atomic_store_n(&sp_request_bell, number, __ATOMIC_SEQ_CST);
+}
+
+static uint32_t word(void)
+{
+    char *thread_pointer;
+    __asm__("movq %%fs:0, %0" : "=r"(thread_pointer));
+    return *(uint32_t *)(void *)(thread_pointer + sp_control.word_offset);
+}
+
+/* What one thread sees of requests: torn, local, abandoned at the deadline, and made to a parent. */
+static void requests(void)
+{
+    int status;
+    ask(1, SP_LOCAL, UINT64_MAX);
+    sp_control.request.check++;
+    sp_quiescence_point();
+    EXPECT(word(), 0);
+    EXPECT(sp_transition_pending(), 1);
+    sp_control.request.check--;
+    sp_quiescence_point();
+    EXPECT(word(), 1001);
+    EXPECT(sp_transition_pending(), 0);
+    ask(2, SP_GLOBAL, 1);
+    sp_quiescence_point();
+    EXPECT(sp_control.answer.outcome, SP_ABANDONED);
+    EXPECT(word(), 1001);
+    ask(3, SP_GLOBAL, UINT64_MAX);
+    pid_t child = fork();
+    if (child == 0) {
+        /* nobody asks the child: it would wait for ever */
+        sp_quiescence_point();
+        _exit(word() != 1001);
+    }
+    EXPECT(waitpid(child, &status, 0), child);
+    EXPECT(status, 0);
+    sp_control.answer.outcome = SP_RELEASED;
+    sp_quiescence_point();
+    EXPECT(word(), 1003);
+    /* whoever dies while parked takes it on the way */
+    EXPECT(sp_park_begin(), 0);
+    ask(4, SP_LOCAL, UINT64_MAX);
+    EXPECT(sp_thread_death(), 0);
+    EXPECT(word(), 1004);
+    EXPECT(sp_thread_birth_group("main", "workers"), 0);
 }
 
 int main(void)
@@ -87,6 +150,7 @@ int main(void)
     EXPECT(sp_activate(), 0);
     EXPECT(pthread_create(&thread, NULL, stranger, NULL), 0);
     EXPECT(pthread_join(thread, NULL), 0);
+    requests();
     pid_t child = fork();
     if (child == 0)
         in_child();
