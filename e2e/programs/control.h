@@ -39,19 +39,19 @@
 #define STRING(x) STRING_(x)
 
 struct slot {
-    _Atomic uint64_t calls;
-    _Atomic uint32_t version;
-    _Atomic int32_t tid;
+    _Atomic(uint64_t) calls;
+    _Atomic(uint32_t) version;
+    _Atomic(int32_t) tid;
     char role[48];
 };
 
 struct control {
-    _Atomic uint64_t phase;
-    _Atomic uint64_t violations;
-    _Atomic uint32_t slots_used;
-    _Atomic uint32_t stop;
-    _Atomic uint32_t command; /* what a victim does on demand, see there */
-    _Atomic uint32_t ready;   /* all threads have begun */
+    _Atomic(uint64_t) phase;
+    _Atomic(uint64_t) violations;
+    _Atomic(uint32_t) slots_used;
+    _Atomic(uint32_t) stop;
+    _Atomic(uint32_t) command; /* what a victim does on demand, see there */
+    _Atomic(uint32_t) ready;   /* all threads have begun */
     char message[224];
     struct slot slots[SLOTS];
 };
@@ -81,7 +81,7 @@ __attribute__((unused)) static void control_open(const char *path) {
         perror(path);
         exit(2);
     }
-    control = mmap(NULL, sizeof *control, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    control = (struct control *)mmap(NULL, sizeof *control, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     if (control == MAP_FAILED) {
         perror("mmap");

@@ -1,6 +1,6 @@
 //! Our own programs to be patched: compiled, started, told what may happen, watched, and examined for residue.
 //!
-//! A victim is a C program in `e2e/programs`. It shares a page with the test (`programs/control.h`): the test
+//! A victim is a C or C++ program in `e2e/programs`. It shares a page with the test (`programs/control.h`): the test
 //! announces which version of the patched functions may answer ([`Phase`]), the victim's threads check each call
 //! against it and count. Everything else is read from `/proc`, as an operator would: text that differs from the file,
 //! threads that were left stopped or traced, a SIGTRAP that waits.
@@ -69,6 +69,7 @@ const FLAGS: [&str; 8] = [
 #[derive(Debug)]
 pub struct Program {
     name: String,
+    unit: String,
     elf: PathBuf,
     dir: TempDir,
 }
@@ -80,30 +81,34 @@ impl Program {
         Program::build_as(name, Kind::Pie, &[], &[])
     }
 
-    /// Compiles `programs/NAME.c` with further flags for the compiler and the linker.
+    /// Compiles `programs/NAME.c`, or `NAME.cc`, with further flags for the compiler and the linker.
     #[track_caller]
     pub fn build_as(name: &str, kind: Kind, compile: &[&str], link: &[&str]) -> Program {
         let dir = TempDir::with_prefix("stillpoint-program-").expect("make a directory for the program");
         let source = dir.path().join("source");
         fs::create_dir(&source).expect("make a directory for the source");
-        let unit = format!("{name}.c");
+        let programs = crate::workspace_root().join("e2e/programs");
+        let cxx = programs.join(format!("{name}.cc")).exists();
+        let (compiler, unit) = if cxx { ("g++", format!("{name}.cc")) } else { ("gcc", format!("{name}.c")) };
         for file in ["control.h", &unit] {
-            let from = crate::workspace_root().join("e2e/programs").join(file);
+            let from = programs.join(file);
             fs::copy(&from, source.join(file)).unwrap_or_else(|e| panic!("copy {}: {e}", from.display()));
         }
         let elf = dir.path().join(if kind == Kind::Library { format!("lib{name}.so") } else { name.to_owned() });
         let object = format!("{name}.o");
-        let mut words = vec!["gcc"];
-        words.extend(FLAGS.iter().chain(kind.compile_flags()).chain(compile));
+        let mut words = vec![compiler];
+        // <stdatomic.h>, which C programs and C++ ones share, has come with C++23
+        let standard: &[&str] = if cxx { &["-std=gnu++23"] } else { &[] };
+        words.extend(FLAGS.iter().chain(kind.compile_flags()).chain(standard).chain(compile));
         words.extend(["-c", &unit, "-o", &object]);
         run_in(&source, Command::new(words[0]).args(&words[1..]));
         run_in(
             &source,
-            Command::new("gcc").args(["-pthread", &object, "-o"]).arg(&elf).args(kind.link_flags()).args(link),
+            Command::new(compiler).args(["-pthread", &object, "-o"]).arg(&elf).args(kind.link_flags()).args(link),
         );
         let commands = serde_json::json!([{"directory": &source, "arguments": words, "file": unit}]);
         fs::write(dir.path().join("compile_commands.json"), commands.to_string()).expect("write compile_commands.json");
-        Program { name: name.to_owned(), elf, dir }
+        Program { name: name.to_owned(), unit, elf, dir }
     }
 
     /// Removes the symbols, as Debian's packages are shipped.
@@ -125,8 +130,8 @@ impl Program {
 
     /// A diff that turns version `from` of the source into `to`.
     pub fn diff(&self, from: u32, to: u32) -> PathBuf {
-        let unit = format!("{}.c", self.name);
-        let text = fs::read_to_string(self.dir.path().join("source").join(&unit)).expect("read the source");
+        let unit = &self.unit;
+        let text = fs::read_to_string(self.dir.path().join("source").join(unit)).expect("read the source");
         let line = 1 + text.lines().position(|line| line == "#define VERSION 1").expect("the source has a version");
         let diff = format!(
             "--- a/{unit}\n+++ b/{unit}\n@@ -{line} +{line} @@\n-#define VERSION {from}\n+#define VERSION {to}\n"
