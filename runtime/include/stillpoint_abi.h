@@ -57,7 +57,7 @@ enum sp_thread_state {
 struct sp_request {
     /* Never 0, never used before. */
     uint32_t number;
-    /* What the thread's word becomes. */
+    /* What the thread's word becomes, unless it holds more already: above those of all earlier requests. */
     uint32_t transition;
     /* enum sp_mode. */
     uint32_t mode;

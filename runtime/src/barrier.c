@@ -147,10 +147,20 @@ static uint32_t *word(void)
     return (uint32_t *)(void *)(sp_thread_pointer() + current.word_offset);
 }
 
+/* Numbers of transitions rise. Who was parked may come by when a later one has been stored from outside already, and
+ * that may happen between any two instructions here. */
+static void raise_to_current(uint32_t *word)
+{
+    uint32_t old = __atomic_load_n(word, __ATOMIC_RELAXED);
+    while ((int32_t)(current.transition - old) > 0 &&
+           !__atomic_compare_exchange_n(word, &old, current.transition, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+}
+
 static void take(struct news *news)
 {
     bool again = sp_own->transition == current.transition;
-    __atomic_store_n(word(), current.transition, __ATOMIC_RELAXED);
+    raise_to_current(word());
     sp_own->transition = current.transition;
     sp_request_seen = current.number;
     news->migrated = !again;
@@ -198,8 +208,9 @@ static void deal(struct news *news)
         return;
     settle(news);
     /* whoever was born during the request was put over before it said where it belongs */
-    if (current.mode != SP_LOCAL && in_group(sp_own) && outcome() == SP_GATHERING && *word() == current.transition)
-        *word() = 0;
+    uint32_t early = current.transition;
+    if (current.mode != SP_LOCAL && in_group(sp_own) && outcome() == SP_GATHERING)
+        __atomic_compare_exchange_n(word(), &early, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     if (together(sp_own) && outcome() == SP_GATHERING) {
         uint32_t number = current.number;
         if (lower_awaited(sp_own->priority))

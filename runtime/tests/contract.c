@@ -81,11 +81,16 @@ static void ask(uint32_t number, uint32_t mode, uint64_t deadline_ns)
     __atomic_store_n(&sp_request_bell, number, __ATOMIC_SEQ_CST);
 }
 
-static uint32_t word(void)
+static uint32_t *word_address(void)
 {
     char *thread_pointer;
     __asm__("movq %%fs:0, %0" : "=r"(thread_pointer));
-    return *(uint32_t *)(void *)(thread_pointer + sp_control.word_offset);
+    return (uint32_t *)(void *)(thread_pointer + sp_control.word_offset);
+}
+
+static uint32_t word(void)
+{
+    return *word_address();
 }
 
 /* What one thread sees of requests: torn, local, abandoned at the deadline, and made to a parent. */
@@ -123,6 +128,13 @@ static void requests(void)
     EXPECT(sp_thread_death(), 0);
     EXPECT(word(), 1004);
     EXPECT(sp_thread_birth_group("main", "workers"), 0);
+    /* a later transition was stored from outside while it was parked */
+    EXPECT(sp_park_begin(), 0);
+    ask(5, SP_LOCAL, UINT64_MAX);
+    *word_address() = 2000;
+    EXPECT(sp_park_end(), 0);
+    EXPECT(word(), 2000);
+    *word_address() = 0;
 }
 
 int main(void)
