@@ -26,6 +26,7 @@ pub mod load;
 pub mod operation;
 pub mod packages;
 pub mod patching;
+pub mod postgres;
 pub mod points;
 pub mod resp;
 pub mod series;
