@@ -198,6 +198,11 @@ impl Helper {
                     Some(following) => launch = following,
                     None => return Ok(()),
                 },
+                (Reached::Ungated(why), Some(following)) if self.strict => {
+                    tell(format_args!("{} is not started: {why}", name_of(program)));
+                    following.kill();
+                    return Ok(());
+                }
                 (Reached::Ungated(why), Some(following)) => {
                     tell(format_args!("warning: {} runs unpatched: {why}", name_of(program)));
                     ungated = Some(why);

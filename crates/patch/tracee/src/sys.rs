@@ -284,6 +284,12 @@ pub(crate) fn has_ended(pidfd: &OwnedFd) -> bool {
     unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
 }
 
+/// Ends the process behind the pidfd; one that has ended already is left alone.
+pub(crate) fn kill(pidfd: &OwnedFd) {
+    // SAFETY: plain integers and a null pointer, which stands for the information of an ordinary kill.
+    unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), libc::SIGKILL, ptr::null::<u8>(), 0) };
+}
+
 /// Whether two processes share one memory.
 pub(crate) fn same_memory(a: i32, b: i32) -> io::Result<bool> {
     // SAFETY: plain integers.
