@@ -7,7 +7,7 @@ use serde::Serialize;
 use std::fmt::Write;
 use std::path::PathBuf;
 use stillpoint_patch_format::{
-    DiffFact, Patch, ResolvedBy, Scope, SectionKind, Signed, Symbol, SymbolValue, TargetKind, decode,
+    DiffFact, Patch, ResolvedBy, Scope, SectionKind, Signed, Symbol, SymbolValue, TargetKind, decode, readable,
 };
 
 /// Arguments of `stillpoint patch inspect`.
@@ -65,7 +65,8 @@ fn text(signed: &Signed) -> String {
             let _ = writeln!(out, "  {}: {} bytes, {} members", fact.name, fact.size, fact.members);
         }
     }
-    list(&mut out, "addresses that may stay in data after a revert", &patch.escaping);
+    let escaping: Vec<String> = patch.escaping.iter().map(|name| readable(name).into_owned()).collect();
+    list(&mut out, "addresses that may stay in data after a revert", &escaping);
     list(&mut out, "warnings", &patch.warnings);
     out
 }
@@ -139,7 +140,7 @@ fn functions(out: &mut String, patch: &Patch) {
         let _ = writeln!(
             out,
             "  {} ({}) at {}: {} bytes, new code {} bytes",
-            function.name,
+            readable(&function.name),
             function.unit,
             function.old.start,
             function.old.len,
@@ -155,7 +156,7 @@ fn functions(out: &mut String, patch: &Patch) {
     let off_stack: Vec<String> = patch
         .off_stack
         .iter()
-        .map(|o| format!("{} at {}, {} bytes: {}", o.name, o.range.start, o.range.len, o.reason))
+        .map(|o| format!("{} at {}, {} bytes: {}", readable(&o.name), o.range.start, o.range.len, o.reason))
         .collect();
     list(out, "must be off the stack as well", &off_stack);
     let hooks = &patch.hooks;
@@ -165,7 +166,7 @@ fn functions(out: &mut String, patch: &Patch) {
         ("before reverting", &hooks.pre_revert),
         ("after reverting", &hooks.post_revert),
     ] {
-        let names = hooks.iter().filter_map(|&i| patch.symbols.get(i as usize)).map(|s| s.name.clone());
+        let names = hooks.iter().filter_map(|&i| patch.symbols.get(i as usize)).map(|s| readable(&s.name).into_owned());
         list(out, &format!("hooks {when}"), &names.collect::<Vec<_>>());
     }
 }
@@ -197,7 +198,7 @@ fn symbols(out: &mut String, patch: &Patch) {
     let _ = writeln!(out, "symbols ({}):", patch.symbols.len());
     for (index, symbol) in patch.symbols.iter().enumerate() {
         let exported = if patch.exports.contains(&(index as u32)) { ", offered to later patches" } else { "" };
-        let _ = writeln!(out, "  {}: {}{exported}", symbol.name, value(patch, symbol));
+        let _ = writeln!(out, "  {}: {}{exported}", readable(&symbol.name), value(patch, symbol));
     }
 }
 
@@ -292,6 +293,16 @@ mod tests {
         let digest = shown.lines().find(|l| l.trim_start().starts_with("digest")).unwrap().to_owned() + "\n";
         let expected = include_str!("inspect.golden");
         assert_eq!(shown.replace(&digest, ""), expected, "got:\n{shown}");
+    }
+
+    #[test]
+    fn names_of_cxx_are_shown_as_in_the_source() {
+        let mut patch = sample();
+        patch.functions[0].name = "_ZN4Pool4growEm".into();
+        patch.symbols[1].name = "pool.cc:_ZL7counter".into();
+        let shown = text(&decode(&encode(&patch).unwrap()).unwrap());
+        assert!(shown.contains("  Pool::grow(unsigned long) (a.c) at 0x1130"), "got:\n{shown}");
+        assert!(shown.contains("  pool.cc:counter: 0x4010"), "got:\n{shown}");
     }
 
     #[test]

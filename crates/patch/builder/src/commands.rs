@@ -62,8 +62,17 @@ impl CompileCommand {
             Job::Shipped => kept.extend(["-c".into(), "-g".into()]),
             Job::Sections => kept.extend(["-c", "-g", "-ffunction-sections", "-fdata-sections"].map(OsString::from)),
         }
+        // Unless told so, clang leaves a class's members to the unit that has its first virtual function.
+        if job != Job::Preprocess && self.compiler().contains("clang") {
+            kept.push("-fstandalone-debug".into());
+        }
         kept.extend(["-o".into(), output.into()]);
         kept
+    }
+
+    fn compiler(&self) -> &str {
+        let program = self.argv.first().map_or("", String::as_str);
+        program.rsplit('/').next().unwrap_or(program)
     }
 
     /// Flags as text: what decides the code besides the source.

@@ -63,7 +63,10 @@ impl<'p, 'a> Assembly<'p, 'a> {
     pub(crate) fn run(&mut self) {
         let functions: Vec<Function> = self.plan.entries.keys().chain(&self.plan.rebound).copied().collect();
         for (unit, function) in functions {
-            self.bring_function(unit, function);
+            let redirected = self.plan.entries.contains_key(&(unit, function));
+            if redirected || self.one_copy(unit, function) == (unit, function) {
+                self.bring_function(unit, function);
+            }
         }
         self.drain();
         unwind_data::bring(self);

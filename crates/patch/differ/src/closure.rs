@@ -12,7 +12,7 @@ use crate::target::TargetElf;
 use crate::unit::{Ancestor, Unit};
 use crate::{Options, Refusal};
 use std::collections::{BTreeMap, BTreeSet};
-use stillpoint_patch_format::{Range, Svma, readable};
+use stillpoint_patch_format::{Range, ResolvedBy, Svma, TargetKind, readable};
 use stillpoint_patch_insn as insn;
 
 /// A function of the after side: index of its unit, index of its symbol.
@@ -73,6 +73,8 @@ pub(crate) fn plan(
         }
         match standing(target, units, function, options) {
             Ok(Standing::Redirect(entry)) => {
+                let warning = shared_with_modules(target, &units[function.0], function.1);
+                plan.warnings.extend(warning.filter(|warning| !plan.warnings.contains(warning)));
                 plan.entries.insert(function, entry);
             }
             Ok(Standing::Absent) => {
@@ -128,6 +130,20 @@ fn pull(units: &[Unit<'_>], plan: &mut Plan, work: &mut Vec<Function>, function:
     }
 }
 
+/// What a library says when it exports inline code: the dynamic linker keeps one copy of all modules'.
+fn shared_with_modules(target: &TargetElf, unit: &Unit<'_>, function: usize) -> Option<String> {
+    let after = unit.after.as_ref()?;
+    let symbol = &after.symbols[function];
+    let library = target.identity().kind == TargetKind::SharedLibrary;
+    let exported = |name| target.symbols.get(name).into_iter().flatten().any(|s| s.how == ResolvedBy::Dynsym);
+    (library && after.is_comdat(function) && !symbol.local && exported(symbol.name)).then(|| {
+        let (name, file) = (readable(symbol.name), &target.identity().file_name);
+        format!(
+            "`{name}` is inline and exported: where {file} calls another module's copy, that module needs a patch too"
+        )
+    })
+}
+
 struct Callers {
     functions: Vec<usize>,
     address_taken: bool,
@@ -137,7 +153,8 @@ struct Callers {
 fn callers(unit: &Unit<'_>, function: usize) -> Result<Callers, String> {
     let Some(after) = &unit.after else { return Err("its unit is not compiled".to_owned()) };
     let symbol = &after.symbols[function];
-    if !symbol.local {
+    // Whoever calls inline code has its source: all of them are at hand.
+    if !symbol.local && !after.is_comdat(function) {
         return Err("it is global: other units may call it".to_owned());
     }
     let Home::Section(home) = symbol.home else { return Err("it has no section".to_owned()) };
@@ -215,7 +232,7 @@ fn standing(
     };
     let comdat = after.is_comdat(function) && !after.symbols[function].local;
     let Some(mut hot) = shipped.code(old) else {
-        let referred = |unit: &Unit<'_>| unit.shipped.as_ref().is_some_and(|s| s.is_referred_to(old));
+        let referred = |unit: &Unit<'_>| unit.shipped.as_ref().is_some_and(|s| s.may_lead_to(old));
         return if comdat && !units.iter().any(referred) { Ok(Standing::Absent) } else { Err(unplaced(old)) };
     };
     let mut parts = Vec::new();

@@ -294,7 +294,7 @@ impl Assembly<'_, '_> {
     }
 
     /// Of what several units define, to be merged by the linker, the first unit's copy stands for all.
-    fn one_copy(&self, unit: usize, symbol: usize) -> (usize, usize) {
+    pub(crate) fn one_copy(&self, unit: usize, symbol: usize) -> (usize, usize) {
         let Some(after) = self.after(unit) else { return (unit, symbol) };
         if after.symbols[symbol].local || !after.is_comdat(symbol) {
             return (unit, symbol);

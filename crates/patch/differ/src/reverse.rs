@@ -44,8 +44,9 @@ pub(crate) struct Known<'a> {
     pub(crate) absent: BTreeSet<&'a str>,
     /// The module's own `tls_index`.
     pub(crate) module_index: Option<u64>,
-    /// Data sections whose relocations have been read.
+    /// Data sections that have been looked at, and those that were what they should be.
     read: BTreeSet<usize>,
+    matched: BTreeSet<usize>,
     /// Sections of data that a name led to, which may be another object's copy.
     named: BTreeMap<usize, u64>,
 }
@@ -182,6 +183,16 @@ fn linkage_name<'a>(object: &Object<'a>, reloc: &Reloc) -> Option<&'a str> {
     named.then_some(symbol.name)
 }
 
+/// Whether a relocation of inline code leads to data of internal linkage: the copy that the linker kept may be another
+/// object's, and then it leads to that object's.
+fn is_anothers(object: &Object<'_>, piece: &Piece, reloc: &Reloc) -> bool {
+    let symbol = &object.symbols[reloc.symbol];
+    let Home::Section(section) = symbol.home else { return false };
+    let to = &object.sections[section];
+    let is_merged = matches!(to.nature, Nature::Merged { .. });
+    object.sections[piece.section].comdat && symbol.local && !to.comdat && !is_merged && section != piece.section
+}
+
 /// Whether a piece at that address contradicts nothing that is known; a contradiction means it is elsewhere.
 pub(crate) fn is_consistent(target: &TargetElf, object: &Object<'_>, known: &Known<'_>, piece: &Piece) -> bool {
     let code = object.sections[piece.section].bytes;
@@ -195,6 +206,9 @@ pub(crate) fn is_consistent(target: &TargetElf, object: &Object<'_>, known: &Kno
             return stub.map_or(seen && (listed || object.symbols[reloc.symbol].local), |n| n == name);
         }
         let Home::Section(section) = object.symbols[reloc.symbol].home else { return true };
+        if is_anothers(object, piece, reloc) {
+            return true;
+        }
         if section == piece.section {
             return address.wrapping_sub(object.symbols[reloc.symbol].value) == piece.base();
         }
@@ -251,6 +265,7 @@ pub(crate) fn read_code<'a>(target: &TargetElf, object: &Object<'a>, known: &mut
         known.read.insert(section);
         let whole = Piece { section, start: 0, end: object.sections[section].size, address: base };
         if data_matches(target, object, &whole) {
+            known.matched.insert(section);
             known.read_piece(target, object, &whole);
         } else if known.bases.contains_key(&section) {
             known.conflicts.push(Conflict {
@@ -278,6 +293,11 @@ fn data_matches(target: &TargetElf, object: &Object<'_>, piece: &Piece) -> bool 
 }
 
 impl<'a> Known<'a> {
+    /// Whether a section of data was found and read.
+    pub(crate) fn has_read(&self, section: usize) -> bool {
+        self.matched.contains(&section)
+    }
+
     fn unread_data(&self, object: &Object<'_>) -> Option<(usize, u64)> {
         let holds_data = |section: &usize| {
             let natures =
@@ -315,6 +335,7 @@ impl<'a> Known<'a> {
                 _ => {}
             }
             match read(target, code, reloc, at) {
+                Some(_) if is_anothers(object, piece, reloc) => {}
                 Some(value) => self.note(target, object, reloc, value),
                 None => self.conflict(object.symbols[reloc.symbol].name, at, 0),
             }

@@ -1,7 +1,7 @@
 //! One unit as shipped: its object, where its code stands in the target, and every name read back.
 
 use crate::names;
-use crate::object_file::{Home, Nature, Object, Symbol, SymbolType};
+use crate::object_file::{Home, Nature, Object, Reloc, Section, Site, Symbol, SymbolType};
 use crate::place::{self, Places};
 use crate::reverse::Name;
 use crate::target::TargetElf;
@@ -132,9 +132,29 @@ impl<'a> Shipped<'a> {
         (known != Name::default()).then_some(known)
     }
 
-    /// Whether code or data that was found leads to a name.
-    pub(crate) fn is_referred_to(&self, name: &str) -> bool {
-        self.places.known.names.get(name).is_some_and(|known| *known != Name::default())
+    /// Whether something of this unit in the target leads to a name: what was found does, or what is there and was not
+    /// found might. Copies of inline code that nothing leads to are not there as far as the unit can tell.
+    pub(crate) fn may_lead_to(&self, name: &str) -> bool {
+        let seen = |name: &str| self.places.known.names.get(name).is_some_and(|known| *known != Name::default());
+        let names_it = |reloc: &Reloc| match self.object.site(reloc) {
+            Site::Extern(found, _) => found == name,
+            Site::Inside { section, offset, .. } => {
+                self.object.owner(section, offset).is_some_and(|owner| self.object.symbols[owner].name == name)
+            }
+            Site::Value(_) => false,
+        };
+        let is_dropped = |section: &Section<'_>| {
+            section.comdat && !section.symbols.iter().any(|s| seen(self.object.symbols[*s].name))
+        };
+        let beside = |section: &Section<'_>| {
+            matches!(section.nature, Nature::Unwind | Nature::Exceptions | Nature::Aside) || is_dropped(section)
+        };
+        let own = |section: &Section<'_>| section.symbols.iter().any(|s| self.object.symbols[*s].name == name);
+        let known = |index: usize, reloc: &Reloc| {
+            self.places.known.has_read(index) || self.places.code_address(index, reloc.offset).is_some()
+        };
+        let mut rest = self.object.sections.iter().enumerate().filter(|(_, s)| !beside(s) && !own(s));
+        seen(name) || rest.any(|(index, s)| s.relocations.iter().any(|r| !known(index, r) && names_it(r)))
     }
 
     /// Whether some code was found at more than one place.

@@ -7,7 +7,8 @@ use std::borrow::Cow;
 const NAME_MAX: usize = 4096;
 
 /// A symbol's name as it is written in the source: `_ZN4Pool4growEm` becomes `Pool::grow(unsigned long)`. A name of C,
-/// or one that is not understood, stays as it is; what the compiler appended (`.cold`, `.part.0`) stays at the end.
+/// or one that is not understood, stays as it is; what the compiler appended (`.cold`, `.part.0`) stays at the end, and
+/// the unit of a static (`pool.cc:_ZL5count`) at the start.
 ///
 /// ```
 /// use stillpoint_patch_format::readable;
@@ -28,6 +29,10 @@ pub fn readable_short(name: &str) -> Cow<'_, str> {
 }
 
 fn demangle(name: &str, options: &DemangleOptions) -> Option<String> {
+    if let Some(at) = name.find(":_Z") {
+        let (unit, name) = name.split_at(at + 1);
+        return Some(unit.to_owned() + &demangle(name, options)?);
+    }
     let mangled = name.strip_prefix("DW.ref.").unwrap_or(name);
     if !mangled.starts_with("_Z") || name.len() > NAME_MAX {
         return None;
@@ -54,6 +59,7 @@ mod tests {
 
     #[test]
     fn tables_and_guards_say_of_what() {
+        assert_eq!(readable("pool.cc:_ZL5count"), "pool.cc:count");
         assert_eq!(readable("_ZTV5Shape"), "{vtable(Shape)}");
         assert_eq!(readable("_ZGVZ4nextvE5count"), "guard variable for next()::count");
     }

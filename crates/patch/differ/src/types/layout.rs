@@ -60,7 +60,7 @@ impl<'c, 'a> Comparison<'c, 'a> {
         // Several of one name in one function are told apart by the code that refers to them, not here.
         old.statics.retain(|_, all| all.len() == 1);
         new.statics.retain(|_, all| all.len() == 1);
-        for key in old.types.keys().chain(new.types.keys()).collect::<BTreeSet<_>>() {
+        for key in old.types.keys().chain(new.types.keys()).filter(|key| is_one(key)).collect::<BTreeSet<_>>() {
             let old = old.types.get(key).or_else(|| self.old.types.get(key));
             let new = new.types.get(key).or_else(|| self.new.types.get(key));
             if let (Some(&old), Some(&new)) = (old, new) {
@@ -71,7 +71,7 @@ impl<'c, 'a> Comparison<'c, 'a> {
         self.all_variables(&self.old.variables, &self.new.variables)?;
         self.drain()?;
         self.reached = false;
-        let keys: BTreeSet<&TypeKey> = self.old.types.keys().collect();
+        let keys: BTreeSet<&TypeKey> = self.old.types.keys().filter(|key| is_one(key)).collect();
         for key in keys {
             if let (Some(&old), Some(&new)) = (self.old.types.get(key), self.new.types.get(key)) {
                 self.named(key, old, new)?;
@@ -320,6 +320,11 @@ impl<'c, 'a> Comparison<'c, 'a> {
         }
         found.into_iter().for_each(|what| self.differ(label, what));
     }
+}
+
+/// Whether one type alone has the name: all lambdas of a function share theirs, and so do the templates made for them.
+fn is_one(key: &TypeKey) -> bool {
+    !key.name.contains("<lambda")
 }
 
 /// The type of a variable: of its definition where there is one, as a declaration may leave the size of an array open.

@@ -132,8 +132,10 @@ impl Built {
             };
             let words = [&variant.opt, "-g", pic, variant.cf, variant.patchable];
             let compiler = if unit.ends_with(".cc") { variant.compiler.cxx() } else { "cc" };
+            let all_types = compiler.contains("clang").then_some("-fstandalone-debug");
             run(Command::new(compiler)
                 .current_dir(&root)
+                .args(all_types)
                 .args(words.iter().filter(|word| !word.is_empty()))
                 .args(&case.flags)
                 .args(extra)

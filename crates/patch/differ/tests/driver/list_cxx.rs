@@ -26,6 +26,7 @@ macro_rules! accepted_cxx_programs {
             function_try_block
             hidden_visibility
             inline_two_units
+            inline_uses_statics
             inline_variable
             lambda_added_before
             lambda_body

@@ -18,7 +18,11 @@ void answer()
 #include "case.h"
 #include "shared.h"
 
-KEEP int there() { return counter(); }
+KEEP int there()
+{
+	ROOM;
+	return counter();
+}
 //#Header: shared.h
 #ifdef SP_AFTER
 KEEP inline int &cell()
