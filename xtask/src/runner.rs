@@ -49,6 +49,11 @@ impl TestProgram {
         format!("{} {}", self.package, self.target)
     }
 
+    /// Whether its target has this name.
+    pub(crate) fn is_called(&self, name: &str) -> bool {
+        self.target == name
+    }
+
     /// Whether it is an integration test with real servers or programs.
     pub(crate) fn is_end_to_end(&self) -> bool {
         self.package == "stillpoint-e2e" && !self.is_unit

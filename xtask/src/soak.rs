@@ -1,7 +1,9 @@
 //! The long form of the end-to-end tests, round after round, for hours.
 //!
-//! Every step is one line in `experiments/soak.jsonl`, written when it ends. A run that is stopped goes on with the
-//! round it was in: what counts is what stands in the file for the commit that is checked out.
+//! Every test is a step, and every step one line in `experiments/soak.jsonl`, written when it ends. A run that is stopped
+//! goes on with the round it was in: what counts is what stands in the file for the commit that is checked out.
+//! `SOAK_HOURS` says for how long (8), `SOAK_ONLY` names the test programs (all), `SOAK_PROFILE=dev` takes the build that
+//! the tests use.
 
 use crate::runner::{self, TestProgram};
 use crate::step::{self, Counts};
@@ -15,6 +17,9 @@ use std::time::Duration;
 /// The long form of one test program takes this long at most.
 const LIMIT: Duration = Duration::from_secs(3 * 3600);
 
+/// What a round begins with: the counts that the product promises. The others follow in the order of `make test`.
+const FIRST: [&str; 3] = ["crash", "victims", "storm"];
+
 /// One line of the file.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 struct Line {
@@ -25,6 +30,21 @@ struct Line {
     passed: u64,
     failed: u64,
     skipped: u64,
+    /// Where it ran; lines of before there was one have none.
+    #[serde(default)]
+    machine: String,
+}
+
+/// One test of one program.
+struct Step<'p> {
+    program: &'p TestProgram,
+    test: String,
+}
+
+impl Step<'_> {
+    fn name(&self) -> String {
+        format!("{} {}", self.program.name(), self.test)
+    }
 }
 
 /// Runs rounds until the hours are full; true when no step failed, in this run or before.
@@ -35,33 +55,37 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     let commit = commit(root)?;
     let mut lines = read(&path)?;
     lines.retain(|line| line.commit == commit);
-    let programs: Vec<TestProgram> =
-        runner::build_tests(root, true)?.into_iter().filter(TestProgram::is_end_to_end).collect();
-    if programs.is_empty() {
+    let release = std::env::var("SOAK_PROFILE").map_or(true, |profile| profile != "dev");
+    let only = std::env::var("SOAK_ONLY").unwrap_or_default();
+    let wanted = |program: &TestProgram| only.is_empty() || only.split(',').any(|name| program.is_called(name));
+    let mut programs: Vec<TestProgram> = runner::build_tests(root, release)?;
+    programs.retain(|program| program.is_end_to_end() && wanted(program));
+    programs.sort_by_key(|program| FIRST.iter().position(|name| program.is_called(name)).unwrap_or(FIRST.len()));
+    let steps = steps(root, &programs)?;
+    if steps.is_empty() {
         bail!("there are no end-to-end tests to run");
     }
-    let names: Vec<String> = programs.iter().map(TestProgram::name).collect();
+    let names: Vec<String> = steps.iter().map(Step::name).collect();
     let logs = root.join("target/test-logs");
     fs::create_dir_all(&logs)?;
     while seconds(&lines) < hours * 3600.0 {
         let (round, at) = next(&lines, &names);
-        let program = &programs[at];
-        let mut command = program.command(root);
-        command.env("STILLPOINT_SOAK", "1");
-        let log = logs.join(format!("soak-{}.log", names[at].replace(' ', "-")));
+        let mut command = steps[at].program.command(root);
+        command.env("STILLPOINT_SOAK", "1").args(["--exact", &steps[at].test, "--nocapture"]);
+        let log = logs.join(format!("soak-{}.log", names[at].replace([' ', ':'], "-")));
         let outcome = step::run(&names[at], &mut command, &log, LIMIT)?;
         let counts = step::counts(&outcome);
         runner::report(&format!("round {round}: {}", names[at]), &outcome, counts);
         let Counts { passed, failed, skipped } = counts;
-        let step = names[at].clone();
         let line = Line {
             commit: commit.clone(),
             round,
-            step,
+            step: names[at].clone(),
             seconds: outcome.elapsed.as_secs_f64(),
             passed,
             failed,
             skipped,
+            machine: machine(),
         };
         append(&path, &line)?;
         lines.push(line);
@@ -74,6 +98,32 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     println!("{:.1} hours at {commit}", seconds(&lines) / 3600.0);
     println!("{total}");
     Ok(total.failed == 0)
+}
+
+fn steps<'p>(root: &Path, programs: &'p [TestProgram]) -> Result<Vec<Step<'p>>> {
+    let mut steps = Vec::new();
+    for program in programs {
+        let output = program.command(root).args(["--list", "--format", "terse"]).output();
+        let output = output.with_context(|| format!("list the tests of {}", program.name()))?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let tests = text.lines().filter_map(|line| line.strip_suffix(": test"));
+        steps.extend(tests.map(|test| Step { program, test: test.to_owned() }));
+    }
+    Ok(steps)
+}
+
+/// Processor, memory and kernel.
+fn machine() -> String {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let (cpu, memory) = (read("/proc/cpuinfo"), read("/proc/meminfo"));
+    let value = |text: &str, key: &str| {
+        let line = text.lines().find(|line| line.starts_with(key));
+        line.and_then(|line| line.split_once(':')).map(|(_, value)| value.trim().to_owned()).unwrap_or_default()
+    };
+    let cores = cpu.lines().filter(|line| line.starts_with("processor")).count();
+    let kib: u64 = value(&memory, "MemTotal").split(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0);
+    let kernel = read("/proc/sys/kernel/osrelease");
+    format!("{cores} x {}, {} GiB, Linux {}", value(&cpu, "model name"), kib.div_ceil(1 << 20), kernel.trim())
 }
 
 fn seconds(lines: &[Line]) -> f64 {
@@ -115,7 +165,8 @@ mod tests {
     use super::*;
 
     fn line(round: u32, step: &str) -> Line {
-        Line { commit: "c".into(), round, step: step.into(), seconds: 1.0, passed: 1, failed: 0, skipped: 0 }
+        let (commit, step, machine) = ("c".into(), step.into(), machine());
+        Line { commit, round, step, seconds: 1.0, passed: 1, failed: 0, skipped: 0, machine }
     }
 
     #[test]
