@@ -62,9 +62,11 @@ impl CompileCommand {
             Job::Shipped => kept.extend(["-c".into(), "-g".into()]),
             Job::Sections => kept.extend(["-c", "-g", "-ffunction-sections", "-fdata-sections"].map(OsString::from)),
         }
-        // Unless told so, clang leaves a class's members to the unit that has its first virtual function.
-        if job != Job::Preprocess && self.compiler().contains("clang") {
-            kept.push("-fstandalone-debug".into());
+        // Unless told so, compilers of C++ leave a class's members to the unit that has its first virtual function.
+        let is_c = self.file.extension().is_some_and(|extension| extension == "c" || extension == "S");
+        if job != Job::Preprocess && !is_c {
+            let is_clang = self.compiler().contains("clang");
+            kept.push(if is_clang { "-fstandalone-debug" } else { "-femit-class-debug-always" }.into());
         }
         kept.extend(["-o".into(), output.into()]);
         kept
@@ -351,6 +353,22 @@ mod tests {
         assert_eq!(text(Job::Shipped), "cc -O2 -I. ../a.c -c -g -o /o");
         assert_eq!(text(Job::Sections), "cc -O2 -I. ../a.c -c -g -ffunction-sections -fdata-sections -o /o");
         assert_eq!(text(Job::Preprocess), "cc -O2 -I. ../a.c -E -o /o");
+    }
+
+    #[test]
+    fn units_in_cxx_are_asked_for_all_of_their_types() {
+        let text = |compiler: &str, job| {
+            let argv = words(&format!("{compiler} -c a.cc"));
+            let command = compile(Path::new("/b"), argv, Vec::new()).unwrap();
+            let arguments = command.arguments(job, Path::new("/o"));
+            arguments.iter().map(|a| a.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(text("g++", Job::Shipped), "g++ a.cc -c -g -femit-class-debug-always -o /o");
+        assert_eq!(
+            text("/usr/bin/clang++-14", Job::Shipped),
+            "/usr/bin/clang++-14 a.cc -c -g -fstandalone-debug -o /o"
+        );
+        assert_eq!(text("g++", Job::Preprocess), "g++ a.cc -E -o /o");
     }
 
     #[test]

@@ -17,8 +17,9 @@ pub fn exports(bytes: &[u8]) -> Result<BTreeMap<String, Option<String>>, Refusal
     let mut out = BTreeMap::new();
     for (index, symbol) in table.enumerate() {
         let (bind, kind) = (symbol.st_bind(), symbol.st_type());
-        let code_or_data = [elf::STT_FUNC, elf::STT_OBJECT, elf::STT_GNU_IFUNC, elf::STT_NOTYPE].contains(&kind);
-        if symbol.st_shndx(e) == elf::SHN_UNDEF || bind == elf::STB_LOCAL || !code_or_data {
+        let defined =
+            [elf::STT_FUNC, elf::STT_OBJECT, elf::STT_TLS, elf::STT_GNU_IFUNC, elf::STT_NOTYPE].contains(&kind);
+        if symbol.st_shndx(e) == elf::SHN_UNDEF || bind == elf::STB_LOCAL || !defined {
             continue;
         }
         let Ok(name) = symbol.name(e, table.strings()) else { continue };

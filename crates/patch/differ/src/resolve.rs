@@ -122,8 +122,22 @@ impl Assembly<'_, '_> {
     fn is_absent(&self, unit: usize, reloc: &Reloc) -> bool {
         let Some(after) = self.after(unit) else { return false };
         let symbol = &after.symbols[reloc.symbol];
+        if !symbol.weak || symbol.home != Home::Undefined {
+            return false;
+        }
         let shipped = self.units[unit].shipped.as_ref();
-        symbol.weak && symbol.home == Home::Undefined && shipped.is_some_and(|s| s.is_absent(symbol.name))
+        shipped.is_some_and(|s| s.is_absent(symbol.name)) || self.is_defined_nowhere(unit, symbol.name)
+    }
+
+    /// Whether a name that the target was linked without is in no other place either. Only a symbol table that lists
+    /// everything can tell.
+    fn is_defined_nowhere(&self, unit: usize, name: &str) -> bool {
+        let listed = self.target.symbols.values().flatten().any(|s| s.how == ResolvedBy::Symtab);
+        let imported = self.options.imports.as_ref().is_none_or(|all| all.contains_key(name));
+        let known = self.options.known.iter().any(|known| known == name);
+        let patched = || self.units.iter().filter_map(|u| u.after.as_ref()).any(|o| o.defined(name).is_some());
+        let ways = [Way::Branch, Way::Slot, Way::ThreadLocal];
+        listed && !imported && !known && !patched() && ways.iter().all(|way| self.in_target(unit, name, *way).is_none())
     }
 
     /// Offset in the thread-local segment of the variable that `reloc` names.
@@ -468,7 +482,9 @@ impl Assembly<'_, '_> {
             // Tells whose destructors to run when a library goes; what a patch brings stays.
             return Ok(self.literal(&[0; 8], 8));
         }
-        if way == Way::ThreadLocal || way == Way::Index {
+        let imported = || self.options.imports.as_ref().is_some_and(|all| all.contains_key(name));
+        let by_slot = elf::RelocationType(reloc.kind) == elf::R_X86_64_GOTTPOFF && imported();
+        if way == Way::Index || way == Way::ThreadLocal && !by_slot {
             return Err(self.unresolved(unit, name, user, "no unit at hand shows where this thread-local is"));
         }
         self.check_reach(unit, name, reloc, user)?;

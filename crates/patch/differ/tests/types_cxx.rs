@@ -9,8 +9,8 @@ const FLAGS: [&[&str]; 6] = [
     &["g++", "-O0", "-gdwarf-4"],
     &["g++", "-O2", "-gdwarf-4", "-fdebug-types-section"],
     &["g++", "-O2", "-gdwarf-5", "-fdebug-types-section"],
-    &["clang++-14", "-O2", "-g", "-fstandalone-debug"],
-    &["clang++-14", "-O0", "-gdwarf-4", "-fstandalone-debug", "-ffunction-sections", "-fdata-sections"],
+    &["clang++-14", "-O2", "-g"],
+    &["clang++-14", "-O0", "-gdwarf-4", "-ffunction-sections", "-fdata-sections"],
 ];
 
 /// Compares `source` as it is with what it is when `AFTER` is defined; the function is `use`, its parameters `mangled`.
@@ -20,7 +20,9 @@ fn compare(source: &str, mangled: &str, flags: &[&str]) -> Result<types::Compare
     std::fs::write(&file, source).expect("write the source");
     let compile = |object: &Path, define: &str| {
         let mut command = Command::new(flags[0]);
-        let status = command.args(&flags[1..]).args(["-c", "-o"]).arg(object).arg(define).arg(&file).status();
+        let all_types = if flags[0] == "g++" { "-femit-class-debug-always" } else { "-fstandalone-debug" };
+        let status =
+            command.args(&flags[1..]).arg(all_types).args(["-c", "-o"]).arg(object).arg(define).arg(&file).status();
         assert!(status.expect("run the compiler").success(), "{flags:?} failed on:\n{source}");
         std::fs::read(object).expect("read the object")
     };

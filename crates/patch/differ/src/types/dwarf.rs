@@ -168,15 +168,22 @@ impl<'a> Side<'a> {
         }
         side.names = found.iter().filter_map(|(name, what)| Some((what.named()?, name.clone()))).collect();
         for (name, what) in found {
+            // What completes a declaration in a namespace or class goes by the declaration's full name.
+            let completes = what.named().map(|die| Ok::<_, Unreadable>((die, side.root(die)?))).transpose()?;
+            let name = match completes.filter(|(die, root)| die != root) {
+                Some((die, root)) => {
+                    let full = side.names.get(&root).cloned().unwrap_or(name);
+                    side.names.insert(die, full.clone());
+                    full
+                }
+                None => name,
+            };
             match what {
                 Found::Type { tag, die, complete: true } => _ = side.types.entry(TypeKey { tag, name }).or_insert(die),
                 Found::Type { complete: false, .. } => {}
                 Found::Function(die) => side.functions.entry(name).or_default().push(die),
-                Found::Variable(die) => {
-                    // What completes a declaration in a namespace or class goes by the declaration's full name.
-                    let name = side.names.get(&side.root(die)?).cloned().unwrap_or(name);
-                    side.variables.entry(name).or_default().push(die);
-                }
+                Found::Variable(die) => side.variables.entry(name).or_default().push(die),
+                Found::Member(_) => {}
             }
         }
         Ok(side)
@@ -205,6 +212,12 @@ impl<'a> Side<'a> {
                 dw::DW_TAG_variable => {
                     let name = self.name_of(entry, unit)?;
                     found.extend(name.map(|name| (format!("{scope}{name}"), Found::Variable(die))));
+                    continue;
+                }
+                // Before DWARF 5 a static member is declared like any other.
+                dw::DW_TAG_member if entry.has_attr(dw::DW_AT_declaration) => {
+                    let name = self.name_of(entry, unit)?;
+                    found.extend(name.map(|name| (format!("{scope}{name}"), Found::Member(die))));
                     continue;
                 }
                 dw::DW_TAG_namespace => {}
@@ -355,16 +368,22 @@ impl<'a> Side<'a> {
 }
 
 enum Found {
-    Type { tag: bool, die: Die, complete: bool },
+    Type {
+        tag: bool,
+        die: Die,
+        complete: bool,
+    },
     Function(Die),
     Variable(Die),
+    /// A static member of a class, where it is declared.
+    Member(Die),
 }
 
 impl Found {
     /// The entry, unless it is a function, which linkage names tell apart.
     fn named(&self) -> Option<Die> {
         match self {
-            Found::Type { die, .. } | Found::Variable(die) => Some(*die),
+            Found::Type { die, .. } | Found::Variable(die) | Found::Member(die) => Some(*die),
             Found::Function(_) => None,
         }
     }

@@ -132,7 +132,11 @@ impl Built {
             };
             let words = [&variant.opt, "-g", pic, variant.cf, variant.patchable];
             let compiler = if unit.ends_with(".cc") { variant.compiler.cxx() } else { "cc" };
-            let all_types = compiler.contains("clang").then_some("-fstandalone-debug");
+            let all_types = match compiler {
+                "g++" => Some("-femit-class-debug-always"),
+                "cc" => None,
+                _ => Some("-fstandalone-debug"),
+            };
             run(Command::new(compiler)
                 .current_dir(&root)
                 .args(all_types)

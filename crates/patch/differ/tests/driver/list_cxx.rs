@@ -7,6 +7,7 @@ macro_rules! accepted_cxx_programs {
             anonymous_class
             anonymous_namespace
             call_once
+            call_once_new
             cancelled_thread
             catch_in_changed
             catch_new_type
