@@ -251,7 +251,12 @@ static void *cancels(void *) {
         /* A thread of its own: it is on either side, whatever this one has seen. */
         int from = p & 255, to = p >> 8 & 255;
         if (p == phase_now() && version != from && version != to) violation("cancelled in version %d", version);
-        if (from == to) observe(&o, p, version, "cancel");
+        if (from == to) {
+            observe(&o, p, version, "cancel");
+        } else {
+            o.phase = 0;
+            o.slot->calls++;
+        }
         usleep(rest_us);
     }
     return NULL;
