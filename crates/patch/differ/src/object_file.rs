@@ -324,8 +324,16 @@ impl<'a> Object<'a> {
             Home::Absolute => Site::Value((symbol.value as i64).wrapping_add(shift)),
             Home::Section(section) => {
                 let offset = (symbol.value as i64).wrapping_add(shift);
-                let anchored = symbol.kind != SymbolType::Section;
-                Site::Inside { section, offset, anchor: if anchored { symbol.value as i64 } else { offset } }
+                let anchor = match self.sections[section].nature {
+                    _ if symbol.kind != SymbolType::Section => symbol.value as i64,
+                    // Half of a constant is used as well, and the linker keeps constants whole.
+                    Nature::Merged { entry, strings: false } => match i64::try_from(entry) {
+                        Ok(entry) if entry > 0 => offset.wrapping_sub(offset.rem_euclid(entry)),
+                        _ => offset,
+                    },
+                    _ => offset,
+                };
+                Site::Inside { section, offset, anchor }
             }
         }
     }

@@ -243,13 +243,10 @@ pub(crate) fn is_confirmed(target: &TargetElf, object: &Object<'_>, known: &Know
 
 /// Whether the literal that the relocation names stands at the address read back.
 fn literal_matches(target: &TargetElf, object: &Object<'_>, reloc: &Reloc, address: u64) -> bool {
-    let Site::Inside { section, offset, anchor } = object.site(reloc) else { return true };
+    let Site::Inside { section, anchor, .. } = object.site(reloc) else { return true };
     let symbol = &object.symbols[reloc.symbol];
     // Relative to a section, the linker maps the place pointed at; relative to a literal, the literal.
-    let at = if symbol.kind == SymbolType::Section { address.wrapping_add_signed(offset) } else { address };
-    if symbol.kind == SymbolType::Section && offset != anchor {
-        return true;
-    }
+    let at = if symbol.kind == SymbolType::Section { address.wrapping_add_signed(anchor) } else { address };
     let Some(literal) = object.literal(section, anchor) else { return true };
     target.bytes(at, literal.len() as u64) == Some(literal)
 }

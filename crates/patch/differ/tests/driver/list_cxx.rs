@@ -25,6 +25,7 @@ macro_rules! accepted_cxx_programs {
             exception_specification
             extern_c_and_cxx
             function_try_block
+            half_constants
             hidden_visibility
             inline_two_units
             inline_uses_statics

@@ -4,6 +4,7 @@
 //#Changed: next
 //#Warning: no scope was stated
 //#Opt: -O2 -O3
+//#Link: pie
 //#Output-before: 0 | 0
 //#Output-after: once 1 | 2
 #include "case.h"
