@@ -23,6 +23,7 @@ pub mod cli;
 pub mod effects;
 pub mod kill_at;
 pub mod load;
+pub mod mariadb;
 pub mod operation;
 pub mod packages;
 pub mod patching;

@@ -95,7 +95,7 @@ pub fn memcached() -> Result<Shipped, String> {
 }
 
 /// Where the builder keeps sources and clean roots unless told otherwise.
-fn builder_cache() -> PathBuf {
+pub(crate) fn builder_cache() -> PathBuf {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     set("STILLPOINT_CACHE")
         .or_else(|| set("XDG_CACHE_HOME").map(|directory| directory.join("stillpoint")))
@@ -104,7 +104,7 @@ fn builder_cache() -> PathBuf {
 }
 
 /// `stillpoint patch target`: has the source, and tells of its series.
-fn target(package: &str, version: &str) -> Result<Run, String> {
+pub(crate) fn target(package: &str, version: &str) -> Result<Run, String> {
     let run = Stillpoint::new()
         .args(["patch", "target", "--debian", &format!("{package}={version}")])
         .arg("--cache")

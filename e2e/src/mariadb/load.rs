@@ -1,0 +1,179 @@
+//! Load on a MariaDB that must not notice anything: transactions whose every answer is looked at, and sysbench.
+
+use super::MariaDb;
+use super::client::{Answer, Client};
+use crate::packages;
+use crate::server::{Guarded, tied};
+use crate::wait;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+/// Clients with a connection each, in transactions all the time.
+#[derive(Debug)]
+pub struct Transactions {
+    stop: Arc<AtomicBool>,
+    done: Arc<AtomicU64>,
+    clients: Vec<JoinHandle<Result<(), String>>>,
+}
+
+impl Transactions {
+    /// Starts `count` clients, each on rows of its own.
+    #[track_caller]
+    pub fn start(server: &MariaDb, count: usize) -> Transactions {
+        let mut client = server.client();
+        let table = "CREATE TABLE IF NOT EXISTS accounts (id INT PRIMARY KEY, amount INT NOT NULL) ENGINE=InnoDB";
+        client.done(table).unwrap_or_else(|e| panic!("{e}"));
+        let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let start = |number: usize| {
+            client.done(&format!("REPLACE INTO accounts VALUES ({}, 100), ({}, 100)", 2 * number, 2 * number + 1))?;
+            let connected = server.client();
+            let (stop, done) = (Arc::clone(&stop), Arc::clone(&done));
+            Ok(std::thread::spawn(move || transfer(connected, number, &stop, &done)))
+        };
+        let clients = (0..count).map(start).collect::<std::io::Result<_>>().unwrap_or_else(|e| panic!("{e}"));
+        Transactions { stop, done, clients }
+    }
+
+    /// Waits until `count` more statements have been answered.
+    #[track_caller]
+    pub fn answered(&self, count: u64) {
+        let before = self.done.load(Ordering::Relaxed);
+        wait::until("statements to be answered", || {
+            let ended = self.clients.iter().any(JoinHandle::is_finished);
+            (ended || self.done.load(Ordering::Relaxed) >= before + count).then_some(())
+        });
+    }
+
+    /// Ends it, panics unless each statement of each client was answered rightly, and tells how many there were.
+    #[track_caller]
+    pub fn assert_clean(self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        for client in self.clients {
+            client.join().expect("a client does not panic").unwrap_or_else(|e| panic!("{e}"));
+        }
+        self.done.load(Ordering::Relaxed)
+    }
+}
+
+/// Moves one unit to and fro between two rows; the sum is always the same.
+fn transfer(mut client: Client, number: usize, stop: &AtomicBool, done: &AtomicU64) -> Result<(), String> {
+    let (one, two) = (2 * number, 2 * number + 1);
+    let mut step = 1i32;
+    while !stop.load(Ordering::Relaxed) {
+        let sum = format!("SELECT SUM(amount) FROM accounts WHERE id IN ({one}, {two})");
+        let statements = [
+            "BEGIN".to_owned(),
+            format!("UPDATE accounts SET amount = amount - {step} WHERE id = {one}"),
+            format!("UPDATE accounts SET amount = amount + {step} WHERE id = {two}"),
+            sum,
+            "COMMIT".to_owned(),
+        ];
+        for statement in &statements {
+            match client.query(statement) {
+                Err(error) => return Err(format!("client {number} lost its connection in {statement}: {error}")),
+                Ok(Answer::Error(code, text)) => return Err(format!("client {number}: {statement}: {code}: {text}")),
+                Ok(answer @ Answer::Rows(_)) if answer.to_string() != "200" => {
+                    return Err(format!("client {number}: {statement}: {answer}"));
+                }
+                Ok(_) => drop(done.fetch_add(1, Ordering::Relaxed)),
+            }
+        }
+        step = -step;
+    }
+    Ok(())
+}
+
+/// Debian's sysbench.
+#[derive(Debug)]
+pub struct Sysbench {
+    process: Guarded,
+    output: PathBuf,
+}
+
+/// What sysbench counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counted {
+    /// Statements answered.
+    pub queries: u64,
+    /// Errors that it went on after: dead-locks of transactions among themselves.
+    pub ignored: u64,
+    /// Connections that it had to make again.
+    pub reconnects: u64,
+}
+
+impl Sysbench {
+    /// Fills its tables and starts `threads` connections of read-write transactions for `seconds`.
+    pub fn start(server: &MariaDb, threads: u32, seconds: u32) -> Result<Sysbench, String> {
+        let binary = packages::binary(&["sysbench"], None, "usr/bin/sysbench")?;
+        let scripts = binary.path.ancestors().nth(2).expect("usr/bin lies in usr").join("share/sysbench");
+        let mut client = server.client();
+        client.done("CREATE DATABASE IF NOT EXISTS sbtest").map_err(|e| e.to_string())?;
+        let command = |step: &str| {
+            let mut command = tied(&binary.path);
+            command.arg(scripts.join("oltp_read_write.lua")).envs(binary.environment()).current_dir(&scripts);
+            command.args(["--db-driver=mysql", "--mysql-user=root", "--mysql-db=sbtest", "--tables=2"]);
+            command.args(["--table-size=2000", "--rand-type=uniform", "--skip-trx=off"]);
+            command.arg(format!("--mysql-socket={}", server.socket().display()));
+            command.arg(format!("--threads={threads}")).arg(format!("--time={seconds}")).arg(step);
+            command.stdin(Stdio::null());
+            command
+        };
+        let prepared = command("prepare").output().map_err(|e| format!("run sysbench: {e}"))?;
+        if !prepared.status.success() {
+            return Err(format!("sysbench prepare: {}", String::from_utf8_lossy(&prepared.stdout)));
+        }
+        let output = server.dir().join("sysbench.out");
+        let file = std::fs::File::create(&output).map_err(|e| format!("make {}: {e}", output.display()))?;
+        let errors = file.try_clone().map_err(|e| format!("share {}: {e}", output.display()))?;
+        let child = command("run").stdout(file).stderr(errors).spawn().map_err(|e| format!("run sysbench: {e}"))?;
+        Ok(Sysbench { process: Guarded::from_child(child), output })
+    }
+
+    /// Whether it still runs.
+    pub fn runs(&mut self) -> bool {
+        self.process.ended().is_none()
+    }
+
+    /// Waits for its end and reads what it counted; panics when it failed.
+    #[track_caller]
+    pub fn finish(mut self) -> Counted {
+        let limit = std::time::Duration::from_secs(3600);
+        let status = wait::within(limit, || self.process.ended()).expect("sysbench ends");
+        let text = read(&self.output);
+        assert!(status.success(), "sysbench ended with {status}:\n{text}");
+        Counted::parse(&text).unwrap_or_else(|| panic!("sysbench printed:\n{text}"))
+    }
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+impl Counted {
+    fn parse(text: &str) -> Option<Counted> {
+        let number = |label: &str| {
+            let line = text.lines().find_map(|l| l.trim().strip_prefix(label))?;
+            line.split_whitespace().next()?.parse().ok()
+        };
+        Some(Counted {
+            queries: number("queries:")?,
+            ignored: number("ignored errors:")?,
+            reconnects: number("reconnects:")?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_sysbench_prints_is_read() {
+        let text = "    queries:                             6120   (610.55 per sec.)\n    ignored errors:                      3      (0.30 per sec.)\n    reconnects:                          0      (0.00 per sec.)\n";
+        assert_eq!(Counted::parse(text), Some(Counted { queries: 6120, ignored: 3, reconnects: 0 }));
+        assert_eq!(Counted::parse("FATAL: lost"), None);
+    }
+}

@@ -1,0 +1,181 @@
+//! Debian's mariadbd, unpacked and never installed, with its own data, and changes of ours to its source.
+
+pub mod change;
+pub mod client;
+pub mod load;
+
+use crate::packages::{self, Binary};
+use crate::server::Server;
+use crate::shipped;
+use client::Client;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Debian's server, and its source.
+#[derive(Debug, Clone)]
+pub struct Packaged {
+    /// Version of both.
+    pub version: String,
+    /// The program, unmodified.
+    pub binary: Binary,
+    /// The source as upstream ships it, without Debian's own diffs. Not to be written to.
+    pub source: PathBuf,
+    /// What `usr` of an installed package would be.
+    usr: PathBuf,
+}
+
+/// How the server gives threads to connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    /// A thread for each connection.
+    ThreadPerConnection,
+    /// A pool that serves all of them.
+    Pool,
+}
+
+impl Policy {
+    /// Both.
+    pub const ALL: [Policy; 2] = [Policy::ThreadPerConnection, Policy::Pool];
+
+    fn argument(self) -> &'static str {
+        match self {
+            Policy::ThreadPerConnection => "--thread-handling=one-thread-per-connection",
+            Policy::Pool => "--thread-handling=pool-of-threads",
+        }
+    }
+}
+
+/// The newest version of which the archive has the program *and* the source; once for each process.
+pub fn packaged() -> &'static Result<Packaged, String> {
+    static PACKAGED: OnceLock<Result<Packaged, String>> = OnceLock::new();
+    PACKAGED.get_or_init(find)
+}
+
+fn find() -> Result<Packaged, String> {
+    let mut why = "the archive offers no mariadb-server-core".to_owned();
+    for version in packages::versions("mariadb-server-core")? {
+        match shipped::target("mariadb", &version) {
+            Ok(_) => {
+                let binary = packages::binary(&["mariadb-server-core"], Some(&version), "usr/sbin/mariadbd")?;
+                let name = format!("source/mariadb_{}/tree", version.replace([':', '/'], "%"));
+                let usr = binary.path.ancestors().nth(2).expect("usr/sbin/mariadbd lies in usr").to_owned();
+                return Ok(Packaged { version, binary, source: shipped::builder_cache().join(name), usr });
+            }
+            Err(error) => why = error,
+        }
+    }
+    Err(why)
+}
+
+impl Packaged {
+    fn arguments(&self, data: &Path) -> Vec<OsString> {
+        let set = |name: &str, path: &Path| {
+            let mut argument = OsString::from(format!("--{name}="));
+            argument.push(path);
+            argument
+        };
+        let share = self.usr.join("share/mysql");
+        let mut words: Vec<OsString> = vec!["--no-defaults".into(), "--user=root".into()];
+        words.extend([set("basedir", &self.usr), set("datadir", data), set("lc-messages-dir", &share)]);
+        words.extend(["--innodb-log-file-size=16M".into(), "--innodb-flush-log-at-trx-commit=0".into()]);
+        words
+    }
+
+    /// Data of a server without users but `root`, made once.
+    fn fresh_data(&self) -> Result<PathBuf, String> {
+        let shelf = crate::cache_dir().join("mariadb");
+        let data = shelf.join(format!("data_{}", self.version.replace(':', "%3a")));
+        if data.is_dir() {
+            return Ok(data);
+        }
+        std::fs::create_dir_all(&shelf).map_err(|e| format!("make {}: {e}", shelf.display()))?;
+        let work = tempfile::tempdir_in(&shelf).map_err(|e| format!("make a directory: {e}"))?;
+        let half = work.path().join("data");
+        std::fs::create_dir(&half).map_err(|e| format!("make {}: {e}", half.display()))?;
+        let script = work.path().join("script.sql");
+        std::fs::write(&script, self.first_statements()?).map_err(|e| format!("write {}: {e}", script.display()))?;
+        let input = std::fs::File::open(&script).map_err(|e| format!("read {}: {e}", script.display()))?;
+        let mut command = Command::new(&self.binary.path);
+        command.args(self.arguments(&half)).arg("--bootstrap").envs(self.binary.environment()).stdin(input);
+        let output = command.output().map_err(|e| format!("run mariadbd: {e}"))?;
+        if !output.status.success() {
+            return Err(format!("mariadbd --bootstrap: {}", String::from_utf8_lossy(&output.stderr)));
+        }
+        match std::fs::rename(&half, &data) {
+            Err(error) if !data.is_dir() => Err(format!("name {}: {error}", data.display())),
+            _ => Ok(data),
+        }
+    }
+
+    fn first_statements(&self) -> Result<String, String> {
+        let mut text = "create database mysql;\ncreate database test;\nuse mysql;\nset @auth_root_socket=NULL;\n\
+                        set @skip_auth_anonymous=1;\n"
+            .to_owned();
+        for name in ["mysql_system_tables.sql", "mysql_performance_tables.sql", "mysql_system_tables_data.sql"] {
+            let path = self.usr.join("share/mysql").join(name);
+            text += &std::fs::read_to_string(&path).map_err(|e| format!("read {}: {e}", path.display()))?;
+        }
+        Ok(text)
+    }
+
+    /// Starts a server; `extra` are further options.
+    pub fn start(&self, policy: Policy, extra: &[&str]) -> MariaDb {
+        let fresh = self.fresh_data().unwrap_or_else(|e| panic!("{e}"));
+        let server = Server::start(&self.binary, |port, dir| {
+            let data = dir.join("data");
+            let status = Command::new("cp").arg("-a").arg(&fresh).arg(&data).status().expect("run cp");
+            assert!(status.success(), "cp ended with {status}");
+            let mut socket = OsString::from("--socket=");
+            socket.push(dir.join("socket"));
+            let mut words = self.arguments(&data);
+            words.extend([socket, format!("--port={port}").into(), policy.argument().into()]);
+            words.extend(["--bind-address=127.0.0.1", "--max-connections=1500", "--back-log=500"].map(OsString::from));
+            words.extend(["--loose-performance-schema=off", "--max-connect-errors=1000000"].map(OsString::from));
+            words.extend(extra.iter().map(OsString::from));
+            words
+        });
+        MariaDb { server }
+    }
+}
+
+/// A server under test.
+#[derive(Debug)]
+pub struct MariaDb {
+    server: Server,
+}
+
+impl MariaDb {
+    /// Where it listens.
+    pub fn socket(&self) -> PathBuf {
+        self.server.dir().join("socket")
+    }
+
+    /// A new connection.
+    #[track_caller]
+    pub fn client(&self) -> Client {
+        Client::connect(&self.socket(), "test").unwrap_or_else(|e| panic!("connect: {e}\n{}", self.server.log_text()))
+    }
+
+    /// A status variable.
+    #[track_caller]
+    pub fn status(&self, name: &str) -> u64 {
+        let answer = self.client().done(&format!("SHOW GLOBAL STATUS LIKE '{name}'")).expect("SHOW STATUS is answered");
+        let text = answer.to_string();
+        text.split('\t').nth(1).and_then(|v| v.parse().ok()).unwrap_or_else(|| panic!("{name} is {text:?}"))
+    }
+}
+
+impl std::ops::Deref for MariaDb {
+    type Target = Server;
+    fn deref(&self) -> &Server {
+        &self.server
+    }
+}
+
+impl std::ops::DerefMut for MariaDb {
+    fn deref_mut(&mut self) -> &mut Server {
+        &mut self.server
+    }
+}
