@@ -14,6 +14,7 @@
 //!   and contradicted by none of them, nor by the target's symbol tables, nor by another unit; or the patch brings it,
 //!   or an earlier patch of the series or a library does;
 //! - every variable that live code holds keeps its address, size, type and initial value;
+//! - every class of C++ keeps its table of virtual functions and its type, every static object the way it was made;
 //! - no call is left that would reach the wrong version: where an entry cannot be redirected its callers are.
 //!
 //! Whatever does not hold is refused by name ([`Refusal::code`]), all of it at once; nothing is approximated. No input
@@ -22,7 +23,7 @@
 //! # What it does not do
 //! It does not compile, and does not look at processes. It does not judge whether old and new code may run side by side
 //! for a while: that is the scope, which the author states; it only warns of new state. Identical code that a linker
-//! folded across units that are not at hand is not seen. C++ is not refused, and not tested.
+//! folded across units that are not at hand is not seen.
 //!
 //! ```text
 //! shipped.o --place--> target ELF --reverse--> name -> address
