@@ -19,8 +19,7 @@ enum quiescence_role { QUIESCENCE_COORDINATOR, QUIESCENCE_WORKER, QUIESCENCE_HEL
 /* What fails here leaves a thread that takes no part: it is probed. */
 static inline void quiescence_birth(const char *name, const char *group, enum quiescence_role role)
 {
-    if (sp_thread_birth_group(name, group) == 0)
-        sp_set_priority(role);
+    sp_thread_birth_role(name, group, role);
 }
 
 /* Makes every worker's event loop turn once. */

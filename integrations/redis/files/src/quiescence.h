@@ -29,8 +29,7 @@ static inline void quiescence_helper(const char *group)
 {
     char name[SP_NAME_MAX] = "helper";
     pthread_getname_np(pthread_self(), name, sizeof(name));
-    if (sp_thread_birth_group(name, group) == 0)
-        sp_set_priority(QUIESCENCE_HELPER);
+    sp_thread_birth_role(name, group, QUIESCENCE_HELPER);
 }
 
 #endif
