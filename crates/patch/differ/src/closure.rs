@@ -8,6 +8,7 @@
 use crate::change::Changed;
 use crate::names;
 use crate::object_file::{Home, Nature, Object, Site};
+use crate::shipped::Shipped;
 use crate::target::TargetElf;
 use crate::unit::{Ancestor, Unit};
 use crate::{Options, Refusal};
@@ -48,6 +49,8 @@ struct Blocked {
 enum Standing {
     Redirect(Entry),
     Absent,
+    /// The linker kept another unit's copy, which that unit's change is about.
+    Elsewhere,
     Blocked(Blocked),
 }
 
@@ -77,6 +80,7 @@ pub(crate) fn plan(
                 plan.warnings.extend(warning.filter(|warning| !plan.warnings.contains(warning)));
                 plan.entries.insert(function, entry);
             }
+            Ok(Standing::Elsewhere) => {}
             Ok(Standing::Absent) => {
                 plan.absent.insert(function);
             }
@@ -232,8 +236,12 @@ fn standing(
     };
     let comdat = after.is_comdat(function) && !after.symbols[function].local;
     let Some(mut hot) = shipped.code(old) else {
-        let referred = |unit: &Unit<'_>| unit.shipped.as_ref().is_some_and(|s| s.may_lead_to(old));
-        return if comdat && !units.iter().any(referred) { Ok(Standing::Absent) } else { Err(unplaced(old)) };
+        let has = |unit: &Unit<'_>, holds: &dyn Fn(&Shipped<'_>) -> bool| unit.shipped.as_ref().is_some_and(holds);
+        return match comdat {
+            true if units.iter().any(|unit| has(unit, &|s| s.code(old).is_some())) => Ok(Standing::Elsewhere),
+            true if !units.iter().any(|unit| has(unit, &|s| s.may_lead_to(old))) => Ok(Standing::Absent),
+            _ => Err(unplaced(old)),
+        };
     };
     let mut parts = Vec::new();
     for cold in shipped.cold_parts(old) {

@@ -156,12 +156,13 @@ impl<'p, 'a> Pair<'p, 'a> {
         aliases.filter_map(|s| self.map.old(*s)).any(|s| same_place(self.old, s, old))
     }
 
-    /// A constant that no other unit and no pointer arithmetic of the linker's can reach.
+    /// A constant that no other unit and no pointer arithmetic of the linker's can reach; or, of inline code, none but the
+    /// units that have its source, all of which are at hand.
     pub(crate) fn is_private_constant(&self, new: usize) -> bool {
         let symbol = &self.new.symbols[new];
         let Home::Section(section) = symbol.home else { return false };
         let constant = matches!(self.new.sections[section].nature, Nature::Constant | Nature::Merged { .. });
-        symbol.local && constant && !names::is_class_data(symbol.name)
+        (symbol.local || self.new.is_comdat(new)) && constant && !names::is_class_data(symbol.name)
     }
 
     /// Whether two variables have the same size and initial contents.

@@ -16,7 +16,7 @@ pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Optio
     let changed: Vec<change::Changed> = units.iter().map(|unit| change::find(unit, &mut refusals)).collect();
     let plan = closure::plan(target, &units, changed, options, &mut refusals);
     let (facts, notes) = compare_types(inputs, &units, &plan, &mut refusals);
-    if plan.reasons.is_empty() && refusals.is_empty() {
+    if plan.entries.is_empty() && plan.rebound.is_empty() && refusals.is_empty() {
         return Ok(Outcome::NothingToPatch);
     }
     let mut assembly = Assembly::new(target, &units, options, &plan);

@@ -324,7 +324,7 @@ impl<'c, 'a> Comparison<'c, 'a> {
 
 /// Whether one type alone has the name: all lambdas of a function share theirs, and so do the templates made for them.
 fn is_one(key: &TypeKey) -> bool {
-    !key.name.contains("<lambda")
+    !key.name.contains("<lambda") && !key.name.contains("(lambda at ")
 }
 
 /// The type of a variable: of its definition where there is one, as a declaration may leave the size of an array open.

@@ -27,6 +27,8 @@ macro_rules! accepted_cxx_programs {
             function_try_block
             half_constants
             hidden_visibility
+            inline_constant_changed
+            inline_other_copy
             inline_two_units
             inline_uses_statics
             inline_variable
@@ -67,6 +69,7 @@ macro_rules! accepted_cxx_programs {
             unwind_destructors
             variant_visit
             virtual_base_constructor
+            virtual_inline
             virtual_method
         }
     };
