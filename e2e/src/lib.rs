@@ -21,6 +21,7 @@
 
 pub mod cli;
 pub mod effects;
+pub mod hash_server;
 pub mod kill_at;
 pub mod load;
 pub mod mariadb;

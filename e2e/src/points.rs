@@ -1,9 +1,26 @@
 //! Programs of ours with quiescence points: compiled with libstillpoint, patched in each of its modes.
 
-use crate::annotated::libstillpoint;
 use crate::cli::Stillpoint;
 use crate::victim::{Kind, Phase, Program, Victim, apply, revert};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Where libstillpoint lies, shared and static; made once for this test.
+#[track_caller]
+pub fn libstillpoint() -> &'static Path {
+    static MADE: OnceLock<PathBuf> = OnceLock::new();
+    MADE.get_or_init(|| {
+        let shelf = crate::cache_dir().join("points");
+        std::fs::create_dir_all(&shelf).expect("make a directory for libstillpoint");
+        // other tests may be doing the same
+        let mut make = Command::new("flock");
+        make.arg(shelf.join("lock")).args(["make", "--silent", "-C"]).arg(crate::workspace_root().join("runtime"));
+        let made = make.arg(format!("BUILD={}", shelf.display())).output().expect("run make");
+        assert!(made.status.success(), "make -C runtime: {}", String::from_utf8_lossy(&made.stderr));
+        shelf
+    })
+}
 
 /// `e2e/programs/NAME.c`, linked with libstillpoint.
 #[track_caller]
@@ -16,7 +33,7 @@ pub fn program(name: &str) -> Program {
 /// Flags for the compiler and for the linker.
 #[track_caller]
 pub fn flags() -> (String, Vec<String>) {
-    let library = libstillpoint().unwrap_or_else(|error| panic!("{error}")).display();
+    let library = libstillpoint().display();
     let include = format!("-I{}", crate::workspace_root().join("runtime/include").display());
     (include, vec![format!("-L{library}"), "-lstillpoint".into(), format!("-Wl,-rpath,{library}")])
 }

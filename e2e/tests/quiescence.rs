@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use std::time::Duration;
-use stillpoint_e2e::points::{flags, in_mode, program, there_and_back};
+use stillpoint_e2e::points::{flags, in_mode, libstillpoint, program, there_and_back};
 use stillpoint_e2e::victim::{Kind, Phase, Program, Victim, apply, assert_refused, revert, soak, status};
 use stillpoint_e2e::wait;
 
@@ -96,7 +96,7 @@ fn a_mode_without_points_to_work_with_is_refused_by_name() {
 fn a_preloaded_library_lends_its_word_and_has_no_points() {
     let plain = Program::build("storm");
     let patch = plain.patch(2);
-    let library = stillpoint_e2e::annotated::libstillpoint().expect("libstillpoint").join("libstillpoint.so.1");
+    let library = libstillpoint().join("libstillpoint.so.1");
     let preloaded = |path: &Path| {
         let mut command = stillpoint_e2e::server::tied(path);
         command.env("LD_PRELOAD", &library);
@@ -108,7 +108,12 @@ fn a_preloaded_library_lends_its_word_and_has_no_points() {
         victim.announce(Phase::Over(1, 2));
         let run = apply(&patch, victim.pid()).json().succeed();
         victim.assert_settled(2);
-        run.events().iter().filter(|e| matches!(&e.kind, stillpoint_events::EventKind::ThreadStopped { reason, .. } if reason == "check")).count()
+        run.events()
+            .iter()
+            .filter(
+                |e| matches!(&e.kind, stillpoint_events::EventKind::ThreadStopped { reason, .. } if reason == "check"),
+            )
+            .count()
     };
     assert_eq!(applied(&mut victim), 0, "threads were stopped to look for a word");
     assert!(applied(&mut plain.start(&["idle"])) > 0, "without the library they are");
@@ -122,7 +127,7 @@ fn a_preloaded_library_lends_its_word_and_has_no_points() {
 fn a_program_with_the_library_may_be_preloaded_too() {
     let program = program("points");
     let patch = program.patch(2);
-    let library = stillpoint_e2e::annotated::libstillpoint().expect("libstillpoint").join("libstillpoint.so.1");
+    let library = libstillpoint().join("libstillpoint.so.1");
     let mut victim = program.start_in(
         |path| {
             let mut command = stillpoint_e2e::server::tied(path);
@@ -139,7 +144,7 @@ fn a_program_with_the_library_may_be_preloaded_too() {
 #[test]
 fn a_stripped_program_with_the_library_inside_has_its_points() {
     let (include, _) = flags();
-    let archive = stillpoint_e2e::annotated::libstillpoint().expect("libstillpoint").join("libstillpoint.a");
+    let archive = libstillpoint().join("libstillpoint.a");
     let link = [archive.to_str().expect("a path in UTF-8")];
     let program = Program::build_as("points", Kind::Pie, &[&include], &link).strip();
     let patch = program.patch(2);
@@ -154,7 +159,7 @@ fn a_library_that_comes_late_writes_the_word_that_was_chosen_before() {
     let (include, _) = flags();
     let program = Program::build_as("late", Kind::Pie, &[&include], &[]);
     let patch = program.patch(2);
-    let library = stillpoint_e2e::annotated::libstillpoint().expect("libstillpoint").join("libstillpoint.so.1");
+    let library = libstillpoint().join("libstillpoint.so.1");
     let mut victim = program.start(&[library.to_str().expect("a path in UTF-8")]);
     there_and_back(&mut victim, &patch, "probe", 1);
     refused(&mut victim, &patch, "local", "no libstillpoint");

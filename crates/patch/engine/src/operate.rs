@@ -661,6 +661,7 @@ pub fn check(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
         let mut prober = Prober::new(restorers, mappings);
         look_at_all(session, &process, &mut prober, &walker, &forbidden, &mut report)
     })?;
+    let busy = barrier::to_be_probed(&process, &target.modules, options.quiescence, busy)?;
     Ok(Prediction { already: false, functions, bytes, threads, busy })
 }
 

@@ -8,7 +8,7 @@ use crate::Error;
 use crate::image::Dynamic;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsRawFd, OwnedFd};
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Memory, Module, Process, Tid};
@@ -79,13 +79,15 @@ impl Library {
 
     /// Learns which thread has which number in the slots.
     pub(crate) fn learn(&mut self, process: &Process, threads: &[Tid]) {
-        self.tids.retain(|_, tid| threads.contains(tid));
-        for tid in threads {
-            let inner = match self.nested {
-                false => Some(tid.0),
-                true if self.tids.values().any(|known| known == tid) => None,
-                true => process.thread_status(*tid).ok().and_then(|status| status.ns_pids.last().copied()),
-            };
+        if !self.nested {
+            self.tids = threads.iter().map(|tid| (tid.0, *tid)).collect();
+            return;
+        }
+        let there: BTreeSet<Tid> = threads.iter().copied().collect();
+        self.tids.retain(|_, tid| there.contains(tid));
+        let known: BTreeSet<Tid> = self.tids.values().copied().collect();
+        for tid in there.difference(&known) {
+            let inner = process.thread_status(*tid).ok().and_then(|status| status.ns_pids.last().copied());
             self.tids.extend(inner.map(|inner| (inner, *tid)));
         }
     }

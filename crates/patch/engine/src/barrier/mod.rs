@@ -15,6 +15,7 @@ mod gather;
 mod library;
 mod present;
 
+use crate::error::Busy;
 use crate::{Error, Quiescence};
 pub use abi::{Name, ThreadState};
 pub(crate) use gather::Following;
@@ -97,4 +98,19 @@ pub(crate) fn check_points(process: &Process, modules: &[Module], quiescence: Qu
     groups.dedup();
     let there = if groups.is_empty() { "no groups".to_owned() } else { format!("the groups {}", groups.join(", ")) };
     refuse(format!("it has no thread of the group {name}, but {there}"))
+}
+
+/// Of threads found busy those that would be probed: the others go over at their points.
+pub(crate) fn to_be_probed(
+    process: &Process,
+    modules: &[Module],
+    quiescence: Quiescence,
+    mut busy: Vec<Busy>,
+) -> Result<Vec<Busy>, Error> {
+    if quiescence.needs_points()
+        && let Some((_, parts)) = present(process, modules)?
+    {
+        busy.retain(|b| !parts.contains_key(&b.tid));
+    }
+    Ok(busy)
 }

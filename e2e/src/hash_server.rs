@@ -1,0 +1,186 @@
+//! The example of `runtime/examples`: a hash server with quiescence points, its mistake, the patch for it, and clients
+//! that note when they asked and what they were told.
+
+use crate::cli::Stillpoint;
+use crate::points::flags;
+use crate::server::{Guarded, tied};
+use crate::wait;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use stillpoint_measure::clock::now_ns;
+use tempfile::TempDir;
+
+const NAME: &str = "hash_server";
+
+/// The server compiled, and the patch that mends it.
+#[derive(Debug)]
+pub struct HashServer {
+    dir: TempDir,
+    patch: PathBuf,
+}
+
+impl HashServer {
+    /// Compiles the example, and builds the patch from the diff beside it.
+    #[track_caller]
+    pub fn build() -> HashServer {
+        let dir = TempDir::with_prefix("stillpoint-example-").expect("make a directory for the example");
+        let examples = crate::workspace_root().join("runtime/examples");
+        let source = dir.path().join("source");
+        fs::create_dir(&source).expect("make a directory for the source");
+        let unit = format!("{NAME}.c");
+        fs::copy(examples.join(&unit), source.join(&unit)).expect("copy the example");
+        let (include, link) = flags();
+        let object = format!("{NAME}.o");
+        let words = ["gcc", "-g", "-O2", "-pthread", "-fPIE", &include, "-c", &unit, "-o", &object];
+        let elf = dir.path().join(NAME);
+        run(Command::new(words[0]).args(&words[1..]).current_dir(&source));
+        let mut linking = Command::new("gcc");
+        run(linking.args(["-pie", "-pthread", &object, "-o"]).arg(&elf).args(link).current_dir(&source));
+        let commands = serde_json::json!([{"directory": &source, "arguments": words, "file": unit}]);
+        let database = dir.path().join("compile_commands.json");
+        fs::write(&database, commands.to_string()).expect("write compile_commands.json");
+        let patch = dir.path().join("mend.patch");
+        let build = Stillpoint::new().args(["patch", "build", "--source"]).arg(&source);
+        let build = build.arg("--compile-commands").arg(&database).arg("--target").arg(&elf);
+        build.arg("--diff").arg(examples.join(format!("{NAME}.diff"))).arg("--output").arg(&patch).succeed();
+        HashServer { dir, patch }
+    }
+
+    /// The patch.
+    pub fn patch(&self) -> &Path {
+        &self.patch
+    }
+
+    /// Starts it; a hash has to begin with so many zero bits (with the mistake: one more).
+    #[track_caller]
+    pub fn start(&self, bits: u32) -> Running {
+        let log = self.dir.path().join("log");
+        let output = File::create(&log).expect("make the server's log");
+        let mut command = tied(&self.dir.path().join(NAME));
+        command.args(["0", &bits.to_string()]).stdout(output);
+        let child = command.spawn().unwrap_or_else(|e| panic!("start {command:?}: {e}"));
+        let port = wait::until("the server to listen", || {
+            let text = fs::read_to_string(&log).ok()?;
+            text.trim().strip_prefix("listening on port ")?.parse().ok()
+        });
+        Running { process: Guarded::from_child(child), port }
+    }
+}
+
+#[track_caller]
+fn run(command: &mut Command) {
+    let output = command.output().unwrap_or_else(|e| panic!("run {command:?}: {e}"));
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A running server.
+#[derive(Debug)]
+pub struct Running {
+    process: Guarded,
+    port: u16,
+}
+
+/// One request: when it was sent, when its answer was there, and the hash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sample {
+    /// `CLOCK_MONOTONIC`.
+    pub sent_ns: u64,
+    /// `CLOCK_MONOTONIC`.
+    pub received_ns: u64,
+    /// What the server answered.
+    pub hash: [u8; 16],
+}
+
+impl Running {
+    /// Its process id.
+    pub fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
+    /// Panics when it has ended.
+    #[track_caller]
+    pub fn assert_running(&mut self) {
+        assert_eq!(self.process.ended(), None, "the server has ended");
+    }
+
+    /// A new connection.
+    #[track_caller]
+    pub fn client(&self) -> Client {
+        let stream = TcpStream::connect(("127.0.0.1", self.port)).expect("connect");
+        stream.set_nodelay(true).expect("send at once");
+        stream.set_read_timeout(Some(wait::LIMIT)).expect("set a limit");
+        Client { stream }
+    }
+
+    /// Clients that ask for the same seed again and again, with a random rest of up to `rest` between.
+    #[track_caller]
+    pub fn load(&self, clients: u32, seed: [u8; 16], rest: Duration) -> Load {
+        let stop = Arc::new(AtomicBool::new(false));
+        let one = |number| {
+            let (stop, mut client) = (stop.clone(), self.client());
+            std::thread::spawn(move || {
+                let mut samples = Vec::new();
+                let mut random = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(u64::from(number) + 1);
+                while !stop.load(Ordering::Relaxed) {
+                    samples.push(client.ask(seed));
+                    random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    std::thread::sleep(rest.mul_f64((random >> 40) as f64 / (1u64 << 24) as f64));
+                }
+                samples
+            })
+        };
+        let threads = (0..clients).map(one).collect();
+        Load { stop, threads }
+    }
+}
+
+/// A connection.
+#[derive(Debug)]
+pub struct Client {
+    stream: TcpStream,
+}
+
+impl Client {
+    /// One request.
+    #[track_caller]
+    pub fn ask(&mut self, seed: [u8; 16]) -> Sample {
+        let sent_ns = now_ns();
+        self.stream.write_all(&seed).expect("ask");
+        let mut answer = [0; 32];
+        self.stream.read_exact(&mut answer).expect("be answered");
+        Sample { sent_ns, received_ns: now_ns(), hash: answer[16..].try_into().expect("16 bytes") }
+    }
+}
+
+/// Clients at work.
+#[derive(Debug)]
+pub struct Load {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<Vec<Sample>>>,
+}
+
+impl Load {
+    /// Ends it; the samples of each client.
+    #[track_caller]
+    pub fn end(self) -> Vec<Vec<Sample>> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.threads.into_iter().map(|thread| thread.join().expect("a client lives")).collect()
+    }
+}
+
+/// Zero bits that a hash begins with.
+pub fn zero_bits(hash: &[u8; 16]) -> u32 {
+    u128::from_be_bytes(*hash).leading_zeros()
+}
+
+/// Seeds to choose from.
+pub fn seeds() -> impl Iterator<Item = [u8; 16]> {
+    (0..64u8).map(|n| [n; 16])
+}
