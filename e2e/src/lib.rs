@@ -19,6 +19,7 @@
 //! assert_eq!(redis.client().command(&["PING"]).unwrap().text(), "PONG");
 //! ```
 
+pub mod annotated;
 pub mod cli;
 pub mod effects;
 pub mod hash_server;
@@ -28,8 +29,8 @@ pub mod mariadb;
 pub mod operation;
 pub mod packages;
 pub mod patching;
-pub mod postgres;
 pub mod points;
+pub mod postgres;
 pub mod resp;
 pub mod series;
 pub mod server;

@@ -1,4 +1,4 @@
-//! Load on a redis, by `stillpoint measure` in a process of its own, and what its clients saw in any window of time.
+//! Load on a redis or memcached, by `stillpoint measure` in a process of its own, and what its clients saw in any window of time.
 
 use crate::cli::Stillpoint;
 use crate::server::Guarded;
@@ -14,6 +14,8 @@ use stillpoint_measure::summary::Summary;
 /// What the clients do.
 #[derive(Debug, Clone)]
 pub struct Clients {
+    /// What is spoken: `redis` or `memcached`.
+    pub protocol: &'static str,
     /// Connections that carry requests.
     pub connections: u32,
     /// Requests a second, sent by schedule whether or not answers come.
@@ -30,7 +32,15 @@ pub struct Clients {
 
 impl Default for Clients {
     fn default() -> Clients {
-        Clients { connections: 50, rate: 8_000, idle: 200, blocking: 20, mix: "get=75,set=20,lua=5", keys: 100_000 }
+        Clients {
+            protocol: "redis",
+            connections: 50,
+            rate: 8_000,
+            idle: 200,
+            blocking: 20,
+            mix: "get=75,set=20,lua=5",
+            keys: 100_000,
+        }
     }
 }
 
@@ -52,12 +62,12 @@ pub struct Observed {
 }
 
 impl Load {
-    /// Fills the key space of the redis on `port`.
+    /// Fills the key space of the server on `port`.
     #[track_caller]
     pub fn fill(port: u16, clients: &Clients) {
         let call =
             Stillpoint::new().args(["measure", "load", "--addr"]).arg(address(port)).arg("--keys").arg(clients.keys);
-        call.succeed();
+        call.args(["--protocol", clients.protocol]).succeed();
     }
 
     /// Starts it, and returns when requests are being answered. The record and the output go to files in `dir`.
@@ -65,7 +75,7 @@ impl Load {
     pub fn start(port: u16, clients: &Clients, dir: &Path, name: &str) -> Load {
         let (record, output) = (dir.join(format!("{name}.rec")), dir.join(format!("{name}.json")));
         let call = Stillpoint::new()
-            .args(["measure", "redis", "--addr"])
+            .args(["measure", clients.protocol, "--addr"])
             .arg(address(port))
             .args(["--mix", clients.mix, "--duration", "36000", "--connections"])
             .arg(clients.connections)
@@ -73,13 +83,15 @@ impl Load {
             .arg(clients.rate)
             .arg("--idle")
             .arg(clients.idle)
-            .arg("--blocking")
-            .arg(clients.blocking)
             .arg("--keys")
             .arg(clients.keys)
             .arg("--record")
             .arg(&record)
             .json();
+        let call = match clients.protocol {
+            "redis" => call.arg("--blocking").arg(clients.blocking),
+            _ => call,
+        };
         let file = File::create(&output).unwrap_or_else(|e| panic!("create {}: {e}", output.display()));
         let child = call.command().stdout(file).stderr(Stdio::piped()).spawn().expect("start stillpoint measure");
         let mut load = Load { process: Guarded::from_child(child), record, output };

@@ -37,6 +37,8 @@ pub struct Operation {
     pub migrated_ns: Option<u64>,
     /// Threads that migrated.
     pub threads: u32,
+    /// Phases by name, and how long each took, in nanoseconds.
+    pub phases: Vec<(String, u64)>,
 }
 
 impl Operation {
@@ -45,7 +47,8 @@ impl Operation {
         let from = now_ns();
         let run = call.json().run();
         let window_ns = (from, now_ns());
-        let mut operation = Operation { run, window_ns, stops: Vec::new(), migrated_ns: None, threads: 0 };
+        let mut operation =
+            Operation { run, window_ns, stops: Vec::new(), migrated_ns: None, threads: 0, phases: Vec::new() };
         if matches!(operation.run.code, Some(0 | 4)) {
             operation.take_events();
         }
@@ -67,9 +70,18 @@ impl Operation {
                     self.migrated_ns = Some(duration_ns);
                     self.threads = threads;
                 }
+                EventKind::PhaseEnded { phase, duration_ns, .. } => self.phases.push((phase, duration_ns)),
                 _ => {}
             }
         }
+    }
+
+    /// How long the phases took in which threads go over, or stand until all do; and all others together.
+    pub fn reached_and_rest_ns(&self) -> (u64, u64) {
+        let (reached, rest): (Vec<_>, Vec<_>) =
+            self.phases.iter().partition(|(phase, _)| ["migrate", "gather"].contains(&phase.as_str()));
+        let sum = |phases: Vec<&(String, u64)>| phases.into_iter().map(|(_, ns)| ns).sum();
+        (sum(reached), sum(rest))
     }
 
     /// Panics with all that was printed unless it succeeded.

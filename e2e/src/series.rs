@@ -1,9 +1,11 @@
-//! A redis without its CVE fixes, and live patches built from Debian's own series of diffs, by the command line only.
+//! A redis or memcached without its CVE fixes, and live patches built from Debian's own series of diffs, by the command line only.
 
+use crate::annotated;
 use crate::cache_dir;
 use crate::cli::Stillpoint;
 use crate::packages::{self, Binary};
 use serde_json::Value;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use stillpoint_patch_format::{SectionKind, decode};
 
@@ -53,37 +55,54 @@ struct Plan<'a> {
     target: PathBuf,
     diffs: Vec<String>,
     dir: PathBuf,
+    /// Further options of `patch build`.
+    options: Vec<OsString>,
 }
 
 impl Series {
     /// Builds redis as Debian does but without its CVE fixes, and a patch from each of these fixes. `tell` hears what
     /// goes on.
     pub fn build(tell: &mut dyn FnMut(&str)) -> Result<Series, String> {
-        let libraries = packages::redis(None)?;
-        let dir = cache_dir().join("series/redis");
-        std::fs::create_dir_all(&dir).map_err(|e| format!("make {}: {e}", dir.display()))?;
-        tell("building redis-server from Debian's source, without its CVE fixes");
+        Series::of(["redis", "redis-server", "redis"], &packages::redis(None)?, &[], Vec::new(), tell)
+    }
+
+    /// The same with our quiescence points; of the fixes those that are named, or all.
+    pub fn annotated(only: &[&str], tell: &mut dyn FnMut(&str)) -> Result<Series, String> {
+        let names = ["redis", "redis-server", "redis-annotated"];
+        let mut libraries = packages::redis(None)?;
+        libraries.libraries.insert(0, annotated::libstillpoint()?.to_owned());
+        Series::of(names, &libraries, only, annotated::options("redis")?, tell)
+    }
+
+    /// The same of memcached.
+    pub fn memcached(tell: &mut dyn FnMut(&str)) -> Result<Series, String> {
+        Series::of(["memcached", "memcached", "memcached"], &packages::memcached(None)?, &[], Vec::new(), tell)
+    }
+
+    fn of(
+        [package, program, name]: [&str; 3],
+        libraries: &Binary,
+        only: &[&str],
+        options: Vec<OsString>,
+        tell: &mut dyn FnMut(&str),
+    ) -> Result<Series, String> {
+        tell(&format!("building {program} from Debian's source, without its CVE fixes"));
+        let dir = dir(name)?;
         let call = Stillpoint::new()
-            .args([
-                "patch",
-                "target",
-                "--debian",
-                "redis",
-                "--shipped",
-                "without-cves",
-                "--program",
-                "redis-server",
-                "-o",
-            ])
-            .arg(&dir);
+            .args(["patch", "target", "--debian", package, "--shipped", "without-cves", "--program", program])
+            .arg("--output")
+            .arg(&dir)
+            .args(options.iter().cloned());
         let line = last_line(&call)?;
-        let program = PathBuf::from(text(&line, "program"));
+        let target = PathBuf::from(text(&line, "program"));
         let version = text(&line, "version");
-        let diffs = entries(&line).filter(|entry| entry["shipped"] == false).map(|entry| text(entry, "name")).collect();
-        tell(&format!("redis {version}: {}", program.display()));
-        let binary = packages::with_libraries_of(&program, &libraries);
-        let plan = Plan { package: format!("redis={version}"), shipped: "without-cves", target: program, diffs, dir };
-        let (patches, refused) = plan.run(tell)?;
+        tell(&format!("{package} {version}: {}", target.display()));
+        let wanted = |diff: &String| only.is_empty() || only.iter().any(|name| diff.contains(name));
+        let missing = entries(&line).filter(|entry| entry["shipped"] == false).map(|entry| text(entry, "name"));
+        let diffs = missing.filter(wanted).collect();
+        let binary = packages::with_libraries_of(&target, libraries);
+        let package = format!("{package}={version}");
+        let (patches, refused) = Plan { package, shipped: "without-cves", target, diffs, dir, options }.run(tell)?;
         Ok(Series { version, binary, patches, refused })
     }
 
@@ -100,10 +119,10 @@ impl Series {
             entries(&newest).map(|entry| text(entry, "name")).filter(|name| !has.contains(name)).collect();
         let version = text(&newest, "version");
         tell(&format!("redis {older} lacks {} of the fixes of {version}", diffs.len()));
-        let dir = cache_dir().join("series").join(format!("redis-{}", older.replace(':', "%3a")));
-        std::fs::create_dir_all(&dir).map_err(|e| format!("make {}: {e}", dir.display()))?;
+        let dir = dir(&format!("redis-{}", older.replace(':', "%3a")))?;
         let target = binary.path.canonicalize().map_err(|e| format!("find {}: {e}", binary.path.display()))?;
-        let plan = Plan { package: format!("redis={version}"), shipped: older, target, diffs, dir };
+        let plan =
+            Plan { package: format!("redis={version}"), shipped: older, target, diffs, dir, options: Vec::new() };
         let (patches, refused) = plan.run(tell)?;
         Ok(Series { version, binary, patches, refused })
     }
@@ -141,7 +160,8 @@ impl Plan<'_> {
             .args(["patch", "build", "--debian", &self.package, "--shipped", self.shipped, "--quilt", diff, "--target"])
             .arg(&self.target)
             .arg("--output")
-            .arg(&file);
+            .arg(&file)
+            .args(self.options.iter().cloned());
         if !before.is_empty() {
             call = call.arg("--on-top-of").args(before.iter().map(|patch| &patch.diff));
             call = call.arg("--earlier").args(before.iter().map(|patch| &patch.file));
@@ -155,6 +175,12 @@ impl Plan<'_> {
             _ => Err(run.to_string()),
         }
     }
+}
+
+/// Where the patches of a series are put.
+fn dir(name: &str) -> Result<PathBuf, String> {
+    let dir = cache_dir().join("series").join(name);
+    std::fs::create_dir_all(&dir).map(|()| dir.clone()).map_err(|e| format!("make {}: {e}", dir.display()))
 }
 
 fn file_is_there(lines: &[Value]) -> bool {

@@ -66,16 +66,7 @@ pub fn memcached() -> Result<Shipped, String> {
     let binary = packages::memcached(None)?;
     let versions = packages::versions("memcached")?;
     let version = versions.first().ok_or("the archive offers no memcached")?;
-    target("memcached", version)?;
-    let unit = builder_cache().join(format!("source/memcached_{version}/tree/proto_text.c"));
-    let text = std::fs::read_to_string(&unit).map_err(|e| format!("read {}: {e}", unit.display()))?;
-    let opens = |line: &str| line.starts_with("static void process_version_command(") && line.ends_with('{');
-    let at = text.lines().position(opens).ok_or_else(|| format!("{} has no such function", unit.display()))?;
-    let (number, line) = (at + 1, text.lines().nth(at).unwrap_or_default());
-    let diff = format!(
-        "--- a/proto_text.c\n+++ b/proto_text.c\n@@ -{number} +{number},2 @@\n {line}\n\
-         +    if (c != NULL) {{ out_string(c, \"VERSION stillpoint\"); return; }}\n"
-    );
+    let diff = version_diff(version)?;
     let dir = TempDir::with_prefix("stillpoint-shipped-").map_err(|e| format!("make a directory: {e}"))?;
     let (diff_path, output) = (dir.path().join("version.diff"), dir.path().join("version.patch"));
     std::fs::write(&diff_path, diff).map_err(|e| format!("write the diff: {e}"))?;
@@ -92,6 +83,20 @@ pub fn memcached() -> Result<Shipped, String> {
     // What cannot be built is no reason to skip: the archive gave us everything.
     assert_eq!(run.code, Some(0), "{run}");
     Ok(Shipped { binary, patches: vec![output], _dir: dir })
+}
+
+/// The diff of that patch, for the memcached of this version.
+pub(crate) fn version_diff(version: &str) -> Result<String, String> {
+    target("memcached", version)?;
+    let unit = builder_cache().join(format!("source/memcached_{version}/tree/proto_text.c"));
+    let text = std::fs::read_to_string(&unit).map_err(|e| format!("read {}: {e}", unit.display()))?;
+    let opens = |line: &str| line.starts_with("static void process_version_command(") && line.ends_with('{');
+    let at = text.lines().position(opens).ok_or_else(|| format!("{} has no such function", unit.display()))?;
+    let (number, line) = (at + 1, text.lines().nth(at).unwrap_or_default());
+    Ok(format!(
+        "--- a/proto_text.c\n+++ b/proto_text.c\n@@ -{number} +{number},2 @@\n {line}\n\
+         +    if (c != NULL) {{ out_string(c, \"VERSION stillpoint\"); return; }}\n"
+    ))
 }
 
 /// Where the builder keeps sources and clean roots unless told otherwise.
