@@ -121,7 +121,7 @@ pub fn changes() -> Vec<Change> {
              "could not connect" => "no walking"]),
         change!("output", "extension", "pgoutput.so", "src/backend/replication/pgoutput/pgoutput.c", "pgoutput_startup",
             "if (opt != NULL) elog(ERROR, \"no output\");",
-            ["", "SELECT pg_create_logical_replication_slot('s' || pg_backend_pid(), 'pgoutput', true)",
+            ["SELECT pg_drop_replication_slot('s' || pg_backend_pid())", "SELECT pg_create_logical_replication_slot('s' || pg_backend_pid(), 'pgoutput', true)",
              "pg_create" => "no output"]),
     ]
 }
