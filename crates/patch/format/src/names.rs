@@ -2,9 +2,27 @@
 
 use cpp_demangle::{DemangleOptions, Symbol};
 use std::borrow::Cow;
+use std::fmt;
 
 /// Longer names are kept as they are: nobody reads them, and templates grow without bound.
 const NAME_MAX: usize = 4096;
+
+/// No name gets longer than this: a few substitutions in a row double it each time.
+const TEXT_MAX: usize = 32 << 10;
+
+/// A text that takes no more than [`TEXT_MAX`] bytes.
+#[derive(Default)]
+struct Bounded(String);
+
+impl fmt::Write for Bounded {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        if self.0.len() + text.len() > TEXT_MAX {
+            return Err(fmt::Error);
+        }
+        self.0.push_str(text);
+        Ok(())
+    }
+}
 
 /// A symbol's name as it is written in the source: `_ZN4Pool4growEm` becomes `Pool::grow(unsigned long)`. A name of C,
 /// or one that is not understood, stays as it is; what the compiler appended (`.cold`, `.part.0`) stays at the end, and
@@ -38,8 +56,9 @@ fn demangle(name: &str, options: &DemangleOptions) -> Option<String> {
         return None;
     }
     let (mangled, decoration) = mangled.split_at(mangled.find('.').unwrap_or(mangled.len()));
-    let text = Symbol::new(mangled).ok()?.demangle_with_options(options).ok()?;
-    Some(text + decoration)
+    let mut text = Bounded::default();
+    Symbol::new(mangled).ok()?.structured_demangle(&mut text, options).ok()?;
+    Some(text.0 + decoration)
 }
 
 #[cfg(test)]
@@ -55,6 +74,18 @@ mod tests {
         assert_eq!(readable(&long), long);
         let deep = format!("_Z1f{}i", "P".repeat(2000));
         assert!(!readable(&deep).is_empty(), "nesting is bounded");
+    }
+
+    #[test]
+    fn a_name_that_doubles_itself_is_left_alone() {
+        // Each parameter is a pointer to a function of two of the last one's type, whose number is in base 36.
+        let digits = |n: usize| char::from_digit(n as u32, 36).expect("one digit").to_ascii_uppercase();
+        let name = |levels: usize| {
+            let parameters = (0..levels).map(|n| format!("PFS{0}_S{0}_E", digits(2 * n))).collect::<String>();
+            format!("_Z1fPFiiiE{parameters}")
+        };
+        assert!(readable(&name(1)).starts_with("f("), "{}", readable(&name(1)));
+        assert_eq!(readable(&name(17)), name(17));
     }
 
     #[test]
