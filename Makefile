@@ -11,7 +11,7 @@ CARGO ?= cargo
 export PATH := $(PATH):$(HOME)/.cargo/bin
 RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
 
-.PHONY: help setup build test test-all check demo bench soak fuzz install uninstall clean
+.PHONY: help setup build test test-all check demo bench experiments soak fuzz install uninstall clean
 
 help: ## this list
 	@echo 'stillpoint: live patches for unmodified, running programs. Start with `make demo`.'
@@ -39,6 +39,9 @@ demo: build ## patch a running redis 17 times under load and show what its clien
 bench: build ## measure everything that README states (about 40 minutes; BENCH_ARGS=--short: 5)
 	@$(CARGO) build --locked --release -p stillpoint-e2e --bin bench
 	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/bench $(BENCH_ARGS)
+
+experiments: build ## the papers' experiments, one after another (experiments/README.md; some hours)
+	@for script in $$(find experiments -maxdepth 1 -type f -perm -u+x | sort); do echo "== $$script"; "$$script" || exit 1; done
 
 soak: setup ## the long tests, round after round; goes on where it stopped (SOAK_HOURS=8)
 	@$(CARGO) run --quiet --locked -p xtask -- soak

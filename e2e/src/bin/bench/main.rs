@@ -1,22 +1,27 @@
-//! Measures everything that README states: `make bench`, or `make bench BENCH_ARGS=--short`.
+//! Measures everything that README states: `make bench`, or `make bench BENCH_ARGS=--short`; and, one section at a
+//! time, what the scripts in `experiments/` state.
 //!
 //! Each section compares what it compares within one run, keeps the raw numbers, and is written to `experiments/` as
-//! soon as it is done. Nothing is judged here; `--check` ends with an error when a promised figure is missed.
+//! soon as it is done. Nothing is judged here.
 
+mod buildable;
 mod cost;
+mod figure;
 mod latency;
+mod modes;
 mod results;
 mod rivals;
 mod series;
+mod tail;
 mod threads;
 
 use results::{Results, Section};
 use std::process::ExitCode;
 use stillpoint_e2e::load::Clients;
 use stillpoint_e2e::series::Series;
-use stillpoint_e2e::server::Redis;
+use stillpoint_e2e::server::{Memcached, Redis};
 use stillpoint_e2e::victim::Program;
-use stillpoint_e2e::{cli, workspace_root};
+use stillpoint_e2e::{annotated, cli, workspace_root};
 
 /// How much is measured.
 struct Amount {
@@ -32,27 +37,34 @@ const FULL: Amount =
     Amount { pairs: 5, seconds: 60, runs: 10, cost_rounds: 10, keys: 1_000_000, gigabytes: &[0.1, 1.0, 2.0, 4.0, 8.0] };
 const SHORT: Amount =
     Amount { pairs: 5, seconds: 10, runs: 3, cost_rounds: 3, keys: 1_000_000, gigabytes: &[0.1, 0.5, 1.0] };
+/// To see that a section works.
+const TINY: Amount = Amount { pairs: 1, seconds: 2, runs: 1, cost_rounds: 1, keys: 10_000, gigabytes: &[0.05, 0.1] };
+
+/// What the command line asks for.
+struct Wish {
+    amount: &'static Amount,
+    /// Name of the results, instead of one with the date.
+    name: Option<String>,
+    sections: Vec<String>,
+}
+
+/// What `make bench` measures, and after it what only experiments ask for.
+const SECTIONS: [&str; 6] = ["cost", "threads", "series", "latency", "rivals", "sizes"];
+const EXPERIMENTS: [&str; 4] = ["patches", "operations", "tail", "buildable"];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let mut amount = &FULL;
-    let mut only: Vec<&str> = Vec::new();
-    for argument in &arguments {
-        match argument.as_str() {
-            "--short" => amount = &SHORT,
-            name if SECTIONS.contains(&name) => only.push(name),
-            _ => {
-                eprintln!("usage: bench [--short] [{}]...", SECTIONS.join("|"));
-                return ExitCode::from(2);
-            }
-        }
-    }
-    let wanted = |name: &str| only.is_empty() || only.contains(&name);
-    let command = match arguments.is_empty() {
-        true => "make bench".to_owned(),
-        false => format!("make bench BENCH_ARGS=\"{}\"", arguments.join(" ")),
+    let Some(wish) = wish(&arguments) else {
+        let names = [&SECTIONS[..], &EXPERIMENTS[..]].concat().join("|");
+        eprintln!("usage: bench [--short|--tiny] [--as NAME] [{names}]...");
+        return ExitCode::from(2);
     };
-    match run(amount, &wanted, &command) {
+    let command = match (&wish.name, arguments.is_empty()) {
+        (Some(name), _) => format!("experiments/{name}{}", if wish.is_full() { "" } else { " (in small)" }),
+        (None, true) => "make bench".to_owned(),
+        (None, false) => format!("make bench BENCH_ARGS=\"{}\"", arguments.join(" ")),
+    };
+    match run(&wish, &command) {
         Ok(tables) => {
             println!("written: {tables}");
             ExitCode::SUCCESS
@@ -64,43 +76,129 @@ fn main() -> ExitCode {
     }
 }
 
-const SECTIONS: [&str; 6] = ["cost", "threads", "series", "latency", "rivals", "sizes"];
+fn wish(arguments: &[String]) -> Option<Wish> {
+    let mut wish = Wish { amount: &FULL, name: None, sections: Vec::new() };
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--short" => wish.amount = &SHORT,
+            "--tiny" => wish.amount = &TINY,
+            "--as" => wish.name = Some(arguments.next()?.clone()),
+            name if SECTIONS.contains(&name) || EXPERIMENTS.contains(&name) => wish.sections.push(name.to_owned()),
+            _ => return None,
+        }
+    }
+    if wish.sections.is_empty() {
+        wish.sections = SECTIONS.map(str::to_owned).into();
+    }
+    Some(wish)
+}
 
-fn run(amount: &Amount, wanted: &dyn Fn(&str) -> bool, command: &str) -> Result<String, String> {
+impl Wish {
+    fn has(&self, section: &str) -> bool {
+        self.sections.iter().any(|wanted| wanted == section)
+    }
+
+    fn is_full(&self) -> bool {
+        std::ptr::eq(self.amount, &FULL)
+    }
+}
+
+fn run(wish: &Wish, command: &str) -> Result<String, String> {
     println!("stillpoint: {}", cli::binary().display());
-    let mut results = Results::new(&workspace_root().join("experiments"), command);
+    let mut results = Results::new(&workspace_root().join("experiments"), wish.name.as_deref(), command);
     let mut add = |section: Section| results.add(section).map_err(|e| format!("write the results: {e}"));
-
-    if wanted("cost") || wanted("threads") {
+    let amount = wish.amount;
+    if wish.has("cost") || wish.has("threads") {
         let program = Program::build("bench").strip();
         let patch = program.patch(2);
-        if wanted("cost") {
+        if wish.has("cost") {
             add(cost::cost(&program, &patch, amount.cost_rounds))?;
         }
-        if wanted("threads") {
+        if wish.has("threads") {
             add(threads::threads(&program, &patch, amount.runs))?;
         }
     }
-    if ["series", "latency", "rivals", "sizes"].into_iter().any(wanted) {
-        let series = Series::build(&mut |text| println!("{text}"))?;
-        let clients = Clients::default();
-        // The one that can be applied and reverted alone; it also replaces the most functions, six.
-        let patch = &series.first().file;
-        if wanted("series") {
-            add(series::series(&series, amount.runs))?;
-        }
-        if wanted("latency") {
-            let redis = Redis::start(&series.binary, &[]);
-            redis.populate(amount.keys);
-            stillpoint_e2e::load::Load::fill(redis.port(), &clients);
-            add(latency::latency(&redis, patch, &clients, amount.pairs, amount.seconds))?;
-        }
-        if wanted("rivals") {
-            add(rivals::rivals(&series.binary, patch, &clients, amount.keys, amount.runs))?;
-        }
-        if wanted("sizes") {
-            add(rivals::sizes(&series.binary, patch, amount.gigabytes, amount.runs))?;
-        }
+    if ["series", "latency", "rivals", "sizes", "buildable"].into_iter().any(|name| wish.has(name)) {
+        as_shipped(wish, &mut add)?;
+    }
+    if ["patches", "operations", "tail"].into_iter().any(|name| wish.has(name)) {
+        with_points(wish, &mut add)?;
     }
     Ok(results.tables().display().to_string())
+}
+
+type Add<'a> = dyn FnMut(Section) -> Result<(), String> + 'a;
+
+/// Sections about a redis without quiescence points.
+fn as_shipped(wish: &Wish, add: &mut Add) -> Result<(), String> {
+    let amount = wish.amount;
+    let series = Series::build(&mut |text| println!("{text}"))?;
+    let clients = Clients::default();
+    // The one that can be applied and reverted alone; it also replaces the most functions, six.
+    let patch = &series.first().file;
+    if wish.has("series") {
+        add(series::series(&series, amount.runs))?;
+    }
+    if wish.has("latency") {
+        let redis = Redis::start(&series.binary, &[]);
+        redis.populate(amount.keys);
+        stillpoint_e2e::load::Load::fill(redis.port(), &clients);
+        add(latency::latency(&redis, patch, &clients, amount.pairs, amount.seconds))?;
+    }
+    if wish.has("rivals") {
+        add(rivals::rivals(&series.binary, patch, &clients, amount.keys, amount.runs))?;
+    }
+    if wish.has("sizes") {
+        add(rivals::sizes(&series.binary, patch, amount.gigabytes, amount.runs))?;
+    }
+    if wish.has("buildable") {
+        let other = Series::memcached(&mut |text| println!("{text}"))?;
+        let redis = Redis::start(&series.binary, &[]);
+        let memcached = Memcached::start(&other.binary, &[]);
+        let servers = [("redis", &series, redis.pid()), ("memcached", &other, memcached.pid())];
+        add(buildable::buildable(&servers))?;
+    }
+    Ok(())
+}
+
+/// Sections that compare modes, and so need servers with quiescence points.
+fn with_points(wish: &Wish, add: &mut Add) -> Result<(), String> {
+    let amount = wish.amount;
+    let only: &[&str] = if wish.has("patches") || wish.has("operations") { &[] } else { &["CVEs-1113"] };
+    let series = Series::annotated(only, &mut |text| println!("{text}"))?;
+    let (binary, patch) = annotated::memcached()?;
+    if wish.has("patches") || wish.has("operations") {
+        let mut applied = modes::redis(&series, amount.runs);
+        if wish.has("patches") {
+            add(modes::by_size(&applied))?;
+        }
+        if wish.has("operations") {
+            applied.extend(modes::memcached(&binary, &patch, amount.runs));
+            add(modes::extremes(&applied))?;
+        }
+    }
+    if wish.has("tail") {
+        let redis = Redis::start(&series.binary, &[]);
+        let memcached = Memcached::start(&binary, &["-t", "4"]);
+        let clients = Clients { rate: 4_000, blocking: 0, idle: 50, mix: "get=80,set=20", ..Clients::default() };
+        let servers = [
+            tail::Server {
+                name: "redis",
+                pid: redis.pid(),
+                port: redis.port(),
+                patch: &series.first().file,
+                clients: clients.clone(),
+            },
+            tail::Server {
+                name: "memcached",
+                pid: memcached.pid(),
+                port: memcached.port(),
+                patch: &patch,
+                clients: Clients { protocol: "memcached", ..clients },
+            },
+        ];
+        add(tail::tail(&servers, amount.seconds))?;
+    }
+    Ok(())
 }

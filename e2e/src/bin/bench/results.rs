@@ -1,5 +1,6 @@
 //! What was measured: raw numbers as JSON, and the tables that README quotes.
 
+use crate::figure::Figure;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::fmt::Write as _;
@@ -19,13 +20,15 @@ pub(crate) struct Section {
     pub(crate) notes: Vec<String>,
     /// Everything that was measured.
     pub(crate) raw: Value,
+    /// Drawings, and what tells them apart where there are several.
+    pub(crate) figures: Vec<(&'static str, Figure)>,
 }
 
 impl Section {
     /// A section without rows.
     pub(crate) fn new(key: &'static str, title: impl Into<String>, columns: &[&'static str]) -> Section {
         let (title, columns) = (title.into(), columns.to_vec());
-        Section { key, title, columns, rows: Vec::new(), notes: Vec::new(), raw: Value::Null }
+        Section { key, title, columns, rows: Vec::new(), notes: Vec::new(), raw: Value::Null, figures: Vec::new() }
     }
 
     /// Sets the raw numbers.
@@ -61,13 +64,13 @@ pub(crate) struct Results {
 }
 
 impl Results {
-    /// Results of `command` go to `dir`.
-    pub(crate) fn new(dir: &Path, command: &str) -> Results {
-        let (date, machine) = (output("date", &["-u", "+%Y-%m-%d-%H%M"]), machine());
+    /// Results of `command` go to `dir`, under this name or the date.
+    pub(crate) fn new(dir: &Path, name: Option<&str>, command: &str) -> Results {
+        let dated = || format!("bench-{}", output("date", &["-u", "+%Y-%m-%d-%H%M"]));
         Results {
             dir: dir.to_owned(),
-            stem: format!("bench-{date}"),
-            machine,
+            stem: name.map_or_else(dated, str::to_owned),
+            machine: machine(),
             command: command.to_owned(),
             sections: Vec::new(),
         }
@@ -76,8 +79,16 @@ impl Results {
     /// Adds a section, prints it, and writes the files anew, so that an interrupted run leaves what it has.
     pub(crate) fn add(&mut self, section: Section) -> std::io::Result<()> {
         println!("\n{}", section.markdown());
-        self.sections.push(section);
         std::fs::create_dir_all(&self.dir)?;
+        for (part, figure) in &section.figures {
+            let parts = [self.stem.as_str(), section.key, part];
+            // Named after the experiment where there is one, not after its only section.
+            let named = !self.stem.starts_with("bench-");
+            let used = parts.iter().enumerate().filter(|(i, part)| !(part.is_empty() || named && *i == 1));
+            let name = used.map(|(_, part)| *part).collect::<Vec<_>>().join("-");
+            std::fs::write(self.dir.join(format!("{name}.svg")), figure.svg())?;
+        }
+        self.sections.push(section);
         std::fs::write(self.dir.join(format!("{}.json", self.stem)), self.json())?;
         std::fs::write(self.dir.join(format!("{}.md", self.stem)), self.markdown())
     }

@@ -1,6 +1,7 @@
 //! The other ways to get new code into a redis under load: stop all threads at once, or restart. And the price of
 //! another address space, which the papers' way needs: `fork()`.
 
+use crate::figure::{Axis, Curve, Figure};
 use crate::results::{Section, number};
 use serde::Serialize;
 use std::path::Path;
@@ -124,17 +125,26 @@ struct Size {
     migrated_ms: Spread,
     command_ms: Spread,
     fork_ms: f64,
+    /// The longest request of clients: left alone, while patched or reverted, around the fork.
+    alone_max_ms: f64,
+    patched_max_ms: f64,
+    forked_max_ms: f64,
 }
 
 /// Applies and reverts at each size of the database; `fork()` at the same size is the rival.
 pub(crate) fn sizes(binary: &Binary, patch: &Path, gigabytes: &[f64], runs: usize) -> Section {
-    let title = format!("Database size: {runs} applies and reverts, and one `fork()` by the server itself");
+    let title = format!(
+        "Database size: {runs} applies and reverts, and one `fork()` by the server itself, under 2,000 GETs a second"
+    );
     let columns = [
         "data, GB",
         "resident, GB",
         "all over, ms: median (max)",
         "whole command, ms",
         "fork(), ms: all threads stand",
+        "longest request, ms: left alone",
+        "patched",
+        "forked",
     ];
     let mut section = Section::new("sizes", title, &columns);
     let mut sizes = Vec::new();
@@ -146,9 +156,29 @@ pub(crate) fn sizes(binary: &Binary, patch: &Path, gigabytes: &[f64], runs: usiz
             format!("{} ({})", number(measured.migrated_ms.median), number(measured.migrated_ms.max)),
             number(measured.command_ms.median),
             number(measured.fork_ms),
+            number(measured.alone_max_ms),
+            number(measured.patched_max_ms),
+            number(measured.forked_max_ms),
         ]);
         sizes.push(measured);
     }
+    let curve = |name: &str, of: fn(&Size) -> f64| Curve {
+        name: name.to_owned(),
+        points: sizes.iter().map(|size| (size.gigabytes, of(size))).collect(),
+        joined: true,
+    };
+    section.figures.push((
+        "",
+        Figure {
+            x: Axis { label: "data, GB", logarithmic: false },
+            y: Axis { label: "longest request, ms", logarithmic: true },
+            curves: vec![
+                curve("left alone", |size| size.alone_max_ms),
+                curve("patched, reverted", |size| size.patched_max_ms),
+                curve("fork()", |size| size.forked_max_ms),
+            ],
+        },
+    ));
     section.raw(&sizes);
     section
 }
@@ -162,17 +192,39 @@ fn at_size(binary: &Binary, patch: &Path, gigabytes: f64, runs: usize) -> Size {
     let reply =
         client.command(&["DEBUG", "POPULATE", &keys.to_string(), "key", &VALUE.to_string()]).expect("an answer");
     assert_eq!(reply.text(), "OK");
-    let (mut migrated, mut command) = (Vec::new(), Vec::new());
+    let clients = Clients {
+        connections: 16,
+        rate: 2_000,
+        idle: 0,
+        blocking: 0,
+        mix: "get=100",
+        keys: 1_000,
+        ..Clients::default()
+    };
+    let dir = tempfile::tempdir().expect("make a directory for the record");
+    Load::fill(redis.port(), &clients);
+    let load = Load::start(redis.port(), &clients, dir.path(), "sizes");
+    std::thread::sleep(Duration::from_secs(1));
+    let alone = (now_ns(), now_ns() + 2_000_000_000);
+    std::thread::sleep(Duration::from_secs(2));
+    let (mut migrated, mut command, mut patched) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..runs {
         for call in [patching::apply(patch, redis.pid()), patching::revert(redis.pid())] {
             let done = Operation::of(call).succeeded();
             migrated.extend(done.migrated_ns.map(|ns| ns as f64 / 1e6));
             command.push(done.elapsed_ns() as f64 / 1e6);
+            patched.push(done.window_ns);
+            std::thread::sleep(Duration::from_millis(200));
         }
     }
+    let before_fork = now_ns();
     assert!(client.command(&["BGSAVE"]).expect("BGSAVE is answered").text().contains("saving started"));
     let fork_us = info(&mut client, "latest_fork_usec");
     let resident = info(&mut client, "used_memory_rss");
+    std::thread::sleep(Duration::from_millis(200));
+    let forked = (before_fork, now_ns());
+    let observed = load.finish();
+    let max_ms = |windows: &[(u64, u64)]| observed.windows(windows).latency.max_ns as f64 / 1e6;
     // The child is of no further use; ending the server ends it.
     let _ = client.command(&["SHUTDOWN", "NOSAVE", "FORCE"]);
     Size {
@@ -181,6 +233,10 @@ fn at_size(binary: &Binary, patch: &Path, gigabytes: f64, runs: usize) -> Size {
         migrated_ms: Spread::of(migrated),
         command_ms: Spread::of(command),
         fork_ms: fork_us / 1e3,
+        alone_max_ms: max_ms(&[alone]),
+        // Not in one window with the pauses between them.
+        patched_max_ms: patched.iter().map(|window| max_ms(&[*window])).fold(0.0, f64::max),
+        forked_max_ms: max_ms(&[forked]),
     }
 }
 
