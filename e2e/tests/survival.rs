@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use stillpoint_e2e::cli::{Stillpoint, binary};
-use stillpoint_e2e::packages::Binary;
+use stillpoint_e2e::packages::{self, Binary};
 use stillpoint_e2e::server::{Guarded, Server, tied};
 use stillpoint_e2e::shipped::older;
 use stillpoint_e2e::victim::{Kind, Program, apply, assert_refused, residue, soak, status};
@@ -425,6 +425,39 @@ fn a_unit_starts_with_what_is_enabled_for_it() {
     assert!(!path.exists() && !store.exists(), "something is left");
     assert_eq!(version(&start()), 1);
     below(&root, &["disable", "--unit", "sp-test"]).succeed();
+}
+
+/// Debian's own unit of redis: it names what may be executed, and confines its system calls.
+#[test]
+fn the_unit_of_debians_redis_is_understood() {
+    let binary = match packages::redis(None) {
+        Ok(binary) => binary,
+        Err(why) => skip!("{why}"),
+    };
+    let package = binary.path.ancestors().nth(3).expect("it lies in usr/bin of its package");
+    let unit = package.join("lib/systemd/system/redis-server.service");
+    let text = fs::read_to_string(&unit).unwrap_or_else(|e| panic!("{}: {e}", unit.display()));
+    let root = root_with_unit("redis-server.service", "");
+    fs::write(root.path().join("usr/lib/systemd/system/redis-server.service"), &text).expect("write the unit");
+    let program = Program::build("heritage");
+    let enable = |loosen: &[&str]| {
+        let call = below(&root, &["enable", "--unit", "redis-server", "--stillpoint", "/usr/bin/stillpoint"]);
+        call.args(loosen.iter().copied()).arg(&program.patch(2)).succeed()
+    };
+    let warned = enable(&[]).stderr;
+    assert!(warned.contains("SystemCallFilter=@system-service") && warned.contains("--loosen-sandbox"), "{warned}");
+    let path = drop_in(&root, "redis-server.service");
+    let written = fs::read_to_string(&path).expect("a drop-in");
+    let start = "--unit redis-server.service";
+    assert!(written.contains(&format!("ExecStart=/usr/bin/stillpoint patch exec {start}")), "{written}");
+    assert!(written.contains(" -- /usr/bin/redis-server /etc/redis/redis.conf --supervised systemd"), "{written}");
+    assert!(
+        written.contains("\nExecPaths=/usr/bin/stillpoint\n") && !written.contains("SystemCallFilter"),
+        "{written}"
+    );
+    assert!(!enable(&["--loosen-sandbox"]).stderr.contains("warning"), "it warned of what it was told");
+    let written = fs::read_to_string(&path).expect("a drop-in");
+    assert!(written.ends_with("\nSystemCallFilter=@debug @resources\n"), "{written}");
 }
 
 /// What systemd says of the drop-in, where it is installed.

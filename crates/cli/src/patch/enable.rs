@@ -27,6 +27,9 @@ pub(crate) struct EnableArgs {
     /// The service does not start unless every patch is in force.
     #[arg(long)]
     strict: bool,
+    /// Let a unit that confines its system calls allow those that a helper inside of its sandbox needs.
+    #[arg(long)]
+    loosen_sandbox: bool,
     /// The program as the unit is to call it.
     #[arg(long, value_name = "PATH")]
     stillpoint: Option<PathBuf>,
@@ -113,7 +116,8 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
         Some(path) => path.clone(),
         None => std::env::current_exe().map_err(Failure::refused)?,
     };
-    let text = unit_file::text(&service, &stillpoint, &options(&args, &unit)).map_err(Failure::refused)?;
+    let text = unit_file::text(&service, &stillpoint, &options(&args, &unit), args.loosen_sandbox)
+        .map_err(Failure::refused)?;
     let enabled = Enabled::of(&args.root, &unit).map_err(Failure::refused)?;
     let there = enabled.files().map_err(Failure::refused)?;
     let mut new = Vec::new();
@@ -133,11 +137,12 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
             (false, None) => new.push((signed.patch.name.clone(), bytes)),
         }
     }
-    if !service.confined_by.is_empty() {
+    if !service.confined_by.is_empty() && !args.loosen_sandbox {
         output.warn(format_args!(
-            "{unit} confines its system calls ({}): unless these let a helper of the same sandbox trace it (@debug, \
-             @resources), the service runs unpatched",
-            service.confined_by.join(" ")
+            "{unit} confines its system calls ({}): unless it allows {} to a helper in its sandbox, it runs unpatched; \
+             --loosen-sandbox adds them",
+            service.confined_by.join(" "),
+            unit_file::NEEDED
         ));
     }
     let drop_in = unit_file::drop_in(&args.root, &unit);

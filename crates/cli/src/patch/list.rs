@@ -93,6 +93,7 @@ mod tests {
             patches: Vec::new(),
             entries: Vec::new(),
             threads: Vec::new(),
+            points: None,
             bytes_kept: 4096,
             ledger_bytes: 100,
         }

@@ -21,6 +21,9 @@ const DIRECTORIES: [&str; 5] = [
 /// Name of our drop-in: late, so that it sees what others say.
 const DROP_IN: &str = "90-stillpoint.conf";
 
+/// Groups of system calls that a helper in a unit's sandbox makes: ptrace and kcmp, priorities.
+pub(crate) const NEEDED: &str = "@debug @resources";
+
 /// The drop-in of a unit.
 pub(crate) fn drop_in(root: &Root, unit: &str) -> PathBuf {
     root.at(DIRECTORIES[0]).join(format!("{unit}.d")).join(DROP_IN)
@@ -33,6 +36,8 @@ pub(crate) struct Service {
     pub(crate) exec_start: Vec<String>,
     /// Settings of its sandbox that may keep a helper inside of it from tracing.
     pub(crate) confined_by: Vec<String>,
+    /// It executes only what `ExecPaths=` names.
+    pub(crate) names_executables: bool,
 }
 
 impl Service {
@@ -65,6 +70,7 @@ impl Service {
                 ("[Service]", "ExecStart") => self.exec_start.push(value.to_owned()),
                 ("[Service]", "SystemCallFilter") if value.is_empty() => self.confined_by.clear(),
                 ("[Service]", "SystemCallFilter") => self.confined_by.push(format!("{key}={value}")),
+                ("[Service]", "NoExecPaths") => self.names_executables = !value.is_empty(),
                 _ => {}
             }
         }
@@ -156,7 +162,7 @@ pub(crate) fn program(line: &str) -> Option<PathBuf> {
 }
 
 /// The text of the drop-in.
-pub(crate) fn text(service: &Service, stillpoint: &Path, options: &[String]) -> anyhow::Result<String> {
+pub(crate) fn text(service: &Service, stillpoint: &Path, options: &[String], loosen: bool) -> anyhow::Result<String> {
     let mut text =
         "# Written by `stillpoint patch enable`, removed by `stillpoint patch disable`: the service starts with its\n\
                     # live patches in force before its first instruction (stillpoint-patch-exec(1)).\n\
@@ -164,6 +170,13 @@ pub(crate) fn text(service: &Service, stillpoint: &Path, options: &[String]) -> 
             .to_owned();
     for line in &service.exec_start {
         text += &format!("ExecStart={}\n", prefixed(line, stillpoint, options)?);
+    }
+    if service.names_executables {
+        text += &format!("ExecPaths={}\n", stillpoint.display());
+    }
+    if loosen && !service.confined_by.is_empty() {
+        text += "# Asked for by --loosen-sandbox: the helper lives in the sandbox of the service.\n";
+        text += &format!("SystemCallFilter={NEEDED}\n");
     }
     Ok(text)
 }
@@ -197,6 +210,17 @@ mod tests {
         service.add("[Service]\nExecStart=\nExecStart=/bin/b\nSystemCallFilter=~@privileged\n");
         assert_eq!(service.exec_start, ["/bin/b"]);
         assert_eq!(service.confined_by, ["SystemCallFilter=~@privileged"]);
+    }
+
+    #[test]
+    fn a_sandbox_gets_what_it_needs_and_no_more() {
+        let mut service = Service::default();
+        service.add("[Service]\nExecStart=/bin/a\nNoExecPaths=/\nSystemCallFilter=@system-service\n");
+        let of = |service: &Service, loosen| text(service, Path::new("/usr/bin/stillpoint"), &[], loosen).unwrap();
+        assert!(of(&service, false).ends_with("\nExecPaths=/usr/bin/stillpoint\n"));
+        assert!(of(&service, true).ends_with("\nSystemCallFilter=@debug @resources\n"));
+        service.add("[Service]\nNoExecPaths=\nSystemCallFilter=\n");
+        assert!(of(&service, true).ends_with("-- /bin/a\n"));
     }
 
     #[test]
