@@ -78,6 +78,7 @@ pub(crate) fn fork_grandchild() -> io::Result<bool> {
         // SAFETY: as above; ending without destructors is what a fork that goes no further must do.
         0 => match unsafe { libc::fork() } {
             0 => Ok(true),
+            // SAFETY: as above.
             n => unsafe { libc::_exit(i32::from(n < 0)) },
         },
         child => {
