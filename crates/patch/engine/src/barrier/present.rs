@@ -72,11 +72,11 @@ fn current(control: &Control) -> Option<&Request> {
     control.pending().filter(overdue)
 }
 
+/// What takes part, by thread.
+pub(crate) type Parts = BTreeMap<Tid, (Part, Slot)>;
+
 /// What the library of a process knows, when it has one; nobody is stopped for it.
-pub(crate) fn present(
-    process: &Process,
-    modules: &[Module],
-) -> Result<Option<(Points, BTreeMap<Tid, (Part, Slot)>)>, Error> {
+pub(crate) fn present(process: &Process, modules: &[Module]) -> Result<Option<(Points, Parts)>, Error> {
     let Some(mut library) = Library::find(process, modules)? else { return Ok(None) };
     let control = library.control(process.memory())?;
     let slots = library.slots(process.memory())?;
