@@ -28,6 +28,7 @@ macro_rules! accepted_cxx_programs {
             half_constants
             hidden_visibility
             inline_constant_changed
+            inline_equal_bytes
             inline_other_copy
             inline_two_units
             inline_uses_statics
