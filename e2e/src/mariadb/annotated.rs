@@ -1,0 +1,169 @@
+//! A mariadbd built from the same source with the quiescence points of `integrations/mariadb`, once, and kept.
+//!
+//! The tree and everything compiled lie in the cache: when an edit changes, the units that it concerns are compiled
+//! again, and no more. What the tests do not need is left out (plugins, engines, the client programs).
+
+use super::{Packaged, packaged};
+use crate::annotated::libstillpoint;
+use crate::cli::{Run, Stillpoint};
+use crate::packages::Binary;
+use crate::{cache_dir, workspace_root};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use stillpoint_integrations::{Edits, Integration};
+
+/// The server with quiescence points.
+#[derive(Debug, Clone)]
+pub struct Annotated {
+    /// Starts it, with Debian's own messages and system tables.
+    pub packaged: Packaged,
+    tree: PathBuf,
+    build: PathBuf,
+}
+
+/// Parts of the source tree that no build of ours reads: they are there by name only.
+const BY_NAME: [&str; 2] = ["mysql-test", "sql-bench"];
+/// Parts that are not there at all.
+const LEFT_OUT: [&str; 8] = [
+    "debian",
+    "randgen",
+    "storage/columnstore",
+    "storage/connect",
+    "storage/mroonga",
+    "storage/rocksdb",
+    "storage/spider",
+    "storage/tokudb",
+];
+/// Plugins and engines that the server goes without.
+const WITHOUT: &str = "\
+    PERFSCHEMA ARCHIVE BLACKHOLE CSV EXAMPLE FEDERATED FEDERATEDX SPHINX OQGRAPH TEST_SQL_DISCOVERY AUDIT_NULL \
+    AUTH_PAM AUTH_GSSAPI AUTH_ED25519 AUTH_EXAMPLES AUTH_SOCKET AUTH_0X0100 AUTH_TEST_PLUGIN QA_AUTH_CLIENT \
+    QA_AUTH_INTERFACE QA_AUTH_SERVER FEEDBACK FILE_KEY_MANAGEMENT AWS_KEY_MANAGEMENT HASHICORP_KEY_MANAGEMENT \
+    DEBUG_KEY_MANAGEMENT EXAMPLE_KEY_MANAGEMENT CRACKLIB_PASSWORD_CHECK PASSWORD_REUSE_CHECK SIMPLE_PASSWORD_CHECK \
+    DISKS HANDLERSOCKET LOCALES METADATA_LOCK_INFO QC_INFO QUERY_CACHE_INFO QUERY_RESPONSE_TIME SERVER_AUDIT \
+    SQL_ERRLOG TYPE_MYSQL_JSON TYPE_MYSQL_TIMESTAMP TYPE_TEST USER_VARIABLES USERSTAT VERSIONING WSREP_INFO \
+    PROVIDER_BZIP2 PROVIDER_LZ4 PROVIDER_LZMA PROVIDER_LZO PROVIDER_SNAPPY DAEMON_EXAMPLE FTEXAMPLE FUNC_TEST \
+    TEST_SQL_SERVICE S3";
+/// As Debian compiles, without debugging information: the builder of patches makes its own.
+const OPTIONS: [&str; 20] = [
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DCMAKE_C_FLAGS_RELEASE=-O2 -DNDEBUG",
+    "-DCMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG",
+    "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
+    "-DWITH_UNIT_TESTS=OFF",
+    "-DWITH_WSREP=OFF",
+    "-DWITH_EMBEDDED_SERVER=OFF",
+    "-DWITH_SSL=system",
+    "-DWITH_ZLIB=system",
+    "-DWITH_PCRE=system",
+    "-DWITH_LIBFMT=system",
+    "-DWITH_NUMA=OFF",
+    "-DWITH_SYSTEMD=no",
+    "-DWITH_MARIABACKUP=OFF",
+    "-DSECURITY_HARDENED=OFF",
+    "-DMYSQL_MAINTAINER_MODE=OFF",
+    "-DCONC_WITH_UNIT_TESTS=OFF",
+    "-DCONC_WITH_CURL=OFF",
+    "-DCMAKE_DISABLE_FIND_PACKAGE_URING=ON",
+    "-DCMAKE_DISABLE_FIND_PACKAGE_LIBAIO=ON",
+];
+
+/// Builds it unless that is done; once for each process. An error means that the archive does not offer the source.
+pub fn annotated() -> &'static Result<Annotated, String> {
+    static ANNOTATED: OnceLock<Result<Annotated, String>> = OnceLock::new();
+    ANNOTATED.get_or_init(|| {
+        let packaged = packaged().clone()?;
+        let library = libstillpoint()?;
+        Ok(made(packaged, library))
+    })
+}
+
+/// What the archive gave us builds, or the test fails.
+fn made(mut packaged: Packaged, library: &Path) -> Annotated {
+    let shelf = cache_dir().join("mariadb").join(format!("annotated_{}", packaged.version.replace(':', "%3a")));
+    std::fs::create_dir_all(&shelf).unwrap_or_else(|e| panic!("make {}: {e}", shelf.display()));
+    let lock = std::fs::File::create(shelf.join("lock")).expect("make a lock");
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("lock the build");
+    // Compile commands tell real paths, whatever links lead to the cache.
+    let shelf = shelf.canonicalize().expect("the directory is there");
+    let build = shelf.join("build");
+    let integration =
+        Integration::read(&workspace_root().join("integrations/mariadb")).unwrap_or_else(|e| panic!("{e}"));
+    let tree = shelf.join("tree");
+    if !tree.exists() {
+        let half = shelf.join("tree.half");
+        let _ = std::fs::remove_dir_all(&half);
+        copy(&packaged.source, &half);
+        std::fs::rename(&half, &tree).expect("name the tree");
+    }
+    let tree = tree.canonicalize().expect("the tree is there");
+    integration.apply(&packaged.source, &tree).unwrap_or_else(|e| panic!("{e}"));
+    configure(&tree, &build, library);
+    run(Command::new("ninja").arg("-C").arg(&build).arg("mariadbd"));
+    packaged.binary = Binary { path: build.join("sql/mariadbd"), libraries: vec![library.to_owned()] };
+    Annotated { packaged, tree, build }
+}
+
+/// Copies the source tree as far as it is needed.
+fn copy(source: &Path, tree: &Path) {
+    std::fs::create_dir_all(tree).expect("make the tree");
+    let list = |dir: &Path| std::fs::read_dir(dir).expect("list the source").map(|e| e.expect("an entry").file_name());
+    let below = list(&source.join("storage")).map(|name| Path::new("storage").join(name));
+    let top = list(source).map(PathBuf::from).filter(|name| name != Path::new("storage"));
+    std::fs::create_dir(tree.join("storage")).expect("make a directory");
+    for name in top.chain(below) {
+        if BY_NAME.iter().any(|by_name| name == Path::new(by_name)) {
+            std::os::unix::fs::symlink(source.join(&name), tree.join(&name)).expect("link to the source");
+        } else if !LEFT_OUT.iter().any(|left_out| name == Path::new(left_out)) {
+            run(Command::new("cp").arg("-a").args([source.join(&name), tree.join(&name)]));
+        }
+    }
+}
+
+fn configure(tree: &Path, build: &Path, library: &Path) {
+    std::fs::create_dir_all(build).expect("make a directory");
+    let mut cmake = Command::new("cmake");
+    cmake.args(["-G", "Ninja", "-S"]).arg(tree).arg("-B").arg(build).args(OPTIONS);
+    cmake.args(WITHOUT.split_whitespace().map(|name| format!("-DPLUGIN_{name}=NO")));
+    cmake.arg(format!("-DSTILLPOINT_LIBRARY={}", library.join("libstillpoint.so").display()));
+    let wanted = format!("{cmake:?}");
+    let record = build.join("stillpoint-configured");
+    if std::fs::read_to_string(&record).is_ok_and(|done| done == wanted) {
+        return;
+    }
+    run(&mut cmake);
+    std::fs::write(&record, wanted).expect("record the configuration");
+}
+
+#[track_caller]
+fn run(command: &mut Command) {
+    let out = command.output().unwrap_or_else(|e| panic!("run {:?} (try `make setup`): {e}", command.get_program()));
+    let text = String::from_utf8_lossy(&out.stdout);
+    let tail: Vec<&str> = text.lines().rev().take(40).collect();
+    let errors = String::from_utf8_lossy(&out.stderr);
+    let tail: String = tail.into_iter().rev().flat_map(|line| [line, "\n"]).collect();
+    assert!(out.status.success(), "{command:?} ended with {}:\n{tail}\n{errors}", out.status);
+}
+
+impl Annotated {
+    /// Builds a patch of one unit from edits to it.
+    pub fn patch(&self, edits: &str, output: &Path) -> Run {
+        let parsed = Edits::parse("the test", edits).unwrap_or_else(|e| panic!("{e}"));
+        let (file, edit) = parsed.files().next().expect("edits of one file");
+        let shipped = self.tree.join(file);
+        let text = std::fs::read_to_string(&shipped).unwrap_or_else(|e| panic!("read {}: {e}", shipped.display()));
+        let dir = tempfile::tempdir().expect("make a directory");
+        let edited = dir.path().join("edited");
+        std::fs::write(&edited, edit.apply(file, &text).unwrap_or_else(|e| panic!("{e}")))
+            .expect("write the edited unit");
+        let labels = ["a", "b"].map(|side| format!("--label={side}/{file}"));
+        let diff = Command::new("diff").arg("-u").args(labels).args([&shipped, &edited]).output().expect("run diff");
+        let change = dir.path().join("change.diff");
+        std::fs::write(&change, diff.stdout).expect("write the diff");
+        let build = Stillpoint::new().args(["patch", "build", "--source"]).arg(&self.tree).arg("--compile-commands");
+        let build = build.arg(self.build.join("compile_commands.json")).arg("--unit-filter").arg(file);
+        let build = build.arg("--target").arg(&self.packaged.binary.path).arg("--diff").arg(change);
+        build.arg("--output").arg(output).run()
+    }
+}

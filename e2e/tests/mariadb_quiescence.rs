@@ -1,0 +1,328 @@
+//! MariaDB with quiescence points (`integrations/mariadb`): both connection policies, under load, in every mode.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Instant;
+use stillpoint_e2e::cli::{Run, Stillpoint};
+use stillpoint_e2e::mariadb::annotated::{Annotated, annotated};
+use stillpoint_e2e::mariadb::client::{Answer, Client};
+use stillpoint_e2e::mariadb::load::Transactions;
+use stillpoint_e2e::mariadb::{MariaDb, Policy};
+use stillpoint_e2e::victim::{apply, residue, revert, soak};
+use stillpoint_e2e::{skip, wait};
+use tempfile::TempDir;
+
+/// As few groups as clients have to share in the paper.
+const POOL: &[&str] = &["--thread-pool-size=3"];
+
+/// A change that every client can see.
+const HALF: &str = "file mysys/my_rnd.c\nin my_rnd\n  begin\n    | if (rand_st) return 0.5;\n";
+
+macro_rules! server {
+    () => {
+        match annotated() {
+            Ok(server) => server,
+            Err(why) => skip!("{why}"),
+        }
+    };
+}
+
+/// A patch that makes RAND() answer 0.5.
+fn patch(server: &Annotated) -> &'static Path {
+    static PATCH: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
+    let (_, path) = PATCH.get_or_init(|| {
+        let dir = TempDir::with_prefix("stillpoint-mariadb-").expect("make a directory");
+        let path = dir.path().join("half.patch");
+        let run = server.patch(HALF, &path);
+        assert_eq!(run.code, Some(0), "{run}");
+        (dir, path)
+    });
+    path
+}
+
+fn in_mode(call: Stillpoint, mode: &str, timeout: &str) -> Run {
+    call.args(["--quiescence", mode, "--timeout", timeout]).run()
+}
+
+#[track_caller]
+fn assert_code(run: &Run, code: i32) {
+    assert_eq!(run.code, Some(code), "{run}");
+}
+
+fn is_patched(client: &mut Client) -> bool {
+    client.done("SELECT RAND()").expect("the server answers").to_string() == "0.5"
+}
+
+/// Applies and reverts in one mode; a connection that was there before, and a new one, see both.
+#[track_caller]
+fn there_and_back(mariadb: &MariaDb, patch: &Path, client: &mut Client, mode: &str) {
+    assert_code(&in_mode(apply(patch, mariadb.pid()), mode, "60s"), 0);
+    assert!(is_patched(client) && is_patched(&mut mariadb.client()), "{mode}");
+    assert_code(&in_mode(revert(mariadb.pid()), mode, "60s"), 0);
+    assert!(!is_patched(client) && !is_patched(&mut mariadb.client()), "{mode}");
+}
+
+/// Threads that do the same again and again until one fails or the test has seen enough.
+struct Repeated {
+    stop: Arc<AtomicBool>,
+    done: Arc<AtomicU64>,
+    threads: Vec<JoinHandle<Result<(), String>>>,
+}
+
+impl Repeated {
+    fn start(count: usize, make: impl Fn(usize) -> Box<dyn FnMut() -> Result<(), String> + Send>) -> Repeated {
+        let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let start = |number| {
+            let (mut step, stop, done) = (make(number), Arc::clone(&stop), Arc::clone(&done));
+            std::thread::spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    step()?;
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok(())
+            })
+        };
+        let threads = (0..count).map(start).collect();
+        Repeated { stop, done, threads }
+    }
+
+    #[track_caller]
+    fn more(&self, count: u64) {
+        let before = self.done.load(Ordering::Relaxed);
+        wait::until("clients to get on", || {
+            let ended = self.threads.iter().any(JoinHandle::is_finished);
+            (ended || self.done.load(Ordering::Relaxed) >= before + count).then_some(())
+        });
+    }
+
+    #[track_caller]
+    fn assert_clean(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads {
+            thread.join().expect("a client does not panic").unwrap_or_else(|e| panic!("{e}"));
+        }
+    }
+}
+
+/// Clients that come, ask one thing, and go.
+fn visitors(mariadb: &MariaDb) -> Repeated {
+    let socket = mariadb.socket();
+    Repeated::start(2, |_| {
+        let socket = socket.clone();
+        Box::new(move || {
+            let mut client = Client::connect(&socket, "test").map_err(|e| format!("a new connection: {e}"))?;
+            client.done("SELECT 1").map(drop).map_err(|e| format!("a new connection's statement: {e}"))
+        })
+    })
+}
+
+/// Transactions that wait for each other's rows most of the time, and never in a circle.
+fn hot_rows(mariadb: &MariaDb) -> Repeated {
+    let mut client = mariadb.client();
+    client.done("CREATE TABLE hot (id INT PRIMARY KEY, n INT NOT NULL) ENGINE=InnoDB").expect("make a table");
+    client.done("INSERT INTO hot VALUES (0, 0), (1, 0), (2, 0), (3, 0)").expect("fill it");
+    Repeated::start(10, |number| {
+        let mut client = mariadb.client();
+        let rows = [number % 2, 2 + number / 2 % 2];
+        Box::new(move || {
+            let updates = rows.map(|row| format!("UPDATE hot SET n = n + 1 WHERE id = {row}"));
+            for statement in ["BEGIN", &updates[0], "SELECT COUNT(*) FROM hot", &updates[1], "COMMIT"] {
+                client.done(statement).map_err(|e| format!("client {number}: {statement}: {e}"))?;
+            }
+            Ok(())
+        })
+    })
+}
+
+fn under_load(server: &Annotated, policy: Policy) {
+    let mut mariadb = server.packaged.start(policy, POOL);
+    let patch = patch(server);
+    let idle: Vec<Client> = (0..20).map(|_| mariadb.client()).collect();
+    let load = Transactions::start(&mariadb, 12);
+    let visitors = visitors(&mariadb);
+    let mut client = mariadb.client();
+    for round in 0..if soak() { 250 } else { 8 } {
+        for mode in ["local", "global", "group:clients"] {
+            println!("{policy:?}: round {round}, {mode}");
+            there_and_back(&mariadb, patch, &mut client, mode);
+            load.answered(50);
+            visitors.more(2);
+        }
+    }
+    there_and_back(&mariadb, patch, &mut client, "probe");
+    visitors.assert_clean();
+    load.assert_clean();
+    mariadb.assert_running();
+    assert_eq!(residue(mariadb.pid()), Vec::<String>::new());
+    drop(idle);
+}
+
+#[test]
+fn a_thread_per_connection_under_load() {
+    under_load(server!(), Policy::ThreadPerConnection);
+}
+
+#[test]
+fn the_pool_under_load() {
+    under_load(server!(), Policy::Pool);
+}
+
+/// What a client can hold: statements that take it, and statements that give it back.
+const HELD: [(&[&str], &[&str]); 7] = [
+    (&["BEGIN", "UPDATE kept SET n = n + 1"], &["COMMIT"]),
+    (&["SET autocommit = 0", "SELECT * FROM kept"], &["COMMIT", "SET autocommit = 1"]),
+    (&["LOCK TABLES kept WRITE"], &["UNLOCK TABLES"]),
+    (&["FLUSH TABLES WITH READ LOCK"], &["UNLOCK TABLES"]),
+    (&["SELECT GET_LOCK('stillpoint', 1)"], &["SELECT RELEASE_LOCK('stillpoint')"]),
+    (&["HANDLER kept OPEN"], &["HANDLER kept CLOSE"]),
+    (&["XA START 'x'", "UPDATE kept SET n = n + 1", "XA END 'x'", "XA PREPARE 'x'"], &["XA COMMIT 'x'"]),
+];
+
+#[track_caller]
+fn all_done(client: &mut Client, statements: &[&str]) {
+    for statement in statements {
+        client.done(statement).unwrap_or_else(|e| panic!("{statement}: {e}"));
+    }
+}
+
+fn held_things_are_respected(server: &Annotated, policy: Policy) {
+    let mariadb = server.packaged.start(policy, POOL);
+    let (patch, pid) = (patch(server), mariadb.pid());
+    let [mut holder, mut other] = [mariadb.client(), mariadb.client()];
+    all_done(&mut other, &["CREATE TABLE kept (n INT) ENGINE=InnoDB", "INSERT INTO kept VALUES (1)"]);
+    for (take, give) in HELD {
+        println!("{policy:?}: {take:?}");
+        all_done(&mut holder, take);
+        assert_code(&in_mode(apply(patch, pid), "global", "700ms"), 4);
+        assert!(!is_patched(&mut other), "{take:?}");
+        all_done(&mut holder, give);
+        there_and_back(&mariadb, patch, &mut other, "global");
+    }
+    // Where nobody stands, a transaction may be carried on by new code.
+    all_done(&mut holder, HELD[0].0);
+    there_and_back(&mariadb, patch, &mut holder, "local");
+    all_done(&mut holder, HELD[0].1);
+    // A prepared transaction outlives its connection.
+    all_done(&mut holder, HELD[6].0);
+    drop(holder);
+    assert_code(&in_mode(apply(patch, pid), "global", "700ms"), 4);
+    wait::until("the transaction to be nobody's", || other.done("XA COMMIT 'x'").ok());
+    there_and_back(&mariadb, patch, &mut other, "global");
+}
+
+#[test]
+fn held_things_are_respected_with_a_thread_per_connection() {
+    held_things_are_respected(server!(), Policy::ThreadPerConnection);
+}
+
+#[test]
+fn held_things_are_respected_by_the_pool() {
+    held_things_are_respected(server!(), Policy::Pool);
+}
+
+/// While a barrier gathers, new clients are let in, and who holds something is served; all others go on afterwards.
+fn a_gathering_barrier_lets_clients_in(server: &Annotated, policy: Policy) {
+    let mariadb = server.packaged.start(policy, POOL);
+    let mut holder = mariadb.client();
+    all_done(&mut holder, &["CREATE TABLE kept (n INT) ENGINE=InnoDB", "INSERT INTO kept VALUES (1)"]);
+    all_done(&mut holder, HELD[0].0);
+    let call = apply(patch(server), mariadb.pid()).args(["--quiescence", "global", "--timeout", "60s"]);
+    let gathering = std::thread::spawn(move || call.run());
+    let mut new: Vec<Client> = (0..8).map(|_| mariadb.client()).collect();
+    for client in &mut new {
+        client.begin("SELECT RAND()").expect("a statement can be sent");
+        all_done(&mut holder, &["SELECT n FROM kept"]);
+    }
+    assert!(!gathering.is_finished(), "a transaction is open");
+    all_done(&mut holder, HELD[0].1);
+    assert_code(&gathering.join().expect("the call ends"), 0);
+    for client in &mut new {
+        let answer = client.answer().expect("the server answers");
+        assert!(matches!(answer, Answer::Rows(_)), "{answer}");
+        assert!(is_patched(client));
+    }
+}
+
+#[test]
+fn a_gathering_barrier_lets_clients_in_with_a_thread_per_connection() {
+    a_gathering_barrier_lets_clients_in(server!(), Policy::ThreadPerConnection);
+}
+
+#[test]
+fn a_gathering_barrier_lets_clients_in_with_a_pool() {
+    a_gathering_barrier_lets_clients_in(server!(), Policy::Pool);
+}
+
+/// The published result: points in the pool without roles and without parking dead-lock on the first request.
+#[test]
+fn points_without_roles_and_parking_dead_lock() {
+    let server = server!();
+    let dir = TempDir::with_prefix("stillpoint-naive-").expect("make a directory");
+    let mut naive = server.packaged.clone();
+    let script = dir.path().join("mariadbd");
+    let text = format!("#!/bin/sh\nSTILLPOINT_MARIADB_NAIVE=1 exec '{}' \"$@\"\n", naive.binary.path.display());
+    std::fs::write(&script, text).expect("write a script");
+    std::fs::set_permissions(&script, PermissionsExt::from_mode(0o755)).expect("make it a program");
+    naive.binary.path = script;
+    let mut mariadb = naive.start(Policy::Pool, POOL);
+    let load = hot_rows(&mariadb);
+    load.more(100);
+    assert_code(&in_mode(apply(patch(server), mariadb.pid()), "global", "3s"), 4);
+    // Nothing is harmed: everybody left at the deadline.
+    load.more(100);
+    load.assert_clean();
+    mariadb.assert_running();
+}
+
+#[test]
+fn roles_and_parking_never_dead_lock() {
+    let server = server!();
+    let mut mariadb = server.packaged.start(Policy::Pool, POOL);
+    let (patch, pid) = (patch(server), mariadb.pid());
+    let load = hot_rows(&mariadb);
+    load.more(100);
+    for round in 0..if soak() { 500 } else { 25 } {
+        println!("round {round}");
+        assert_code(&in_mode(apply(patch, pid), "global", "60s"), 0);
+        load.more(20);
+        assert_code(&in_mode(revert(pid), "global", "60s"), 0);
+        load.more(20);
+    }
+    load.assert_clean();
+    mariadb.assert_running();
+}
+
+/// A query that takes longer than any test: local and global wait for its end, probing does not.
+#[test]
+fn long_queries_hold_up_points_and_not_probing() {
+    let server = server!();
+    let mariadb = server.packaged.start(Policy::ThreadPerConnection, &[]);
+    let (patch, pid) = (patch(server), mariadb.pid());
+    let [mut analyst, mut other] = [mariadb.client(), mariadb.client()];
+    all_done(&mut other, &["CREATE TABLE many (n INT) ENGINE=InnoDB"]);
+    let values: Vec<String> = (0..2000).map(|n| format!("({n})")).collect();
+    other.done(&format!("INSERT INTO many VALUES {}", values.join(","))).expect("fill the table");
+    let id = analyst.done("SELECT CONNECTION_ID()").expect("the server answers").to_string();
+    analyst.begin("SELECT COUNT(*) FROM many a, many b, many c WHERE a.n + b.n + c.n = -1").expect("send it");
+    let mut runs = || {
+        let state = format!("SELECT state FROM information_schema.processlist WHERE id = {id} AND command = 'Query'");
+        other.done(&state).expect("the server answers").to_string()
+    };
+    wait::until("the query to run", || (runs() == "Sending data").then_some(()));
+    for mode in ["local", "global"] {
+        assert_code(&in_mode(apply(patch, pid), mode, "1s"), 4);
+        assert_eq!(runs(), "Sending data", "{mode}");
+    }
+    let started = Instant::now();
+    assert_code(&in_mode(apply(patch, pid), "probe", "30s"), 0);
+    println!("probing took {:?}", started.elapsed());
+    assert!(is_patched(&mut mariadb.client()));
+    assert_code(&in_mode(revert(pid), "probe", "30s"), 0);
+    assert_eq!(runs(), "Sending data");
+    other.done(&format!("KILL QUERY {id}")).expect("end the query");
+    assert!(analyst.answer().is_ok_and(|answer| answer.is_error()), "the query was cut off, not the connection");
+}
