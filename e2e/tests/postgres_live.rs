@@ -191,6 +191,9 @@ fn a_cluster_is_patched_and_reverted_under_load() {
         let bench = Bench::start(&cluster, clients, &[]);
         for round in 0..rounds {
             wave(&cluster, Some(&built.server));
+            let status = all("status", &cluster).json().succeed();
+            let over = |line: &serde_json::Value| line["patches"].to_string().contains("\"server\"");
+            assert!(status.json().iter().filter(|line| over(line)).count() > idle, "{status}");
             for change in &changes {
                 change.assert_shows(&cluster, true);
                 change.assert_shows_in(&mut sleepers[round % idle], &cluster, true);

@@ -6,7 +6,7 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use stillpoint_patch_engine::{self as engine, Landing};
+use stillpoint_patch_engine::{self as engine, GivingWay, Landing};
 use stillpoint_patch_tracee::Pid;
 
 /// How many processes are worked on at a time.
@@ -193,6 +193,8 @@ fn parallel<T: Copy + Sync, R: Send>(workers: usize, items: &[T], work: impl Fn(
     }
     let next = AtomicUsize::new(0);
     let run = || {
+        // a thread inherits how its maker gives way, but not for how long
+        let _giving_way = GivingWay::begin();
         let mut results = Vec::new();
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
