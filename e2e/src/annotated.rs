@@ -38,6 +38,16 @@ pub fn runnable(program: &Path, packaged: &Binary) -> Result<Binary, String> {
     Ok(binary)
 }
 
+/// Names of the threads of a process that take part in quiescence, as `stillpoint patch status` tells, in order.
+pub fn taking_part(pid: i32) -> Vec<String> {
+    let run = crate::patching::status(pid).json().succeed();
+    let lines = run.json();
+    let threads = lines.iter().filter_map(|line| line["threads"].as_array()).flatten();
+    let mut names: Vec<String> = threads.filter_map(|thread| Some(thread["name"].as_str()?.to_owned())).collect();
+    names.sort_unstable();
+    names
+}
+
 /// A memcached with quiescence points, and a patch that changes its answer to `version` to `VERSION stillpoint`.
 pub fn memcached() -> Result<(Binary, PathBuf), String> {
     let packaged = packages::memcached(None)?;

@@ -9,6 +9,9 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use stillpoint_patch_format::{SectionKind, decode};
 
+/// Why there is no patch of a diff that leaves the program as it is.
+pub const NOTHING_CHANGES: &str = "nothing in this program changes";
+
 /// One live patch of the series.
 #[derive(Debug, Clone)]
 pub struct SeriesPatch {
@@ -170,7 +173,7 @@ impl Plan<'_> {
         let line = || run.json().into_iter().next_back().unwrap_or_default();
         match run.code {
             Some(0) if file_is_there(&run.json()) => read(diff, &file, &line()).map(Ok),
-            Some(0) => Ok(Err(vec!["nothing in this program changes".into()])),
+            Some(0) => Ok(Err(vec![NOTHING_CHANGES.into()])),
             Some(3) => Ok(Err(reasons(&run.json(), &run.stderr))),
             _ => Err(run.to_string()),
         }

@@ -111,6 +111,10 @@ fn memcached_changes_over_in_every_mode() {
     for name in all {
         assert!(there.contains(name), "{name} is none of {there:?}");
     }
+    let mut part: Vec<String> = all.map(str::to_owned).into();
+    part.extend(["listener", "mc-worker", "mc-worker", "mc-worker"].map(str::to_owned));
+    part.sort_unstable();
+    wait::until("all threads to take part", || (annotated::taking_part(pid) == part).then_some(()));
     let load = Watched::memcached(port);
     let mut watcher = Client::connect(port);
     assert_eq!(watcher.ask("watch evictions"), "OK");

@@ -8,7 +8,7 @@ use stillpoint_e2e::series::Series;
 use stillpoint_e2e::server::{Guarded, Redis, tied};
 use stillpoint_e2e::shipped::Watched;
 use stillpoint_e2e::victim::{apply, residue, revert, soak, status};
-use stillpoint_e2e::{effects, packages, skip, wait};
+use stillpoint_e2e::{annotated, effects, packages, skip, wait};
 
 /// Fixes in the code of commands, of replies (which I/O threads send) and of access control.
 const DIFFS: [&str; 3] = ["Apply-security-fixes-for-CVEs-1113", "Limiting-output-buffer", "CVE-2025-67733"];
@@ -128,6 +128,8 @@ fn io_threads_change_over_in_every_mode() {
         Err(why) => skip!("{why}"),
     };
     let mut redis = Redis::start(&series.binary, &["--io-threads", "3", "--io-threads-do-reads", "yes"]);
+    let part = ["bio_aof_fsync", "bio_close_file", "bio_lazy_free", "io_thd_1", "io_thd_2", "main"];
+    wait::until("all threads to take part", || (annotated::taking_part(redis.pid()) == part).then_some(()));
     let load = Watched::redis(redis.port());
     let mut client = redis.client();
     for busy_too in [true, false] {

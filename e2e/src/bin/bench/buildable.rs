@@ -3,7 +3,7 @@
 use crate::results::{Section, number};
 use serde::Serialize;
 use stillpoint_e2e::patching;
-use stillpoint_e2e::series::Series;
+use stillpoint_e2e::series::{NOTHING_CHANGES, Series};
 
 #[derive(Serialize)]
 struct Row {
@@ -13,6 +13,8 @@ struct Row {
     cves: usize,
     built: usize,
     applied: usize,
+    /// In code that the package does not compile into the program.
+    elsewhere: usize,
     functions_mean: f64,
     text_bytes_mean: f64,
     left_out: Vec<(String, String)>,
@@ -21,7 +23,16 @@ struct Row {
 /// One row for each server: its series, and a process of it.
 pub(crate) fn buildable(servers: &[(&str, &Series, i32)]) -> Section {
     let title = "Fixes of Debian's packages: built, and applied one after another to a process that serves";
-    let columns = ["server", "diffs", "CVEs fixed", "built", "applied", "functions, mean", "code, bytes, mean"];
+    let columns = [
+        "server",
+        "diffs",
+        "not in the program",
+        "built",
+        "applied",
+        "CVEs fixed",
+        "functions, mean",
+        "code, bytes, mean",
+    ];
     let mut section = Section::new("buildable", title, &columns);
     let mut rows = Vec::new();
     for &(server, series, pid) in servers {
@@ -35,6 +46,7 @@ pub(crate) fn buildable(servers: &[(&str, &Series, i32)]) -> Section {
             cves: series.patches.iter().map(|patch| patch.cves.len()).sum(),
             built: series.patches.len(),
             applied,
+            elsewhere: series.refused.iter().filter(|refused| refused.reasons == [NOTHING_CHANGES]).count(),
             functions_mean: mean(series.patches.iter().map(|patch| patch.functions).sum()),
             text_bytes_mean: mean(series.patches.iter().map(|patch| patch.text_bytes).sum()),
             left_out: series.refused.iter().map(|refused| (refused.diff.clone(), refused.reasons.join("; "))).collect(),
@@ -44,9 +56,10 @@ pub(crate) fn buildable(servers: &[(&str, &Series, i32)]) -> Section {
         section.rows.push(vec![
             format!("{} {}", row.server, row.version),
             row.diffs.to_string(),
-            row.cves.to_string(),
+            row.elsewhere.to_string(),
             row.built.to_string(),
             row.applied.to_string(),
+            row.cves.to_string(),
             number(row.functions_mean),
             number(row.text_bytes_mean),
         ]);
