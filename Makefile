@@ -53,11 +53,13 @@ install: build ## install the binary, its man pages and the key directory (PREFI
 	@install -D -m 755 $(RELEASE)/stillpoint '$(DESTDIR)$(PREFIX)/bin/stillpoint'
 	@install -d '$(DESTDIR)$(PREFIX)/share/man/man1' '$(DESTDIR)$(PREFIX)/share/man/man7'
 	@for page in man/*.[1-8]; do install -m 644 "$$page" "$(DESTDIR)$(PREFIX)/share/man/man$${page##*.}/"; done
-	@install -d -m 755 '$(DESTDIR)/etc/stillpoint/keys'
+	@install -d -m 755 '$(DESTDIR)/etc/stillpoint/keys' '$(DESTDIR)$(PREFIX)/lib/systemd/system'
+	@for unit in packaging/systemd/*; do sed 's|@PREFIX@|$(PREFIX)|' "$$unit" >"$(DESTDIR)$(PREFIX)/lib/systemd/system/$${unit##*/}"; done
 	@echo 'installed $(DESTDIR)$(PREFIX)/bin/stillpoint'
 
 uninstall: ## remove what `install` put there (the key directory stays)
 	@rm -f '$(DESTDIR)$(PREFIX)/bin/stillpoint'
+	@for unit in packaging/systemd/*; do rm -f "$(DESTDIR)$(PREFIX)/lib/systemd/system/$${unit##*/}"; done
 	@for page in man/*.[1-8]; do rm -f "$(DESTDIR)$(PREFIX)/share/man/man$${page##*.}/$${page##*/}"; done
 
 clean: ## remove everything built or downloaded

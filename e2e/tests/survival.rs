@@ -497,19 +497,22 @@ fn what_cannot_be_enabled_is_refused_by_name() {
     assert!(!root.path().join("var").exists() && !root.path().join("etc").exists(), "something was written");
 }
 
+/// What systemd makes for a unit.
+fn control_group(unit: &str) -> Option<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").expect("list the mounts");
+    let mounted = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        (words.get(2) == Some(&"cgroup2")).then(|| PathBuf::from(words[1]))
+    };
+    let group = mounts.lines().find_map(mounted)?.join(unit);
+    fs::create_dir(&group).ok().map(|()| group)
+}
+
 /// A service's processes are found by its control group; systemd makes it, here the test does.
 #[test]
 fn a_unit_is_patched_by_its_control_group() {
-    let mounts = fs::read_to_string("/proc/self/mounts").expect("list the mounts");
-    let group_at = mounts.lines().find_map(|line| {
-        line.split(' ').skip(1).zip(line.split(' ').skip(2)).next().filter(|(_, kind)| *kind == "cgroup2")
-    });
-    let Some((at, _)) = group_at else { skip!("no cgroup2 is mounted") };
     let unit = format!("sp-test-{}.service", std::process::id());
-    let group = Path::new(at).join(&unit);
-    if let Err(error) = fs::create_dir(&group) {
-        skip!("{}: {error}", group.display());
-    }
+    let Some(group) = control_group(&unit) else { skip!("no control group can be made") };
     let program = Program::build("storm");
     let patch = program.patch(2);
     let procs = group.join("cgroup.procs");
@@ -536,6 +539,43 @@ fn a_unit_is_patched_by_its_control_group() {
     let removed = wait::within(Duration::from_secs(10), || fs::remove_dir(&group).ok());
     assert!(removed.is_some(), "{} is still in use", group.display());
     assert_refused(&Stillpoint::new().args(["patch", "status", "--unit", &unit]).run(), &unit);
+}
+
+/// In Debian's sandbox of redis (ptrace kills): the helper is a service of its own, and the unit is told by the kernel.
+#[test]
+fn a_helper_outside_of_the_sandbox_patches_what_is_enabled_for_the_unit() {
+    let unit = format!("sp-helped-{}.service", std::process::id());
+    let Some(group) = control_group(&unit) else { skip!("no control group can be made") };
+    let (program, sandbox) = (Program::build("heritage"), Program::build("sandbox"));
+    let root = root_with_unit(&unit, &format!("ExecStart={}", program.elf().display()));
+    below(&root, &["enable", "--unit", &unit]).arg(&program.patch(2)).succeed();
+    let socket = root.path().join("exec.sock");
+    let mut helper = tied(binary());
+    helper.args(["patch", "exec-helper", "--listen"]).arg(&socket).arg("--root").arg(root.path());
+    let mut helper = Guarded::from_child(helper.spawn().expect("start the helper"));
+    wait::until("the helper to listen", || socket.exists().then_some(()));
+    let start = |into: &str, options: &[&str]| {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("{into} exec \"$@\""), "sh"]).arg(sandbox.elf()).arg("--filter-mdwe");
+        command.arg(binary()).args(["patch", "exec", "--unit", &unit]).args(options).arg("--helper").arg(&socket);
+        run({
+            command.arg("--root").arg(root.path()).arg("--").arg(program.elf());
+            command
+        })
+    };
+    let inside = format!("echo $$ >{} &&", group.join("cgroup.procs").display());
+    let output = start(&inside, &["--strict"]);
+    assert_eq!(version(&output), 2, "{}", text(&output.stderr));
+    // Whoever is in no unit's group gets nothing, whatever unit it names.
+    let output = start("", &[]);
+    assert_eq!(version(&output), 1);
+    assert!(text(&output.stderr).contains("runs unpatched"), "{}", text(&output.stderr));
+    assert!(helper.ended().is_none(), "the helper ended");
+    drop(helper);
+    let output = start(&inside, &[]);
+    assert_eq!(version(&output), 1, "{}", text(&output.stderr));
+    let removed = wait::within(Duration::from_secs(10), || fs::remove_dir(&group).ok());
+    assert!(removed.is_some(), "{} is still in use", group.display());
 }
 
 #[test]

@@ -139,8 +139,8 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
     }
     if !service.confined_by.is_empty() && !args.loosen_sandbox {
         output.warn(format_args!(
-            "{unit} confines its system calls ({}): unless it allows {} to a helper in its sandbox, it runs unpatched; \
-             --loosen-sandbox adds them",
+            "{unit} confines its system calls ({}): it runs unpatched unless stillpoint-exec.socket is started, whose helper \
+             works from outside, or --loosen-sandbox allows {} inside",
             service.confined_by.join(" "),
             unit_file::NEEDED
         ));

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use stillpoint_patch_engine::{self as engine, Landing, Options, Outcome, Quiescence};
 use stillpoint_patch_format::Signed;
-use stillpoint_patch_tracee::launch::{self, Gate, Launch, Reached, Side};
+use stillpoint_patch_tracee::launch::{self, Gate, Launch, Reached, Side, Waiting};
 use stillpoint_patch_tracee::{Module, Pid, Process};
 
 /// Arguments of `stillpoint patch exec`.
@@ -27,6 +27,9 @@ pub(crate) struct Args {
     /// The patches that are enabled for this systemd unit, before those of --patches.
     #[arg(long, value_name = "NAME")]
     unit: Option<String>,
+    /// With --unit alone: the helper that listens here is asked first, one of our own is forked only when none does.
+    #[arg(long, value_name = "SOCKET", default_value = "/run/stillpoint/exec.sock")]
+    helper: PathBuf,
     #[command(flatten)]
     root: Root,
     #[command(flatten)]
@@ -45,7 +48,7 @@ pub(crate) struct Args {
     command: Vec<OsString>,
 }
 
-type Patches = Vec<(Signed, Option<String>)>;
+pub(super) type Patches = Vec<(Signed, Option<String>)>;
 
 /// Runs `stillpoint patch exec`; returns only when the program could not be executed.
 pub(crate) fn run(args: Args, _output: &Output) -> Result<(), Failure> {
@@ -62,7 +65,7 @@ pub(crate) fn run(args: Args, _output: &Output) -> Result<(), Failure> {
 }
 
 /// One line of ours among the program's.
-fn tell(text: impl std::fmt::Display) {
+pub(super) fn tell(text: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr(), "stillpoint: {text}");
 }
 
@@ -132,6 +135,9 @@ fn start_helper(args: &Args, program: &OsString, patches: Patches) -> Result<(),
     if find(program).is_some_and(|path| launch::gains_privileges(&path)) {
         return unpatched("it gains privileges when it is executed, which only root may watch".into());
     }
+    if args.unit.is_some() && args.patches.is_empty() && ask(&args.helper, args.strict) {
+        return Ok(());
+    }
     match launch::split() {
         Err(error) => unpatched(format!("no helper could be started: {error}")),
         Ok(Side::Program(mut waiting)) => {
@@ -149,6 +155,17 @@ fn start_helper(args: &Args, program: &OsString, patches: Patches) -> Result<(),
     }
 }
 
+/// Asks a helper outside of this process's sandbox; whether one follows.
+fn ask(helper: &Path, strict: bool) -> bool {
+    let Ok(connection) = UnixStream::connect(helper) else { return false };
+    let Ok(mut waiting) = Waiting::on(connection) else { return false };
+    let follows = waiting.introduce(strict).is_ok() && waiting.ready();
+    if follows {
+        waiting.keep();
+    }
+    follows
+}
+
 /// Where `execvp` would find a program.
 fn find(program: &OsString) -> Option<PathBuf> {
     let path = Path::new(program);
@@ -160,10 +177,10 @@ fn find(program: &OsString) -> Option<PathBuf> {
 }
 
 /// The process that holds the program at its gate, patches it, and ends.
-struct Helper {
-    patches: Patches,
-    strict: bool,
-    wait: Duration,
+pub(super) struct Helper {
+    pub(super) patches: Patches,
+    pub(super) strict: bool,
+    pub(super) wait: Duration,
 }
 
 /// How a patch relates to the program that has come to its gate.
@@ -178,7 +195,7 @@ enum Fit {
 }
 
 impl Helper {
-    fn run(&self, program: Pid, channel: UnixStream, descriptor: i32) {
+    pub(super) fn run(&self, program: Pid, channel: UnixStream, descriptor: i32) {
         if let Err(error) = self.follow(program, channel, descriptor) {
             tell(format_args!("warning: process {program}: {:#}", anyhow::Error::new(error)));
         }

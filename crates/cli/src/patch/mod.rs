@@ -7,6 +7,7 @@ mod check;
 mod enable;
 mod enabled;
 mod exec;
+mod exec_helper;
 mod gdb;
 mod inspect;
 mod key;
@@ -44,6 +45,8 @@ pub(crate) enum Command {
     List(list::Args),
     /// Run a program that is patched before its first instruction.
     Exec(Box<exec::Args>),
+    /// The helper of `exec` for units whose sandbox allows none of their own.
+    ExecHelper(exec_helper::Args),
     /// Have a systemd unit start with patches in force.
     Enable(Box<enable::EnableArgs>),
     /// Take that back.
@@ -70,6 +73,7 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Revert(args) => revert::run(args, output),
         Command::List(args) => list::run(args, output),
         Command::Exec(args) => exec::run(*args, output),
+        Command::ExecHelper(args) => exec_helper::run(args),
         Command::Enable(args) => enable::enable(*args, output),
         Command::Disable(args) => enable::disable(args, output),
         Command::Enabled(args) => enable::list(args, output),

@@ -65,6 +65,8 @@ pub const REFUSED: i32 = 3;
 /// Exit code of a program that was being patched when its helper died: half-patched it must not run.
 pub const ABANDONED: i32 = 75;
 
+/// How long a helper elsewhere may take to seize us.
+const PATIENCE: Duration = Duration::from_secs(10);
 const PAGE: u64 = 4096;
 const PT_LOAD: u32 = 1;
 const EXECUTABLE: u32 = 1;
@@ -107,16 +109,32 @@ impl Waiting {
         self.channel.as_raw_fd()
     }
 
+    /// Tells a helper that is no child of ours what it cannot see: whether all patches must be in force, and the
+    /// descriptor. From now on an answer is not waited for longer than is reasonable.
+    pub fn introduce(&mut self, strict: bool) -> io::Result<()> {
+        self.channel.set_read_timeout(Some(PATIENCE))?;
+        self.channel.write_all(&[strict.into()])?;
+        self.channel.write_all(&self.descriptor().to_le_bytes())
+    }
+
     /// Waits until the helper says that it follows; false when it has died or cannot.
     pub fn ready(&mut self) -> bool {
         let mut byte = [0];
-        matches!(io::Read::read(&mut self.channel, &mut byte), Ok(1)) && byte == *b"r"
+        let said = io::Read::read(&mut self.channel, &mut byte);
+        // The limit is a property of the socket: the gate waits as long as it takes.
+        let unlimited = self.channel.set_read_timeout(None);
+        matches!((said, unlimited), (Ok(1), Ok(()))) && byte == *b"r"
     }
 
     /// Leaves the descriptor open for the gate.
     pub fn keep(self) {
         let _ = OwnedFd::from(self.channel).into_raw_fd();
     }
+}
+
+/// The process at the other end of a connection, as the kernel tells it.
+pub fn peer(connection: &UnixStream) -> io::Result<Pid> {
+    own::peer(connection.as_raw_fd()).map(Pid)
 }
 
 /// Makes a helper process out of the calling one: a grandchild, so that the program that the caller becomes has no child

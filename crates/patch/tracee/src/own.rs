@@ -127,6 +127,17 @@ pub(crate) fn duplicate_high(descriptor: RawFd) -> io::Result<OwnedFd> {
     Err(io::Error::last_os_error())
 }
 
+/// Who connected to a socket.
+pub(crate) fn peer(socket: RawFd) -> io::Result<i32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the call writes at most one ucred, whose size it is told.
+    let result =
+        unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast(), &raw mut len) };
+    // Zero stands for a process that our PID namespace does not show.
+    if result == 0 && peer.pid > 0 { Ok(peer.pid) } else { Err(io::Error::last_os_error()) }
+}
+
 pub(crate) fn is_root() -> bool {
     // SAFETY: no arguments.
     unsafe { libc::geteuid() == 0 }
