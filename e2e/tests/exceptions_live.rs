@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use stillpoint_e2e::kill_at::{Moment, run, spread};
 use stillpoint_e2e::victim::{Kind, Phase, Program, Victim, apply, revert, soak, status};
+use stillpoint_e2e::wait;
 
 /// Sixteen threads on two cores, often inside of a patched function, take a while to be found outside.
 const PATIENCE: [&str; 2] = ["--timeout", "120s"];
@@ -118,4 +119,33 @@ fn killed_while_unwind_data_is_withdrawn() {
         victim.assert_settled(1);
         victim.assert_pristine();
     }
+}
+
+/// A profiler's signal comes anywhere: a look back from a dispatcher, a displaced prologue or new code reaches the
+/// thread's beginning like any other.
+#[test]
+fn looking_back_from_code_that_no_compiler_wrote() {
+    let program = Program::build("profiled");
+    let patch = program.patch(2);
+    let mut victim = program.start(&[]);
+    let looks = |victim: &Victim| (victim.slots()[0].calls, victim.slots()[1].calls);
+    wait::until("a look back", || (looks(&victim).0 > 0).then_some(()));
+    assert_eq!(looks(&victim).1, 0, "nothing is patched yet");
+    // One thread stays in old code: until the time is over every call goes through a dispatcher.
+    victim.announce(Phase::OverAndBack(1, 2));
+    let lasts = if soak() { "60s" } else { "5s" };
+    let given_up = apply(&patch, victim.pid()).args(["--timeout", lasts]).run();
+    assert_eq!(given_up.code, Some(4), "{given_up}");
+    victim.assert_running();
+    let (_, within) = looks(&victim);
+    assert!(within > 0, "no signal came in a dispatcher, a displaced prologue or new code");
+    println!("{within} looks from code of the patch, {} in all", looks(&victim).0);
+    victim.announce(Phase::Over(1, 2));
+    victim.command();
+    apply(&patch, victim.pid()).args(PATIENCE).succeed();
+    victim.assert_settled(2);
+    let (all, settled) = looks(&victim);
+    wait::until("looks from new code", || (looks(&victim).1 > settled + 10).then_some(()));
+    back(&mut victim);
+    assert!(looks(&victim).0 > all);
 }
