@@ -32,9 +32,10 @@ pub(crate) fn check(name: &str) {
     }
     assert!(
         failures.is_empty(),
-        "{name} ({})\n{}\nrerun: PROGRAMS_ALL=1 cargo test -p stillpoint-patch-differ --test programs -- --exact {name}",
+        "{name} ({})\n{}\nrerun: PROGRAMS_ALL=1 cargo test -p stillpoint-patch-differ --test {} -- --exact {name}",
         case.rule,
         failures.join("\n"),
+        if case.is_cxx() { "programs_cxx" } else { "programs" },
     );
 }
 
