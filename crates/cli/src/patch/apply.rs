@@ -37,6 +37,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
             replace: args.replace,
             dry_run: args.dry_run,
             signer,
+            ..Options::default()
         };
         let name = &signed.patch.name;
         args.processes.wave(&args.pace, output, |pid| {

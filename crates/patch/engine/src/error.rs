@@ -29,6 +29,9 @@ pub enum Error {
     /// The edge to the process failed.
     #[error(transparent)]
     Tracee(#[from] tracee::Error),
+    /// A test asked for it.
+    #[error("made to fail at {0:?}")]
+    Fault(crate::FaultPoint),
     /// The ledger cannot be used.
     #[error("the ledger of the target")]
     Ledger(#[from] LedgerError),

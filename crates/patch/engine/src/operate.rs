@@ -3,6 +3,7 @@
 use crate::barrier::{self, Name};
 use crate::calm::{ended_or, traced};
 use crate::error::Busy;
+use crate::fault::{self, FaultPoint};
 use crate::inject::{self, Wanted};
 use crate::ledger::{Phase, Record, Span, Transition, View};
 use crate::link::{DISPATCHER_LEN, Layout, link, make_visible};
@@ -50,12 +51,21 @@ pub struct Options {
     pub dry_run: bool,
     /// Who signed the patch, when that was verified.
     pub signer: Option<String>,
+    /// Where to fail, for tests.
+    pub faults: Vec<FaultPoint>,
 }
 
 impl Default for Options {
     fn default() -> Self {
         let timeout = Duration::from_secs(10);
-        Options { quiescence: Quiescence::Probe, timeout, replace: false, dry_run: false, signer: None }
+        Options {
+            quiescence: Quiescence::Probe,
+            timeout,
+            replace: false,
+            dry_run: false,
+            signer: None,
+            faults: Vec::new(),
+        }
     }
 }
 
@@ -267,6 +277,7 @@ fn apply_in(
     }
     let store = target.store.as_mut().ok_or(Error::NoWord(target.process.pid()))?;
     store.append(memory, Record::Placed(Box::new(placed)))?;
+    fault::reach(&options.faults, FaultPoint::Placed)?;
     let view = store.view()?;
     let number = view.placed.len() as u32 - 1;
     let mut after = below;
@@ -384,6 +395,7 @@ fn mover<'m, 's, 'p, 'r>(
         welcomed: Vec::new(),
         library: None,
         following: Default::default(),
+        faults: Vec::new(),
     })
 }
 
@@ -427,6 +439,7 @@ fn run(
     }
     let program = (target.modules.clone(), target.restorers.clone());
     let mut mover = mover(session, &process, program, store, view, &transition.trampolines, report)?;
+    mover.faults.clone_from(&options.faults);
     let moved = mover.run(&transition, options.quiescence, limits(options));
     settle_guide(target, report);
     let threads = moved?;
@@ -492,6 +505,7 @@ fn recover(
     let (view, program) = (target.view.clone(), (target.modules.clone(), target.restorers.clone()));
     let store = target.store.as_mut().ok_or(Error::NoWord(process.pid()))?;
     let mut mover = mover(session, &process, program, store, &view, &[], report)?;
+    mover.faults.clone_from(&options.faults);
     let completed = mover.recover(&open, forward, limits(options));
     settle_guide(target, report);
     Ok(completed? && forward)

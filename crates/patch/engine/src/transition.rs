@@ -12,6 +12,7 @@ use crate::barrier::abi::Gathered;
 use crate::barrier::{Following, Library};
 use crate::calm::{EVENTS_AT_ONCE, STOP_SLOW, Window};
 use crate::error::Busy;
+use crate::fault::{self, FaultPoint};
 use crate::ledger::{NamedSpan, Phase, Record, Site, Span, Transition, Unfinished};
 use crate::plan::word_value;
 use crate::probe::{Prober, Verdict, finding_in_frames};
@@ -70,6 +71,8 @@ pub(crate) struct Mover<'m, 's, 'p, 'r> {
     /// Found when it is needed.
     pub(crate) library: Option<Library>,
     pub(crate) following: Following,
+    /// Where to fail, for tests.
+    pub(crate) faults: Vec<FaultPoint>,
 }
 
 /// How long the phases may take.
@@ -103,17 +106,22 @@ impl Mover<'_, '_, '_, '_> {
     }
 
     fn forward(&mut self, transition: &Transition, how: Quiescence, deadline: Instant) -> Result<u32, Error> {
+        fault::reach(&self.faults, FaultPoint::Begun)?;
         let armed: Vec<_> = transition.sites.iter().map(|s| (s, s.armed)).collect();
         self.in_phase("arm", |m| m.write_entries(&armed, "arm", deadline))?;
+        fault::reach(&self.faults, FaultPoint::Armed)?;
         let threads = match how {
             Quiescence::Probe => {
                 self.per_thread(transition)?;
-                self.in_phase("migrate", |m| m.forward_all(transition, deadline))?
+                let threads = self.in_phase("migrate", |m| m.forward_all(transition, deadline))?;
+                fault::reach(&self.faults, FaultPoint::Migrated)?;
+                threads
             }
             Quiescence::Stop => self.in_phase("stop", |m| m.stop_all(transition, deadline))?,
             _ => self.by_points(transition, how, deadline)?,
         };
         self.set_state(transition, DispatchState::AllThen)?;
+        fault::reach(&self.faults, FaultPoint::Decided)?;
         self.settle_library(Gathered::Released)?;
         self.complete(transition)?;
         Ok(threads)
@@ -158,6 +166,10 @@ impl Mover<'_, '_, '_, '_> {
         if matches!(error, Error::Ended(_) | Error::Unfinished { .. }) {
             return error;
         }
+        // whatever failed behind the commit point: there is no way back
+        if matches!(self.state(transition), Ok(DispatchState::AllThen)) {
+            return Error::Unfinished { transition: transition.number, source: Box::new(error) };
+        }
         self.report.operation("abort");
         if let Err(second) = self.back(transition, limits) {
             tracing::warn!(%error, "a transition failed, and so did the way back");
@@ -188,6 +200,7 @@ impl Mover<'_, '_, '_, '_> {
             })?;
             self.set_state(transition, DispatchState::AllOtherwise)?;
         }
+        fault::reach(&self.faults, FaultPoint::Returned)?;
         let restored: Vec<_> = transition.sites.iter().map(|s| (s, s.from.bytes)).collect();
         self.in_phase("restore", |m| m.write_entries(&restored, "restore", deadline))?;
         self.phase_record(transition, Phase::Aborted)
