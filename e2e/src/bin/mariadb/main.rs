@@ -1,8 +1,13 @@
 //! Builds every change of ours to MariaDB, applies it to Debian's server under load, sees it take effect, takes it
-//! back, and prints a table: `cargo run -p stillpoint-e2e --bin mariadb [NAME...]`.
+//! back, and prints a table: `cargo run -p stillpoint-e2e --bin mariadb [NAME...]`. `mariadb mtr [TEST...]` runs
+//! MariaDB's own tests instead, while their servers are patched and reverted.
 //!
 //! It guarantees nothing but the table: a change that cannot be built is a row with the reason.
 
+mod mtr;
+
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::{Duration, Instant};
 use stillpoint_e2e::mariadb::change::{self, Change};
 use stillpoint_e2e::mariadb::load::Transactions;
@@ -14,10 +19,15 @@ struct Row {
     change: Change,
     built: Duration,
     result: Result<String, String>,
+    /// Units of the patch: functions found in the program byte for byte, and all.
+    units: BTreeMap<String, (u32, u32)>,
 }
 
 fn main() {
     let names: Vec<String> = std::env::args().skip(1).collect();
+    if names.first().is_some_and(|name| name == "mtr") {
+        return mtr::run(&names[1..]);
+    }
     let packaged = packaged().as_ref().unwrap_or_else(|e| panic!("{e}"));
     let changes = change::all().into_iter().filter(|c| names.is_empty() || names.contains(&c.name));
     let mut servers = Policy::ALL.map(|policy| packaged.start(policy, &[]));
@@ -34,10 +44,11 @@ fn main() {
     print(packaged, &rows, statements);
 }
 
-fn attempt(change: Change, packaged: &Packaged, servers: &mut [MariaDb; 2], dir: &std::path::Path) -> Row {
+fn attempt(change: Change, packaged: &Packaged, servers: &mut [MariaDb; 2], dir: &Path) -> Row {
     let started = Instant::now();
     let built = change.build(packaged, dir);
     let time = started.elapsed();
+    let units = built.as_ref().map(|(patch, _)| units(patch)).unwrap_or_default();
     let result = built.and_then(|(patch, run)| {
         if run.code != Some(0) || !patch.exists() {
             let why = run.stderr.lines().chain(run.stdout.lines()).find(|l| !l.trim().is_empty());
@@ -48,11 +59,19 @@ fn attempt(change: Change, packaged: &Packaged, servers: &mut [MariaDb; 2], dir:
         }
         Ok(run.stdout.lines().next().unwrap_or_default().to_owned())
     });
-    Row { change, built: time, result }
+    Row { change, built: time, result, units }
+}
+
+/// What a patch file says of the units that it was made from.
+fn units(patch: &Path) -> BTreeMap<String, (u32, u32)> {
+    let Ok(bytes) = std::fs::read(patch) else { return BTreeMap::new() };
+    let Ok(signed) = stillpoint_patch_format::decode(&bytes) else { return BTreeMap::new() };
+    let units = signed.patch.source.units.iter();
+    units.map(|u| (u.path.clone(), (u.functions_placed, u.functions_total))).collect()
 }
 
 /// Not in force, in force, not in force.
-fn life(change: &Change, server: &mut MariaDb, patch: &std::path::Path) -> Result<(), String> {
+fn life(change: &Change, server: &mut MariaDb, patch: &Path) -> Result<(), String> {
     let expect = |server: &MariaDb, wanted: bool| match change.in_force(server)? {
         state if state == wanted => Ok(()),
         state => Err(format!("in force is {state}, not {wanted}")),
@@ -95,5 +114,16 @@ fn print(packaged: &Packaged, rows: &[Row], statements: u64) {
         let (change, seconds) = (&row.change, row.built.as_secs());
         let result = shown(row).replace('|', "/");
         println!("| {} | {} | {} | {seconds} s | {result} |", change.name, change.file, change.about);
+    }
+    let units: BTreeMap<_, _> = rows.iter().flat_map(|r| &r.units).collect();
+    let whole = units.values().filter(|(placed, total)| placed == total).count();
+    println!(
+        "\nOf the {} units of these patches {whole} are in the program with every function, byte for byte",
+        units.len()
+    );
+    println!("(relocated places apart). Inline code that another unit's copy stands for is not counted as found.\n");
+    println!("| unit | functions found | of |\n|---|---|---|");
+    for (unit, (placed, total)) in units {
+        println!("| {unit} | {placed} | {total} |");
     }
 }
