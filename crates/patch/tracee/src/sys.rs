@@ -235,9 +235,30 @@ pub(crate) fn poke(tid: i32, at: u64, word: u64) -> io::Result<()> {
 }
 
 /// Waits for one tracee; `Ok(None)` when `block` is false and nothing is there.
+///
+/// The report of a signal on its way is looked at without being consumed: the kernel forgets a signal whose report was
+/// consumed, so that a tool killed before it passes the signal on would take it along (a lost `SIGCANCEL` makes a thread
+/// wait for ever). Passing it on makes the report go away as well.
 pub(crate) fn wait(tid: i32, block: bool) -> io::Result<Option<Wait>> {
-    let mut status = 0;
     let flags = libc::__WALL | if block { 0 } else { libc::WNOHANG };
+    // SAFETY: siginfo_t is plain data, for which all zeroes is a value.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let look = libc::WEXITED | libc::WSTOPPED | libc::WNOWAIT | flags;
+    // SAFETY: the call writes one siginfo_t.
+    if unsafe { libc::waitid(libc::P_PID, tid as libc::id_t, &raw mut info, look) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: waitid fills in the fields of SIGCHLD, or leaves zeroes when there was nothing.
+    let (pid, code) = unsafe { (info.si_pid(), info.si_status()) };
+    if pid == 0 {
+        return Ok(None);
+    }
+    if info.si_code == libc::CLD_TRAPPED
+        && let report @ Wait::Signal(_) = Wait::of(code << 8 | 0x7f)
+    {
+        return Ok(Some(report));
+    }
+    let mut status = 0;
     // SAFETY: the call writes one int.
     match unsafe { libc::waitpid(tid, &raw mut status, flags) } {
         0 => Ok(None),
