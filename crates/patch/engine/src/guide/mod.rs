@@ -19,11 +19,11 @@
 
 mod table;
 
+use crate::Error;
 use crate::image::{Dynamic, link_map, search_order};
 use crate::ledger::{GuideRecord, PlacedPatch, Side, Site, Span, View};
 use crate::operate::Target;
 use crate::prepare::{no_uprobe, uprobes};
-use crate::{Error, link::STATES_LEN};
 use std::collections::BTreeSet;
 use stillpoint_patch_format::{Avma, Patch, SectionKind, Svma};
 use stillpoint_patch_insn::{self as insn, EntryPlan, FIND_OBJECT_LEN, JUMP_LEN};
@@ -34,7 +34,7 @@ const NAME: &str = "_dl_find_object";
 const PAGE: u64 = 4096;
 /// Where the displaced instructions lie behind the guide.
 const DISPLACED_AT: u64 = 128;
-const _: () = assert!(FIND_OBJECT_LEN as u64 <= DISPLACED_AT && STATES_LEN > 0);
+const _: () = assert!(FIND_OBJECT_LEN as u64 <= DISPLACED_AT);
 
 /// Segments of the guide's memory: code, table, nothing.
 pub(crate) const LENS: [u64; 3] = [PAGE, TABLE_LEN, 0];
