@@ -1,7 +1,7 @@
 //! PLOS'19, figure 4: latencies of the hash server around a live patch, threads synchronised by a barrier against threads
 //! that change over one by one, at their points or probed. Scaled to two cores; prints a table in Markdown.
 //!
-//! usage: plos19 [RUNS [SECONDS]]
+//! usage: plos19 [--short | --tiny | RUNS [SECONDS]]
 
 use std::time::{Duration, Instant};
 use stillpoint_e2e::hash_server::{HashServer, Sample, seeds};
@@ -45,8 +45,16 @@ fn latencies(samples: impl Iterator<Item = Sample>, window: (u64, u64)) -> (Vec<
 }
 
 fn main() {
-    let mut arguments = std::env::args().skip(1).map(|word| word.parse::<u32>().expect("a number"));
-    let (runs, seconds) = (arguments.next().unwrap_or(10), arguments.next().unwrap_or(2));
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let number = |word: &str| word.parse::<u32>().unwrap_or_else(|_| panic!("`{word}` is not a number"));
+    let (runs, seconds) = match words[..] {
+        [] => (10, 4),
+        ["--short"] => (5, 2),
+        ["--tiny"] => (1, 1),
+        [runs] => (number(runs), 2),
+        [runs, seconds, ..] => (number(runs), number(seconds)),
+    };
     let server = HashServer::build();
     let seed = seed(&server);
     println!(
