@@ -209,6 +209,7 @@ fn held_things_are_respected(server: &Annotated, policy: Policy) {
     // A prepared transaction outlives its connection.
     all_done(&mut holder, HELD[6].0);
     drop(holder);
+    assert!(!is_patched(&mut other), "whoever asks from here on may be the one who ends it");
     assert_code(&in_mode(apply(patch, pid), "global", "700ms"), 4);
     wait::until("the transaction to be nobody's", || other.done("XA COMMIT 'x'").ok());
     there_and_back(&mariadb, patch, &mut other, "global");
@@ -232,7 +233,9 @@ fn a_gathering_barrier_lets_clients_in(server: &Annotated, policy: Policy) {
     all_done(&mut holder, HELD[0].0);
     let call = apply(patch(server), mariadb.pid()).args(["--quiescence", "global", "--timeout", "60s"]);
     let gathering = std::thread::spawn(move || call.run());
-    let mut new: Vec<Client> = (0..8).map(|_| mariadb.client()).collect();
+    // No database is asked for: that would be a command, and wait.
+    let enter = |_| Client::connect(&mariadb.socket(), "").expect("a new client is let in");
+    let mut new: Vec<Client> = (0..8).map(enter).collect();
     for client in &mut new {
         client.begin("SELECT RAND()").expect("a statement can be sent");
         all_done(&mut holder, &["SELECT n FROM kept"]);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 
 #include "mariadb.h"
+#include <poll.h>
 #include "sql_class.h"
 #include "mysqld.h"
 #include "sql_connect.h"
@@ -73,8 +74,7 @@ bool stillpoint_thd_holds(THD *thd)
          thd->global_read_lock.is_acquired() ||
          thd->ull_hash.records ||
          thd->current_backup_stage != BACKUP_FINISHED ||
-         thd->transaction->xid_state.is_explicit_XA() ||
-         stillpoint_xa_open();
+         thd->transaction->xid_state.is_explicit_XA();
 }
 
 /** Comes to a point unless this thread would have to stand there and must not. */
@@ -84,11 +84,40 @@ static void point(bool holds)
     sp_quiescence_point();
 }
 
+/** Whoever might commit a prepared transaction that belongs to no connection must not stand either. */
+static bool must_not_stand(THD *thd)
+{
+  return stillpoint_thd_holds(thd) || stillpoint_xa_open();
+}
+
 void stillpoint_point_between_commands(THD *thd)
 {
   stillpoint_set_role(STILLPOINT_ACTIVE);
   if (stillpoint_pending())
-    point(stillpoint_thd_holds(thd));
+    point(must_not_stand(thd));
+}
+
+/*
+  The client of a thread that must not be parked is silent: the thread looks from time to time whether it may be now, or
+  whether there is a request at which it need not stand. The timeout of the read that follows is what is left of the
+  client's.
+*/
+static void await_client(THD *thd)
+{
+  const int look_ms= 50;
+  NET *net= &thd->net;
+  Vio *vio= net->vio;
+  struct pollfd socket= {vio_fd(vio), POLLIN, 0};
+  ulonglong left_ms= 1000ULL * thd->get_net_wait_timeout();
+  if (net->compress && net->remain_in_buf)
+    return;
+  while (must_not_stand(thd) && left_ms > look_ms && !vio->has_data(vio) && poll(&socket, 1, look_ms) == 0)
+  {
+    left_ms-= look_ms;
+    if (stillpoint_pending())
+      point(true);
+  }
+  my_net_set_read_timeout(net, (uint) (left_ms / 1000 + 1));
 }
 
 /*
@@ -97,9 +126,11 @@ void stillpoint_point_between_commands(THD *thd)
 */
 bool stillpoint_read_begin(THD *thd)
 {
-  if (stillpoint_naive || thd->event_scheduler.data || stillpoint_thd_holds(thd))
+  if (stillpoint_naive || thd->event_scheduler.data)
     return false;
-  return sp_park_begin() == 0;
+  if (must_not_stand(thd))
+    await_client(thd);
+  return !must_not_stand(thd) && sp_park_begin() == 0;
 }
 
 void stillpoint_read_end(bool parked)
@@ -131,21 +162,20 @@ void stillpoint_connection_holds(TP_connection *connection, bool holds)
   stillpoint_holders+= holds ? 1 : -1;
 }
 
-/** Whether no thread of the pool may stand now. */
-static bool pool_holds()
+bool stillpoint_pool_holds()
 {
-  return stillpoint_naive ? last_command_holds : stillpoint_holders > 0;
+  return stillpoint_holders > 0 || stillpoint_xa_open();
 }
 
 void stillpoint_worker_point()
 {
   if (stillpoint_pending())
-    point(pool_holds());
+    point(stillpoint_naive ? last_command_holds : stillpoint_pool_holds());
 }
 
 bool stillpoint_wait_begin()
 {
-  if (stillpoint_naive || stillpoint_holders > 0)
+  if (stillpoint_naive || stillpoint_pool_holds())
     return false;
   return sp_park_begin() == 0;
 }
@@ -155,5 +185,5 @@ void stillpoint_wait_end(bool parked)
   if (parked)
     sp_park_end();
   else if (stillpoint_pending())
-    point(!stillpoint_naive && stillpoint_holders > 0);
+    point(!stillpoint_naive && stillpoint_pool_holds());
 }

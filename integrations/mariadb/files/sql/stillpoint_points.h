@@ -29,7 +29,7 @@ enum stillpoint_role
   STILLPOINT_CRITICAL= 2
 };
 
-/** Connections of the pool that hold something: while there are any, no thread of the pool stands or is parked. */
+/** Connections of the pool that hold something. */
 extern std::atomic<int> stillpoint_holders;
 
 /** For the test that shows what roles, parking and holders are for: points alone, as in WfPatch's MariaDB. */
@@ -42,7 +42,7 @@ void stillpoint_birth(const char *name);
 void stillpoint_birth_of_main();
 void stillpoint_set_role(stillpoint_role role);
 
-/** Whether others may wait for what a connection holds. */
+/** Whether others may wait for what a connection holds by itself. */
 bool stillpoint_thd_holds(THD *thd);
 /** Whether there is an XA transaction; a prepared one may belong to no connection. */
 bool stillpoint_xa_open();
@@ -56,6 +56,8 @@ CONNECT *stillpoint_park_in_cache();
 /* Thread pool. */
 void stillpoint_connection_holds(TP_connection *connection, bool holds);
 void stillpoint_worker_point();
+/** Whether others may wait for what connections hold: then no thread of the pool stands or is parked. */
+bool stillpoint_pool_holds();
 bool stillpoint_wait_begin();
 void stillpoint_wait_end(bool parked);
 /** What the pool does in the library's callbacks. */

@@ -36,7 +36,8 @@ static bool stillpoint_put_off(TP_connection_generic *connection, thread_group_t
   if (!stillpoint_pending() || stillpoint_naive)
     return false;
   stillpoint_worker_point();
-  if (!stillpoint_pending() || !stillpoint_is_barrier() || connection->stillpoint_holds || !connection->thd)
+  if (!stillpoint_pending() || !stillpoint_is_barrier() || connection->stillpoint_holds || !connection->thd ||
+      stillpoint_xa_open())
     return false;
   mysql_mutex_lock(&group->mutex);
   group->stillpoint_put_off.push_back(connection);

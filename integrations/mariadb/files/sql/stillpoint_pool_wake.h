@@ -56,11 +56,14 @@ void stillpoint_pool_settled()
   stillpoint_each_group(stillpoint_put_back);
 }
 
-/* Listeners look by themselves. Sleeping workers that were not parked sleep again, parked, once nothing is held. */
+/*
+  Listeners look by themselves. Sleeping workers that were not parked come to their point, and sleep again, parked, once
+  nothing is held; before that they may go over at requests at which nobody stands.
+*/
 int stillpoint_pool_wake(unsigned level)
 {
   const bool sleepers= level == STILLPOINT_SLEEPING || stillpoint_naive;
-  if (sleepers && (stillpoint_naive || stillpoint_holders == 0))
+  if (sleepers && (stillpoint_naive || !stillpoint_pool_holds() || !stillpoint_is_barrier()))
     stillpoint_each_group([](thread_group_t *group) {
       while (wake_thread(group, false) == 0)
       {
