@@ -53,7 +53,9 @@ impl Processes {
     pub(crate) fn each(&self, mut work: impl FnMut(Pid) -> Result<(), engine::Error>) -> Result<(), Failure> {
         let named = self.are_named();
         let mut done = BTreeSet::new();
-        while let Some(new) = self.new_ones(&mut done)? {
+        // a service that bears processes without pause always has new ones
+        for _ in 0..LOOKS_MAX {
+            let Some(new) = self.new_ones(&mut done)? else { break };
             for pid in new {
                 match work(pid) {
                     Err(error) if !named && ended(&error) => {}
@@ -79,6 +81,9 @@ impl Processes {
         Ok((!new.is_empty()).then_some(new))
     }
 }
+
+/// How often it is looked whether new processes have appeared.
+const LOOKS_MAX: u32 = 3;
 
 /// Whether it failed because the process is gone.
 pub(super) fn ended(error: &engine::Error) -> bool {

@@ -39,7 +39,11 @@ impl Processes {
         let start = Instant::now();
         let mut wave = Wave { named: self.are_named(), ..Wave::default() };
         let mut seen = BTreeSet::new();
-        'all: while let Some(new) = self.new_ones(&mut seen)? {
+        let mut quiet = 0;
+        'all: while quiet < QUIET_PASSES
+            && let Some(new) = self.new_ones(&mut seen)?
+        {
+            let before = wave.done;
             for generation in generations(new) {
                 let results = parallel(pace.workers(), &generation, &work);
                 for (pid, result) in generation.into_iter().zip(results) {
@@ -49,10 +53,16 @@ impl Processes {
                     break 'all;
                 }
             }
+            // a service that bears processes without pause always has new ones, all of them born patched
+            quiet = if wave.done == before { quiet + 1 } else { 0 };
         }
         wave.finish(start.elapsed(), output)
     }
 }
+
+/// So many looks in a row that find nobody to change over are the end: two, for one that ended meanwhile may have
+/// left a child behind.
+const QUIET_PASSES: u32 = 2;
 
 /// What came of one process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -74,17 +74,22 @@ fn one(postgres: &Postgres, cluster: &mut Cluster, change: &Change, dir: &TempDi
     let mut session = cluster.session();
     // a library that is loaded on need: once before, or there is nothing to patch
     let _ = change.show_in(&mut session, cluster.port());
-    let target = Stillpoint::new().args(["patch", "apply"]).arg(&patch).args(["--timeout", "3s", "--json", "--exe"]);
-    let apply = target.arg(cluster.executable()).run();
+    let shows = !change.effect.ask.is_empty();
+    // of what cannot be in force, one process of each kind says so; every process would wait for its time-out
+    let processes = match shows {
+        true => ["--exe".to_owned(), cluster.executable().display().to_string()],
+        false => ["--pid".to_owned(), format!("{},{}", session.pid(), cluster.pid())],
+    };
+    let apply = Stillpoint::new().args(["patch", "apply"]).arg(&patch).args(["--timeout", "3s", "--json"]);
+    let apply = apply.args(&processes).run();
     if apply.code != Some(0) {
-        let _ = revert(cluster, change.name).run();
+        let _ = revert(&processes, change.name).run();
         return Err(apply.stderr.lines().take(2).collect::<Vec<_>>().join(" "));
     }
-    let shows = !change.effect.ask.is_empty();
     if shows {
         change.assert_shows_in(&mut session, cluster, true);
     }
-    let revert = revert(cluster, change.name).run();
+    let revert = revert(&processes, change.name).run();
     if revert.code != Some(0) {
         return Err(revert.stderr);
     }
@@ -97,6 +102,6 @@ fn one(postgres: &Postgres, cluster: &mut Cluster, change: &Change, dir: &TempDi
     Ok((functions(&run), text))
 }
 
-fn revert(cluster: &Cluster, name: &str) -> Stillpoint {
-    Stillpoint::new().args(["patch", "revert", name, "--exe"]).arg(cluster.executable())
+fn revert(processes: &[String], name: &str) -> Stillpoint {
+    Stillpoint::new().args(["patch", "revert", name]).args(processes)
 }
