@@ -442,7 +442,7 @@ fn the_unit_of_debians_redis_is_understood() {
     let program = Program::build("heritage");
     let enable = |loosen: &[&str]| {
         let call = below(&root, &["enable", "--unit", "redis-server", "--stillpoint", "/usr/bin/stillpoint"]);
-        call.args(loosen.iter().copied()).arg(&program.patch(2)).succeed()
+        call.args(loosen.iter().copied()).arg(program.patch(2)).succeed()
     };
     let warned = enable(&[]).stderr;
     assert!(warned.contains("SystemCallFilter=@system-service") && warned.contains("--loosen-sandbox"), "{warned}");
@@ -548,7 +548,7 @@ fn a_helper_outside_of_the_sandbox_patches_what_is_enabled_for_the_unit() {
     let Some(group) = control_group(&unit) else { skip!("no control group can be made") };
     let (program, sandbox) = (Program::build("heritage"), Program::build("sandbox"));
     let root = root_with_unit(&unit, &format!("ExecStart={}", program.elf().display()));
-    below(&root, &["enable", "--unit", &unit]).arg(&program.patch(2)).succeed();
+    below(&root, &["enable", "--unit", &unit]).arg(program.patch(2)).succeed();
     let socket = root.path().join("exec.sock");
     let mut helper = tied(binary());
     helper.args(["patch", "exec-helper", "--listen"]).arg(&socket).arg("--root").arg(root.path());

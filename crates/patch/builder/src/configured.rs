@@ -58,7 +58,8 @@ impl Builder<'_> {
             let tree = self.shipped_tree(source, &diffs, into)?;
             self.progress(&format!("configuring {} {}", source.name(), source.version()));
             let environment = [("CMAKE_EXPORT_COMPILE_COMMANDS".to_owned(), OsString::from("ON"))];
-            let rules = Rules { targets: recipe.rules, environment: &environment, recorder: RECORDER, integration: None };
+            let rules =
+                Rules { targets: recipe.rules, environment: &environment, recorder: RECORDER, integration: None };
             self.run_rules(&root, &build_path, into, &rules)?;
             let sandbox = Sandbox { root: Some(root.clone()), ..Sandbox::default() }.with(&tree, &build_path);
             self.progress(&format!("making the generated sources of {}", source.name()));

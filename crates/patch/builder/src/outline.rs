@@ -102,7 +102,8 @@ impl Builder<'_> {
     fn follow_rules(&self, source: &SourcePackage, root: &Path, into: &Path) -> Result<(), Error> {
         self.progress(&format!("following the rules of {} {}", source.name(), source.version()));
         let environment = environment(source.name());
-        let rules = Rules { targets: &["build-arch"], environment: &environment, recorder: OUTLINER, integration: None };
+        let rules =
+            Rules { targets: &["build-arch"], environment: &environment, recorder: OUTLINER, integration: None };
         let build_path = source.build_path();
         self.run_rules(root, &build_path, into, &rules)?;
         let tree = into.join("tree");

@@ -211,8 +211,7 @@ impl Builder<'_> {
             self.progress(&format!("building {} {}", source.name(), source.version()));
             let environment = crate::outline::environment(source.name());
             let integration = integration.as_ref();
-            let rules =
-                Rules { targets: &["build-arch"], environment: &environment, recorder: RECORDER, integration };
+            let rules = Rules { targets: &["build-arch"], environment: &environment, recorder: RECORDER, integration };
             self.run_rules(&root, &build_path, into, &rules)
         })?;
         let recording = Recording::read(&entry.join("records"))?;
