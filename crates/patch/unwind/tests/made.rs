@@ -36,7 +36,7 @@ fn each_row_leads_to_the_caller() {
         let walk = unwinder.walk(registers, word);
         let cfa = sp + frame;
         assert_eq!((walk.frames[1].address, walk.frames[1].sp), (word(cfa - 8).expect("word"), cfa), "at {pc:#x}");
-        assert_eq!(walk.end, End::NoData(cfa - 8 | 1));
+        assert_eq!(walk.end, End::NoData((cfa - 8) | 1));
         // the words read are the return address and the registers saved, no others
         let mut read = Vec::new();
         unwinder.walk(registers, |at| {

@@ -26,7 +26,7 @@ const TESTS: [&str; 6] =
     ["main.func_group", "main.insert", "main.select", "main.func_str", "main.group_by", "innodb.innodb_bug60049"];
 
 /// Runs the tests named, and panics unless all pass.
-pub fn run(tests: &[String]) {
+pub(crate) fn run(tests: &[String]) {
     let packaged = packaged().as_ref().unwrap_or_else(|e| panic!("{e}"));
     let suite = packages::binary(&PACKAGES, Some(&packaged.version), "usr/bin/mariadb-test");
     let suite = suite.unwrap_or_else(|e| panic!("{e}"));
