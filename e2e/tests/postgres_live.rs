@@ -101,6 +101,15 @@ impl<'a> Watch<'a> {
     }
 }
 
+/// Tells the watching connections to end, also when the test fails: its threads are waited for.
+struct StopAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 fn connect(port: u16) -> Session {
     Session::connect(port).expect("connect to postgres")
 }
@@ -187,6 +196,7 @@ fn a_cluster_is_patched_and_reverted_under_load() {
     let changes = of_target("postgres");
     std::thread::scope(|scope| {
         let port = cluster.port();
+        let _at_end = StopAtEnd(&stop);
         let watch = Watch::start(scope, port, &stop);
         let bench = Bench::start(&cluster, clients, &[]);
         for round in 0..rounds {

@@ -2,6 +2,7 @@
 
 use crate::barrier::abi::Slot;
 use crate::barrier::{Part, Points};
+use crate::calm::ended_or;
 use crate::ledger::{Phase, Version, View};
 use crate::plan::transition_of_word;
 use crate::store::{self, Store};
@@ -111,15 +112,21 @@ pub fn status(pid: Pid) -> Result<Status, Error> {
         Err(tracee::Error::AlreadyTraced { .. }) => (Process::watch(pid)?, true),
         other => (other?, false),
     };
+    let found = look(&process, traced);
+    found.map_err(|error| ended_or(&process, error))
+}
+
+fn look(process: &Process, traced: bool) -> Result<Status, Error> {
+    let pid = process.pid();
     let name = process.status()?.name;
-    let present = crate::barrier::present(&process, &process.modules()?)?;
+    let present = crate::barrier::present(process, &process.modules()?)?;
     let (points, parts) = present.map_or_else(Default::default, |(points, parts)| (Some(points), parts));
     let known = |(tid, (part, _)): (&Tid, &(Part, Slot))| ThreadStatus {
         tid: tid.0,
         transition: None,
         part: Some(part.clone()),
     };
-    let Some(store) = store::find(&process)? else {
+    let Some(store) = store::find(process)? else {
         return Ok(Status {
             pid: pid.0,
             name,
@@ -136,13 +143,13 @@ pub fn status(pid: Pid) -> Result<Status, Error> {
     let view = store.view()?;
     let offset = store.ledger.word_offset;
     let mut threads = match traced {
-        false => calm::traced(&process, |session| words(session, &process, offset))?,
-        true => known_words(&process, &parts, offset)?,
+        false => calm::traced(process, |session| words(session, process, offset))?,
+        true => known_words(process, &parts, offset)?,
     };
     for thread in &mut threads {
         thread.part = parts.get(&Tid(thread.tid)).map(|(part, _)| part.clone());
     }
-    Ok(Status { points, ..summary(&process, name, &store, &view, threads)? })
+    Ok(Status { points, ..summary(process, name, &store, &view, threads)? })
 }
 
 /// What [`status`] tells, without stopping any thread and so without their words.
