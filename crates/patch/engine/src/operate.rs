@@ -9,7 +9,7 @@ use crate::ledger::{Phase, Record, Span, Transition, View};
 use crate::link::{DISPATCHER_LEN, Layout, link, make_visible};
 use crate::plan::{Plan, Room, dispatchers_missing, free_state, plan};
 use crate::prepare::{Prepared, check_based_on, check_process, prepare};
-use crate::probe::{Prober, Verdict, finding_in_frames};
+use crate::probe::Prober;
 use crate::report::{Observer, Report, now_ns};
 use crate::resolve::resolve;
 use crate::scan::Forbidden;
@@ -690,13 +690,8 @@ fn look_at_all(
     let mut found = Vec::new();
     let look = |stopped: &mut Stopped<'_>| {
         let look = prober.look(process, stopped)?;
-        let mut verdict = look.verdict(forbidden);
-        if matches!(&verdict, Verdict::Busy(finding) if !finding.standing)
-            && let Some(frames) = walker.frames(&look)
-        {
-            verdict = finding_in_frames(forbidden, &frames).map_or(Verdict::Clear, Verdict::Busy);
-        }
-        if !matches!(verdict, Verdict::Clear | Verdict::KernelWorker) {
+        let verdict = walker.judge(&look, forbidden);
+        if !verdict.is_free() {
             found.push(Busy { tid: stopped.tid(), function: verdict.describe() });
         }
         Ok(())

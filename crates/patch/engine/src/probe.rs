@@ -2,7 +2,6 @@
 
 use crate::Error;
 use crate::scan::{Finding, Forbidden};
-use std::sync::Arc;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Held, Mapping, Process, Registers};
 
@@ -25,6 +24,16 @@ pub(crate) enum Verdict {
 }
 
 impl Verdict {
+    /// Whether nothing keeps the thread where it is.
+    pub(crate) fn is_free(&self) -> bool {
+        matches!(self, Verdict::Clear | Verdict::KernelWorker)
+    }
+
+    /// Whether it rests on a word of the stack that may be a stale one.
+    pub(crate) fn may_be_stale(&self) -> bool {
+        matches!(self, Verdict::Busy(finding) if !finding.standing)
+    }
+
     /// For messages.
     pub(crate) fn describe(&self) -> String {
         match self {
@@ -160,13 +169,4 @@ impl Look<'_> {
         !boundaries.is_empty()
             && (boundaries.contains(&self.registers.rip) || words.into_iter().any(|w| boundaries.contains(&w)))
     }
-}
-
-/// A finding that a complete stack walk has shown to be a stale word is no finding.
-pub(crate) fn finding_in_frames(forbidden: &Forbidden, frames: &[(Avma, bool)]) -> Option<Finding> {
-    let hit = |(address, standing): &(Avma, bool)| {
-        let name: &Arc<str> = forbidden.frame(*address, *standing)?;
-        Some(Finding { name: name.clone(), address: *address, standing: *standing })
-    };
-    frames.iter().find_map(hit)
 }

@@ -15,7 +15,7 @@ use crate::error::Busy;
 use crate::fault::{self, FaultPoint};
 use crate::ledger::{NamedSpan, Phase, Record, Site, Span, Transition, Unfinished};
 use crate::plan::word_value;
-use crate::probe::{Prober, Verdict, finding_in_frames};
+use crate::probe::{Prober, Verdict};
 use crate::report::Report;
 use crate::scan::Forbidden;
 use crate::store::Store;
@@ -362,13 +362,8 @@ impl Mover<'_, '_, '_, '_> {
         for tid in frozen.threads() {
             let mut held = frozen.thread(tid)?;
             let look = self.prober.look(self.process, &mut held)?;
-            let mut verdict = look.verdict(forbidden);
-            if matches!(&verdict, Verdict::Busy(finding) if !finding.standing)
-                && let Some(frames) = self.walker.frames(&look)
-            {
-                verdict = finding_in_frames(forbidden, &frames).map_or(Verdict::Clear, Verdict::Busy);
-            }
-            if !matches!(verdict, Verdict::Clear | Verdict::KernelWorker) {
+            let verdict = self.walker.judge(&look, forbidden);
+            if !verdict.is_free() {
                 busy.push(Busy { tid, function: verdict.describe() });
             }
         }
@@ -552,11 +547,9 @@ impl Mover<'_, '_, '_, '_> {
         if direction == Direction::Back && !holds(self.process.memory(), at, word_value(transition.number)) {
             verdict = Verdict::Clear;
         }
-        if walk && matches!(&verdict, Verdict::Busy(finding) if !finding.standing) {
-            traveller.walked = true;
-            if let Some(frames) = self.walker.frames(&look) {
-                verdict = finding_in_frames(forbidden, &frames).map_or(Verdict::Clear, Verdict::Busy);
-            }
+        if walk {
+            traveller.walked |= verdict.may_be_stale();
+            verdict = self.walker.confirm(verdict, &look, forbidden);
         }
         traveller.walked |= matches!(&verdict, Verdict::Busy(finding) if finding.standing);
         let fs_base = look.fs_base;

@@ -2,7 +2,8 @@
 
 use crate::image::eh_frame;
 use crate::ledger::Span;
-use crate::probe::Look;
+use crate::probe::{Look, Verdict};
+use crate::scan::{Finding, Forbidden};
 use std::sync::OnceLock;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Module, Process};
@@ -59,8 +60,24 @@ impl<'p> Walker<'p> {
         Some(unwinder.walk(unwind::Registers { pc: r.rip, general }, read))
     }
 
+    /// What to think of a thread that stands, with what has been indexed.
+    pub(crate) fn judge(&self, look: &Look<'_>, forbidden: &Forbidden) -> Verdict {
+        self.confirm(look.verdict(forbidden), look, forbidden)
+    }
+
+    /// A finding that a complete stack walk shows to be a stale word is no finding.
+    pub(crate) fn confirm(&self, verdict: Verdict, look: &Look<'_>, forbidden: &Forbidden) -> Verdict {
+        let frames = if verdict.may_be_stale() { self.frames(look) } else { None };
+        let Some(frames) = frames else { return verdict };
+        let hit = |(address, standing): &FrameAddress| {
+            let name = forbidden.frame(*address, *standing)?;
+            Some(Finding { name: name.clone(), address: *address, standing: *standing })
+        };
+        frames.iter().find_map(hit).map_or(Verdict::Clear, Verdict::Busy)
+    }
+
     /// All frames of a thread, when the walk is proof that there are no others.
-    pub(crate) fn frames(&self, look: &Look<'_>) -> Option<Vec<FrameAddress>> {
+    fn frames(&self, look: &Look<'_>) -> Option<Vec<FrameAddress>> {
         let walk = self.walk(look)?;
         walk.is_complete().then(|| walk.frames.iter().map(|f| (Avma(f.address), f.standing)).collect())
     }

@@ -5,7 +5,6 @@ use super::abi::{Gathered, Mode, Name, Request, Slot};
 use crate::error::Busy;
 use crate::ledger::Transition;
 use crate::plan::word_value;
-use crate::probe::{Verdict, finding_in_frames};
 use crate::report::now_ns;
 use crate::scan::Forbidden;
 use crate::transition::{Mover, Traveller, holds};
@@ -219,13 +218,8 @@ impl Mover<'_, '_, '_, '_> {
             if request.mode != Mode::Global && holds(memory, at, request.word) {
                 continue;
             }
-            let mut verdict = look.verdict(forbidden);
-            if matches!(&verdict, Verdict::Busy(finding) if !finding.standing)
-                && let Some(frames) = self.walker.frames(&look)
-            {
-                verdict = finding_in_frames(forbidden, &frames).map_or(Verdict::Clear, Verdict::Busy);
-            }
-            if !matches!(verdict, Verdict::Clear | Verdict::KernelWorker) {
+            let verdict = self.walker.judge(&look, forbidden);
+            if !verdict.is_free() {
                 busy.push(Busy { tid, function: verdict.describe() });
             }
         }
