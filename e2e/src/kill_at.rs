@@ -6,6 +6,7 @@
 //! tracee while it traces the victim, which the kernel allows.
 
 use crate::cli::{Run, Stillpoint, binary};
+use crate::victim::soak;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{Read, Seek};
@@ -13,7 +14,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// When to kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,9 +137,17 @@ fn killer() -> &'static Path {
     })
 }
 
+/// As many of the numbers 1 to `total` as `budget` allows, `at_least` in any case, spread over the whole; all of them in a
+/// soak.
+pub fn sample(total: u64, at_least: usize, budget: Duration) -> impl Iterator<Item = u64> {
+    let (end, all) = (Instant::now() + budget, soak());
+    let wanted = move |(i, _): &(usize, u64)| all || *i < at_least || Instant::now() <= end;
+    spread(total).enumerate().take_while(wanted).map(|(_, n)| n)
+}
+
 /// The numbers 1 to `total`, every one once, in an order in which each beginning is spread over the whole: whoever runs
 /// out of time has sampled all parts.
-pub fn spread(total: u64) -> impl Iterator<Item = u64> {
+fn spread(total: u64) -> impl Iterator<Item = u64> {
     let bits = 64 - total.leading_zeros();
     (0..1u64 << bits).map(move |i| i.reverse_bits() >> (64 - bits)).map(|n| n + 1).filter(move |n| *n <= total)
 }

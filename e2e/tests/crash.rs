@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 use stillpoint_e2e::cli::Stillpoint;
-use stillpoint_e2e::kill_at::{Ending, Moment, run, spread};
+use stillpoint_e2e::kill_at::{Ending, Moment, run, sample};
 use stillpoint_e2e::victim::{Phase, Program, Victim, apply, revert, soak, status};
 
 /// Without `STILLPOINT_SOAK=1` each test samples for this long (and a few instants in any case).
@@ -103,12 +103,8 @@ fn after_every_system_call(operation: Operation) {
     assert_eq!(whole.run.code, Some(expected), "{whole}");
     // Runs differ in length; a number behind the end of one is just a whole run.
     let total = whole.syscalls;
-    let end = Instant::now() + BUDGET;
     let mut killed = 0;
-    for (i, n) in spread(total).enumerate() {
-        if !soak() && i >= AT_LEAST && Instant::now() > end {
-            break;
-        }
+    for (i, n) in sample(total, AT_LEAST, BUDGET).enumerate() {
         killed += usize::from(case.kill(Moment::AfterSyscalls(n), i % 2 == 0).killed);
     }
     println!("{operation:?}: killed {killed} times among {total} system calls");

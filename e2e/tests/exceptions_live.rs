@@ -2,8 +2,8 @@
 //! every exception is caught where it belongs, every destructor runs, whenever it was thrown and whoever was killed.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
-use stillpoint_e2e::kill_at::{Moment, run, spread};
+use std::time::Duration;
+use stillpoint_e2e::kill_at::{Moment, run, sample};
 use stillpoint_e2e::victim::{Kind, Phase, Program, Victim, apply, revert, soak, status};
 use stillpoint_e2e::wait;
 
@@ -67,12 +67,8 @@ fn killed_while_unwinders_are_told() {
     victim.announce(Phase::Over(1, 2));
     let whole = run(&apply(&patch, victim.pid()), Moment::Never);
     assert_eq!(whole.run.code, Some(0), "{whole}");
-    let end = Instant::now() + BUDGET;
     let mut killed = 0;
-    for (i, n) in spread(whole.syscalls).enumerate() {
-        if i >= AT_LEAST && Instant::now() > end && !soak() {
-            break;
-        }
+    for (i, n) in sample(whole.syscalls, AT_LEAST, BUDGET).enumerate() {
         let mut victim = program.start(&["3"]);
         victim.announce(Phase::Over(1, 2));
         let ending = run(&apply(&patch, victim.pid()), Moment::AfterSyscalls(n));
@@ -103,11 +99,7 @@ fn killed_while_unwind_data_is_withdrawn() {
     victim.announce(Phase::Over(2, 1));
     let whole = run(&revert(victim.pid()), Moment::Never);
     assert_eq!(whole.run.code, Some(0), "{whole}");
-    let end = Instant::now() + BUDGET;
-    for (i, n) in spread(whole.syscalls).enumerate() {
-        if i >= AT_LEAST && Instant::now() > end && !soak() {
-            break;
-        }
+    for n in sample(whole.syscalls, AT_LEAST, BUDGET) {
         victim.assert_settled(1);
         there(&mut victim, &patch);
         victim.announce(Phase::Over(2, 1));

@@ -2,11 +2,11 @@
 //! no mode's promise is broken, and the next call completes or undoes.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use stillpoint_e2e::cli::Stillpoint;
-use stillpoint_e2e::kill_at::{Ending, Moment, run, spread};
+use stillpoint_e2e::kill_at::{Ending, Moment, run, sample};
 use stillpoint_e2e::points::{in_mode, program};
-use stillpoint_e2e::victim::{Phase, Victim, apply, revert, soak, status};
+use stillpoint_e2e::victim::{Phase, Victim, apply, revert, status};
 
 /// Without `STILLPOINT_SOAK=1` each test samples for this long (and a few instants in any case).
 const BUDGET: Duration = Duration::from_secs(15);
@@ -98,12 +98,8 @@ fn after_every_system_call(operation: Operation, mode: &str, scope: &str, promis
     let arguments = if operation == Operation::Abort { vec!["careless"] } else { vec![promise, "4"] };
     let mut case = Case { operation, mode, patch: &patch, victim: program.start(&arguments) };
     let total = case.kill(Moment::Never, false).syscalls;
-    let end = Instant::now() + BUDGET;
     let mut killed = 0;
-    for (i, n) in spread(total).enumerate() {
-        if !soak() && i >= AT_LEAST && Instant::now() > end {
-            break;
-        }
+    for (i, n) in sample(total, AT_LEAST, BUDGET).enumerate() {
         killed += usize::from(case.kill(Moment::AfterSyscalls(n), i % 2 == 0).killed);
     }
     println!("{mode} {operation:?}: killed {killed} times among {total} system calls");
