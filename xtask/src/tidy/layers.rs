@@ -24,6 +24,8 @@ pub(super) enum Pillar {
     Shared,
     /// `stillpoint patch`.
     Patch,
+    /// `stillpoint migrate`.
+    Migrate,
     /// `stillpoint measure`: reaches the engines through `events` only.
     Measure,
 }
@@ -39,6 +41,7 @@ const PLACES: &[(&str, Layer, Pillar)] = &[
     ("stillpoint-patch-tracee", Layer::Edge, Pillar::Patch),
     ("stillpoint-patch-builder", Layer::Engine, Pillar::Patch),
     ("stillpoint-patch-engine", Layer::Engine, Pillar::Patch),
+    ("stillpoint-migrate-testbed", Layer::Tool, Pillar::Migrate),
     ("stillpoint-measure", Layer::Engine, Pillar::Measure),
     ("stillpoint", Layer::Cli, Pillar::Shared),
     ("stillpoint-e2e", Layer::Tool, Pillar::Shared),

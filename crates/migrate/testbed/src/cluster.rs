@@ -1,0 +1,238 @@
+//! A cluster: data directory, port and socket of its own.
+
+use crate::program::{MAJOR, as_postgres, free_port, programs, until, within};
+use crate::{Load, LoadOutcome};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// What every cluster of ours is set to: the tests are about protocol and state, not about disks.
+const SETTINGS: [&str; 8] = [
+    "max_connections=200",
+    "shared_buffers=64MB",
+    "fsync=off",
+    "max_wal_size=512MB",
+    "listen_addresses=127.0.0.1",
+    "max_wal_senders=10",
+    "max_replication_slots=10",
+    "log_line_prefix=%m [%p] %q%u@%d ",
+];
+
+/// A running server with its own data, gone when dropped.
+#[derive(Debug)]
+pub struct Cluster {
+    postmaster: Child,
+    major: u32,
+    port: u16,
+    settings: Vec<String>,
+    dir: TempDir,
+}
+
+impl Cluster {
+    /// Makes a cluster of Debian's version and starts it; `settings` are `name=value` and come after ours.
+    #[track_caller]
+    pub fn start(settings: &[&str]) -> Cluster {
+        Cluster::of_major(MAJOR, settings)
+    }
+
+    /// The same with another major version, whose programs must be installed beside Debian's.
+    #[track_caller]
+    pub fn of_major(major: u32, settings: &[&str]) -> Cluster {
+        let dir = TempDir::with_prefix("stillpoint-cluster-").expect("make a directory for the cluster");
+        let (user, group) = postgres_ids();
+        chown(dir.path(), Some(user), Some(group)).expect("give the directory to postgres");
+        // Clients of other users reach the socket.
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("open the directory");
+        // A copy of a template would be faster, but all its copies share a system identifier, and telling servers apart
+        // by it is part of what is tested.
+        let mut initdb = as_postgres(&programs(major).join("initdb"));
+        initdb.args(["-N", "-A", "trust", "-U", "postgres", "--locale=C", "-E", "UTF8", "-D"]);
+        let made = initdb.arg(dir.path().join("data")).current_dir(dir.path()).output().expect("run initdb");
+        assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
+        let settings: Vec<String> = SETTINGS.iter().chain(settings).map(ToString::to_string).collect();
+        let port = free_port();
+        let postmaster = spawn(major, dir.path(), port, &settings);
+        let mut cluster = Cluster { postmaster, major, port, settings, dir };
+        cluster.await_ready();
+        cluster
+    }
+
+    /// The port on 127.0.0.1; it stays the same over restarts.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The directory of the unix socket, which is also the cluster's own.
+    pub fn socket_dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The data directory.
+    pub fn data_dir(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+
+    /// The postmaster's process id.
+    pub fn pid(&self) -> u32 {
+        self.postmaster.id()
+    }
+
+    /// A connection string for one database, over TCP, as the superuser.
+    pub fn conninfo(&self, database: &str) -> String {
+        format!("host=127.0.0.1 port={} user=postgres dbname={database}", self.port)
+    }
+
+    /// Runs SQL with psql and gives back what it printed: tuples only, unaligned, columns split by `|`. Stops at the
+    /// first error and panics with it.
+    #[track_caller]
+    pub fn sql(&self, database: &str, sql: &str) -> String {
+        self.try_sql(database, sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    /// The same, with psql's error text instead of a panic.
+    pub fn try_sql(&self, database: &str, sql: &str) -> Result<String, String> {
+        let mut psql = self.client("psql");
+        psql.args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", database, "-c", sql]);
+        let output = psql.output().expect("run psql");
+        if output.status.success() {
+            Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
+        } else {
+            Err(String::from_utf8_lossy(&output.stderr).trim_end().to_owned())
+        }
+    }
+
+    /// Runs one of the client programs (`pg_dump`, `createdb`, ...) of the cluster's version, as `postgres`, with host,
+    /// port and user set in its environment.
+    pub fn client(&self, program: &str) -> Command {
+        let mut command = as_postgres(&programs(self.major).join(program));
+        command.env("PGHOST", "127.0.0.1").env("PGPORT", self.port.to_string()).env("PGUSER", "postgres");
+        command.current_dir(self.dir.path());
+        command
+    }
+
+    /// Runs pgbench to its end, directly on this server; panics unless it succeeds.
+    #[track_caller]
+    pub fn pgbench(&self, database: &str, arguments: &[&str]) -> LoadOutcome {
+        let outcome = self.pgbench_load(database, self.port, arguments).finish();
+        assert!(outcome.success, "pgbench {arguments:?}: {}", outcome.text);
+        outcome
+    }
+
+    /// Starts pgbench against `port` of 127.0.0.1 (a proxy's, or the server's own) in the background.
+    #[track_caller]
+    pub fn pgbench_load(&self, database: &str, port: u16, arguments: &[&str]) -> Load {
+        let mut command = self.client("pgbench");
+        command.env("PGPORT", port.to_string()).args(arguments).arg(database);
+        Load::spawn(command)
+    }
+
+    /// Everything the server has logged so far.
+    pub fn log_text(&self) -> String {
+        std::fs::read(self.dir.path().join("log"))
+            .map_or_else(|_| String::new(), |b| String::from_utf8_lossy(&b).into())
+    }
+
+    /// Ends every process of the server at once, as a power cut would.
+    pub fn crash(&mut self) {
+        // The postmaster's children notice its death by themselves and end without a checkpoint.
+        self.signal(Signal::KILL);
+        let _ = self.postmaster.wait();
+        let children = self.data_dir().join("postmaster.pid");
+        until("the children of a crashed server to end", || {
+            std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, self.port)).ok()
+        });
+        let _ = std::fs::remove_file(children);
+    }
+
+    /// Stops every process of the server without ending it: what connects hangs. [`Cluster::thaw`] goes on.
+    pub fn freeze(&self) {
+        self.signal_family(Signal::STOP);
+    }
+
+    /// Takes [`Cluster::freeze`] back.
+    pub fn thaw(&self) {
+        self.signal_family(Signal::CONT);
+    }
+
+    /// Ends the server in an orderly way; clients are disconnected.
+    #[track_caller]
+    pub fn stop(&mut self) {
+        self.signal(Signal::INT);
+        until("a server to end", || self.postmaster.try_wait().expect("a child can be waited for"));
+    }
+
+    /// Starts a stopped or crashed server again: same data, same port; `settings` replace those of the start when given.
+    #[track_caller]
+    pub fn start_again(&mut self, settings: Option<&[&str]>) {
+        if let Some(settings) = settings {
+            self.settings = SETTINGS.iter().chain(settings).map(ToString::to_string).collect();
+        }
+        self.postmaster = spawn(self.major, self.dir.path(), self.port, &self.settings);
+        self.await_ready();
+    }
+
+    #[track_caller]
+    fn await_ready(&mut self) {
+        until("postgres to accept connections", || {
+            if let Some(status) = self.postmaster.try_wait().expect("a child can be waited for") {
+                panic!("postgres ended with {status}; its log:\n{}", self.log_text());
+            }
+            let mut ready = self.client("pg_isready");
+            ready.stdout(Stdio::null()).status().expect("run pg_isready").success().then_some(())
+        });
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = Pid::from_raw(self.postmaster.id() as i32) {
+            // ESRCH: it has ended already, which is what was wanted.
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    fn signal_family(&self, signal: Signal) {
+        let postmaster = self.postmaster.id();
+        self.signal(signal);
+        let children = std::fs::read_to_string(format!("/proc/{postmaster}/task/{postmaster}/children"));
+        for child in children.unwrap_or_default().split_whitespace() {
+            if let Some(pid) = child.parse().ok().and_then(Pid::from_raw) {
+                let _ = kill_process(pid, signal);
+            }
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.thaw();
+        // SIGTERM would wait for the clients to leave.
+        self.signal(Signal::INT);
+        if within(Duration::from_secs(30), || self.postmaster.try_wait().ok().flatten()).is_none() {
+            self.signal(Signal::KILL);
+            let _ = self.postmaster.wait();
+        }
+    }
+}
+
+fn spawn(major: u32, dir: &Path, port: u16, settings: &[String]) -> Child {
+    let log: File = OpenOptions::new().create(true).append(true).open(dir.join("log")).expect("make the server's log");
+    let mut command = as_postgres(&programs(major).join("postgres"));
+    command.arg("-D").arg(dir.join("data")).args(["-p", &port.to_string(), "-k"]).arg(dir);
+    for setting in settings {
+        command.args(["-c", setting]);
+    }
+    command.current_dir(dir).stdout(log.try_clone().expect("share the log")).stderr(log);
+    command.spawn().expect("start postgres")
+}
+
+/// User and group id of `postgres`, from the machine's own list.
+fn postgres_ids() -> (u32, u32) {
+    let list = std::fs::read_to_string("/etc/passwd").expect("read /etc/passwd");
+    let entry = list.lines().find(|line| line.starts_with("postgres:")).expect("the machine has a user postgres");
+    let mut fields = entry.split(':').skip(2).map(|field| field.parse().expect("ids are numbers"));
+    let mut next = || fields.next().expect("an entry has two ids");
+    (next(), next())
+}

@@ -1,0 +1,32 @@
+//! Real PostgreSQL clusters for the tests of `stillpoint migrate`: one call starts a server of Debian's on a port and in
+//! a directory of its own, and dropping it ends the server and removes the directory.
+//!
+//! The caller must run as root (the server runs as `postgres`) and have `postgresql-15` installed (`setup/` lists it);
+//! [`available`] says so where that does not hold, and with `REQUIRE_ALL=1` the test fails instead of being skipped.
+//!
+//! Guarantees: nothing of the machine's own clusters is touched; the kernel ends a server whose test thread dies; every
+//! wait is for a condition and names it when it gives up. A failing helper panics with the server's log, since a test
+//! has nothing better to do.
+//!
+//! What it does not do: it measures nothing, and it knows nothing of the product. It is for `[dev-dependencies]` alone.
+//!
+//! ```no_run
+//! # use stillpoint_migrate_testbed::{Cluster, available};
+//! if !available() { return }
+//! let source = Cluster::start(&["wal_level=logical"]);
+//! source.sql("postgres", "CREATE DATABASE shop");
+//! source.pgbench("shop", &["-i", "-s", "1", "-q"]);
+//! let mut load = source.pgbench_load("shop", source.port(), &["-c", "4", "-T", "60"]);
+//! // ... migrate ...
+//! let outcome = load.finish();
+//! assert_eq!(outcome.failed, 0, "{}", outcome.text);
+//! ```
+#![forbid(unsafe_code)]
+
+mod cluster;
+mod load;
+mod program;
+
+pub use cluster::Cluster;
+pub use load::{Load, LoadOutcome};
+pub use program::{available, free_port, until, within};
