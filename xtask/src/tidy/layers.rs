@@ -41,6 +41,7 @@ const PLACES: &[(&str, Layer, Pillar)] = &[
     ("stillpoint-patch-tracee", Layer::Edge, Pillar::Patch),
     ("stillpoint-patch-builder", Layer::Engine, Pillar::Patch),
     ("stillpoint-patch-engine", Layer::Engine, Pillar::Patch),
+    ("stillpoint-migrate-engine", Layer::Engine, Pillar::Migrate),
     ("stillpoint-migrate-testbed", Layer::Tool, Pillar::Migrate),
     ("stillpoint-measure", Layer::Engine, Pillar::Measure),
     ("stillpoint", Layer::Cli, Pillar::Shared),

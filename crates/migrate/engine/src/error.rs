@@ -1,0 +1,140 @@
+//! What can go wrong while a database is moved.
+
+use crate::fault::FaultPoint;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Why an operation of this crate did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A connection string does not parse, or asks for what there is not.
+    #[error("connection string of the {side}: {why}")]
+    Conninfo {
+        /// `source` or `target`.
+        side: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A server could not be reached.
+    #[error("connect to {server}")]
+    Connect {
+        /// Which one.
+        server: String,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// A connection broke.
+    #[error("connection to {server} lost while {doing}")]
+    Lost {
+        /// To which server.
+        server: String,
+        /// What was going on.
+        doing: String,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// A server answered with an error.
+    #[error("{server}: {message} ({code}) while {doing}")]
+    Sql {
+        /// Which one.
+        server: String,
+        /// What was going on.
+        doing: String,
+        /// SQLSTATE.
+        code: String,
+        /// The server's message, with its detail.
+        message: String,
+    },
+    /// A server sent what the protocol does not allow here.
+    #[error("{server} sent {what}")]
+    Protocol {
+        /// Which one.
+        server: String,
+        /// What it sent.
+        what: String,
+    },
+    /// The server asks for a way to log in that is not supported.
+    #[error("{server} asks for {method} authentication, which is not supported")]
+    Authentication {
+        /// Which one.
+        server: String,
+        /// What it asks for.
+        method: String,
+    },
+    /// A stream of changes held bytes that are no message of pgoutput.
+    #[error("change stream: {0}")]
+    Pgoutput(String),
+    /// A program could not be run, or failed.
+    #[error("{program}: {why}")]
+    Program {
+        /// Which one.
+        program: String,
+        /// What it said.
+        why: String,
+    },
+    /// Preflight found what is not supported; nothing has been touched.
+    #[error("{} not supported: {}", if .0.len() == 1 { "something is".into() } else { format!("{} things are", .0.len()) }, .0.join("; "))]
+    Refused(Vec<String>),
+    /// A limit ran out.
+    #[error("{what} took longer than {:.1} s{}", .limit.as_secs_f64(), if .who.is_empty() { String::new() } else { format!(": {}", .who.join(", ")) })]
+    TimedOut {
+        /// What did.
+        what: String,
+        /// The limit.
+        limit: Duration,
+        /// Who held it up, where that is known.
+        who: Vec<String>,
+    },
+    /// Definitions on the source are not what they were when the migration began.
+    #[error("definitions changed during the migration: {0}")]
+    SchemaChanged(String),
+    /// Somebody waits for a lock that the copy holds.
+    #[error("the copy stands in the way of {0}")]
+    InTheWay(String),
+    /// The two sides do not hold the same.
+    #[error("source and target differ in {}", .0.join(", "))]
+    Differs(Vec<String>),
+    /// The source makes changes faster than the target takes them.
+    #[error(
+        "the source outruns the target: {made:.0} transactions a second against {applied:.0}, {lag_bytes} bytes behind"
+    )]
+    Outrun {
+        /// Made a second.
+        made: f64,
+        /// Applied a second.
+        applied: f64,
+        /// How far behind.
+        lag_bytes: u64,
+    },
+    /// The proxy cannot be talked to, or refused.
+    #[error("proxy: {0}")]
+    Proxy(String),
+    /// The journal cannot be read or written.
+    #[error("journal {path}")]
+    Journal {
+        /// Where it is.
+        path: PathBuf,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// A migration is, or is not, in the phase that a command needs.
+    #[error("{0}")]
+    WrongPhase(String),
+    /// A test made a phase fail.
+    #[error("fault injected at {0:?}")]
+    Fault(FaultPoint),
+}
+
+impl Error {
+    /// SQLSTATE, when a server answered with an error.
+    pub fn sqlstate(&self) -> Option<&str> {
+        match self {
+            Error::Sql { code, .. } => Some(code),
+            _ => None,
+        }
+    }
+}

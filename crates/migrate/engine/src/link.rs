@@ -1,0 +1,418 @@
+//! One connection to a server, at the level of protocol messages.
+//!
+//! The obvious way is tokio-postgres. It has no CopyBoth, a Sync after every statement, and copies COPY data through its
+//! own buffers; here a replayed transaction is one batch with one Sync, COPY data passes through as it came, and the
+//! replication stream is one more mode of the same connection. Log-in and message encoding are `postgres-protocol`'s.
+
+use crate::Error;
+use crate::server::{Address, Server};
+use bytes::{Buf, Bytes, BytesMut};
+use postgres_protocol::authentication::{md5_hash, sasl};
+use postgres_protocol::message::frontend;
+use std::io;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+
+/// No row and no message of the protocol is longer.
+const MESSAGE_MAX: usize = 1 << 30;
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Statements.
+    Statements,
+    /// Statements, slots and the stream of changes.
+    Replication,
+}
+
+/// A message from the server: its tag and what follows the length.
+#[derive(Debug)]
+pub(crate) struct Frame {
+    pub(crate) tag: u8,
+    pub(crate) body: Bytes,
+}
+
+/// The receiving half of a connection.
+pub(crate) struct Receiver {
+    stream: Box<dyn AsyncRead + Send + Unpin>,
+    buffer: BytesMut,
+    server: String,
+}
+
+/// The sending half.
+pub(crate) struct Sender {
+    stream: Box<dyn AsyncWrite + Send + Unpin>,
+    /// What is to be sent next; frontend messages are appended to it.
+    pub(crate) buffer: BytesMut,
+    server: String,
+}
+
+/// A connection that has logged in.
+pub(crate) struct Link {
+    pub(crate) receiver: Receiver,
+    pub(crate) sender: Sender,
+    /// Process id of the backend.
+    pub(crate) pid: i32,
+}
+
+/// One row in text; `None` is NULL.
+pub(crate) type Row = Vec<Option<String>>;
+
+impl Receiver {
+    /// The next message, notices and parameter changes left out.
+    pub(crate) async fn frame(&mut self) -> Result<Frame, Error> {
+        loop {
+            let frame = self.any_frame().await?;
+            if !matches!(frame.tag, b'N' | b'S' | b'A') {
+                return Ok(frame);
+            }
+        }
+    }
+
+    async fn any_frame(&mut self) -> Result<Frame, Error> {
+        loop {
+            if let Some(frame) = self.buffered()? {
+                return Ok(frame);
+            }
+            self.buffer.reserve(16 << 10);
+            match self.stream.read_buf(&mut self.buffer).await {
+                Ok(0) => return Err(self.lost(io::ErrorKind::UnexpectedEof.into())),
+                Ok(_) => {}
+                Err(error) => return Err(self.lost(error)),
+            }
+        }
+    }
+
+    fn buffered(&mut self) -> Result<Option<Frame>, Error> {
+        if self.buffer.len() < 5 {
+            return Ok(None);
+        }
+        let length = u32::from_be_bytes([self.buffer[1], self.buffer[2], self.buffer[3], self.buffer[4]]) as usize;
+        if !(4..MESSAGE_MAX).contains(&length) {
+            return Err(self.protocol(format!("a message of {length} bytes")));
+        }
+        if self.buffer.len() <= length {
+            self.buffer.reserve(length + 1 - self.buffer.len());
+            return Ok(None);
+        }
+        let mut whole = self.buffer.split_to(length + 1).freeze();
+        let tag = whole.get_u8();
+        whole.advance(4);
+        Ok(Some(Frame { tag, body: whole }))
+    }
+
+    pub(crate) fn protocol(&self, what: String) -> Error {
+        Error::Protocol { server: self.server.clone(), what }
+    }
+
+    fn lost(&self, source: io::Error) -> Error {
+        Error::Lost { server: self.server.clone(), doing: "reading".into(), source }
+    }
+
+    /// The error that an ErrorResponse tells.
+    pub(crate) fn sql_error(&self, body: &Bytes, doing: &str) -> Error {
+        let mut code = String::new();
+        let mut message = String::new();
+        let mut detail = String::new();
+        for field in body.split(|byte| *byte == 0).filter(|field| !field.is_empty()) {
+            let text = String::from_utf8_lossy(&field[1..]).into_owned();
+            match field[0] {
+                b'C' => code = text,
+                b'M' => message = text,
+                b'D' => detail = text,
+                _ => {}
+            }
+        }
+        if !detail.is_empty() {
+            message = format!("{message}: {detail}");
+        }
+        let mut doing: String = doing.chars().take(200).collect();
+        if doing.is_empty() {
+            doing = "connecting".into();
+        }
+        Error::Sql { server: self.server.clone(), doing, code, message }
+    }
+}
+
+impl Sender {
+    /// Sends what is buffered.
+    pub(crate) async fn flush(&mut self) -> Result<(), Error> {
+        let result = self.stream.write_all_buf(&mut self.buffer).await;
+        result.map_err(|source| Error::Lost { server: self.server.clone(), doing: "writing".into(), source })
+    }
+
+    /// Buffers a message; only a NUL byte inside a string can make that fail.
+    pub(crate) fn put(&mut self, write: impl FnOnce(&mut BytesMut) -> io::Result<()>) -> Result<(), Error> {
+        write(&mut self.buffer)
+            .map_err(|error| Error::Protocol { server: self.server.clone(), what: error.to_string() })
+    }
+}
+
+impl Link {
+    /// Connects and logs in. Output is in the one form that both sides read alike.
+    pub(crate) async fn connect(server: &Server, purpose: Purpose, settings: &[(&str, &str)]) -> Result<Link, Error> {
+        let connecting = async {
+            let mut link = Link::open(server).await?;
+            link.log_in(server, purpose, settings).await?;
+            Ok(link)
+        };
+        tokio::time::timeout(CONNECT_LIMIT, connecting).await.unwrap_or_else(|_| {
+            Err(Error::TimedOut { what: format!("connecting to {server}"), limit: CONNECT_LIMIT, who: Vec::new() })
+        })
+    }
+
+    async fn open(server: &Server) -> Result<Link, Error> {
+        type Halves = (Box<dyn AsyncRead + Send + Unpin>, Box<dyn AsyncWrite + Send + Unpin>);
+        let opened: io::Result<Halves> = match &server.address {
+            Address::Tcp(host, port) => TcpStream::connect((host.as_str(), *port)).await.and_then(|stream| {
+                stream.set_nodelay(true)?;
+                let (read, write) = stream.into_split();
+                Ok((Box::new(read) as _, Box::new(write) as _))
+            }),
+            Address::Unix(path) => UnixStream::connect(path).await.map(|stream| {
+                let (read, write) = stream.into_split();
+                (Box::new(read) as _, Box::new(write) as _)
+            }),
+        };
+        let (read, write) = opened.map_err(|source| Error::Connect { server: server.to_string(), source })?;
+        let name = server.to_string();
+        Ok(Link {
+            receiver: Receiver { stream: read, buffer: BytesMut::with_capacity(64 << 10), server: name.clone() },
+            sender: Sender { stream: write, buffer: BytesMut::with_capacity(64 << 10), server: name },
+            pid: 0,
+        })
+    }
+
+    async fn log_in(&mut self, server: &Server, purpose: Purpose, settings: &[(&str, &str)]) -> Result<(), Error> {
+        let mut parameters = vec![
+            ("user", server.user.as_str()),
+            ("database", server.database.as_str()),
+            ("application_name", crate::APPLICATION),
+            ("client_encoding", "UTF8"),
+            ("DateStyle", "ISO"),
+            ("IntervalStyle", "postgres"),
+            ("TimeZone", "UTC"),
+            ("extra_float_digits", "3"),
+            // A database, or a role, whose default this is (a fenced one) must still take what is replayed.
+            ("default_transaction_read_only", "off"),
+            ("statement_timeout", "0"),
+            ("idle_in_transaction_session_timeout", "0"),
+            ("search_path", "pg_catalog"),
+        ];
+        if purpose == Purpose::Replication {
+            parameters.push(("replication", "database"));
+        }
+        parameters.extend_from_slice(settings);
+        self.sender.put(|buffer| frontend::startup_message(parameters, buffer))?;
+        self.sender.flush().await?;
+        let mut scram = None;
+        loop {
+            let frame = self.receiver.frame().await?;
+            match frame.tag {
+                b'R' => self.authenticate(server, &frame.body, &mut scram).await?,
+                b'K' if frame.body.len() >= 4 => self.pid = (&frame.body[..4]).get_i32(),
+                b'Z' => return Ok(()),
+                b'E' => return Err(self.receiver.sql_error(&frame.body, "")),
+                tag => return Err(self.receiver.protocol(format!("`{}` at log-in", char::from(tag)))),
+            }
+        }
+    }
+
+    async fn authenticate(
+        &mut self,
+        server: &Server,
+        body: &Bytes,
+        scram: &mut Option<sasl::ScramSha256>,
+    ) -> Result<(), Error> {
+        let broken = |error: io::Error| Error::Protocol { server: server.to_string(), what: error.to_string() };
+        let unsupported = |method: &str| Error::Authentication { server: server.to_string(), method: method.into() };
+        let password = || server.password.clone().ok_or_else(|| unsupported("password (and none is given)"));
+        let mut rest = body.clone();
+        if rest.len() < 4 {
+            return Err(self.receiver.protocol("a short authentication request".into()));
+        }
+        match rest.get_i32() {
+            0 => return Ok(()),
+            3 => {
+                let password = password()?;
+                self.sender.put(|buffer| frontend::password_message(&password, buffer))?;
+            }
+            5 if rest.len() == 4 => {
+                let salt = [rest[0], rest[1], rest[2], rest[3]];
+                let hash = md5_hash(server.user.as_bytes(), &password()?, salt);
+                self.sender.put(|buffer| frontend::password_message(hash.as_bytes(), buffer))?;
+            }
+            10 => {
+                if !rest.split(|byte| *byte == 0).any(|mechanism| mechanism == sasl::SCRAM_SHA_256.as_bytes()) {
+                    return Err(unsupported("an unknown SASL"));
+                }
+                let exchange = sasl::ScramSha256::new(&password()?, sasl::ChannelBinding::unsupported());
+                let first = exchange.message().to_vec();
+                *scram = Some(exchange);
+                self.sender.put(|buffer| frontend::sasl_initial_response(sasl::SCRAM_SHA_256, &first, buffer))?;
+            }
+            11 => {
+                let exchange = scram.as_mut().ok_or_else(|| unsupported("SASL out of turn"))?;
+                exchange.update(&rest).map_err(broken)?;
+                let response = exchange.message().to_vec();
+                self.sender.put(|buffer| frontend::sasl_response(&response, buffer))?;
+            }
+            12 => {
+                let exchange = scram.as_mut().ok_or_else(|| unsupported("SASL out of turn"))?;
+                return exchange.finish(&rest).map_err(broken);
+            }
+            7 | 8 => return Err(unsupported("GSSAPI")),
+            other => return Err(unsupported(&format!("method {other}"))),
+        }
+        self.sender.flush().await
+    }
+
+    /// Runs statements by the simple protocol; the rows of the last one that has any. Several statements in one text
+    /// are one transaction.
+    pub(crate) async fn query(&mut self, sql: &str) -> Result<Vec<Row>, Error> {
+        self.sender.put(|buffer| frontend::query(sql, buffer))?;
+        self.sender.flush().await?;
+        let mut rows = Vec::new();
+        let mut failure = None;
+        loop {
+            let frame = self.receiver.frame().await?;
+            match frame.tag {
+                b'T' => rows.clear(),
+                b'D' => rows.push(row(&frame.body).ok_or_else(|| self.receiver.protocol("a broken row".into()))?),
+                b'E' => failure = failure.or(Some(self.receiver.sql_error(&frame.body, sql))),
+                b'Z' => return failure.map_or(Ok(rows), Err),
+                b'C' | b'I' | b'n' => {}
+                tag => return Err(self.receiver.protocol(format!("`{}` after {sql}", char::from(tag)))),
+            }
+        }
+    }
+
+    /// The first column of the first row.
+    pub(crate) async fn value(&mut self, sql: &str) -> Result<Option<String>, Error> {
+        Ok(self.query(sql).await?.into_iter().next().and_then(|row| row.into_iter().next().flatten()))
+    }
+
+    /// The first column of the first row, which is there.
+    pub(crate) async fn text(&mut self, sql: &str) -> Result<String, Error> {
+        let value = self.value(sql).await?;
+        value.ok_or_else(|| self.receiver.protocol(format!("nothing in answer to {sql}")))
+    }
+
+    /// Begins a COPY (of either direction), or the stream of changes.
+    pub(crate) async fn begin_copy(&mut self, sql: &str) -> Result<(), Error> {
+        self.sender.put(|buffer| frontend::query(sql, buffer))?;
+        self.sender.flush().await?;
+        loop {
+            let frame = self.receiver.frame().await?;
+            match frame.tag {
+                b'G' | b'H' | b'W' => return Ok(()),
+                b'E' => {
+                    let error = self.receiver.sql_error(&frame.body, sql);
+                    self.until_ready().await?;
+                    return Err(error);
+                }
+                tag => return Err(self.receiver.protocol(format!("`{}` after {sql}", char::from(tag)))),
+            }
+        }
+    }
+
+    /// The next piece of a COPY to us; `None` at its end.
+    pub(crate) async fn copied(&mut self) -> Result<Option<Bytes>, Error> {
+        loop {
+            let frame = self.receiver.frame().await?;
+            match frame.tag {
+                b'd' => return Ok(Some(frame.body)),
+                b'c' | b'C' => {}
+                b'Z' => return Ok(None),
+                b'E' => {
+                    let error = self.receiver.sql_error(&frame.body, "COPY");
+                    self.until_ready().await?;
+                    return Err(error);
+                }
+                tag => return Err(self.receiver.protocol(format!("`{}` in a COPY", char::from(tag)))),
+            }
+        }
+    }
+
+    /// Buffers a piece of a COPY from us, and sends when there is enough of it.
+    pub(crate) async fn copy(&mut self, piece: &Bytes) -> Result<(), Error> {
+        self.sender.put(|buffer| {
+            frontend::CopyData::new(piece.as_ref())?.write(buffer);
+            Ok(())
+        })?;
+        if self.sender.buffer.len() >= 128 << 10 { self.sender.flush().await } else { Ok(()) }
+    }
+
+    /// Ends a COPY from us.
+    pub(crate) async fn end_copy(&mut self) -> Result<(), Error> {
+        frontend::copy_done(&mut self.sender.buffer);
+        self.sender.flush().await?;
+        let mut failure = None;
+        loop {
+            let frame = self.receiver.frame().await?;
+            match frame.tag {
+                b'E' => failure = failure.or(Some(self.receiver.sql_error(&frame.body, "COPY"))),
+                b'Z' => return failure.map_or(Ok(()), Err),
+                b'C' => {}
+                tag => return Err(self.receiver.protocol(format!("`{}` after a COPY", char::from(tag)))),
+            }
+        }
+    }
+
+    async fn until_ready(&mut self) -> Result<(), Error> {
+        while self.receiver.frame().await?.tag != b'Z' {}
+        Ok(())
+    }
+}
+
+/// The columns of a DataRow.
+fn row(body: &Bytes) -> Option<Row> {
+    let mut rest = body.clone();
+    let columns = rest.try_get_u16().ok()?;
+    let mut row = Vec::with_capacity(usize::from(columns));
+    for _ in 0..columns {
+        let length = rest.try_get_i32().ok()?;
+        let Ok(length) = usize::try_from(length) else {
+            row.push(None);
+            continue;
+        };
+        if rest.len() < length {
+            return None;
+        }
+        row.push(Some(String::from_utf8_lossy(&rest.split_to(length)).into_owned()));
+    }
+    rest.is_empty().then_some(row)
+}
+
+/// A string constant of SQL.
+pub(crate) fn literal(text: &str) -> String {
+    postgres_protocol::escape::escape_literal(text).trim_start().to_owned()
+}
+
+/// An identifier of SQL, quoted.
+pub(crate) fn identifier(name: &str) -> String {
+    postgres_protocol::escape::escape_identifier(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_read_and_broken_ones_refused() {
+        let good = Bytes::from_static(b"\0\x02\0\0\0\x01x\xff\xff\xff\xff");
+        assert_eq!(row(&good), Some(vec![Some("x".into()), None]));
+        for end in 0..good.len() {
+            assert_eq!(row(&good.slice(..end)), None, "cut at {end}");
+        }
+    }
+
+    #[test]
+    fn names_and_texts_are_quoted() {
+        assert_eq!(identifier("a\"b"), "\"a\"\"b\"");
+        assert_eq!(literal("it's"), "'it''s'");
+        assert_eq!(literal("a\\b"), "E'a\\\\b'");
+    }
+}

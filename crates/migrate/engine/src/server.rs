@@ -1,0 +1,141 @@
+//! How a server is reached: what the user's connection string says.
+
+use crate::Error;
+use std::fmt;
+use std::path::PathBuf;
+use tokio_postgres::config::{Config, Host, SslMode};
+
+/// Where the server listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Address {
+    /// Host name or address, and port.
+    Tcp(String, u16),
+    /// The path of the socket.
+    Unix(PathBuf),
+}
+
+/// A server, the database on it that is moved, and the role that we are there. The password shows in no message.
+#[derive(Clone)]
+pub struct Server {
+    /// `source` or `target`: how messages call it.
+    pub(crate) side: String,
+    pub(crate) address: Address,
+    pub(crate) user: String,
+    pub(crate) password: Option<Vec<u8>>,
+    pub(crate) database: String,
+}
+
+impl Server {
+    /// From a connection string of libpq's two forms; `side` is what messages call the server. Without a user it is
+    /// `postgres`, without a password that of `PGPASSWORD`, without a database `database` must be given.
+    pub fn parse(side: &str, conninfo: &str, database: Option<&str>) -> Result<Server, Error> {
+        let wrong = |why: String| Error::Conninfo { side: side.into(), why };
+        let config: Config = conninfo.parse().map_err(|error: tokio_postgres::Error| wrong(error.to_string()))?;
+        if config.get_ssl_mode() == SslMode::Require {
+            return Err(wrong("sslmode=require: connections of the manager are not encrypted yet".into()));
+        }
+        if config.get_hosts().len() > 1 {
+            return Err(wrong("several hosts: name the one server".into()));
+        }
+        let port = config.get_ports().first().copied().unwrap_or(5432);
+        let address = match config.get_hosts().first() {
+            Some(Host::Tcp(host)) => Address::Tcp(host.clone(), port),
+            Some(Host::Unix(directory)) => Address::Unix(directory.join(format!(".s.PGSQL.{port}"))),
+            None => Address::Unix(PathBuf::from(format!("/var/run/postgresql/.s.PGSQL.{port}"))),
+        };
+        let database = database.or(config.get_dbname()).ok_or_else(|| wrong("no database is named".into()))?.to_owned();
+        let user = config.get_user().unwrap_or("postgres").to_owned();
+        let password = config.get_password().map(<[u8]>::to_vec);
+        let password = password.or_else(|| std::env::var("PGPASSWORD").ok().map(String::into_bytes));
+        Ok(Server { side: side.into(), address, user, password, database })
+    }
+
+    /// The same server under another name and with another database.
+    pub(crate) fn database(&self, database: &str) -> Server {
+        Server { database: database.into(), ..self.clone() }
+    }
+
+    /// The same server, called `side` in messages: source and target change places on the way back.
+    pub(crate) fn called(&self, side: &str) -> Server {
+        Server { side: side.into(), ..self.clone() }
+    }
+
+    /// The name of the database that is moved.
+    pub fn database_name(&self) -> &str {
+        &self.database
+    }
+
+    /// The environment with which libpq's programs reach it.
+    pub(crate) fn environment(&self) -> Vec<(&'static str, String)> {
+        let mut variables = match &self.address {
+            Address::Tcp(host, port) => vec![("PGHOST", host.clone()), ("PGPORT", port.to_string())],
+            Address::Unix(path) => {
+                let directory = path.parent().map_or_else(String::new, |path| path.display().to_string());
+                let port = path.extension().and_then(|port| port.to_str()).unwrap_or("5432");
+                vec![("PGHOST", directory), ("PGPORT", port.to_owned())]
+            }
+        };
+        variables.push(("PGUSER", self.user.clone()));
+        variables.push(("PGAPPNAME", crate::APPLICATION.into()));
+        if let Some(password) = &self.password {
+            variables.push(("PGPASSWORD", String::from_utf8_lossy(password).into_owned()));
+        }
+        variables
+    }
+
+    /// Host (or socket directory) and port, as the proxy wants them.
+    pub fn host_and_port(&self) -> (String, u16) {
+        match &self.address {
+            Address::Tcp(host, port) => (host.clone(), *port),
+            Address::Unix(path) => {
+                let directory = path.parent().map_or_else(String::new, |path| path.display().to_string());
+                let port = path.extension().and_then(|port| port.to_str()?.parse().ok()).unwrap_or(5432);
+                (directory, port)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (host, port) = self.host_and_port();
+        write!(f, "{} {host}:{port}/{}", self.side, self.database)
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Server({self}, user {})", self.user)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_forms_of_a_connection_string() {
+        let words =
+            Server::parse("source", "host=10.0.0.1 port=5433 user=mover password=s3cret dbname=shop", None).unwrap();
+        let url = Server::parse("source", "postgresql://mover:s3cret@10.0.0.1:5433/shop", None).unwrap();
+        for server in [words, url] {
+            assert_eq!(server.address, Address::Tcp("10.0.0.1".into(), 5433));
+            assert_eq!((server.user.as_str(), server.database.as_str()), ("mover", "shop"));
+            assert!(!format!("{server:?} {server}").contains("s3cret"));
+        }
+    }
+
+    #[test]
+    fn a_directory_is_a_socket() {
+        let server = Server::parse("target", "host=/tmp/x port=5433 dbname=shop", None).unwrap();
+        assert_eq!(server.address, Address::Unix("/tmp/x/.s.PGSQL.5433".into()));
+        assert_eq!(server.host_and_port(), ("/tmp/x".into(), 5433));
+    }
+
+    #[test]
+    fn what_is_not_supported_is_refused() {
+        for wrong in ["host=a,b dbname=x", "host=a sslmode=require dbname=x", "host=a", "nonsense"] {
+            assert!(Server::parse("source", wrong, None).is_err(), "{wrong}");
+        }
+    }
+}
