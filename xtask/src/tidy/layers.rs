@@ -37,6 +37,7 @@ const PLACES: &[(&str, Layer, Pillar)] = &[
     ("stillpoint-patch-insn", Layer::Pure, Pillar::Patch),
     ("stillpoint-patch-unwind", Layer::Pure, Pillar::Patch),
     ("stillpoint-patch-differ", Layer::Pure, Pillar::Patch),
+    ("stillpoint-migrate-replay", Layer::Pure, Pillar::Migrate),
     ("stillpoint-integrations", Layer::Edge, Pillar::Shared),
     ("stillpoint-patch-tracee", Layer::Edge, Pillar::Patch),
     ("stillpoint-patch-builder", Layer::Engine, Pillar::Patch),

@@ -1,0 +1,120 @@
+//! The LSIR by visibility: when a first read may be sent, and when a commit.
+//!
+//! Algorithm 4 of the paper takes the smallest start stamp of the *committed* transactions, so the first read of one
+//! that runs long is replayed after commits that it did not see. Here the transactions that still run count as well,
+//! and instead of barriers there are two watermarks: the lowest commit that is not replayed, and the lowest first read.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::locks::Slot;
+use crate::rules::Rules;
+use crate::syncset::RunningId;
+use crate::visibility::{Rank, Snapshot, Xid};
+
+/// A transaction that runs on the source.
+#[derive(Debug)]
+enum Running {
+    /// Its first read is under way; commits that were handed in before that are seen by it.
+    Beginning { handed_in: u64 },
+    /// It has its snapshot.
+    Began(Snapshot),
+}
+
+/// A first read that has not been replayed, or whose transaction still runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Reader {
+    Running(RunningId),
+    Admitted(Slot),
+}
+
+/// Which first reads and commits are open.
+#[derive(Debug, Default)]
+pub(crate) struct Gates {
+    running: BTreeMap<RunningId, Running>,
+    /// Beginnings by what had been handed in.
+    beginnings: BTreeSet<(u64, RunningId)>,
+    /// All first reads that are not done.
+    unread: BTreeMap<(Rank, Reader), Snapshot>,
+    /// Those that a player may take, lowest first.
+    unclaimed: BTreeSet<(Rank, Slot)>,
+    /// Commits that are not done.
+    uncommitted: BTreeSet<Xid>,
+}
+
+impl Gates {
+    pub(crate) fn begins(&mut self, running: RunningId, handed_in: u64) {
+        self.running.insert(running, Running::Beginning { handed_in });
+        self.beginnings.insert((handed_in, running));
+    }
+
+    pub(crate) fn began(&mut self, running: RunningId, snapshot: Snapshot) {
+        self.forget(running);
+        self.unread.insert((snapshot.rank(), Reader::Running(running)), snapshot.clone());
+        self.running.insert(running, Running::Began(snapshot));
+    }
+
+    pub(crate) fn has_snapshot(&self, running: RunningId) -> bool {
+        matches!(self.running.get(&running), Some(Running::Began(_)))
+    }
+
+    /// It ended without anything to replay.
+    pub(crate) fn forget(&mut self, running: RunningId) -> Option<Snapshot> {
+        match self.running.remove(&running)? {
+            Running::Beginning { handed_in } => {
+                self.beginnings.remove(&(handed_in, running));
+                None
+            }
+            Running::Began(snapshot) => {
+                self.unread.remove(&(snapshot.rank(), Reader::Running(running)));
+                Some(snapshot)
+            }
+        }
+    }
+
+    pub(crate) fn admit(&mut self, slot: Slot, xid: Xid, snapshot: &Snapshot) {
+        self.uncommitted.insert(xid);
+        self.reopen(slot, snapshot);
+    }
+
+    /// Its first read is to be done (again).
+    pub(crate) fn reopen(&mut self, slot: Slot, snapshot: &Snapshot) {
+        self.unread.insert((snapshot.rank(), Reader::Admitted(slot)), snapshot.clone());
+        self.unclaimed.insert((snapshot.rank(), slot));
+    }
+
+    /// The first read that comes next, when every commit that it saw is done. Later ones see more: while the first is
+    /// shut they are, too.
+    pub(crate) fn open_read(&self, rules: &Rules) -> Option<Slot> {
+        let &(rank, slot) = self.unclaimed.first()?;
+        let snapshot = self.unread.get(&(rank, Reader::Admitted(slot)))?;
+        let seen = self.uncommitted.range(..snapshot.xmax()).any(|xid| snapshot.sees(*xid));
+        (!seen || !rules.reads_after_commits).then_some(slot)
+    }
+
+    pub(crate) fn claim(&mut self, slot: Slot, snapshot: &Snapshot) {
+        self.unclaimed.remove(&(snapshot.rank(), slot));
+    }
+
+    pub(crate) fn read_done(&mut self, slot: Slot, snapshot: &Snapshot) {
+        self.unread.remove(&(snapshot.rank(), Reader::Admitted(slot)));
+    }
+
+    pub(crate) fn commit_done(&mut self, xid: Xid) {
+        self.uncommitted.remove(&xid);
+    }
+
+    /// The lowest first read that is not done.
+    pub(crate) fn lowest_unread(&self, rules: &Rules) -> Option<&Snapshot> {
+        let counts = |reader: &Reader| rules.running_counts || matches!(reader, Reader::Admitted(_));
+        self.unread.iter().find(|((_, reader), _)| counts(reader)).map(|(_, snapshot)| snapshot)
+    }
+
+    /// Whether every first read that did not see this commit is done.
+    pub(crate) fn commit_open(&self, xid: Xid, handed_in: u64, rules: &Rules) -> bool {
+        if !rules.commits_after_reads {
+            return true;
+        }
+        let begun_before = rules.running_counts && self.beginnings.first().is_some_and(|(at, _)| *at <= handed_in);
+        !begun_before && self.lowest_unread(rules).is_none_or(|snapshot| snapshot.sees(xid))
+    }
+}

@@ -1,0 +1,662 @@
+//! The scheduler: what each player may send next.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+
+use crate::error::{Error, Refused};
+use crate::gates::Gates;
+use crate::locks::{Locks, Slot};
+use crate::rules::Rules;
+use crate::syncset::{Mode, Operation, Player, RunningId, Stamp, Step, Syncset, SyncsetId};
+use crate::token::{Access, Granule, granules};
+use crate::visibility::{Snapshot, Xid};
+
+/// Tries of one syncset before it is given up: freely, after all lower stamps, alone.
+const ATTEMPTS_MAX: u8 = 3;
+
+/// How much may be pending.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of all pending syncsets.
+    pub bytes: u64,
+    /// Their number.
+    pub syncsets: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { bytes: 256 << 20, syncsets: 1 << 20 }
+    }
+}
+
+/// Where the replay stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Syncsets handed in and not done.
+    pub pending: usize,
+    /// What they hold.
+    pub bytes: u64,
+    /// Of these, those that wait until all lower stamps have been handed in.
+    pub unordered: usize,
+    /// Operations that players were given and have not reported.
+    pub under_way: usize,
+    /// Every syncset up to this stamp is done.
+    pub applied: Stamp,
+    /// Up to this stamp nothing more comes in.
+    pub closed: Stamp,
+    /// Syncsets done.
+    pub done: u64,
+    /// Failures that were retried.
+    pub retries: u64,
+}
+
+/// A syncset that is done.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Done<P> {
+    /// Its stamp.
+    pub stamp: Stamp,
+    /// What was handed in with it.
+    pub payload: P,
+}
+
+/// What becomes of a syncset that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retry {
+    /// Which one failed.
+    pub stamp: Stamp,
+    /// So many that the player was given behind it go back with it, in whatever order they come again.
+    pub given_back: usize,
+}
+
+#[derive(Debug)]
+struct Entry<P> {
+    stamp: Stamp,
+    payload: P,
+    bytes: u64,
+    granules: Box<[(Granule, Access)]>,
+    /// Granules that are not granted yet.
+    waiting: u32,
+    /// Position in the line of stamps.
+    position: u64,
+    /// How many had been handed in before it.
+    handed_in: u64,
+    attempts: u8,
+    /// Who was given it.
+    player: Option<Player>,
+    statement: Option<(Xid, Snapshot)>,
+}
+
+/// How far a transaction of statements is on its player.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Reading,
+    Read,
+    Writing,
+    Written,
+    Committing,
+}
+
+#[derive(Debug, Default)]
+struct PlayerState {
+    /// What it was given whole, in order.
+    batch: VecDeque<Slot>,
+    /// The transaction of statements that is open on it.
+    open: Option<(Slot, Phase)>,
+    /// A commit that the open transaction must not see has been done: its first read cannot be repeated.
+    overtaken: bool,
+}
+
+/// Replays syncsets in the order that their mode asks for and no other. See the crate's documentation.
+#[derive(Debug)]
+pub struct Scheduler<P> {
+    mode: Mode,
+    limits: Limits,
+    rules: Rules,
+    closed: Stamp,
+    /// Handed in above what is closed.
+    unordered: BTreeMap<Stamp, (u64, Syncset<P>)>,
+    handed_in: u64,
+    entries: Vec<Option<Entry<P>>>,
+    free: Vec<Slot>,
+    locks: Locks,
+    gates: Gates,
+    /// Admitted syncsets in stamp order; those done are `None` until all before them are.
+    line: VecDeque<(Stamp, Option<Slot>)>,
+    /// Position of the front of the line.
+    front: u64,
+    ready: BinaryHeap<Reverse<(Stamp, Slot)>>,
+    /// Failed, waiting for all lower stamps: by position.
+    held: BTreeSet<u64>,
+    /// Failed twice: runs when nothing else does.
+    alone: Option<Slot>,
+    players: Vec<PlayerState>,
+    /// Admitted, and waiting for granules.
+    blocked: usize,
+    under_way: usize,
+    pending: usize,
+    bytes: u64,
+    applied: Stamp,
+    done: u64,
+    retries: u64,
+    granted: Vec<Slot>,
+}
+
+impl<P> Scheduler<P> {
+    /// A scheduler for so many players, numbered from 0.
+    pub fn new(mode: Mode, players: u32, limits: Limits) -> Scheduler<P> {
+        Scheduler {
+            mode,
+            limits,
+            rules: Rules::ALL,
+            closed: Stamp(0),
+            unordered: BTreeMap::new(),
+            handed_in: 0,
+            entries: Vec::new(),
+            free: Vec::new(),
+            locks: Locks::default(),
+            gates: Gates::default(),
+            line: VecDeque::new(),
+            front: 0,
+            ready: BinaryHeap::new(),
+            held: BTreeSet::new(),
+            alone: None,
+            players: (0..players).map(|_| PlayerState::default()).collect(),
+            blocked: 0,
+            under_way: 0,
+            pending: 0,
+            bytes: 0,
+            applied: Stamp(0),
+            done: 0,
+            retries: 0,
+            granted: Vec::new(),
+        }
+    }
+
+    /// The same with rules left out.
+    #[cfg(test)]
+    pub(crate) fn with_rules(mode: Mode, players: u32, limits: Limits, rules: Rules) -> Scheduler<P> {
+        Scheduler { rules, ..Scheduler::new(mode, players, limits) }
+    }
+
+    /// One more player.
+    pub fn add_player(&mut self) -> Player {
+        self.players.push(PlayerState::default());
+        Player(self.players.len() as u32 - 1)
+    }
+
+    /// How many players there are.
+    pub fn players(&self) -> u32 {
+        self.players.len() as u32
+    }
+
+    /// A transaction of the source is about to send its first read. Told before it is sent.
+    pub fn begins(&mut self, running: RunningId) {
+        self.gates.begins(running, self.handed_in);
+    }
+
+    /// A transaction of the source has its snapshot.
+    pub fn began(&mut self, running: RunningId, snapshot: Snapshot) {
+        self.gates.began(running, snapshot);
+    }
+
+    /// A transaction of the source ended without a syncset: read-only, or rolled back.
+    pub fn ended(&mut self, running: RunningId) {
+        self.gates.forget(running);
+    }
+
+    /// Takes a syncset, in any order above what is closed. It is not scheduled before [`Scheduler::close`] reaches it.
+    ///
+    /// # Errors
+    /// [`Error::Full`] only while what is pending can go on: waiting for it to shrink never waits for ever.
+    pub fn push(&mut self, syncset: Syncset<P>) -> Result<(), Refused<P>> {
+        if let Err(error) = self.may_take(&syncset) {
+            return Err(Refused { error, syncset });
+        }
+        self.take(&syncset);
+        if self.rules.stamp_order {
+            self.unordered.insert(syncset.stamp, (self.handed_in, syncset));
+        } else {
+            self.admit(self.handed_in, syncset);
+        }
+        self.handed_in += 1;
+        Ok(())
+    }
+
+    /// Takes a syncset of which is known that none with a lower stamp comes any more: `push` and `close` in one.
+    ///
+    /// # Errors
+    /// As [`Scheduler::push`].
+    pub fn push_next(&mut self, syncset: Syncset<P>) -> Result<(), Refused<P>> {
+        let stamp = syncset.stamp;
+        if !self.unordered.is_empty() || !self.rules.stamp_order {
+            self.push(syncset)?;
+            self.close(stamp);
+            return Ok(());
+        }
+        if let Err(error) = self.may_take(&syncset) {
+            return Err(Refused { error, syncset });
+        }
+        self.take(&syncset);
+        self.closed = stamp;
+        self.admit(self.handed_in, syncset);
+        self.handed_in += 1;
+        Ok(())
+    }
+
+    fn may_take(&self, syncset: &Syncset<P>) -> Result<(), Error> {
+        let stamp = syncset.stamp;
+        if stamp <= self.closed {
+            return Err(Error::Late { stamp, closed: self.closed });
+        }
+        if self.unordered.contains_key(&stamp) {
+            return Err(Error::Duplicate { stamp });
+        }
+        if self.mode.needs_snapshots() {
+            let Some(statement) = syncset.statement else {
+                return Err(Error::NoVisibility { stamp, mode: self.mode.name() });
+            };
+            if !self.gates.has_snapshot(statement.running) {
+                return Err(Error::UnknownSnapshot { running: statement.running });
+            }
+        }
+        let over = self.bytes + syncset.bytes > self.limits.bytes || self.pending >= self.limits.syncsets;
+        if over && self.can_go_on() {
+            return Err(Error::Full { stamp, pending: self.pending, bytes: self.bytes });
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, syncset: &Syncset<P>) {
+        self.pending += 1;
+        self.bytes += syncset.bytes;
+    }
+
+    /// Whether something is under way, or could be, without anything more handed in.
+    fn can_go_on(&self) -> bool {
+        self.under_way > 0 || !self.ready.is_empty() || self.alone.is_some() || {
+            self.mode.needs_snapshots()
+                && (0..self.players()).any(|player| self.statement_step(Player(player)).is_some())
+        }
+    }
+
+    /// Promises that no syncset with this stamp or a lower one comes any more.
+    pub fn close(&mut self, upto: Stamp) {
+        if upto <= self.closed {
+            return;
+        }
+        self.closed = upto;
+        while let Some(first) = self.unordered.first_entry().filter(|first| *first.key() <= upto) {
+            let (handed_in, syncset) = first.remove();
+            self.admit(handed_in, syncset);
+        }
+        if self.line.is_empty() {
+            self.applied = self.applied.max(upto);
+        }
+    }
+
+    fn admit(&mut self, handed_in: u64, syncset: Syncset<P>) {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(None);
+            self.entries.len() as Slot - 1
+        });
+        let serial = self.mode.is_serial();
+        let held = if serial { Box::default() } else { granules(&syncset.tokens, &self.rules) };
+        let waiting =
+            held.iter().filter(|(granule, access)| !self.locks.acquire(*granule, *access, slot)).count() as u32;
+        let statement = syncset.statement.filter(|_| self.mode.needs_snapshots()).and_then(|statement| {
+            let snapshot = self.gates.forget(statement.running)?;
+            self.gates.admit(slot, statement.xid, &snapshot);
+            Some((statement.xid, snapshot))
+        });
+        let position = self.front + self.line.len() as u64;
+        self.line.push_back((syncset.stamp, Some(slot)));
+        if waiting > 0 {
+            self.blocked += 1;
+        } else if statement.is_none() {
+            self.ready.push(Reverse((syncset.stamp, slot)));
+        }
+        self.entries[slot as usize] = Some(Entry {
+            stamp: syncset.stamp,
+            payload: syncset.payload,
+            bytes: syncset.bytes,
+            granules: held,
+            waiting,
+            position,
+            handed_in,
+            attempts: 0,
+            player: None,
+            statement,
+        });
+    }
+
+    /// What this player may send now, if anything. It counts as under way until it is reported.
+    ///
+    /// In the modes that hand out transactions whole, a player may ask again before it has reported: it is then given
+    /// what may run behind what it has, on the same connection, provided that a failure of one keeps those behind it
+    /// from being run (one Sync for all). Serial modes give one at a time.
+    ///
+    /// # Errors
+    /// [`Error::UnknownPlayer`].
+    pub fn next(&mut self, player: Player) -> Result<Option<Operation>, Error> {
+        self.state(player)?;
+        if self.mode.needs_snapshots() {
+            let Some((slot, phase)) = self.statement_step(player) else { return Ok(None) };
+            return Ok(Some(self.begin_step(player, slot, phase)));
+        }
+        if self.mode.is_serial() && self.under_way > 0 {
+            return Ok(None);
+        }
+        if let Some(slot) = self.alone {
+            let now = self.under_way == 0;
+            return Ok(now.then(|| self.alone.take()).flatten().map(|_| self.give(player, slot)));
+        }
+        let chained = self.chained(player);
+        let ready = self.ready.peek().map(|Reverse(first)| *first);
+        Ok(match (chained, ready) {
+            (Some((stamp, slot)), first) if first.is_none_or(|first| stamp < first.0) => Some(self.give(player, slot)),
+            (_, Some((_, slot))) => {
+                self.ready.pop();
+                Some(self.give(player, slot))
+            }
+            _ => None,
+        })
+    }
+
+    /// The lowest syncset that waits for nothing but what this player has been given.
+    fn chained(&self, player: Player) -> Option<(Stamp, Slot)> {
+        if self.blocked == 0 || self.mode != Mode::Rows || !self.rules.until_commit {
+            return None;
+        }
+        let inside = |slot: Slot| {
+            let of = self.entry(slot).player;
+            of == Some(player) || (of.is_some() && !self.rules.chain_on_one_player)
+        };
+        let batch = &self.players[player.0 as usize].batch;
+        let behind = batch.iter().flat_map(|&slot| &self.entry(slot).granules);
+        let behind = behind.filter(|(_, access)| *access == Access::Exclusive);
+        let candidates = behind.filter_map(|(granule, _)| self.locks.first_behind(*granule, inside));
+        let free = candidates.filter(|&slot| {
+            let entry = self.entry(slot);
+            let behind = |granule: Granule| self.locks.waits_behind(granule, slot, inside);
+            entry.attempts == 0
+                && entry.granules.iter().filter(|(granule, _)| behind(*granule)).count() == entry.waiting as usize
+        });
+        free.map(|slot| (self.entry(slot).stamp, slot)).min()
+    }
+
+    fn give(&mut self, player: Player, slot: Slot) -> Operation {
+        self.players[player.0 as usize].batch.push_back(slot);
+        self.entry_mut(slot).player = Some(player);
+        self.under_way += 1;
+        let stamp = self.entry(slot).stamp;
+        if !self.rules.until_commit {
+            self.release(slot);
+        }
+        Operation { syncset: SyncsetId(slot), stamp, step: Step::Whole }
+    }
+
+    /// The step of a transaction of statements that this player may begin.
+    fn statement_step(&self, player: Player) -> Option<(Slot, Phase)> {
+        match self.players[player.0 as usize].open {
+            None => self.gates.open_read(&self.rules).map(|slot| (slot, Phase::Reading)),
+            Some((slot, Phase::Read)) => (self.entry(slot).waiting == 0).then_some((slot, Phase::Writing)),
+            Some((slot, Phase::Written)) => self.commit_open(slot).then_some((slot, Phase::Committing)),
+            Some(_) => None,
+        }
+    }
+
+    fn commit_open(&self, slot: Slot) -> bool {
+        let entry = self.entry(slot);
+        let Some((xid, _)) = entry.statement else { return true };
+        self.gates.commit_open(xid, entry.handed_in, &self.rules)
+            && (self.mode == Mode::Lsir || self.next_to_commit() == Some(slot))
+    }
+
+    /// B-CON: the one commit that comes next. Stamps are taken when a commit is sent, so of two that overlapped on the
+    /// source either may have come first; a snapshot that saw one of them alone tells, and goes before the stamps.
+    fn next_to_commit(&self) -> Option<Slot> {
+        let committing = |state: &PlayerState| matches!(state.open, Some((_, Phase::Committing)));
+        if self.players.iter().any(committing) {
+            return None;
+        }
+        let first = self.gates.lowest_unread(&self.rules);
+        let seen = |slot: &Slot| match (first, &self.entry(*slot).statement) {
+            (Some(snapshot), Some((xid, _))) => snapshot.sees(*xid),
+            _ => true,
+        };
+        self.line.iter().filter_map(|(_, slot)| *slot).find(seen)
+    }
+
+    fn begin_step(&mut self, player: Player, slot: Slot, phase: Phase) -> Operation {
+        let step = match phase {
+            Phase::Reading => {
+                if let Some((_, snapshot)) = &self.entries[slot as usize].as_ref().and_then(|e| e.statement.as_ref()) {
+                    self.gates.claim(slot, snapshot);
+                }
+                self.players[player.0 as usize].overtaken = false;
+                Step::FirstRead
+            }
+            Phase::Writing => Step::Writes,
+            _ => Step::Commit,
+        };
+        self.entry_mut(slot).player = Some(player);
+        self.players[player.0 as usize].open = Some((slot, phase));
+        self.under_way += 1;
+        Operation { syncset: SyncsetId(slot), stamp: self.entry(slot).stamp, step }
+    }
+
+    /// The oldest operation that this player was given is done. Answers the syncset when that was its last one.
+    ///
+    /// # Errors
+    /// [`Error::UnknownPlayer`], [`Error::NothingUnderWay`].
+    pub fn done(&mut self, player: Player) -> Result<Option<Done<P>>, Error> {
+        let state = self.state(player)?;
+        if let Some(slot) = state.batch.pop_front() {
+            self.under_way -= 1;
+            return Ok(self.finish(slot));
+        }
+        let Some((slot, phase)) = state.open else { return Err(Error::NothingUnderWay { player }) };
+        let next = match phase {
+            Phase::Reading => Phase::Read,
+            Phase::Writing => Phase::Written,
+            Phase::Committing => {
+                state.open = None;
+                self.under_way -= 1;
+                return Ok(self.finish(slot));
+            }
+            Phase::Read | Phase::Written => return Err(Error::NothingUnderWay { player }),
+        };
+        state.open = Some((slot, next));
+        self.under_way -= 1;
+        if let (Phase::Read, Some(Entry { statement: Some((_, snapshot)), .. })) = (next, &self.entries[slot as usize])
+        {
+            self.gates.read_done(slot, snapshot);
+        }
+        Ok(None)
+    }
+
+    fn finish(&mut self, slot: Slot) -> Option<Done<P>> {
+        self.release(slot);
+        let entry = self.entries[slot as usize].take()?;
+        self.free.push(slot);
+        if let Some((xid, _)) = entry.statement {
+            self.gates.commit_done(xid);
+            self.overtake(xid);
+        }
+        self.line[(entry.position - self.front) as usize].1 = None;
+        while let Some((stamp, None)) = self.line.front() {
+            self.applied = self.applied.max(*stamp);
+            self.line.pop_front();
+            self.front += 1;
+        }
+        if self.line.is_empty() {
+            self.applied = self.applied.max(self.closed);
+        }
+        self.let_held_go();
+        self.pending -= 1;
+        self.bytes -= entry.bytes;
+        self.done += 1;
+        Some(Done { stamp: entry.stamp, payload: entry.payload })
+    }
+
+    /// A commit has been done: open transactions that did not see it cannot take their snapshot again.
+    fn overtake(&mut self, xid: Xid) {
+        for state in &mut self.players {
+            let Some((slot, _)) = state.open else { continue };
+            let statement = self.entries[slot as usize].as_ref().and_then(|entry| entry.statement.as_ref());
+            state.overtaken |= statement.is_some_and(|(_, snapshot)| !snapshot.sees(xid));
+        }
+    }
+
+    fn release(&mut self, slot: Slot) {
+        let held = std::mem::take(&mut self.entry_mut(slot).granules);
+        let mut granted = std::mem::take(&mut self.granted);
+        for (granule, _) in &held {
+            self.locks.release(*granule, &mut granted);
+        }
+        for slot in granted.drain(..) {
+            let Some(entry) = self.entries[slot as usize].as_mut() else { continue };
+            entry.waiting -= 1;
+            if entry.waiting > 0 {
+                continue;
+            }
+            self.blocked -= 1;
+            // One that a player was given behind another has been handed out already.
+            if entry.statement.is_none() && entry.player.is_none() {
+                self.ready.push(Reverse((entry.stamp, slot)));
+            }
+        }
+        self.granted = granted;
+    }
+
+    /// The oldest operation that this player was given failed in a way that a retry can mend (23505, 23P01, 40P01,
+    /// 40001), and the transaction was rolled back; what the player was given behind it was not run.
+    ///
+    /// # Errors
+    /// [`Error::GivenUp`] after three tries and [`Error::SnapshotGone`]: the replay cannot go on. Otherwise as
+    /// [`Scheduler::done`].
+    pub fn failed(&mut self, player: Player) -> Result<Retry, Error> {
+        let state = self.state(player)?;
+        let Some(slot) = state.batch.pop_front() else { return self.statement_failed(player) };
+        let behind = std::mem::take(&mut state.batch);
+        self.under_way -= 1 + behind.len();
+        for &slot in &behind {
+            let entry = self.entry_mut(slot);
+            entry.player = None;
+            if entry.waiting == 0 {
+                let stamp = entry.stamp;
+                self.ready.push(Reverse((stamp, slot)));
+            }
+        }
+        let entry = self.entry_mut(slot);
+        entry.player = None;
+        entry.attempts += 1;
+        let (stamp, attempts, position) = (entry.stamp, entry.attempts, entry.position);
+        if attempts >= ATTEMPTS_MAX {
+            return Err(Error::GivenUp { stamp, attempts });
+        }
+        self.retries += 1;
+        if self.rules.retry_after_lower {
+            self.held.insert(position);
+            self.let_held_go();
+        } else {
+            self.ready.push(Reverse((stamp, slot)));
+        }
+        Ok(Retry { stamp, given_back: behind.len() })
+    }
+
+    fn statement_failed(&mut self, player: Player) -> Result<Retry, Error> {
+        let state = self.state(player)?;
+        let (Some((slot, Phase::Reading | Phase::Writing | Phase::Committing)), overtaken) =
+            (state.open, state.overtaken)
+        else {
+            return Err(Error::NothingUnderWay { player });
+        };
+        state.open = None;
+        self.under_way -= 1;
+        let entry = self.entry_mut(slot);
+        entry.player = None;
+        entry.attempts += 1;
+        let (stamp, attempts) = (entry.stamp, entry.attempts);
+        if overtaken {
+            return Err(Error::SnapshotGone { stamp });
+        }
+        if attempts >= ATTEMPTS_MAX {
+            return Err(Error::GivenUp { stamp, attempts });
+        }
+        self.retries += 1;
+        if let Some(Entry { statement: Some((_, snapshot)), .. }) = &self.entries[slot as usize] {
+            self.gates.read_done(slot, snapshot);
+            self.gates.reopen(slot, snapshot);
+        }
+        Ok(Retry { stamp, given_back: 0 })
+    }
+
+    /// Lets a failed syncset go again when it has come to the front of the line.
+    fn let_held_go(&mut self) {
+        if self.held.first() != Some(&self.front) {
+            return;
+        }
+        self.held.pop_first();
+        let Some(&(stamp, Some(slot))) = self.line.front() else { return };
+        if self.entry(slot).attempts + 1 < ATTEMPTS_MAX {
+            self.ready.push(Reverse((stamp, slot)));
+        } else {
+            self.alone = Some(slot);
+        }
+    }
+
+    /// What the player sends for a syncset.
+    ///
+    /// # Panics
+    /// When it is done already: an [`Operation`] is worth nothing after its last step was reported.
+    pub fn payload(&self, syncset: SyncsetId) -> &P {
+        &self.entry(syncset.0).payload
+    }
+
+    /// Where the replay stands.
+    pub fn progress(&self) -> Progress {
+        Progress {
+            pending: self.pending,
+            bytes: self.bytes,
+            unordered: self.unordered.len(),
+            under_way: self.under_way,
+            applied: self.applied,
+            closed: self.closed,
+            done: self.done,
+            retries: self.retries,
+        }
+    }
+
+    /// Whether everything that was handed in is done.
+    pub fn is_drained(&self) -> bool {
+        self.pending == 0
+    }
+
+    /// Whether another player is needed to go on: all have a transaction open, and each waits for the first read of one
+    /// that nobody has begun. There are at most as many as ran on the source at the same time.
+    pub fn is_starved(&self) -> bool {
+        self.mode.needs_snapshots()
+            && self.under_way == 0
+            && self.gates.open_read(&self.rules).is_some()
+            && self.players.iter().all(|state| state.open.is_some())
+            && (0..self.players()).all(|player| self.statement_step(Player(player)).is_none())
+    }
+
+    /// Things that pending syncsets hold tokens for, ancestors included.
+    pub fn tokens_held(&self) -> usize {
+        self.locks.len()
+    }
+
+    fn state(&mut self, player: Player) -> Result<&mut PlayerState, Error> {
+        self.players.get_mut(player.0 as usize).ok_or(Error::UnknownPlayer { player })
+    }
+
+    fn entry(&self, slot: Slot) -> &Entry<P> {
+        self.entries[slot as usize].as_ref().expect("a slot in use")
+    }
+
+    fn entry_mut(&mut self, slot: Slot) -> &mut Entry<P> {
+        self.entries[slot as usize].as_mut().expect("a slot in use")
+    }
+}
