@@ -1,0 +1,398 @@
+//! Preflight: everything that can be known before anything is touched.
+//!
+//! One row of [`SURVEY`] for each kind of thing that a database can hold; the query names the things of that kind, and
+//! says of each what will become of it.
+
+use crate::inventory::{Inventory, NOT_OF_EXTENSION, USER_SCHEMA, number, text};
+use crate::link::{Link, Purpose, literal};
+use crate::{Error, Server};
+use serde::Serialize;
+
+/// What becomes of something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// It is moved, and stays in step.
+    Moved,
+    /// It is changed on the source for the time of the migration.
+    Changed,
+    /// It is not moved; the note says why that is no loss, or what to do about it.
+    NotMoved,
+    /// The migration is refused because of it.
+    Refused,
+}
+
+/// One thing that was found, and what will become of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Table, trigger, sequence, type, ...
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+    /// What becomes of it.
+    pub verdict: Verdict,
+    /// Why, and how.
+    pub note: String,
+}
+
+/// What preflight found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// Where changes are captured, and why there.
+    pub capture: String,
+    /// Size of all tables that are moved, in bytes.
+    pub bytes: u64,
+    /// Everything, by kind and name.
+    pub findings: Vec<Finding>,
+}
+
+impl Report {
+    /// The refusals, for one clear error.
+    pub fn refusals(&self) -> Vec<String> {
+        let refused = self.findings.iter().filter(|finding| finding.verdict == Verdict::Refused);
+        refused.map(|finding| format!("{} {}: {}", finding.kind, finding.name, finding.note)).collect()
+    }
+
+    /// An error unless nothing is refused.
+    pub fn accepted(&self) -> Result<(), Error> {
+        let refusals = self.refusals();
+        if refusals.is_empty() { Ok(()) } else { Err(Error::Refused(refusals)) }
+    }
+}
+
+/// What the user accepts knowingly.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Accepted {
+    /// Unlogged tables arrive empty.
+    pub unlogged_empty: bool,
+    /// There will be no way back, because the target keeps no logical log.
+    pub no_fallback: bool,
+}
+
+/// Looks at both servers and changes nothing.
+pub async fn check(source: &Server, target: &Server, accepted: Accepted) -> Result<Report, Error> {
+    let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
+    let mut there = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
+    let mut findings = Vec::new();
+    let capture = source_facts(&mut link, &mut findings).await?;
+    target_facts(&mut link, &mut there, source, target, accepted, &mut findings).await?;
+    let inventory = Inventory::read(&mut link).await?;
+    tables(&inventory, &mut findings);
+    survey(&mut link, accepted, &mut findings).await?;
+    there_needed(&mut link, &mut there, &mut findings).await?;
+    findings.sort_by(|a, b| (&a.kind, &a.name).cmp(&(&b.kind, &b.name)));
+    Ok(Report { capture, bytes: inventory.bytes(), findings })
+}
+
+fn refuse(findings: &mut Vec<Finding>, kind: &str, name: impl Into<String>, note: impl Into<String>) {
+    findings.push(Finding { kind: kind.into(), name: name.into(), verdict: Verdict::Refused, note: note.into() });
+}
+
+async fn source_facts(link: &mut Link, findings: &mut Vec<Finding>) -> Result<String, Error> {
+    let rows = link
+        .query(
+            "SELECT current_setting('wal_level'), current_setting('server_version_num')::int, \
+             (SELECT rolsuper FROM pg_roles WHERE rolname = current_user), pg_is_in_recovery(), \
+             current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_replication_slots), \
+             current_setting('max_wal_senders')::int - (SELECT count(*) FROM pg_stat_replication), \
+             current_setting('max_slot_wal_keep_size'), current_setting('server_version')",
+        )
+        .await?;
+    let row = rows.into_iter().next().unwrap_or_default();
+    if text(&row, 3) == "t" {
+        refuse(findings, "server", "source", "it is a standby; name the primary");
+    }
+    if number::<u32>(&row, 1) < 140_000 {
+        refuse(findings, "server", "source", format!("PostgreSQL {} is older than 14", text(&row, 7)));
+    }
+    if text(&row, 2) != "t" {
+        refuse(findings, "right", "source", "our role must be superuser there: it publishes tables of all owners");
+    }
+    let wal_level = text(&row, 0);
+    if wal_level == "logical" {
+        if number::<i64>(&row, 4) < 1 {
+            refuse(findings, "setting", "max_replication_slots", "no slot is free on the source");
+        }
+        if number::<i64>(&row, 5) < 1 {
+            refuse(findings, "setting", "max_wal_senders", "no sender is free on the source");
+        }
+        let keep = text(&row, 6);
+        if keep != "-1" {
+            let note = format!("{keep} of log are kept for us: a catch-up that falls further behind must start again");
+            let name = "max_slot_wal_keep_size".to_owned();
+            findings.push(Finding { kind: "setting".into(), name, verdict: Verdict::NotMoved, note });
+        }
+    } else {
+        let note = format!("it is {wal_level}; capture by pgoutput needs logical (a restart of the source)");
+        refuse(findings, "setting", "wal_level", note);
+    }
+    Ok(format!("C (pgoutput) for every table, because wal_level={wal_level} on the source"))
+}
+
+async fn target_facts(
+    link: &mut Link,
+    there: &mut Link,
+    source: &Server,
+    target: &Server,
+    accepted: Accepted,
+    findings: &mut Vec<Finding>,
+) -> Result<(), Error> {
+    if source.database != target.database {
+        let note = format!("it is {} on the source: a database keeps its name", source.database);
+        refuse(findings, "database", &target.database, note);
+    }
+    let identity = "SELECT system_identifier FROM pg_control_system()";
+    if link.value(identity).await? == there.value(identity).await? {
+        refuse(findings, "server", "target", "source and target are the same cluster");
+    }
+    let rows = there
+        .query(&format!(
+            "SELECT current_setting('wal_level'), current_setting('server_version_num')::int / 10000, \
+             (SELECT rolsuper FROM pg_roles WHERE rolname = current_user), pg_is_in_recovery(), \
+             EXISTS (SELECT FROM pg_database WHERE datname = {}), \
+             current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_replication_slots)",
+            literal(&target.database)
+        ))
+        .await?;
+    let row = rows.into_iter().next().unwrap_or_default();
+    if text(&row, 2) != "t" {
+        refuse(findings, "right", "target", "our role must be superuser there: replay switches triggers off");
+    }
+    if text(&row, 3) == "t" {
+        refuse(findings, "server", "target", "it is a standby; name the primary");
+    }
+    if text(&row, 4) == "t" {
+        refuse(findings, "database", &target.database, "it exists on the target already; drop it there first");
+    }
+    let major: u32 = number(&row, 1);
+    let from = link.text("SELECT current_setting('server_version_num')::int / 10000").await?;
+    if major < from.parse().unwrap_or(u32::MAX) {
+        refuse(findings, "server", "target", format!("PostgreSQL {major} is older than the source's {from}"));
+    }
+    if text(&row, 0) != "logical" || number::<i64>(&row, 5) < 1 {
+        let note = "the target keeps no logical log (wal_level) or has no slot free: there would be no fallback; \
+                    --no-fallback accepts that";
+        if !accepted.no_fallback {
+            refuse(findings, "setting", "target's wal_level", note);
+        }
+    }
+    Ok(())
+}
+
+fn tables(inventory: &Inventory, findings: &mut Vec<Finding>) {
+    for table in &inventory.tables {
+        let (verdict, how) = match table.identity_wanted() {
+            None => (Verdict::Moved, String::new()),
+            Some("FULL") => (
+                Verdict::Changed,
+                "; has no key: REPLICA IDENTITY FULL until the migration ends, and each of its updates and deletes \
+                 reads the whole table on the target"
+                    .to_owned(),
+            ),
+            Some(wanted) => (Verdict::Changed, format!("; REPLICA IDENTITY {wanted} until the migration ends")),
+        };
+        let form = if table.binary() { "binary" } else { "text" };
+        let note = format!("copied in {form} ({} MiB), then C (pgoutput){how}", table.pages / 128);
+        findings.push(Finding { kind: "table".into(), name: table.display(), verdict, note });
+    }
+}
+
+/// Kind, verdict, and a query for names and notes.
+const SURVEY: &[(&str, Verdict, &str)] = &[
+    (
+        "partitioned table",
+        Verdict::Moved,
+        "SELECT n.nspname || '.' || c.relname, 'its partitions are moved one by one' \
+      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'p' AND {user} AND {own}",
+    ),
+    (
+        "view",
+        Verdict::Moved,
+        "SELECT n.nspname || '.' || c.relname, 'its definition is moved' \
+      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'v' AND {user} AND {own}",
+    ),
+    (
+        "materialized view",
+        Verdict::Refused,
+        "SELECT n.nspname || '.' || c.relname, 'a refresh during the migration \
+      would be lost; drop it, and make it again on the target' \
+      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'm' AND {user} AND {own}",
+    ),
+    (
+        "foreign table",
+        Verdict::Moved,
+        "SELECT n.nspname || '.' || c.relname, 'its definition is moved; its rows lie on \
+      a third server, which the target must reach' \
+      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'f' AND {user} AND {own}",
+    ),
+    (
+        "sequence",
+        Verdict::Moved,
+        "SELECT n.nspname || '.' || c.relname, 'its value is set at the switch-over' \
+      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'S' AND {user} AND {own}",
+    ),
+    (
+        "trigger",
+        Verdict::Moved,
+        "SELECT n.nspname || '.' || c.relname || '.' || t.tgname, \
+      'fires on the source; replay brings what it did, and fires it not again' FROM pg_trigger t \
+      JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace \
+      WHERE NOT t.tgisinternal AND t.tgenabled IN ('O', 'D') AND {user}",
+    ),
+    (
+        "trigger",
+        Verdict::Refused,
+        "SELECT n.nspname || '.' || c.relname || '.' || t.tgname, \
+      'ENABLE ALWAYS or REPLICA: it would fire once more at replay' FROM pg_trigger t \
+      JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace \
+      WHERE NOT t.tgisinternal AND t.tgenabled IN ('A', 'R') AND {user}",
+    ),
+    (
+        "rule",
+        Verdict::Refused,
+        "SELECT n.nspname || '.' || c.relname || '.' || r.rulename, \
+      'ENABLE ALWAYS or REPLICA: it would act once more at replay' FROM pg_rewrite r \
+      JOIN pg_class c ON c.oid = r.ev_class JOIN pg_namespace n ON n.oid = c.relnamespace \
+      WHERE r.rulename <> '_RETURN' AND r.ev_enabled IN ('A', 'R') AND {user}",
+    ),
+    (
+        "event trigger",
+        Verdict::Refused,
+        "SELECT e.evtname, 'it would fire while definitions are made on the target' \
+      FROM pg_event_trigger e WHERE e.evtenabled <> 'D'",
+    ),
+    (
+        "deferrable key",
+        Verdict::Refused,
+        "SELECT n.nspname || '.' || k.conname, 'a deferrable unique, primary or \
+      exclusion constraint: an order of replay that keeps it at every moment is not known' FROM pg_constraint k \
+      JOIN pg_namespace n ON n.oid = k.connamespace WHERE k.condeferrable AND k.contype IN ('u', 'p', 'x') AND {user}",
+    ),
+    (
+        "unlogged table",
+        Verdict::Refused,
+        "SELECT n.nspname || '.' || c.relname, 'its changes are in no log; \
+      --unlogged-empty has it arrive empty' FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+      WHERE c.relpersistence = 'u' AND c.relkind IN ('r', 'S') AND {user} AND {own}",
+    ),
+    (
+        "large objects",
+        Verdict::Refused,
+        "SELECT count(*)::text, 'pgoutput does not tell of them' \
+      FROM pg_largeobject_metadata HAVING count(*) > 0",
+    ),
+    (
+        "extension",
+        Verdict::Moved,
+        "SELECT extname || ' ' || extversion, 'made on the target' FROM pg_extension \
+      WHERE extname <> 'plpgsql'",
+    ),
+    (
+        "extension table",
+        Verdict::Refused,
+        "SELECT n.nspname || '.' || c.relname, 'rows of the user in a table of \
+      extension ' || e.extname || ' are not moved' FROM pg_extension e JOIN pg_class c ON c.oid = ANY (e.extconfig) \
+      JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'r'",
+    ),
+    (
+        "type",
+        Verdict::Moved,
+        "SELECT n.nspname || '.' || t.typname, CASE t.typtype WHEN 'e' THEN 'enum' WHEN 'd' THEN \
+      'domain' WHEN 'c' THEN 'composite' WHEN 'r' THEN 'range' ELSE 'base' END || ': its number will be another one' \
+      FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace LEFT JOIN pg_class c ON c.oid = t.typrelid \
+      WHERE t.typtype IN ('e', 'd', 'c', 'r') AND coalesce(c.relkind, 'c') = 'c' AND {user} AND NOT EXISTS \
+      (SELECT FROM pg_depend x WHERE x.classid = 'pg_type'::regclass AND x.objid = t.oid AND x.deptype = 'e')",
+    ),
+    (
+        "function",
+        Verdict::Moved,
+        "SELECT n.nspname || '.' || p.oid::regprocedure, 'its definition is moved' FROM pg_proc p \
+      JOIN pg_namespace n ON n.oid = p.pronamespace WHERE {user} AND NOT EXISTS \
+      (SELECT FROM pg_depend x WHERE x.classid = 'pg_proc'::regclass AND x.objid = p.oid AND x.deptype = 'e')",
+    ),
+    (
+        "publication",
+        Verdict::NotMoved,
+        "SELECT pubname::text, 'subscribers must be pointed to the target and start anew' \
+      FROM pg_publication WHERE pubname !~ '^stillpoint_'",
+    ),
+    (
+        "subscription",
+        Verdict::Refused,
+        "SELECT s.subname::text, 'what it brings would arrive on the source only; drop it first' \
+      FROM pg_subscription s JOIN pg_database d ON d.oid = s.subdbid WHERE d.datname = current_database()",
+    ),
+    (
+        "replication slot",
+        Verdict::NotMoved,
+        "SELECT slot_name::text, 'its reader must start anew on the target' \
+      FROM pg_replication_slots WHERE database = current_database() AND slot_name !~ '^stillpoint_'",
+    ),
+    (
+        "prepared transaction",
+        Verdict::Refused,
+        "SELECT gid, 'decide it first: it is ' || \
+      justify_interval(date_trunc('second', now() - prepared)) || ' old, and the snapshot would wait for it' \
+      FROM pg_prepared_xacts WHERE database = current_database()",
+    ),
+    (
+        "keyed by number",
+        Verdict::Refused,
+        "SELECT n.nspname || '.' || c.relname || '.' || a.attname, 'numbers of \
+      relations and types differ on the target' FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid \
+      JOIN pg_namespace n ON n.oid = c.relnamespace WHERE a.attnum > 0 AND NOT a.attisdropped AND c.relkind = 'r' \
+      AND a.atttypid IN (2205, 2206, 24, 2202, 3734, 3769) AND {user} AND {own}",
+    ),
+];
+
+async fn survey(link: &mut Link, accepted: Accepted, findings: &mut Vec<Finding>) -> Result<(), Error> {
+    for (kind, verdict, query) in SURVEY {
+        let query = query.replace("{user}", USER_SCHEMA).replace("{own}", NOT_OF_EXTENSION);
+        for row in link.query(&query).await? {
+            let (mut verdict, mut note) = (*verdict, text(&row, 1));
+            if *kind == "unlogged table" && accepted.unlogged_empty {
+                (verdict, note) = (Verdict::NotMoved, "it arrives empty, as you accepted".into());
+            }
+            findings.push(Finding { kind: (*kind).into(), name: text(&row, 0), verdict, note });
+        }
+    }
+    Ok(())
+}
+
+/// What definitions refer to, and the target must have: roles, tablespaces, extensions.
+async fn there_needed(link: &mut Link, there: &mut Link, findings: &mut Vec<Finding>) -> Result<(), Error> {
+    let needed = [
+        (
+            "role",
+            // Owners and grantees; pg_shdepend knows both.
+            "SELECT DISTINCT r.rolname FROM pg_shdepend s JOIN pg_roles r ON r.oid = s.refobjid \
+             WHERE s.refclassid = 'pg_authid'::regclass AND r.rolname !~ '^pg_' AND s.dbid = \
+             (SELECT oid FROM pg_database WHERE datname = current_database()) \
+             UNION SELECT pg_get_userbyid(datdba) FROM pg_database WHERE datname = current_database()",
+            "SELECT rolname FROM pg_roles",
+            "it owns or may use something, and is not on the target; pg_dumpall --roles-only brings it",
+        ),
+        (
+            "tablespace",
+            "SELECT DISTINCT t.spcname FROM pg_class c JOIN pg_tablespace t ON t.oid = c.reltablespace \
+             WHERE t.spcname NOT IN ('pg_default', 'pg_global')",
+            "SELECT spcname FROM pg_tablespace",
+            "it is not on the target",
+        ),
+        (
+            "extension",
+            "SELECT extname FROM pg_extension",
+            "SELECT name FROM pg_available_extensions",
+            "its files are not installed on the target",
+        ),
+    ];
+    for (kind, here, there_is, note) in needed {
+        let present = there.query(there_is).await?;
+        for row in link.query(here).await? {
+            if !present.contains(&row) {
+                refuse(findings, kind, text(&row, 0), note);
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,106 @@
+//! Preflight on real servers: what is refused is refused by name, and nothing is touched.
+
+use stillpoint_migrate_engine::{Accepted, Server, Verdict, check};
+use stillpoint_migrate_testbed::{Cluster, available};
+
+/// Each of these alone makes a migration impossible; the name that must be in the refusal.
+const REFUSED: &[(&str, &str)] = &[
+    ("CREATE MATERIALIZED VIEW sums AS SELECT 1 AS a", "public.sums"),
+    ("CREATE UNLOGGED TABLE scratch (a int PRIMARY KEY)", "public.scratch"),
+    ("SELECT lo_create(4711)", "large objects"),
+    ("CREATE TABLE late (a int UNIQUE DEFERRABLE)", "late_a_key"),
+    (
+        "CREATE TABLE noisy (a int PRIMARY KEY); CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS \
+         'BEGIN RETURN NULL; END'; CREATE TRIGGER always_on AFTER INSERT ON noisy EXECUTE FUNCTION f(); \
+         ALTER TABLE noisy ENABLE ALWAYS TRIGGER always_on",
+        "public.noisy.always_on",
+    ),
+    ("CREATE ROLE absent; CREATE TABLE theirs (a int PRIMARY KEY); ALTER TABLE theirs OWNER TO absent", "role absent"),
+    ("CREATE TABLE numbers (a regclass, b int PRIMARY KEY)", "public.numbers.a"),
+    (
+        "CREATE FUNCTION e() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END'; \
+         CREATE EVENT TRIGGER on_ddl ON ddl_command_end EXECUTE FUNCTION e()",
+        "on_ddl",
+    ),
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_supported_is_refused_by_name() {
+    if !available() {
+        return;
+    }
+    let source = Cluster::start(&["wal_level=logical"]);
+    let target = Cluster::start(&["wal_level=logical"]);
+    for (number, (sql, name)) in REFUSED.iter().enumerate() {
+        let database = format!("d{number}");
+        source.sql("postgres", &format!("CREATE DATABASE {database}"));
+        source.sql(&database, sql);
+        let report = report(&source, &target, &database, Accepted::default()).await;
+        let refusals = report.refusals();
+        assert!(refusals.len() == 1 && refusals[0].contains(name), "{sql}: {refusals:?}");
+        assert!(report.accepted().is_err());
+    }
+    assert_eq!(target.sql("postgres", "SELECT count(*) FROM pg_database"), "3", "the target is as it was");
+    let accepted = Accepted { unlogged_empty: true, ..Accepted::default() };
+    assert!(report(&source, &target, "d1", accepted).await.accepted().is_ok(), "an unlogged table can be accepted");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_and_servers_are_looked_at() {
+    if !available() {
+        return;
+    }
+    let source = Cluster::start(&["wal_level=replica"]);
+    source.sql("postgres", "CREATE DATABASE shop");
+    let refusals = report(&source, &source, "shop", Accepted::default()).await.refusals().join("\n");
+    for needle in ["wal_level: it is replica", "same cluster", "exists on the target already"] {
+        assert!(refusals.contains(needle), "{needle}: {refusals}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_is_listed_with_what_becomes_of_it() {
+    if !available() {
+        return;
+    }
+    let source = Cluster::start(&["wal_level=logical"]);
+    let target = Cluster::start(&["wal_level=logical"]);
+    source.sql("postgres", "CREATE DATABASE shop");
+    source.sql(
+        "shop",
+        "CREATE TYPE mood AS ENUM ('ok', 'bad'); CREATE TABLE keyed (id bigserial PRIMARY KEY, m mood, ms mood[]); \
+         CREATE TABLE keyless (a int); CREATE TABLE parts (a int PRIMARY KEY) PARTITION BY RANGE (a); \
+         CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (0) TO (10); CREATE VIEW v AS SELECT 1 AS a",
+    );
+    let report = report(&source, &target, "shop", Accepted::default()).await;
+    assert!(report.accepted().is_ok(), "{:?}", report.refusals());
+    assert!(report.capture.contains("pgoutput"));
+    let of = |kind: &str, name: &str| {
+        let found = report.findings.iter().find(|finding| finding.kind == kind && finding.name == name);
+        found.unwrap_or_else(|| panic!("{kind} {name} in {:?}", report.findings))
+    };
+    assert_eq!(of("table", "public.keyed").verdict, Verdict::Moved);
+    // An array of the user's own type carries the type's number in its binary form.
+    assert!(of("table", "public.keyed").note.contains("text"));
+    assert!(of("table", "public.parts_1").note.contains("binary"));
+    assert_eq!(of("table", "public.keyless").verdict, Verdict::Changed);
+    for (kind, name) in [
+        ("type", "public.mood"),
+        ("partitioned table", "public.parts"),
+        ("view", "public.v"),
+        ("sequence", "public.keyed_id_seq"),
+    ] {
+        assert_eq!(of(kind, name).verdict, Verdict::Moved, "{kind} {name}");
+    }
+}
+
+async fn report(
+    source: &Cluster,
+    target: &Cluster,
+    database: &str,
+    accepted: Accepted,
+) -> stillpoint_migrate_engine::Report {
+    let source = Server::parse("source", &source.conninfo(database), None).unwrap();
+    let target = Server::parse("target", &target.conninfo(database), None).unwrap();
+    check(&source, &target, accepted).await.unwrap()
+}
