@@ -174,6 +174,11 @@ impl Cluster {
         self.port
     }
 
+    /// Its socket in the file system.
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join(format!(".s.PGSQL.{}", self.port))
+    }
+
     /// The executable that all its processes run.
     pub fn executable(&self) -> &Path {
         &self.postgres.binary.path

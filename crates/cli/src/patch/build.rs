@@ -54,6 +54,10 @@ pub(crate) struct Args {
     /// Diffs in force already, brought by earlier patches: names of the series, or files.
     #[arg(long, value_name = "NAME", num_args = 1..)]
     on_top_of: Vec<String>,
+    /// Files or directories that the diffs change and that make no difference to the target, such as build files that
+    /// list tests. Relative to the source.
+    #[arg(long, value_name = "PATH", num_args = 1..)]
+    leave_out: Vec<String>,
     /// Patch files of the series that are in force already: what they added may be referred to.
     #[arg(long, value_name = "FILE", num_args = 1..)]
     earlier: Vec<PathBuf>,
@@ -242,6 +246,7 @@ fn statement(args: &Args) -> anyhow::Result<Statement> {
         earlier,
         extra_units: args.extra_unit.clone(),
         shadow_variables: args.shadow_variables,
+        leave_out: args.leave_out.clone(),
     })
 }
 

@@ -6,7 +6,7 @@ use crate::elf::Reproduced;
 use crate::error::At;
 use crate::includes::Includes;
 use crate::preprocess::Text;
-use crate::tree::{self, Tree, UNITS};
+use crate::tree::{self, Tree, UNITS, Wanted};
 use crate::{Builder, Error};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -37,6 +37,9 @@ pub struct Statement {
     pub extra_units: Vec<PathBuf>,
     /// Whether to bring shadow variables along.
     pub shadow_variables: bool,
+    /// Files, or directories of them, that the diffs change and that make no difference to the target: lists of tests in
+    /// build files, for instance.
+    pub leave_out: Vec<String>,
 }
 
 /// What was looked at on the way to a patch.
@@ -50,7 +53,7 @@ pub struct Report {
     pub units: usize,
     /// Units that read a changed file and were preprocessed on both sides.
     pub preprocessed: usize,
-    /// Units whose preprocessed text differs: the ones that were compiled.
+    /// Units whose preprocessed text differs in more than declarations that nothing uses: the ones that were compiled.
     pub changed: Vec<String>,
     /// Diffs that were applied.
     pub diffs: Vec<String>,
@@ -200,8 +203,9 @@ impl Builder<'_> {
         let read: BTreeSet<&str> = inputs.iter().flatten().flatten().map(String::as_str).collect();
         let is_input = |file: &str| read.contains(file);
         let (project, all) = (&job.project, [&job.base[..], &job.diffs[..]].concat());
-        let tree =
-            |diffs: &[Diff]| tree::patched(&project.trees, &project.shipped, &project.identity, diffs, &is_input);
+        let left_out = |file: &str| job.statement.leave_out.iter().any(|place| Path::new(file).starts_with(place));
+        let wanted = Wanted { is_input: &is_input, left_out: &left_out };
+        let tree = |diffs: &[Diff]| tree::patched(&project.trees, &project.shipped, &project.identity, diffs, &wanted);
         Ok((tree(&job.base)?, tree(&all)?))
     }
 

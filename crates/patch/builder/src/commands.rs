@@ -72,6 +72,12 @@ impl CompileCommand {
         kept
     }
 
+    /// Whether it compiles C for certain.
+    pub(crate) fn is_plain_c(&self) -> bool {
+        let otherwise = self.compiler().contains("++") || self.argv.iter().any(|a| a.starts_with("-x"));
+        self.file.extension().is_some_and(|extension| extension == "c") && !otherwise
+    }
+
     fn compiler(&self) -> &str {
         let program = self.argv.first().map_or("", String::as_str);
         program.rsplit('/').next().unwrap_or(program)

@@ -57,6 +57,8 @@ struct Remembered {
     text: Text,
 }
 
+/// Rises with every change of what a [`Text`] of C means.
+const C_TEXT_VERSION: &[u8] = b"2";
 const REMEMBERED_MAX: usize = 64;
 
 impl<'a> Compiler<'a> {
@@ -194,7 +196,9 @@ impl<'a> Compiler<'a> {
         let root = self.project.root.as_deref().unwrap_or(Path::new("")).as_os_str().as_encoded_bytes();
         let source = self.project.source.as_os_str().as_encoded_bytes();
         let version = self.version(command)?;
-        let name = key([root, source, unit.as_bytes(), version.as_bytes(), &command.identity()]) + ".json";
+        let identity = command.identity();
+        let parts = [root, source, unit.as_bytes(), version.as_bytes(), &identity];
+        let name = key(parts.into_iter().chain(command.is_plain_c().then_some(C_TEXT_VERSION))) + ".json";
         let path = self.cache.path("text", &name);
         let mut remembered: Vec<Remembered> =
             fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
@@ -209,7 +213,7 @@ impl<'a> Compiler<'a> {
             Ok(bytes) => bytes,
             Err(printed) => return Ok(Err(printed)),
         };
-        let text = evaluate(&bytes, &command.directory, &self.project.source);
+        let text = evaluate(&bytes, &command.directory, &self.project.source, command.is_plain_c());
         let contents = text.files.iter().map(|f| Some((f.clone(), self.hash(tree, f)?))).collect::<Option<Vec<_>>>();
         if let Some(contents) = contents {
             let same_names = self.same_names(tree, &text.files);

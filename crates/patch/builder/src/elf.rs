@@ -75,7 +75,7 @@ const LIBRARY_DIRECTORIES: [&str; 6] =
 
 /// What the libraries that a program names as needed export, and those that they need in turn, each name with its
 /// default version: the first library that has a name wins, as with the loader. `None` when one of them is not below
-/// `root`.
+/// `root`, and for a plug-in: whatever loads it provides names that none of its libraries has.
 pub(crate) fn imports(program: &[u8], root: &Path) -> Result<Option<BTreeMap<String, Option<String>>>, Error> {
     let (mut found, mut libraries, mut next) = (BTreeMap::new(), needed(program), 0);
     while let Some(library) = libraries.get(next) {
@@ -92,7 +92,16 @@ pub(crate) fn imports(program: &[u8], root: &Path) -> Result<Option<BTreeMap<Str
         libraries.extend(further);
         next += 1;
     }
-    Ok(Some(found))
+    let is_plug_in = undefined(program).iter().any(|name| !found.contains_key(name));
+    Ok((!is_plug_in).then_some(found))
+}
+
+/// Names that an ELF file must find elsewhere.
+fn undefined(bytes: &[u8]) -> Vec<String> {
+    use object::{Object, ObjectSymbol};
+    let Ok(file) = object::File::parse(bytes) else { return Vec::new() };
+    let names = file.dynamic_symbols().filter(|s| s.is_undefined() && !s.is_weak());
+    names.filter_map(|s| s.name().ok()).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
 /// `DT_NEEDED` of an ELF file.
@@ -119,5 +128,20 @@ mod tests {
         assert!(names.get("malloc").is_some_and(|v| v.as_deref().is_some_and(|v| v.starts_with("GLIBC_"))));
         assert!(!names.contains_key("sp_no_such_function"));
         assert_eq!(imports(&own, Path::new("/nonexistent")).unwrap(), None);
+    }
+
+    #[test]
+    fn what_a_plug_in_finds_in_its_host_is_not_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let made = |name: &str, text: &str| {
+            let (source, library) = (dir.path().join(name).with_extension("c"), dir.path().join(name));
+            std::fs::write(&source, text).unwrap();
+            let mut cc = std::process::Command::new("cc");
+            assert!(cc.args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status().unwrap().success());
+            imports(&std::fs::read(&library).unwrap(), Path::new("/")).unwrap()
+        };
+        let whole = made("whole.so", "#include <stdlib.h>\nint own(void) { return rand(); }\n");
+        assert!(whole.is_some_and(|names| names.contains_key("malloc")));
+        assert_eq!(made("plugin.so", "int of_the_host(void);\nint own(void) { return of_the_host(); }\n"), None);
     }
 }

@@ -13,9 +13,9 @@
 //!      +---------------- types compared ------------------------------------+
 //! ```
 //!
-//! A unit is compiled when, and only when, its preprocessed text differs between *before* and *after*. Code that a
-//! diff does not touch keeps the line numbers it was shipped with ([`numbering`]), so that `__LINE__` in an assert
-//! makes no difference. Every tree stands at the same path while it is compiled, in a private mount namespace; for
+//! A unit is compiled when, and only when, its preprocessed text differs between *before* and *after* in more than
+//! declarations of C functions that nothing in it uses. Code that a diff does not touch keeps the line numbers it was
+//! shipped with ([`numbering`]), so that `__LINE__` in an assert makes no difference. Every tree stands at the same path while it is compiled, in a private mount namespace; for
 //! packages inside a clean root that holds the build dependencies and nothing else.
 //!
 //! **The caller must guarantee** that the source is the one the program was built from. The differ checks it: machine
@@ -72,6 +72,7 @@ mod root;
 mod sandbox;
 mod sources;
 mod tree;
+mod unused;
 
 pub use build::{Built, Report, Statement};
 pub use cache::{Cache, Readable, write_whole};

@@ -1,5 +1,6 @@
 //! The text that the compiler sees, and which files it came from.
 
+use crate::unused;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,7 +8,8 @@ use std::path::Path;
 /// What a unit is after preprocessing, with what it takes to know that it still is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Text {
-    /// Hash of the text without line markers and empty lines: equal texts make equal code.
+    /// Hash of the text without line markers, empty lines and, in C, declarations that nothing uses: equal texts make
+    /// equal code.
     pub(crate) text: String,
     /// Hash of everything, line markers included: equal ones make equal objects.
     pub(crate) full: String,
@@ -15,8 +17,9 @@ pub(crate) struct Text {
     pub(crate) files: BTreeSet<String>,
 }
 
-/// Evaluates what `cc -E` printed in `directory`; `source` is the source directory, all as the compiler sees it.
-pub(crate) fn evaluate(output: &[u8], directory: &Path, source: &Path) -> Text {
+/// Evaluates what `cc -E` printed of a unit in `directory`; `source` is the source directory, all as the compiler sees
+/// it.
+pub(crate) fn evaluate(output: &[u8], directory: &Path, source: &Path, is_c: bool) -> Text {
     let mut files = BTreeSet::new();
     let mut kept: Vec<&[u8]> = Vec::new();
     for line in output.split(|b| *b == b'\n') {
@@ -33,7 +36,15 @@ pub(crate) fn evaluate(output: &[u8], directory: &Path, source: &Path) -> Text {
             }
         }
     }
-    Text { text: crate::cache::key(kept), full: crate::cache::key([output]), files }
+    // the rules of C++ find functions that nobody names
+    let text = if is_c {
+        // each line with the end of the one before it, so that whole lines go
+        let joined: Vec<u8> = kept.iter().flat_map(|line| b"\n".iter().chain(*line)).copied().collect();
+        crate::cache::key(unused::without(&joined))
+    } else {
+        crate::cache::key(kept)
+    };
+    Text { text, full: crate::cache::key([output]), files }
 }
 
 /// The part of a line marker (`# 12 "a.h" 2`) behind `# `.
@@ -57,7 +68,8 @@ mod tests {
 
     #[test]
     fn markers_do_not_count_and_files_do() {
-        let evaluate = |text: &str| evaluate(text.as_bytes(), Path::new("/b/src"), Path::new("/b"));
+        let evaluate_as = |text: &str, is_c| evaluate(text.as_bytes(), Path::new("/b/src"), Path::new("/b"), is_c);
+        let evaluate = |text: &str| evaluate_as(text, true);
         let one = evaluate(
             "# 0 \"a.c\"\n# 0 \"<built-in>\"\n# 1 \"/b/src//\"\n# 1 \"../inc/x.h\" 1\nint x;\n# 2 \"a.c\" 2\n\n  int y;\n",
         );
@@ -67,5 +79,9 @@ mod tests {
         assert_eq!(one.files, BTreeSet::from(["src/a.c".to_owned(), "inc/x.h".to_owned()]));
         assert_ne!(one.text, evaluate("int x;\nint z;\n").text);
         assert_ne!(one.text, evaluate("int x;int y;\n").text, "what __LINE__ or a directive could see stays apart");
+        let more = "extern int f(int);\nint x;\nint y;\n";
+        assert_eq!(one.text, evaluate(more).text, "nothing uses f");
+        assert_ne!(one.full, evaluate(more).full);
+        assert_ne!(evaluate_as("int x;\nint y;\n", false).text, evaluate_as(more, false).text);
     }
 }

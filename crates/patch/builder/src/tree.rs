@@ -55,14 +55,21 @@ fn is_build_file(path: &str) -> bool {
     BUILD_FILES.contains(&name) || BUILD_SUFFIXES.contains(&suffix(path))
 }
 
-/// `shipped` with `diffs` applied in order, kept in the cache; `is_input` tells files that a recorded compilation
-/// read although their names do not look like source.
+/// Which files of a diff count.
+pub(crate) struct Wanted<'a> {
+    /// Whether a recorded compilation read a file although its name does not look like source.
+    pub(crate) is_input: &'a dyn Fn(&str) -> bool,
+    /// Whether the author of the patch has said that a file makes no difference.
+    pub(crate) left_out: &'a dyn Fn(&str) -> bool,
+}
+
+/// `shipped` with `diffs` applied in order, kept in the cache.
 pub(crate) fn patched(
     cache: &Cache,
     shipped: &Path,
     identity: &str,
     diffs: &[Diff],
-    is_input: &dyn Fn(&str) -> bool,
+    wanted: &Wanted,
 ) -> Result<Tree, Error> {
     let plain = Tree { path: shipped.to_owned(), touched: BTreeSet::new(), warnings: Vec::new() };
     if diffs.is_empty() {
@@ -74,7 +81,9 @@ pub(crate) fn patched(
         let mut other = Vec::new();
         for file in diff::split(&diff.text) {
             check_path(&diff.name, &file.path)?;
-            if is_source(&file.path) || is_input(&file.path) {
+            if (wanted.left_out)(&file.path) {
+                warnings.push(format!("what {} changes in {} is left out, as asked", diff.name, file.path));
+            } else if is_source(&file.path) || (wanted.is_input)(&file.path) {
                 parts.push((diff, file));
             } else if is_build_file(&file.path) {
                 return Err(Error::ChangesBuild { name: diff.name.clone(), file: file.path });
@@ -226,6 +235,8 @@ fn copy(from: &Path, into: &Path) -> Result<(), Error> {
 mod tests {
     use super::*;
 
+    const ALL: Wanted = Wanted { is_input: &|_| false, left_out: &|_| false };
+
     fn sample() -> (tempfile::TempDir, Cache, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(&dir.path().join("cache")).unwrap();
@@ -243,18 +254,18 @@ mod tests {
     fn the_users_tree_is_only_read() {
         let (_dir, cache, source) = sample();
         let change = diff("--- a/a.c\n+++ b/a.c\n@@ -1,3 +1,4 @@\n one\n+more\n two\n three\n");
-        let tree = patched(&cache, &source, "id", std::slice::from_ref(&change), &|_| false).unwrap();
+        let tree = patched(&cache, &source, "id", std::slice::from_ref(&change), &ALL).unwrap();
         assert_eq!(fs::read_to_string(tree.path.join("a.c")).unwrap(), "one\nmore\n#line 2\ntwo\nthree\n");
         assert_eq!(fs::read_to_string(source.join("a.c")).unwrap(), "one\ntwo\nthree\n");
         let second = diff("--- a/a.c\n+++ b/a.c\n@@ -2,3 +2,2 @@\n more\n-two\n three\n");
-        let tree = patched(&cache, &source, "id", &[change, second], &|_| false).unwrap();
+        let tree = patched(&cache, &source, "id", &[change, second], &ALL).unwrap();
         assert_eq!(fs::read_to_string(tree.path.join("a.c")).unwrap(), "one\nmore\nthree\n", "number 3 again");
     }
 
     #[test]
     fn diffs_that_do_not_fit_or_lead_out_or_change_the_build_are_named() {
         let (_dir, cache, source) = sample();
-        let refuse = |text: &str| patched(&cache, &source, "id", &[diff(text)], &|_| false).unwrap_err();
+        let refuse = |text: &str| patched(&cache, &source, "id", &[diff(text)], &ALL).unwrap_err();
         let error = refuse("--- a/a.c\n+++ b/a.c\n@@ -1 +1 @@\n-other\n+x\n");
         assert!(
             matches!(&error, Error::DoesNotApply { name, file, .. } if name == "d.patch" && file == "a.c"),
@@ -264,6 +275,10 @@ mod tests {
         assert!(matches!(error, Error::Malformed { .. }), "{error}");
         let error = refuse("--- a/Makefile\n+++ b/Makefile\n@@ -1 +1 @@\n-other\n+x\n");
         assert!(matches!(&error, Error::ChangesBuild { file, .. } if file == "Makefile"), "{error}");
+        let wanted = Wanted { left_out: &|file| file == "Makefile", ..ALL };
+        let change = diff("--- a/Makefile\n+++ b/Makefile\n@@ -1 +1 @@\n-other\n+x\n");
+        let tree = patched(&cache, &source, "id", &[change], &wanted).unwrap();
+        assert_eq!(tree.warnings, ["what d.patch changes in Makefile is left out, as asked"]);
     }
 
     #[test]
@@ -272,7 +287,7 @@ mod tests {
         let change = diff(
             "--- /dev/null\n+++ b/new/b.h\n@@ -0,0 +1 @@\n+int b;\n--- a/a.c\n+++ /dev/null\n@@ -1,3 +0,0 @@\n-one\n-two\n-three\n",
         );
-        let tree = patched(&cache, &source, "id", &[change], &|_| false).unwrap();
+        let tree = patched(&cache, &source, "id", &[change], &ALL).unwrap();
         assert_eq!(fs::read_to_string(tree.path.join("new/b.h")).unwrap(), "int b;\n");
         assert!(!tree.path.join("a.c").exists());
         assert!(source.join("a.c").exists());

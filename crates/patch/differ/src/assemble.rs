@@ -68,10 +68,31 @@ impl<'p, 'a> Assembly<'p, 'a> {
                 self.bring_function(unit, function);
             }
         }
+        for (unit, function) in self.new_exports() {
+            self.bring_function(unit, function);
+        }
         self.drain();
         unwind_data::bring(self);
         self.drain();
         self.warn_of_state();
+    }
+
+    /// New global functions of a target that exports its globals: plug-ins may use them, whose patches come on their own.
+    fn new_exports(&self) -> Vec<Function> {
+        let exported =
+            |name: &str| self.target.symbols.get(name).into_iter().flatten().any(|s| s.how == ResolvedBy::Dynsym);
+        let mut found = Vec::new();
+        for (index, unit) in self.units.iter().enumerate() {
+            let Some(after) = unit.after.as_ref() else { continue };
+            let global = |f: &usize| !after.symbols[*f].local && !after.is_comdat(*f);
+            let (new, old): (Vec<usize>, Vec<usize>) =
+                unit.functions().into_iter().filter(global).partition(|f| unit.ancestor(*f) == Ancestor::None);
+            if old.iter().any(|f| exported(after.symbols[*f].name)) {
+                let missing = |f: &usize| !exported(after.symbols[*f].name);
+                found.extend(new.into_iter().filter(missing).map(|f| (index, self.canonical(index, f))));
+            }
+        }
+        found
     }
 
     fn drain(&mut self) {

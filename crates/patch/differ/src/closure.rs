@@ -6,12 +6,12 @@
 //! entry cannot be redirected, the callers take its place.
 
 use crate::change::Changed;
-use crate::names;
 use crate::object_file::{Home, Nature, Object, Site};
 use crate::shipped::Shipped;
 use crate::target::TargetElf;
 use crate::unit::{Ancestor, Unit};
 use crate::{Options, Refusal};
+use crate::{moved, names};
 use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_format::{Range, ResolvedBy, Svma, TargetKind, readable};
 use stillpoint_patch_insn as insn;
@@ -207,6 +207,7 @@ fn standing(
     (unit, function): Function,
     options: &Options,
 ) -> Result<Standing, Refusal> {
+    let moved = moved::from(units, unit, function);
     let unit = &units[unit];
     let Some(after) = &unit.after else {
         return Err(Refusal::BadTarget("a function without a unit".to_owned()));
@@ -221,8 +222,9 @@ fn standing(
         let refusal = move |also: String| unsuitable(format!("an earlier patch of the series brought it, and {also}"));
         return Ok(Standing::Blocked(Blocked { why, refusal: Box::new(refusal) }));
     }
-    let (shipped, old) = match (&unit.shipped, unit.ancestor(function)) {
-        (Some(shipped), Ancestor::Shipped(old)) => (shipped, old),
+    let (shipped, old) = match (&unit.shipped, unit.ancestor(function), moved) {
+        (Some(shipped), Ancestor::Shipped(old), _) => (shipped, old),
+        (_, _, Some((_, shipped, old))) => (shipped, old),
         _ => {
             let why = "the target does not have it".to_owned();
             let refusal = move |also: String| unsuitable(format!("the target does not have it, and {also}"));

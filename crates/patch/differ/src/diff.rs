@@ -4,7 +4,7 @@ use crate::assemble::Assembly;
 use crate::closure::{self, Plan};
 use crate::target::TargetElf;
 use crate::unit::{Ancestor, Unit};
-use crate::{Options, Outcome, Refusal, UnitInput, change, types};
+use crate::{Options, Outcome, Refusal, UnitInput, change, moved, types};
 use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_format as format;
 use stillpoint_patch_format::{Function, Hooks, OffStack, Patch, Range, Scope, Source, Svma, TypeFact, UnitFact};
@@ -13,7 +13,8 @@ use stillpoint_patch_format::{Function, Hooks, OffStack, Patch, Range, Scope, So
 pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Options) -> Result<Outcome, Vec<Refusal>> {
     let units = Unit::read_all(target, inputs)?;
     let mut refusals: Vec<Refusal> = Vec::new();
-    let changed: Vec<change::Changed> = units.iter().map(|unit| change::find(unit, &mut refusals)).collect();
+    let mut changed: Vec<change::Changed> = units.iter().map(|unit| change::find(unit, &mut refusals)).collect();
+    moved::add(&units, &mut changed);
     let plan = closure::plan(target, &units, changed, options, &mut refusals);
     let (facts, notes) = compare_types(inputs, &units, &plan, &mut refusals);
     if plan.entries.is_empty() && plan.rebound.is_empty() && refusals.is_empty() {

@@ -53,6 +53,7 @@ mod correlate;
 mod diff;
 mod error;
 mod library;
+mod moved;
 mod names;
 mod object_file;
 mod options;

@@ -128,6 +128,12 @@ impl<'a> Resolver<'a> {
                 false => self.defined(symbol, index, module, found),
             };
         }
+        // a fix may add to an executable what its plug-ins then use
+        let mut active = self.view.active.iter().rev().filter_map(|n| self.view.patch(*n));
+        let added = active.find_map(|p| p.exports.iter().find(|e| e.name == symbol.name));
+        if let (Some(export), None) = (added, version) {
+            return Ok(export.address.0);
+        }
         let version = version.map(|v| format!("@{v}")).unwrap_or_default();
         self.refuse(symbol, format!("no mapped library defines {}{version}", symbol.name))
     }

@@ -1,9 +1,11 @@
 //! The rows of OSDI'20 Table 1 for PostgreSQL: how many changes can be built and applied to a running cluster.
 //!
 //! `postgres changes` takes changes of our own to Debian 12's unmodified PostgreSQL 15; `postgres fixes` the upstream
-//! fixes of Debian 11's PostgreSQL 13.23, each on top of those before. Both print a table; `experiments/postgres.sh`
+//! fixes of Debian 11's PostgreSQL 13.23, each on top of those before; `postgres build-fixes` only builds their patches,
+//! as a cut-off run can go on with what was built. All print a table; `experiments/postgres.sh`
 //! keeps it.
 
+mod effects;
 mod fixes;
 mod own;
 
@@ -13,8 +15,9 @@ use stillpoint_e2e::cli::Run;
 fn main() -> ExitCode {
     let outcome = match std::env::args().nth(1).as_deref() {
         Some("changes") => own::run(),
-        Some("fixes") => fixes::run(),
-        _ => Err("which: changes or fixes".to_owned()),
+        Some("fixes") => fixes::run(false),
+        Some("build-fixes") => fixes::run(true),
+        _ => Err("which: changes, fixes or build-fixes".to_owned()),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -59,6 +59,7 @@ macro_rules! accepted_programs {
             macro_changed
             main_calls_changed
             main_changed
+            moved_between_units
             mutex_static
             mutual_recursion
             nested_function

@@ -1,0 +1,40 @@
+//! Functions that a change moves from one unit to another.
+//!
+//! The obvious way is to take such a function for a new one. Then everybody who calls the entry in the target goes on with
+//! the old code, and new code with the new. So the entry is the old unit's, and what it is redirected to the new unit's.
+
+use crate::change::Changed;
+use crate::shipped::Shipped;
+use crate::unit::{Ancestor, Unit};
+
+/// Where a global function of the after side of `unit`, new there, was before: the unit's path, that unit as shipped, and
+/// the function's name.
+pub(crate) fn from<'u, 'a>(
+    units: &'u [Unit<'a>],
+    unit: usize,
+    function: usize,
+) -> Option<(&'a str, &'u Shipped<'a>, &'a str)> {
+    let after = units[unit].after.as_ref()?;
+    let symbol = &after.symbols[function];
+    if symbol.local || after.is_comdat(function) || units[unit].ancestor(function) != Ancestor::None {
+        return None;
+    }
+    units.iter().find_map(|other| {
+        let (shipped, before, after) = (other.shipped.as_ref()?, other.before.as_ref()?, other.after.as_ref()?);
+        before.defined(symbol.name).filter(|(_, s)| !s.local && s.is_function())?;
+        let gone = after.defined(symbol.name).is_none();
+        let there = shipped.object.defined(symbol.name).is_some_and(|(_, s)| !s.local && s.is_function());
+        (gone && there).then_some((other.path, shipped, symbol.name))
+    })
+}
+
+/// Counts moved functions among the changed ones, which are listed by unit.
+pub(crate) fn add(units: &[Unit<'_>], changed: &mut [Changed]) {
+    for (index, changed) in changed.iter_mut().enumerate() {
+        for function in units[index].functions() {
+            if let Some((path, ..)) = from(units, index, function) {
+                changed.insert(function, vec![format!("it was in {path} before")]);
+            }
+        }
+    }
+}
