@@ -1,0 +1,51 @@
+//! What is understood, and what is refused by name.
+
+use super::*;
+
+const GOOD: &str = r#"
+listen = ["127.0.0.1:6432", "/tmp/x/.s.PGSQL.6432"]
+control = "/tmp/x/control.sock"
+routes = "/tmp/x/routes.json"
+[servers.a]
+host = "127.0.0.1"
+[tenants.shop]
+server = "a"
+"#;
+
+#[test]
+fn a_short_file_is_enough() {
+    let config = Config::parse(GOOD).unwrap();
+    assert_eq!(config.servers["a"].to_string(), "a (127.0.0.1:5432)");
+    assert_eq!(config.socket_mode().unwrap(), 0o600);
+    assert_eq!(config.listen[1].to_string(), "/tmp/x/.s.PGSQL.6432");
+    assert_eq!(config.warnings(), [""; 0]);
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    for (from, to, expected) in [
+        ("server = \"a\"", "server = \"b\"", "server `b`, which is not in `[servers]`"),
+        ("host = \"127.0.0.1\"", "host = \"h\"\ntls = \"verify-full\"", "no `ca`"),
+        ("host = \"127.0.0.1\"", "host = \"/run\"\ntls = \"require\"", "no TLS"),
+        ("host = \"127.0.0.1\"", "host = \"h\"\nhots = 1", "hots"),
+        ("[tenants.shop]\nserver = \"a\"", "", "no tenant"),
+        ("[\"127.0.0.1:6432\", \"/tmp/x/.s.PGSQL.6432\"]", "[]", "`listen`"),
+        ("127.0.0.1:6432", "localhost", "\"localhost\" is neither"),
+        ("[servers.a]", "workers = 0\n[servers.a]", "`workers` is 0"),
+        ("[servers.a]", "socket_mode = \"999\"\n[servers.a]", "octal"),
+        ("[servers.a]", "limits = { memory_mib = 1 }\n[servers.a]", "not for 1000"),
+    ] {
+        let text = GOOD.replace(from, to);
+        assert_ne!(text, GOOD, "{from}");
+        let error = Config::parse(&text).expect_err(expected).to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn what_surprises_is_said() {
+    let text =
+        GOOD.replace("host = \"127.0.0.1\"", "host = \"/run/postgresql\"").replace("127.0.0.1:6432", "0.0.0.0:6432");
+    let warnings = Config::parse(&text).unwrap().warnings();
+    assert!(warnings[0].contains("peer") && warnings[1].contains("without TLS"), "{warnings:?}");
+}

@@ -1,0 +1,64 @@
+//! The side that asks.
+
+use super::{Reply, Request};
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+
+/// The proxy could not be asked.
+#[derive(Debug, Error)]
+pub enum ControlError {
+    /// Nobody is there, or may not be spoken to.
+    #[error("cannot reach the proxy at {}", path.display())]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It went away.
+    #[error("the proxy closed the control connection")]
+    Closed,
+    /// The connection broke.
+    #[error("control connection")]
+    Io(#[from] std::io::Error),
+    /// It is of another version.
+    #[error("the proxy's reply is not understood: {0}")]
+    NotUnderstood(String),
+    /// It said no; nothing has changed.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// A connection to a proxy. Dropping it ends a pause that was asked for by it.
+#[derive(Debug)]
+pub struct Client {
+    stream: BufReader<UnixStream>,
+}
+
+impl Client {
+    /// Connects to the control socket of a proxy.
+    pub async fn connect(path: &Path) -> Result<Client, ControlError> {
+        let stream = UnixStream::connect(path).await;
+        let stream = stream.map_err(|source| ControlError::Connect { path: path.into(), source })?;
+        Ok(Client { stream: BufReader::new(stream) })
+    }
+
+    /// Asks, and waits for the reply; a refusal is an error.
+    pub async fn ask(&mut self, request: &Request) -> Result<Reply, ControlError> {
+        let mut line =
+            serde_json::to_string(request).map_err(|error| ControlError::NotUnderstood(error.to_string()))?;
+        line.push('\n');
+        self.stream.get_mut().write_all(line.as_bytes()).await?;
+        let mut reply = String::new();
+        if self.stream.read_line(&mut reply).await? == 0 {
+            return Err(ControlError::Closed);
+        }
+        match serde_json::from_str(&reply) {
+            Ok(Reply::Error { message }) => Err(ControlError::Refused(message)),
+            Ok(reply) => Ok(reply),
+            Err(_) => Err(ControlError::NotUnderstood(reply.trim_end().to_owned())),
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! The side that answers.
+
+use super::{CounterStatus, Phase, Remark, Reply, Request, SessionStatus, Status, TargetSpec, TenantStatus};
+use crate::entry::Entry;
+use crate::proxy::Proxy;
+use crate::target::Target;
+use crate::tenant::{Pause, Paused, Reports};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use zeroize::Zeroizing;
+
+/// A longer line is no request.
+const LINE_MAX: u64 = 4 << 20;
+/// Nobody may stop a tenant for longer.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// Answers one connection until it ends.
+pub(crate) async fn serve(stream: UnixStream, proxy: Arc<Proxy>) {
+    let permitted = stream.peer_cred().is_ok_and(|peer| {
+        let own = rustix::process::geteuid().as_raw();
+        peer.uid() == own || peer.uid() == 0
+    });
+    if !permitted {
+        return tracing::warn!("somebody else's process connected to the control socket");
+    }
+    let mut stream = BufReader::new(stream);
+    let mut pause: Option<Pause> = None;
+    loop {
+        let mut line = Zeroizing::new(String::new());
+        let read = {
+            let mut limited = (&mut stream).take(LINE_MAX);
+            let reading = limited.read_line(&mut line);
+            match &pause {
+                None => reading.await,
+                Some(held) => tokio::select! {
+                    read = reading => read,
+                    () = tokio::time::sleep_until(held.limit()) => {
+                        tracing::warn!(tenant = held.tenant().name, "the pause reached its limit: sessions go on at the source");
+                        pause = None;
+                        continue;
+                    }
+                },
+            }
+        };
+        match read {
+            Ok(n) if n > 0 && line.ends_with('\n') => {}
+            _ => return,
+        }
+        let reply = match serde_json::from_str::<Request>(&line) {
+            Ok(request) => {
+                tracing::debug!(?request, "control");
+                answer(&proxy, request, &mut pause).await
+            }
+            Err(error) => Reply::Error { message: format!("not a request: {error}") },
+        };
+        let mut text =
+            serde_json::to_string(&reply).unwrap_or_else(|error| format!(r#"{{"reply":"error","message":"{error}"}}"#));
+        text.push('\n');
+        if stream.get_mut().write_all(text.as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn answer(proxy: &Arc<Proxy>, request: Request, pause: &mut Option<Pause>) -> Reply {
+    let reply = match request {
+        Request::Status => Ok(Reply::Status(status(proxy))),
+        Request::Prepare { tenant, target, verifiers, limit_ms } => {
+            prepare(proxy, &tenant, target, verifiers, Duration::from_millis(limit_ms)).await
+        }
+        Request::Pause { tenant, limit_ms } => {
+            begin_pause(proxy, &tenant, Duration::from_millis(limit_ms).min(PAUSE_MAX), pause).await
+        }
+        Request::Switch { tenant } => match take(pause, &tenant) {
+            Ok(held) => {
+                let entries = entries(proxy);
+                let switched = held.switch(proxy).await;
+                switched.map(|(sessions, said)| Reply::Switched { sessions, failed: remarks(&entries, failures(said)) })
+            }
+            Err(why) => Err(why),
+        },
+        Request::Resume { tenant } => take(pause, &tenant).map(|held| {
+            drop(held);
+            Reply::Resumed
+        }),
+        Request::Abandon { tenant } => match proxy.tenant(&tenant) {
+            Some(tenant) => tenant.abandon().map(|()| Reply::Abandoned),
+            None => Err(unknown(&tenant)),
+        },
+    };
+    reply.unwrap_or_else(|message| Reply::Error { message })
+}
+
+fn unknown(tenant: &str) -> String {
+    format!("there is no tenant `{tenant}`")
+}
+
+fn take(pause: &mut Option<Pause>, tenant: &str) -> Result<Pause, String> {
+    match pause.take() {
+        Some(held) if held.tenant().name == tenant => Ok(held),
+        other => {
+            *pause = other;
+            Err(format!("this connection does not hold a pause of tenant `{tenant}`"))
+        }
+    }
+}
+
+fn entries(proxy: &Proxy) -> BTreeMap<u32, Arc<Entry>> {
+    proxy.directory.all().into_iter().map(|entry| (entry.id, entry)).collect()
+}
+
+fn failures(said: Reports) -> Vec<(u32, String)> {
+    said.into_iter().filter_map(|(id, result)| result.err().map(|why| (id, why))).collect()
+}
+
+fn remarks(entries: &BTreeMap<u32, Arc<Entry>>, said: Vec<(u32, String)>) -> Vec<Remark> {
+    let user = |id: u32| entries.get(&id).map(|entry| entry.user.clone()).unwrap_or_default();
+    said.into_iter().map(|(id, why)| Remark { id, user: user(id), why, transaction_ms: None }).collect()
+}
+
+async fn prepare(
+    proxy: &Arc<Proxy>,
+    tenant: &str,
+    target: TargetSpec,
+    verifiers: BTreeMap<String, String>,
+    limit: Duration,
+) -> Result<Reply, String> {
+    let tenant = proxy.tenant(tenant).ok_or_else(|| unknown(tenant))?;
+    let mut server = match target {
+        TargetSpec::Server(server) => server,
+        TargetSpec::Name(name) => {
+            let settings = proxy.settings();
+            settings.config.servers.get(&name).cloned().ok_or_else(|| format!("there is no server `{name}`"))?
+        }
+    };
+    if server.database.is_none() {
+        server.database.clone_from(&tenant.server().database);
+    }
+    let verifiers: BTreeMap<String, Zeroizing<String>> =
+        verifiers.into_iter().map(|(user, stored)| (user, Zeroizing::new(stored))).collect();
+    let target = match tenant.target() {
+        Some(known) if *known.server == server && known.verifiers == verifiers => known,
+        _ => Arc::new(Target { server: Arc::new(server), verifiers }),
+    };
+    let said = tenant.prepare(target, limit).await?;
+    let entries = entries(proxy);
+    let ready = said.values().filter(|result| result.is_ok()).count();
+    let (mut waiting, mut pinned, mut failed) = (Vec::new(), Vec::new(), Vec::new());
+    for (id, why) in failures(said) {
+        let list = match entries.get(&id) {
+            _ if why.starts_with("waiting") => &mut waiting,
+            Some(entry) if entry.pinned().is_some() => &mut pinned,
+            Some(_) => &mut failed,
+            None => continue,
+        };
+        list.push((id, why));
+    }
+    let [waiting, pinned, failed] = [waiting, pinned, failed].map(|said| remarks(&entries, said));
+    Ok(Reply::Prepared { sessions: ready, waiting, pinned, failed })
+}
+
+async fn begin_pause(
+    proxy: &Arc<Proxy>,
+    tenant: &str,
+    limit: Duration,
+    pause: &mut Option<Pause>,
+) -> Result<Reply, String> {
+    if let Some(held) = pause {
+        return Err(format!("this connection holds a pause of tenant `{}`", held.tenant().name));
+    }
+    let tenant = proxy.tenant(tenant).ok_or_else(|| unknown(tenant))?;
+    Ok(match tenant.pause(limit).await? {
+        Paused::Drained(held, waited) => {
+            *pause = Some(held);
+            Reply::Drained { waited_us: waited.as_micros() as u64 }
+        }
+        Paused::Blocked(who) => {
+            let remark = |(entry, why): (Arc<Entry>, String)| Remark {
+                id: entry.id,
+                user: entry.user.clone(),
+                why,
+                transaction_ms: entry.busy_for().map(|busy| busy.as_millis() as u64),
+            };
+            Reply::Blocked { sessions: who.into_iter().map(remark).collect() }
+        }
+    })
+}
+
+fn status(proxy: &Proxy) -> Status {
+    let tenants = proxy.tenants().into_iter().map(|tenant| {
+        let target = tenant.target().map(|target| (*target.server).clone());
+        let phase = match &target {
+            _ if tenant.is_paused() => Phase::Paused,
+            Some(_) => Phase::Prepared,
+            None => Phase::Serving,
+        };
+        TenantStatus { name: tenant.name.clone(), server: (*tenant.server()).clone(), phase, target }
+    });
+    let session = |entry: Arc<Entry>| SessionStatus {
+        id: entry.id,
+        tenant: entry.tenant.clone(),
+        user: entry.user.clone(),
+        database: entry.database.clone(),
+        client: entry.origin.clone(),
+        state: entry.activity(),
+        pinned: entry.pinned(),
+        prepared: entry.is_prepared(),
+        transaction_ms: entry.busy_for().map(|busy| busy.as_millis() as u64),
+    };
+    let entries = proxy.directory.all();
+    let counters = proxy.sum();
+    let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    Status {
+        tenants: tenants.collect(),
+        sessions: entries.into_iter().map(session).collect(),
+        counters: CounterStatus {
+            statements: load(&counters.statements),
+            bytes_up: load(&counters.bytes_up),
+            bytes_down: load(&counters.bytes_down),
+        },
+    }
+}

@@ -1,0 +1,105 @@
+//! Sockets that clients and commands come by.
+
+use crate::config::{Endpoint, Origin};
+use crate::error::StartError;
+use crate::stream::Raw;
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::path::{Path, PathBuf};
+use tokio::net::{TcpListener, TcpSocket, UnixListener};
+
+/// Connections that wait to be accepted.
+const BACKLOG: u32 = 1024;
+
+/// A place where clients connect; its socket in the file system goes with it.
+#[derive(Debug)]
+pub(crate) enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener, #[allow(dead_code, reason = "its end removes the socket")] SocketFile),
+}
+
+/// A socket's name, removed when dropped.
+#[derive(Debug)]
+pub(crate) struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+impl Listener {
+    /// Listens; must run inside of a runtime.
+    pub(crate) fn bind(at: &Endpoint, mode: u32) -> Result<Listener, StartError> {
+        let bound = match at {
+            Endpoint::Tcp(address) => tcp(*address).map(Listener::Tcp),
+            Endpoint::Unix(path) => unix(path, mode).map(|(listener, file)| Listener::Unix(listener, file)),
+        };
+        bound.map_err(|source| StartError::Listen { at: at.to_string(), source })
+    }
+
+    /// The next client.
+    pub(crate) async fn accept(&self) -> io::Result<(Raw, Origin)> {
+        match self {
+            Listener::Tcp(listener) => {
+                let (stream, peer) = listener.accept().await?;
+                stream.set_nodelay(true)?;
+                Ok((Raw::Tcp(stream), Origin::Address(peer.ip())))
+            }
+            Listener::Unix(listener, _) => Ok((Raw::Unix(listener.accept().await?.0), Origin::Local)),
+        }
+    }
+}
+
+/// A successor may listen at the same address while this process serves its last sessions.
+fn tcp(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    socket.set_reuseport(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+/// A socket that only `mode` may use from its first moment on: it gets its name when it has its permissions.
+pub(crate) fn unix(path: &Path, mode: u32) -> io::Result<(UnixListener, SocketFile)> {
+    if let Ok(found) = fs::symlink_metadata(path) {
+        if !found.file_type().is_socket() {
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is no socket is in the way"));
+        }
+        if StdUnixStream::connect(path).is_ok() {
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, "somebody serves this socket"));
+        }
+    }
+    let mut fresh = path.as_os_str().to_owned();
+    fresh.push(".new");
+    let fresh = PathBuf::from(fresh);
+    let _ = fs::remove_file(&fresh);
+    let listener = UnixListener::bind(&fresh)?;
+    fs::set_permissions(&fresh, fs::Permissions::from_mode(mode))?;
+    fs::rename(&fresh, path)?;
+    Ok((listener, SocketFile(path.to_owned())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_socket_in_use_or_another_file_is_left_alone_and_a_dead_one_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let (listener, file) = unix(&path, 0o600).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(unix(&path, 0o600).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        drop(listener);
+        let second = unix(&path, 0o666).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o666);
+        drop((second, file));
+        assert!(!path.exists());
+        fs::write(&path, "x").unwrap();
+        assert_eq!(unix(&path, 0o600).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+    }
+}

@@ -1,0 +1,80 @@
+//! Metrics in Prometheus' text format, by as much HTTP as that takes.
+
+use crate::entry::{Activity, Counters};
+use crate::proxy::Proxy;
+use std::fmt::Write;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+/// A request's head is shorter, and here sooner.
+const HEAD_MAX: usize = 8 << 10;
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Answers scrapers, one at a time.
+pub(crate) async fn serve(listener: TcpListener, proxy: Arc<Proxy>) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let _ = tokio::time::timeout(PATIENCE, answer(stream, &proxy)).await;
+            }
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+async fn answer(mut stream: TcpStream, proxy: &Proxy) -> std::io::Result<()> {
+    let mut head = Vec::new();
+    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+        if head.len() > HEAD_MAX || stream.read_buf(&mut head).await? == 0 {
+            return Ok(());
+        }
+    }
+    let (status, body) = match head.split(|b| *b == b' ').nth(1) {
+        Some(b"/metrics") => ("200 OK", text(proxy)),
+        _ => ("404 Not Found", "see /metrics\n".into()),
+    };
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).await?;
+    stream.write_all(body.as_bytes()).await
+}
+
+/// All metrics.
+fn text(proxy: &Proxy) -> String {
+    let sum = proxy.sum();
+    let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    let Counters { statements, bytes_up, bytes_down } = &sum;
+    let mut text = String::new();
+    let mut counter = |name: &str, help: &str, value: u64| {
+        let _ = write!(text, "# HELP stillpoint_proxy_{name} {help}\n# TYPE stillpoint_proxy_{name} counter\n");
+        let _ = writeln!(text, "stillpoint_proxy_{name} {value}");
+    };
+    counter("statements_total", "Answers of ReadyForQuery.", load(statements));
+    counter("bytes_from_clients_total", "Bytes received from clients.", load(bytes_up));
+    counter("bytes_to_clients_total", "Bytes received for clients.", load(bytes_down));
+    let entries = proxy.directory.all();
+    text += "# HELP stillpoint_proxy_sessions Sessions by tenant and what they do.\n# TYPE stillpoint_proxy_sessions gauge\n";
+    for tenant in proxy.tenants() {
+        for (name, activity) in [
+            ("starting", Activity::Starting),
+            ("idle", Activity::Idle),
+            ("active", Activity::Active),
+            ("in_transaction", Activity::InTransaction),
+            ("parked", Activity::Parked),
+        ] {
+            let count =
+                entries.iter().filter(|entry| entry.tenant == tenant.name && entry.activity() == activity).count();
+            let _ = writeln!(
+                text,
+                "stillpoint_proxy_sessions{{tenant=\"{}\",state=\"{name}\"}} {count}",
+                tenant.name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+            );
+        }
+    }
+    text
+}

@@ -1,0 +1,124 @@
+//! What all threads of the proxy share.
+
+use crate::config::{ANY, Config, Server};
+use crate::entry::{Command, Counters, Directory, lock};
+use crate::error::{ConfigError, StartError};
+use crate::routes::Routes;
+use crate::tenant::Tenant;
+use crate::tls;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use tokio_rustls::TlsAcceptor;
+
+/// A configuration and what was made of it.
+pub(crate) struct Settings {
+    pub(crate) config: Config,
+    pub(crate) tls: Option<TlsAcceptor>,
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.config.fmt(f)
+    }
+}
+
+impl Settings {
+    pub(crate) fn new(config: Config) -> Result<Settings, ConfigError> {
+        let tls = config.tls.as_ref().map(tls::acceptor).transpose()?;
+        Ok(Settings { config, tls })
+    }
+
+    fn server(&self, name: &str) -> Option<Arc<Server>> {
+        self.config.servers.get(name).cloned().map(Arc::new)
+    }
+}
+
+/// What all threads of the proxy share.
+#[derive(Debug)]
+pub(crate) struct Proxy {
+    settings: Mutex<Arc<Settings>>,
+    tenants: Mutex<BTreeMap<String, Arc<Tenant>>>,
+    pub(crate) directory: Directory,
+    pub(crate) routes: Routes,
+    /// Sums over sessions that have ended.
+    pub(crate) totals: Counters,
+}
+
+impl Proxy {
+    pub(crate) fn new(settings: Settings) -> Result<Proxy, StartError> {
+        let routes = Routes::load(settings.config.routes.clone())?;
+        let proxy = Proxy {
+            settings: Mutex::new(Arc::new(settings)),
+            tenants: Mutex::default(),
+            directory: Directory::default(),
+            routes,
+            totals: Counters::default(),
+        };
+        let named: Vec<String> = proxy.settings().config.tenants.keys().filter(|name| *name != ANY).cloned().collect();
+        named.iter().for_each(|name| drop(proxy.tenant(name)));
+        Ok(proxy)
+    }
+
+    /// The configuration of this moment.
+    pub(crate) fn settings(&self) -> Arc<Settings> {
+        lock(&self.settings).clone()
+    }
+
+    /// The tenant for a database; `None` when the configuration has none.
+    pub(crate) fn tenant(&self, name: &str) -> Option<Arc<Tenant>> {
+        let settings = self.settings();
+        let config = settings.config.tenants.get(name).or_else(|| settings.config.tenants.get(ANY))?;
+        let mut tenants = lock(&self.tenants);
+        if let Some(known) = tenants.get(name) {
+            return Some(known.clone());
+        }
+        let server = self.place(&settings, name, &config.server, config.database.as_deref())?;
+        let tenant = Arc::new(Tenant::new(name.to_owned(), config.clone(), server));
+        tenants.insert(name.to_owned(), tenant.clone());
+        Some(tenant)
+    }
+
+    /// Where a tenant is: where it has moved, or as the configuration says.
+    fn place(&self, settings: &Settings, name: &str, server: &str, database: Option<&str>) -> Option<Arc<Server>> {
+        if let Some(moved) = self.routes.get(name) {
+            return Some(moved);
+        }
+        let server = settings.server(server)?;
+        Some(match database {
+            Some(database) => Arc::new(Server { database: Some(database.to_owned()), ..(*server).clone() }),
+            None => server,
+        })
+    }
+
+    /// All tenants.
+    pub(crate) fn tenants(&self) -> Vec<Arc<Tenant>> {
+        lock(&self.tenants).values().cloned().collect()
+    }
+
+    /// Takes over a changed configuration. Sessions go on; what is listened at stays.
+    pub(crate) fn reload(&self, settings: Settings) {
+        let settings = Arc::new(settings);
+        *lock(&self.settings) = settings.clone();
+        for tenant in self.tenants() {
+            let tenants = &settings.config.tenants;
+            if let Some(config) = tenants.get(&tenant.name).or_else(|| tenants.get(ANY)) {
+                let server = self.place(&settings, &tenant.name, &config.server, config.database.as_deref());
+                tenant.reload(config.clone(), server);
+            }
+        }
+    }
+
+    /// Sums over all sessions that there were.
+    pub(crate) fn sum(&self) -> Counters {
+        let sum = Counters::default();
+        sum.absorb(&self.totals);
+        self.directory.all().iter().for_each(|entry| sum.absorb(&entry.counters));
+        sum
+    }
+
+    /// Asks every session to end when no transaction is open.
+    pub(crate) fn end_sessions(&self) {
+        self.directory.all().iter().for_each(|entry| entry.send(Command::End));
+    }
+}

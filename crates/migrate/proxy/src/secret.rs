@@ -1,0 +1,88 @@
+//! What a session could log in with at another server. Secrets are wiped when dropped and do not show.
+
+use std::fmt;
+use stillpoint_migrate_wire::md5;
+use stillpoint_migrate_wire::scram::{Keys, Secret, Transcript, Verifier};
+use zeroize::Zeroizing;
+
+/// Random bytes for a SCRAM nonce.
+pub(crate) fn nonce() -> [u8; 18] {
+    let mut bytes = [0; 18];
+    random(&mut bytes);
+    bytes
+}
+
+/// Random bytes.
+pub(crate) fn random(bytes: &mut [u8]) {
+    let mut at = 0;
+    while at < bytes.len() {
+        // The kernel has entropy long before a proxy starts; an interrupted call is made again.
+        if let Ok(n) = rustix::rand::getrandom(&mut bytes[at..], rustix::rand::GetRandomFlags::empty()) {
+            at += n;
+        }
+    }
+}
+
+/// What the client's login left us with.
+#[derive(Clone, Default)]
+pub(crate) enum Login {
+    /// It was let in without a password.
+    #[default]
+    Trusted,
+    /// It sent its password.
+    Password(Zeroizing<Vec<u8>>),
+    /// It proved its password by md5, from which nothing can be had.
+    Md5,
+    /// It proved its password by SCRAM, in an exchange that we listened to.
+    Heard(Transcript),
+    /// It proved its password by SCRAM to us.
+    Keys(Keys),
+}
+
+/// A login, and what the role's stored password is, when somebody told us.
+#[derive(Clone, Default)]
+pub(crate) struct Credential {
+    pub(crate) login: Login,
+    pub(crate) stored: Option<Zeroizing<String>>,
+}
+
+impl fmt::Debug for Credential {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.login {
+            Login::Trusted => "Credential(trusted)",
+            Login::Password(_) => "Credential(password)",
+            Login::Md5 => "Credential(md5)",
+            Login::Heard(_) | Login::Keys(_) => "Credential(scram)",
+        })
+    }
+}
+
+impl Credential {
+    /// The password itself.
+    pub(crate) fn password(&self) -> Option<&[u8]> {
+        match &self.login {
+            Login::Password(password) => Some(password),
+            _ => None,
+        }
+    }
+
+    /// The stored form of md5.
+    pub(crate) fn md5(&self, user: &str) -> Option<Zeroizing<String>> {
+        let stored = self.stored.as_ref().filter(|stored| stored.starts_with("md5")).cloned();
+        stored.or_else(|| self.password().map(|password| md5::stored(password, user.as_bytes())))
+    }
+
+    /// What SCRAM can be done with.
+    pub(crate) fn scram(&self) -> Result<Secret, String> {
+        match &self.login {
+            Login::Password(password) => Ok(Secret::Password(password.clone())),
+            Login::Keys(keys) => Ok(Secret::Keys(keys.clone())),
+            Login::Heard(transcript) => {
+                let stored = self.stored.as_ref().ok_or("the verifier of this role was not given")?;
+                let verifier = Verifier::parse(stored).map_err(|error| error.to_string())?;
+                transcript.recover(&verifier).map(Secret::Keys).map_err(|error| error.to_string())
+            }
+            Login::Trusted | Login::Md5 => Err("it asks for a password, and the client gave none by SCRAM".into()),
+        }
+    }
+}

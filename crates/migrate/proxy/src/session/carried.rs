@@ -1,0 +1,276 @@
+//! What a session carries from one transaction to the next: asked from the server that holds it, and made anew at another.
+//!
+//! The obvious way is to follow the client's statements; functions, DO blocks and prepared SETs hide from it. The server
+//! knows all but two things: settings with names of their own that no extension declared (they are asked for by name), and
+//! the unnamed statement (see [`super::notes`]).
+
+use std::collections::BTreeMap;
+use stillpoint_migrate_wire::frontend::{put_bind, put_close_statement, put_execute, put_parse, put_query, put_sync};
+
+/// The question's own statement and portal. Not the unnamed ones: those are the client's.
+const NAME: &[u8] = b"stillpoint_carried";
+
+/// Asked in one round trip. Every row: what it is about, three texts.
+const QUESTION: &str = "\
+SELECT 'setting', name, setting, '' FROM pg_catalog.pg_settings \
+  WHERE source = 'session' AND name !~ '^transaction_' \
+UNION ALL SELECT 'custom', n, pg_catalog.current_setting(n, true), '' FROM pg_catalog.unnest($1::pg_catalog.text[]) n \
+UNION ALL SELECT 'role', session_user::pg_catalog.text, pg_catalog.current_setting('role'), '' \
+UNION ALL SELECT CASE WHEN from_sql THEN 'prepare' ELSE 'parse' END, name, statement, \
+  pg_catalog.array_to_string(parameter_types::pg_catalog.oid[], ',') FROM pg_catalog.pg_prepared_statements \
+  WHERE name <> 'stillpoint_carried' \
+UNION ALL SELECT 'listen', c, '', '' FROM pg_catalog.pg_listening_channels() c \
+UNION ALL SELECT 'lock', mode, pg_catalog.concat_ws(',', classid, objid, objsubid), '' FROM pg_catalog.pg_locks \
+  WHERE locktype = 'advisory' AND pid = pg_catalog.pg_backend_pid() AND granted \
+UNION ALL SELECT 'pin', 'cursor WITH HOLD ' || name, '', '' FROM pg_catalog.pg_cursors WHERE is_holdable \
+UNION ALL SELECT 'pin', 'temporary relation ' || relname, '', '' FROM pg_catalog.pg_class \
+  WHERE relnamespace = pg_catalog.pg_my_temp_schema() AND relkind <> 'i'";
+
+/// Values whose meaning differs between servers are not carried.
+const NOT_CARRIED: [&str; 3] = ["is_superuser", "session_authorization", "role"];
+
+/// A prepared statement.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Statement {
+    text: Vec<u8>,
+    types: Vec<u32>,
+    /// Made by `PREPARE`, which is then its text, not by a Parse.
+    by_sql: bool,
+}
+
+/// What a session carries.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Carried {
+    settings: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// Session user and role.
+    roles: (Vec<u8>, Vec<u8>),
+    statements: BTreeMap<Vec<u8>, Statement>,
+    channels: Vec<Vec<u8>>,
+    /// Mode, and the three numbers of `pg_locks`.
+    locks: Vec<(Vec<u8>, Vec<u8>)>,
+    /// What cannot be made anew elsewhere.
+    pub(crate) pins: Vec<String>,
+}
+
+/// A question or a sequence of statements, and how many ReadyForQuery it brings.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) syncs: usize,
+}
+
+impl Batch {
+    fn query(&mut self, sql: &str) {
+        put_query(&mut self.bytes, sql);
+        self.syncs += 1;
+    }
+
+    fn sync(&mut self) {
+        put_sync(&mut self.bytes);
+        self.syncs += 1;
+    }
+}
+
+/// The question; `custom` are names of settings that no catalogue lists.
+pub(crate) fn question<'a>(custom: impl Iterator<Item = &'a str>) -> Batch {
+    let quoted: Vec<String> = custom.map(|name| format!("\"{}\"", name.replace(['"', '\\'], ""))).collect();
+    let names = format!("{{{}}}", quoted.join(","));
+    let mut batch = Batch::default();
+    put_parse(&mut batch.bytes, NAME, QUESTION.as_bytes(), &[]);
+    put_bind(&mut batch.bytes, NAME, NAME, &[names.as_bytes()]);
+    put_execute(&mut batch.bytes, NAME);
+    put_close_statement(&mut batch.bytes, NAME);
+    batch.sync();
+    batch
+}
+
+/// The answer. Rows that do not make sense are left out; there are none.
+pub(crate) fn answer(rows: Vec<Vec<Option<Vec<u8>>>>) -> Carried {
+    let mut carried = Carried::default();
+    for row in rows {
+        let mut row = row.into_iter();
+        let mut next = || row.next().flatten();
+        let (Some(kind), Some(name), value, more) = (next(), next(), next(), next()) else { continue };
+        let Some(value) = value else { continue };
+        match kind.as_slice() {
+            b"setting" | b"custom" => {
+                if !NOT_CARRIED.iter().any(|known| known.as_bytes() == name) {
+                    carried.settings.insert(name, value);
+                }
+            }
+            b"role" => carried.roles = (name, value),
+            b"prepare" | b"parse" => {
+                let types = String::from_utf8(more.unwrap_or_default()).unwrap_or_default();
+                let types = types.split(',').filter_map(|oid| oid.parse().ok()).collect();
+                carried.statements.insert(name, Statement { text: value, types, by_sql: kind == b"prepare" });
+            }
+            b"listen" => carried.channels.push(name),
+            b"lock" => carried.locks.push((name, value)),
+            _ => carried.pins.push(String::from_utf8_lossy(&name).into_owned()),
+        }
+    }
+    carried.channels.sort();
+    carried.locks.sort();
+    carried
+}
+
+impl Carried {
+    /// Whether notifications may be on their way.
+    pub(crate) fn listens(&self) -> bool {
+        !self.channels.is_empty()
+    }
+
+    /// Statements that make a session at another server, logged in as `user`, carry the same. `used`: it may carry
+    /// something else.
+    pub(crate) fn replay(&self, user: &str, used: bool) -> Batch {
+        let mut batch = Batch::default();
+        if used {
+            batch.query("DISCARD ALL");
+        }
+        self.replay_settings(user, &mut batch);
+        for (name, statement) in &self.statements {
+            if statement.by_sql {
+                batch.bytes.extend(query_of_bytes(&statement.text));
+                batch.syncs += 1;
+            } else {
+                put_parse(&mut batch.bytes, name, &statement.text, &statement.types);
+                batch.sync();
+            }
+        }
+        for channel in &self.channels {
+            let mut sql = b"LISTEN \"".to_vec();
+            channel.iter().for_each(|b| sql.extend(std::iter::repeat_n(*b, if *b == b'"' { 2 } else { 1 })));
+            sql.push(b'"');
+            batch.bytes.extend(query_of_bytes(&sql));
+            batch.syncs += 1;
+        }
+        batch
+    }
+
+    fn replay_settings(&self, user: &str, batch: &mut Batch) {
+        let mut settings: Vec<(&[u8], &[u8])> = Vec::new();
+        // The encoding first: the other values are in it. The role last: it may not be allowed to set the others.
+        let encoding = self.settings.get_key_value(&b"client_encoding"[..]);
+        let others = self.settings.iter().filter(|(name, _)| name.as_slice() != b"client_encoding");
+        settings.extend(encoding.into_iter().chain(others).map(|(name, value)| (name.as_slice(), value.as_slice())));
+        let (session_user, role) = &self.roles;
+        if !session_user.is_empty() && session_user != user.as_bytes() {
+            settings.push((b"session_authorization", session_user));
+        }
+        if !role.is_empty() && role != b"none" {
+            settings.push((b"role", role));
+        }
+        if settings.is_empty() {
+            return;
+        }
+        const SET: &[u8] = b"SELECT pg_catalog.set_config($1, $2, false)";
+        put_parse(&mut batch.bytes, b"", SET, &[25, 25]);
+        for (name, value) in settings {
+            put_bind(&mut batch.bytes, b"", b"", &[name, value]);
+            put_execute(&mut batch.bytes, b"");
+        }
+        batch.sync();
+    }
+
+    /// Statements that take its advisory locks, and answer one row with `t` for each that was taken.
+    pub(crate) fn take_locks(&self) -> Batch {
+        let mut batch = Batch::default();
+        for (mode, numbers) in &self.locks {
+            let shared = if mode.starts_with(b"Share") { "_shared" } else { "" };
+            let numbers: Vec<u64> =
+                String::from_utf8_lossy(numbers).split(',').filter_map(|number| number.parse().ok()).collect();
+            let key = match numbers.as_slice() {
+                [high, low, 1] => format!("{}", ((high << 32) | low) as i64),
+                [first, second, 2] => format!("{}, {}", *first as i32, *second as i32),
+                _ => continue,
+            };
+            batch.query(&format!("SELECT pg_catalog.pg_try_advisory_lock{shared}({key})"));
+        }
+        batch
+    }
+
+    /// How many advisory locks it holds.
+    pub(crate) fn lock_count(&self) -> usize {
+        self.locks.len()
+    }
+}
+
+fn query_of_bytes(sql: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    stillpoint_migrate_wire::frame::put(&mut bytes, b'Q', |body| {
+        stillpoint_migrate_wire::frame::put_cstr(body, sql);
+    });
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stillpoint_migrate_wire::frame::{Scanner, Step};
+
+    fn row(texts: [&str; 4]) -> Vec<Option<Vec<u8>>> {
+        texts.map(|text| Some(text.as_bytes().to_vec())).to_vec()
+    }
+
+    /// Types of the messages and the text of queries.
+    fn told(batch: &Batch) -> Vec<String> {
+        let (mut scanner, mut at, mut told) = (Scanner::new(1 << 20), 0, Vec::new());
+        while let Ok(Step::Message(message)) = scanner.peek(&batch.bytes[at..]) {
+            let text = match message.tag {
+                b'Q' | b'B' => String::from_utf8_lossy(message.body).replace('\0', " ").trim().to_owned(),
+                _ => String::new(),
+            };
+            told.push(format!("{}{text}", char::from(message.tag)));
+            at += scanner.take(&message);
+        }
+        told
+    }
+
+    #[test]
+    fn what_was_answered_is_made_anew() {
+        let carried = answer(vec![
+            row(["setting", "work_mem", "4096", ""]),
+            row(["setting", "client_encoding", "LATIN1", ""]),
+            row(["custom", "app.tenant", "7", ""]),
+            row(["role", "alice", "reader", ""]),
+            row(["parse", "s1", "select $1", "23"]),
+            row(["prepare", "p", "prepare p as select 1", ""]),
+            row(["listen", "a\"b", "", ""]),
+            row(["lock", "ExclusiveLock", "1,2,1", ""]),
+            row(["lock", "ShareLock", "1,4294967295,2", ""]),
+        ]);
+        let replay = carried.replay("alice", true);
+        let told = told(&replay);
+        assert_eq!(told[0], "QDISCARD ALL");
+        let binds: Vec<&String> = told.iter().filter(|message| message.starts_with('B')).collect();
+        assert_eq!(binds.len(), 4, "{told:?}");
+        assert!(binds[0].contains("client_encoding") && binds[3].contains("reader"), "{binds:?}");
+        assert!(told.contains(&"Qprepare p as select 1".to_owned()) && told.contains(&"QLISTEN \"a\"\"b\"".to_owned()));
+        assert_eq!(replay.syncs, told.iter().filter(|message| message.starts_with(['Q', 'S'])).count());
+        let locks = self::told(&carried.take_locks());
+        assert_eq!(
+            locks,
+            [
+                "QSELECT pg_catalog.pg_try_advisory_lock(4294967298)",
+                "QSELECT pg_catalog.pg_try_advisory_lock_shared(1, -1)"
+            ]
+        );
+        assert!(carried.listens() && carried.lock_count() == 2 && carried.pins.is_empty());
+    }
+
+    #[test]
+    fn a_session_that_carries_nothing_needs_nothing() {
+        let carried = answer(vec![row(["role", "alice", "none", ""])]);
+        assert_eq!(carried.replay("alice", false).syncs, 0);
+        assert_eq!(carried.take_locks().syncs, 0);
+        let pinned = answer(vec![row(["pin", "temporary relation t", "", ""])]);
+        assert_eq!(pinned.pins, ["temporary relation t"]);
+    }
+
+    #[test]
+    fn names_are_quoted_in_the_question() {
+        let batch = question(["a.b", "c\".d"].into_iter());
+        assert!(told(&batch).iter().any(|message| message.contains("{\"a.b\",\"c.d\"}")));
+        assert_eq!(batch.syncs, 1);
+    }
+}

@@ -1,0 +1,300 @@
+//! One client's session, from its first byte to its last, at whichever server it is.
+//!
+//! ```text
+//!            Prepare                 Pause              boundary             Switch
+//! serving ─────────────▶ prepared ───────────▶ closing ───────────▶ parked ─────────▶ serving (target)
+//!    ▲        Abandon        ▲                    │ Resume             │ Resume
+//!    └───────────────────────┴────────────────────┴────────────────────┘
+//! ```
+
+mod carried;
+mod login;
+mod notes;
+mod opening;
+mod pump;
+mod shadow;
+
+pub(crate) use notes::CustomNames;
+pub(crate) use opening::serve;
+
+use crate::config::Server;
+use crate::entry::{Activity, Command, Entry, Reporter};
+use crate::error::{Refusal, SessionError};
+use crate::link;
+use crate::proxy::Proxy;
+use crate::secret::Credential;
+use crate::target::Target;
+use crate::tenant::Tenant;
+use carried::Carried;
+use pump::{Event, Gate, Pump};
+use shadow::{Access, Shadow};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use stillpoint_migrate_wire::backend::put_fatal;
+use stillpoint_migrate_wire::backend::put_parameter_status;
+use stillpoint_migrate_wire::frontend::{put_sync, put_terminate};
+use stillpoint_migrate_wire::startup::Startup;
+use tokio::io::AsyncWriteExt;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+/// What a session may hold for bytes under way and for what it is: two buffers, and some for its notes.
+pub(crate) const MEMORY_MAX: usize = 4 * crate::buffer::LEN;
+
+/// A prepared session that changes what it carries is asked again after this time at the earliest.
+const FOLLOW_EVERY: Duration = Duration::from_millis(200);
+
+/// A session whose client is logged in.
+pub(crate) struct Session {
+    pump: Pump,
+    entry: Arc<Entry>,
+    tenant: Arc<Tenant>,
+    proxy: Arc<Proxy>,
+    server: Arc<Server>,
+    startup: Startup,
+    credential: Credential,
+    /// Its counterpart at the target.
+    shadow: Option<(Shadow, Arc<Target>)>,
+    /// Who waits for the counterpart to be like it.
+    preparing: Option<Reporter>,
+    /// Who waits for the boundary.
+    pausing: Option<Reporter>,
+    ending: bool,
+    /// A replication connection: it answers no questions of ours, and stays where it is.
+    replicates: bool,
+}
+
+/// Why a session went on no longer.
+enum End {
+    Left,
+    Told(Refusal),
+}
+
+impl Session {
+    /// Serves until one side leaves.
+    async fn run(mut self, commands: &mut UnboundedReceiver<Command>) -> Result<(), SessionError> {
+        loop {
+            let end = match self.pump.run(commands).await {
+                Ok(Event::ClientLeft) => End::Left,
+                Ok(Event::ServerLeft) => End::Left,
+                Ok(Event::Command(command)) => match self.command(command).await {
+                    Ok(None) => continue,
+                    Ok(Some(refusal)) => End::Told(refusal),
+                    Err(error) => return self.fail(error).await,
+                },
+                Ok(Event::Boundary) => match self.boundary().await {
+                    Ok(()) if !self.ending => continue,
+                    Ok(()) => End::Told(Refusal::new("57P01", "terminating connection: the proxy is shutting down")),
+                    Err(error) => return self.fail(error).await,
+                },
+                Err(error) => return self.fail(error).await,
+            };
+            let mut good_bye = Vec::new();
+            put_terminate(&mut good_bye);
+            let _ = self.pump.server.write_all(&good_bye).await;
+            if let End::Told(refusal) = end {
+                self.tell(&refusal).await;
+            }
+            return Ok(());
+        }
+    }
+
+    async fn fail(&mut self, error: SessionError) -> Result<(), SessionError> {
+        if let Some(refusal) = Refusal::of(&error) {
+            self.tell(&refusal).await;
+        }
+        Err(error)
+    }
+
+    async fn tell(&mut self, refusal: &Refusal) {
+        let mut bytes = Vec::new();
+        put_fatal(&mut bytes, refusal.code, &refusal.message, refusal.hint);
+        // A client that does not read is not waited for.
+        let _ = tokio::time::timeout(Duration::from_secs(1), self.pump.tell_client(&bytes)).await;
+    }
+
+    async fn command(&mut self, command: Command) -> Result<Option<Refusal>, SessionError> {
+        match command {
+            Command::Prepare(target, reporter) => self.prepare(target, reporter),
+            Command::Abandon => {
+                self.shadow = None;
+                self.pump.follows = None;
+                self.entry.prepared.store(false, Ordering::Relaxed);
+            }
+            Command::Pause(reporter) => {
+                self.pausing = Some(reporter);
+                self.pump.gate = Gate::Closing;
+                self.pump.wants_boundary = true;
+            }
+            Command::Resume => self.resume(),
+            Command::Switch(reporter) => return self.switch(reporter).await,
+            Command::End => {
+                self.ending = true;
+                self.pump.gate = Gate::Closing;
+                self.pump.wants_boundary = true;
+            }
+        }
+        Ok(None)
+    }
+
+    fn prepare(&mut self, target: Arc<Target>, reporter: Option<Reporter>) {
+        if self.replicates {
+            reporter.into_iter().for_each(|reporter| reporter.report(Err("it is a replication connection".into())));
+            return;
+        }
+        if self.shadow.as_ref().is_some_and(|(_, known)| Arc::ptr_eq(known, &target)) {
+            // Asked again: whatever failed is tried once more.
+            self.entry.prepared.store(false, Ordering::Relaxed);
+        }
+        let mut credential = self.credential.clone();
+        credential.stored = target.verifiers.get(&self.entry.user).cloned();
+        let access = Access {
+            server: target.server.clone(),
+            packet: link::startup_packet(&self.startup, &target.server, &self.entry.database),
+            user: self.entry.user.clone(),
+            credential,
+            limit: self.proxy.settings().config.limits.connect(),
+        };
+        self.shadow = Some((Shadow::open(access), target));
+        self.preparing = reporter;
+        self.pump.follows = Some(Instant::now());
+        self.pump.wants_boundary = true;
+    }
+
+    fn resume(&mut self) {
+        self.pausing = None;
+        if !self.ending {
+            self.pump.gate = Gate::Open;
+            self.pump.wants_boundary = self.preparing.is_some();
+        }
+        if self.entry.activity() == Activity::Parked {
+            self.entry.set(Activity::Idle);
+        }
+    }
+
+    /// No transaction is open: what somebody waited for can be done.
+    async fn boundary(&mut self) -> Result<(), SessionError> {
+        self.pump.wants_boundary = false;
+        self.follow().await?;
+        let verdict = match (&self.shadow, self.pausing.is_some()) {
+            (Some((shadow, _)), true) => shadow::answer(shadow.verdict()).await,
+            _ => Ok(()),
+        };
+        if self.shadow.is_some() && self.pausing.is_some() {
+            self.entry.prepared.store(verdict.is_ok(), Ordering::Relaxed);
+        }
+        if let Some(reporter) = self.pausing.take() {
+            self.pump.gate = Gate::Closed;
+            self.entry.set(Activity::Parked);
+            reporter.report(match self.entry.pinned() {
+                Some(why) => Err(why),
+                None => verdict,
+            });
+        }
+        Ok(())
+    }
+
+    /// Brings the counterpart up to date.
+    async fn follow(&mut self) -> Result<(), SessionError> {
+        let Some((shadow, _)) = &mut self.shadow else { return Ok(()) };
+        if shadow.carried.is_some() && !self.pump.notes.dirty {
+            return Ok(());
+        }
+        let carried = ask_carried(&mut self.pump, &self.tenant).await?;
+        self.pump.follows = Some(Instant::now() + FOLLOW_EVERY);
+        let carried = match carried {
+            Ok(carried) => carried,
+            Err(why) => {
+                self.entry.set_pinned(Some(why.clone()));
+                if let Some(reporter) = self.preparing.take() {
+                    reporter.report(Err(why));
+                }
+                return Ok(());
+            }
+        };
+        self.pump.notes.dirty = false;
+        let lost = self.pump.notes.unnamed_lost.then(|| "its unnamed statement is longer than 1 MiB".to_owned());
+        let pins: Vec<String> = carried.pins.iter().cloned().chain(lost).collect();
+        self.entry.set_pinned((!pins.is_empty()).then(|| pins.join(", ")));
+        if shadow.carried.as_ref() == Some(&carried) {
+            return Ok(());
+        }
+        let later = shadow.carry(carried);
+        let (entry, reporter) = (self.entry.clone(), self.preparing.take());
+        tokio::task::spawn_local(async move {
+            let result = shadow::answer(later).await;
+            entry.prepared.store(result.is_ok(), Ordering::Relaxed);
+            if let Some(reporter) = reporter {
+                reporter.report(match entry.pinned() {
+                    Some(why) => Err(why),
+                    None => result,
+                });
+            }
+        });
+        Ok(())
+    }
+
+    /// Goes on at the target. Whoever cannot may not go on at the source either: it is out of service.
+    async fn switch(&mut self, reporter: Reporter) -> Result<Option<Refusal>, SessionError> {
+        let moved = self.move_over().await;
+        let refusal = moved.is_err().then(|| {
+            Refusal::new("57P01", "terminating connection: the session could not be moved to the new server")
+                .hint("Connect again.")
+        });
+        reporter.report(moved);
+        Ok(refusal)
+    }
+
+    async fn move_over(&mut self) -> Result<(), String> {
+        if self.pump.gate != Gate::Closed {
+            return Err("it is not parked".into());
+        }
+        let Some((shadow, target)) = self.shadow.take() else { return Err("it was not prepared".into()) };
+        let unnamed = std::mem::take(&mut self.pump.notes.unnamed);
+        let listens = shadow.carried.as_ref().is_some_and(Carried::listens);
+        let ready = shadow::answer(shadow.hand_over(unnamed.clone())).await?;
+        self.pump.notes.unnamed = unnamed;
+        self.leave_source(listens).await;
+        self.pump.server = ready.stream;
+        let mut news = Vec::new();
+        for (name, value) in &ready.parameters {
+            if self.pump.parameters.get(name) != Some(value) {
+                put_parameter_status(&mut news, name, value);
+            }
+        }
+        self.pump.inject(&news);
+        self.pump.inject(&ready.leftover);
+        self.entry.cancel_at(target.server.clone(), ready.key);
+        self.entry.prepared.store(false, Ordering::Relaxed);
+        self.server = target.server.clone();
+        self.pump.follows = None;
+        self.resume();
+        Ok(())
+    }
+
+    /// The last that the source has to say are notifications of transactions that have committed.
+    async fn leave_source(&mut self, listens: bool) {
+        let mut bytes = Vec::new();
+        if listens {
+            put_sync(&mut bytes);
+            if let Ok(answers) = link::exchange(&mut self.pump.server, &bytes, 1).await {
+                self.pump.inject(&answers.aside);
+            }
+            bytes.clear();
+        }
+        put_terminate(&mut bytes);
+        let _ = self.pump.server.write_all(&bytes).await;
+    }
+}
+
+/// Asks the server what the session carries; the inner error is the reason why that cannot be told.
+async fn ask_carried(pump: &mut Pump, tenant: &Tenant) -> Result<Result<Carried, String>, SessionError> {
+    let names: Vec<String> = crate::entry::lock(&tenant.custom).iter().cloned().collect();
+    let question = carried::question(names.iter().map(String::as_str));
+    let answers = link::exchange(&mut pump.server, &question.bytes, question.syncs).await?;
+    pump.inject(&answers.aside);
+    Ok(match answers.error {
+        Some((code, message)) => Err(format!("what it carries cannot be asked: {code}: {message}")),
+        None => Ok(carried::answer(answers.rows)),
+    })
+}

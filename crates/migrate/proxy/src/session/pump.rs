@@ -1,0 +1,299 @@
+//! Passes a session's bytes on, both ways, and knows where it stands.
+//!
+//! One task serves both directions: whatever one read brought is looked at header by header and sent on by one write. While
+//! nothing special goes on, that is all there is.
+
+use crate::buffer::Buffer;
+use crate::entry::{Activity, Command, Counters, Entry};
+use crate::error::SessionError;
+use crate::session::notes::Notes;
+use crate::stream::Stream;
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+use stillpoint_migrate_wire::frame::{Scanner, Step};
+use stillpoint_migrate_wire::{Conversation, Status, WireError, backend, frontend};
+use tokio::io::AsyncWrite;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+/// As the server: no message is longer.
+const MESSAGE_MAX: u32 = (1 << 30) - 1;
+
+/// Whether new transactions may begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gate {
+    /// They may.
+    Open,
+    /// They wait, and one may still be running.
+    Closing,
+    /// They wait, and none runs.
+    Closed,
+}
+
+/// Why the pump stopped for a moment.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// The client is gone.
+    ClientLeft,
+    /// The server closed the connection; all it said has been passed on.
+    ServerLeft,
+    /// Somebody wants something.
+    Command(Command),
+    /// No transaction is open, as was asked for.
+    Boundary,
+}
+
+/// One direction.
+#[derive(Debug)]
+struct Lane {
+    buffer: Buffer,
+    scanner: Scanner,
+    /// The end was read.
+    ended: bool,
+}
+
+impl Lane {
+    fn new() -> Lane {
+        Lane { buffer: Buffer::default(), scanner: Scanner::new(MESSAGE_MAX), ended: false }
+    }
+}
+
+/// A session whose client and server talk.
+#[derive(Debug)]
+pub(crate) struct Pump {
+    client: Stream,
+    pub(crate) server: Stream,
+    up: Lane,
+    down: Lane,
+    pub(crate) conversation: Conversation,
+    pub(crate) notes: Notes,
+    /// What the server reported of itself, as the client knows it.
+    pub(crate) parameters: BTreeMap<String, Vec<u8>>,
+    pub(crate) gate: Gate,
+    /// Stop at the next boundary.
+    pub(crate) wants_boundary: bool,
+    /// There is a counterpart to keep alike; stop at a boundary after this time when something may have changed.
+    pub(crate) follows: Option<Instant>,
+    /// Bytes may lie in an encrypted stream that have not gone to the kernel.
+    unflushed: [bool; 2],
+    entry: Arc<Entry>,
+}
+
+impl Pump {
+    pub(crate) fn new(client: Stream, server: Stream, entry: Arc<Entry>, notes: Notes) -> Pump {
+        Pump {
+            client,
+            server,
+            up: Lane::new(),
+            down: Lane::new(),
+            conversation: Conversation::new(),
+            notes,
+            parameters: BTreeMap::new(),
+            gate: Gate::Open,
+            wants_boundary: false,
+            follows: None,
+            unflushed: [false; 2],
+            entry,
+        }
+    }
+
+    /// Adds bytes as if they had come from the server.
+    pub(crate) fn inject(&mut self, bytes: &[u8]) {
+        self.down.buffer.append(bytes);
+    }
+
+    /// Passes bytes on until something is to be decided.
+    pub(crate) async fn run(&mut self, commands: &mut UnboundedReceiver<Command>) -> Result<Event, SessionError> {
+        poll_fn(|cx| self.poll(cx, commands)).await
+    }
+
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        commands: &mut UnboundedReceiver<Command>,
+    ) -> Poll<Result<Event, SessionError>> {
+        loop {
+            if let Poll::Ready(Some(command)) = commands.poll_recv(cx) {
+                return Poll::Ready(Ok(Event::Command(command)));
+            }
+            let down = self.poll_down(cx)?;
+            let up = self.poll_up(cx)?;
+            if (self.wants_boundary || self.has_news()) && self.at_boundary() {
+                return Poll::Ready(Ok(Event::Boundary));
+            }
+            // The server's last words come before the end that it makes; the client's after all has been sent.
+            if self.down.ended && self.down.buffer.is_empty() {
+                return Poll::Ready(Ok(Event::ServerLeft));
+            }
+            if self.up.ended && self.up.buffer.all_sent() {
+                return Poll::Ready(Ok(Event::ClientLeft));
+            }
+            if !(down || up) {
+                self.up.buffer.rest();
+                self.down.buffer.rest();
+                return Poll::Pending;
+            }
+        }
+    }
+
+    fn has_news(&self) -> bool {
+        self.notes.dirty && self.follows.is_some_and(|after| Instant::now() >= after)
+    }
+
+    /// Nothing is under way in any direction, but for what a slow client has not taken yet.
+    fn at_boundary(&self) -> bool {
+        self.conversation.at_boundary()
+            && self.up.scanner.at_edge()
+            && self.up.buffer.all_sent()
+            && self.down.scanner.at_edge()
+            && self.down.buffer.unscanned().is_empty()
+    }
+
+    fn poll_up(&mut self, cx: &mut Context<'_>) -> Result<bool, SessionError> {
+        let mut moved = false;
+        if !self.up.ended && self.up.buffer.has_room() {
+            match self.client.poll_fill(cx, self.up.buffer.room()) {
+                Poll::Ready(Ok(0)) => self.up.ended = true,
+                Poll::Ready(Ok(n)) => {
+                    self.up.buffer.filled(n);
+                    Counters::add(&self.entry.counters.bytes_up, n as u64);
+                    moved = true;
+                }
+                Poll::Ready(Err(error)) => return Err(SessionError::Client(error)),
+                Poll::Pending => {}
+            }
+        }
+        self.scan_up().map_err(SessionError::ClientProtocol)?;
+        moved |=
+            send(&mut self.server, &mut self.up.buffer, &mut self.unflushed[0], cx).map_err(SessionError::Server)?;
+        Ok(moved)
+    }
+
+    fn poll_down(&mut self, cx: &mut Context<'_>) -> Result<bool, SessionError> {
+        let mut moved = false;
+        if !self.down.ended && self.down.buffer.has_room() {
+            match self.server.poll_fill(cx, self.down.buffer.room()) {
+                Poll::Ready(Ok(0)) => self.down.ended = true,
+                Poll::Ready(Ok(n)) => {
+                    self.down.buffer.filled(n);
+                    Counters::add(&self.entry.counters.bytes_down, n as u64);
+                    moved = true;
+                }
+                Poll::Ready(Err(error)) => return Err(SessionError::Server(error)),
+                Poll::Pending => {}
+            }
+        }
+        self.scan_down().map_err(SessionError::ServerProtocol)?;
+        moved |=
+            send(&mut self.client, &mut self.down.buffer, &mut self.unflushed[1], cx).map_err(SessionError::Client)?;
+        Ok(moved)
+    }
+
+    /// Whether what comes next from the client would begin a transaction, or may.
+    fn holds(&self) -> bool {
+        self.gate != Gate::Open
+            && self.up.scanner.at_edge()
+            && (self.conversation.at_boundary() || self.conversation.awaits_verdict())
+    }
+
+    fn scan_up(&mut self) -> Result<(), WireError> {
+        loop {
+            let bytes = self.up.buffer.unscanned();
+            // A client that leaves begins nothing.
+            if bytes.is_empty() || (self.holds() && bytes[0] != b'X') {
+                return Ok(());
+            }
+            let message = match self.up.scanner.peek(bytes)? {
+                Step::Starved => return Ok(()),
+                Step::Rest(n) => {
+                    self.up.buffer.scan(n);
+                    continue;
+                }
+                Step::Message(message) => message,
+            };
+            if !frontend::is_known(message.tag) {
+                return Err(WireError::Tag(message.tag));
+            }
+            // Statements are judged whole where they fit; the longer ones count as changing everything.
+            if matches!(message.tag, b'Q' | b'P') && !message.is_whole() && message.total() <= crate::buffer::LEN {
+                return Ok(());
+            }
+            if self.conversation.at_boundary() && !matches!(message.tag, b'X' | b'H') {
+                self.entry.begin();
+            }
+            self.notes.frontend(&message);
+            self.conversation.frontend(message.tag);
+            let n = self.up.scanner.take(&message);
+            self.up.buffer.scan(n);
+        }
+    }
+
+    fn scan_down(&mut self) -> Result<(), WireError> {
+        loop {
+            let bytes = self.down.buffer.unscanned();
+            let message = match self.down.scanner.peek(bytes)? {
+                Step::Starved => return Ok(()),
+                Step::Rest(n) => {
+                    self.down.buffer.scan(n);
+                    continue;
+                }
+                Step::Message(message) => message,
+            };
+            match message.tag {
+                b'Z' | b'S' if !message.is_whole() && message.total() <= crate::buffer::LEN => return Ok(()),
+                b'Z' => {
+                    let status = backend::ready(message.body)?;
+                    self.conversation.ready(status);
+                    Counters::add(&self.entry.counters.statements, 1);
+                    self.entry.set(match status {
+                        _ if !self.conversation.at_boundary() && status == Status::Idle => Activity::Active,
+                        Status::Idle => Activity::Idle,
+                        Status::InTransaction | Status::Failed => Activity::InTransaction,
+                    });
+                }
+                b'S' if message.is_whole() => {
+                    let (name, value) = backend::parameter_status(message.body)?;
+                    self.parameters.insert(name.to_owned(), value.to_vec());
+                }
+                b'G' | b'W' | b'E' | b'C' => self.conversation.backend(message.tag),
+                _ => {}
+            }
+            let n = self.down.scanner.take(&message);
+            self.down.buffer.scan(n);
+        }
+    }
+
+    /// Tells the client something last, where that does not end up in the middle of a message.
+    pub(crate) async fn tell_client(&mut self, bytes: &[u8]) {
+        use tokio::io::AsyncWriteExt;
+        if self.down.scanner.at_edge() && self.down.buffer.all_sent() {
+            let _ = self.client.write_all(bytes).await;
+            let _ = self.client.flush().await;
+        }
+        let _ = self.client.shutdown().await;
+    }
+}
+
+/// Sends what may be sent, as far as it is taken; true when something was.
+#[inline]
+fn send(stream: &mut Stream, buffer: &mut Buffer, unflushed: &mut bool, cx: &mut Context<'_>) -> std::io::Result<bool> {
+    let mut moved = false;
+    while !buffer.all_sent() {
+        match Pin::new(&mut *stream).poll_write(cx, buffer.sendable())? {
+            Poll::Ready(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+            Poll::Ready(n) => {
+                buffer.sent(n);
+                moved = true;
+                *unflushed = stream.is_tls();
+            }
+            Poll::Pending => break,
+        }
+    }
+    if *unflushed && Pin::new(stream).poll_flush(cx)?.is_ready() {
+        *unflushed = false;
+    }
+    Ok(moved)
+}

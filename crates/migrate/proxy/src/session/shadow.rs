@@ -1,0 +1,203 @@
+//! A session's counterpart at the target: opened and kept alike before the switch-over, so that the pause need not wait.
+
+use crate::config::Server;
+use crate::error::SessionError;
+use crate::link::{self, Answers, Ready};
+use crate::secret::Credential;
+use crate::session::carried::Carried;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use stillpoint_migrate_wire::backend;
+use stillpoint_migrate_wire::frame::{HEADER_LEN, Scanner, Step, put};
+use stillpoint_migrate_wire::frontend::put_sync;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+/// A lock that another session is just handing over is tried again for so long.
+const LOCK_LIMIT: Duration = Duration::from_secs(2);
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
+
+/// What a counterpart is told.
+enum Order {
+    /// Carry this; the answer is whether it does.
+    Carry(Box<Carried>, oneshot::Sender<Result<(), String>>),
+    /// Say whether you carry what you were told last.
+    Verdict(oneshot::Sender<Result<(), String>>),
+    /// Become the session: the body of the Parse of an unnamed statement comes along.
+    HandOver(Vec<u8>, oneshot::Sender<Result<Box<Ready>, String>>),
+}
+
+/// How to log in at the target.
+pub(crate) struct Access {
+    pub(crate) server: Arc<Server>,
+    pub(crate) packet: Vec<u8>,
+    pub(crate) user: String,
+    pub(crate) credential: Credential,
+    pub(crate) limit: Duration,
+}
+
+/// A counterpart; it lives in a task of its own and ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Shadow {
+    orders: mpsc::UnboundedSender<Order>,
+    task: JoinHandle<()>,
+    /// What it carries or is about to.
+    pub(crate) carried: Option<Carried>,
+}
+
+impl Drop for Shadow {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// The answer that comes later.
+pub(crate) type Later<T> = oneshot::Receiver<Result<T, String>>;
+
+/// Waits for an answer; a counterpart that is gone gives none.
+pub(crate) async fn answer<T>(later: Later<T>) -> Result<T, String> {
+    later.await.unwrap_or_else(|_| Err("the session at the target is gone".into()))
+}
+
+impl Shadow {
+    /// Begins to log in.
+    pub(crate) fn open(access: Access) -> Shadow {
+        let (orders, receiver) = mpsc::unbounded_channel();
+        let task = tokio::task::spawn_local(live(access, receiver));
+        Shadow { orders, task, carried: None }
+    }
+
+    /// Has it carry what the session carries.
+    pub(crate) fn carry(&mut self, carried: Carried) -> Later<()> {
+        let (sender, later) = oneshot::channel();
+        self.carried = Some(carried.clone());
+        let _ = self.orders.send(Order::Carry(Box::new(carried), sender));
+        later
+    }
+
+    /// Whether it carries what it was told last.
+    pub(crate) fn verdict(&self) -> Later<()> {
+        let (sender, later) = oneshot::channel();
+        let _ = self.orders.send(Order::Verdict(sender));
+        later
+    }
+
+    /// Takes it as the session.
+    pub(crate) fn hand_over(&self, unnamed: Vec<u8>) -> Later<Box<Ready>> {
+        let (sender, later) = oneshot::channel();
+        let _ = self.orders.send(Order::HandOver(unnamed, sender));
+        later
+    }
+}
+
+async fn live(access: Access, mut orders: mpsc::UnboundedReceiver<Order>) {
+    let login = link::login(&access.server, &access.packet, &access.user, &access.credential, access.limit).await;
+    let mut ready = login.map(Box::new).map_err(|error| error_chain(&error));
+    let (mut used, mut verdict) = (false, Ok(()));
+    while let Some(order) = orders.recv().await {
+        match order {
+            Order::Carry(carried, sender) => {
+                let result = match &mut ready {
+                    Ok(ready) => carry(ready, &access.user, &carried, used).await,
+                    Err(why) => Err(why.clone()),
+                };
+                used = true;
+                verdict.clone_from(&result);
+                let _ = sender.send(result);
+            }
+            Order::Verdict(sender) => {
+                let _ = sender.send(match &ready {
+                    Ok(_) => verdict.clone(),
+                    Err(why) => Err(why.clone()),
+                });
+            }
+            Order::HandOver(unnamed, sender) => {
+                let result = match ready {
+                    Ok(mut ready) => settle(&mut ready, &unnamed).await.map(|()| ready),
+                    Err(why) => Err(why),
+                };
+                let _ = sender.send(result);
+                return;
+            }
+        }
+    }
+}
+
+fn error_chain(error: &SessionError) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+async fn ask(ready: &mut Ready, bytes: &[u8], syncs: usize) -> Result<Answers, String> {
+    let answers = link::exchange(&mut ready.stream, bytes, syncs).await.map_err(|error| error_chain(&error))?;
+    note_parameters(&mut ready.parameters, &answers.aside);
+    Ok(answers)
+}
+
+async fn carry(ready: &mut Ready, user: &str, carried: &Carried, used: bool) -> Result<(), String> {
+    let batch = carried.replay(user, used);
+    let answers = ask(ready, &batch.bytes, batch.syncs).await?;
+    if let Some((code, message)) = answers.error {
+        return Err(format!("the target does not take over its state: {code}: {message}"));
+    }
+    take_locks(ready, carried).await
+}
+
+/// All of its advisory locks, or none.
+async fn take_locks(ready: &mut Ready, carried: &Carried) -> Result<(), String> {
+    if carried.lock_count() == 0 {
+        return Ok(());
+    }
+    let limit = tokio::time::Instant::now() + LOCK_LIMIT;
+    loop {
+        let batch = carried.take_locks();
+        let answers = ask(ready, &batch.bytes, batch.syncs).await?;
+        let taken = answers.rows.iter().filter(|row| row.first() == Some(&Some(b"t".to_vec()))).count();
+        if taken == batch.syncs {
+            return Ok(());
+        }
+        let mut release = Vec::new();
+        stillpoint_migrate_wire::frontend::put_query(&mut release, "SELECT pg_catalog.pg_advisory_unlock_all()");
+        ask(ready, &release, 1).await?;
+        if tokio::time::Instant::now() >= limit {
+            return Err("somebody else holds its advisory lock at the target".into());
+        }
+        tokio::time::sleep(LOCK_PAUSE).await;
+    }
+}
+
+/// Brings the unnamed statement, and proves that the server is there.
+async fn settle(ready: &mut Ready, unnamed: &[u8]) -> Result<(), String> {
+    let mut bytes = Vec::new();
+    if !unnamed.is_empty() {
+        put(&mut bytes, b'P', |body| body.extend_from_slice(unnamed));
+    }
+    put_sync(&mut bytes);
+    // A statement that was wrong at the source is wrong here too, and then there is none on either side.
+    let answers = ask(ready, &bytes, 1).await?;
+    ready.leftover.extend_from_slice(&answers.aside);
+    Ok(())
+}
+
+/// Keeps what the server reports of itself.
+fn note_parameters(parameters: &mut BTreeMap<String, Vec<u8>>, aside: &[u8]) {
+    let (mut scanner, mut at) = (Scanner::new(1 << 20), 0);
+    while let Ok(Step::Message(message)) = scanner.peek(&aside[at..]) {
+        if !message.is_whole() {
+            return;
+        }
+        if message.tag == b'S'
+            && let Ok((name, value)) = backend::parameter_status(message.body)
+        {
+            parameters.insert(name.to_owned(), value.to_vec());
+        }
+        at += HEADER_LEN + message.len;
+        scanner.take(&message);
+    }
+}

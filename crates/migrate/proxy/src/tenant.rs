@@ -1,0 +1,309 @@
+//! A database behind the proxy: where it is, who is in it, and whether it stands still for a switch-over.
+
+use crate::config::{Server, TenantConfig};
+use crate::entry::{Activity, Command, Entry, Reporter, lock};
+use crate::error::{Refusal, StartError};
+use crate::proxy::Proxy;
+use crate::session::CustomNames;
+use crate::target::Target;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use stillpoint_migrate_wire::scram::Verifier;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// Whether transactions may begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Service {
+    Open,
+    Paused,
+}
+
+#[derive(Debug)]
+struct State {
+    server: Arc<Server>,
+    config: TenantConfig,
+    target: Option<Arc<Target>>,
+    service: Service,
+    sessions: BTreeMap<u32, Arc<Entry>>,
+}
+
+/// A database behind the proxy.
+#[derive(Debug)]
+pub(crate) struct Tenant {
+    pub(crate) name: String,
+    /// Names of settings that its sessions were seen to use.
+    pub(crate) custom: CustomNames,
+    state: Mutex<State>,
+    changed: watch::Sender<()>,
+}
+
+/// A session and what was said about it.
+pub(crate) type Reports = BTreeMap<u32, Result<(), String>>;
+
+/// How a pause went.
+#[derive(Debug)]
+pub(crate) enum Paused {
+    /// No transaction is open. It ends at the limit, or when this is dropped.
+    Drained(Pause, Duration),
+    /// These would not stop; all go on.
+    Blocked(Vec<(Arc<Entry>, String)>),
+}
+
+/// A tenant that stands still. Dropping it lets the sessions go on where they are.
+#[derive(Debug)]
+pub(crate) struct Pause {
+    tenant: Arc<Tenant>,
+    limit: Instant,
+    over: bool,
+}
+
+impl Tenant {
+    pub(crate) fn new(name: String, config: TenantConfig, server: Arc<Server>) -> Tenant {
+        let state = State { server, config, target: None, service: Service::Open, sessions: BTreeMap::new() };
+        Tenant { name, custom: CustomNames::default(), state: Mutex::new(state), changed: watch::Sender::new(()) }
+    }
+
+    /// Where it is.
+    pub(crate) fn server(&self) -> Arc<Server> {
+        lock(&self.state).server.clone()
+    }
+
+    /// Where it may go.
+    pub(crate) fn target(&self) -> Option<Arc<Target>> {
+        lock(&self.state).target.clone()
+    }
+
+    /// Whether it stands still.
+    pub(crate) fn is_paused(&self) -> bool {
+        lock(&self.state).service == Service::Paused
+    }
+
+    /// What a changed configuration says; sessions that run stay where they are.
+    pub(crate) fn reload(&self, config: TenantConfig, server: Option<Arc<Server>>) {
+        let mut state = lock(&self.state);
+        state.config = config;
+        if let Some(server) = server {
+            state.server = server;
+        }
+    }
+
+    /// The stored password of a role, where this tenant's are with us.
+    pub(crate) fn verifier(&self, user: &str) -> Result<Option<Verifier>, Refusal> {
+        let Some(path) = lock(&self.state).config.verifiers.clone() else { return Ok(None) };
+        let failed = || Refusal::new("28P01", "password authentication failed");
+        let text = zeroize::Zeroizing::new(std::fs::read_to_string(&path).map_err(|error| {
+            tracing::error!(path = %path.display(), %error, "cannot read verifiers");
+            failed()
+        })?);
+        let stored =
+            text.lines().filter_map(|line| line.split_once(char::is_whitespace)).find(|(name, _)| *name == user);
+        let verifier = stored.and_then(|(_, stored)| Verifier::parse(stored.trim()).ok());
+        verifier.map(Some).ok_or_else(failed)
+    }
+
+    fn sessions(&self) -> Vec<Arc<Entry>> {
+        lock(&self.state).sessions.values().cloned().collect()
+    }
+
+    /// Sends every session a command with a reporter; the receiver ends when all have reported or are gone.
+    fn ask_all(
+        sessions: &[Arc<Entry>],
+        command: impl Fn(Reporter) -> Command,
+    ) -> UnboundedReceiver<(u32, Result<(), String>)> {
+        let (to, reports) = unbounded_channel();
+        for entry in sessions {
+            entry.send(command(Reporter { id: entry.id, to: to.clone() }));
+        }
+        reports
+    }
+
+    /// Opens a counterpart at the target for every session, and for those that come later.
+    pub(crate) async fn prepare(&self, target: Arc<Target>, limit: Duration) -> Result<Reports, String> {
+        let sessions = {
+            let mut state = lock(&self.state);
+            if state.service == Service::Paused {
+                return Err(format!("tenant `{}` is paused", self.name));
+            }
+            state.target = Some(target.clone());
+            state.sessions.values().cloned().collect::<Vec<_>>()
+        };
+        let mut reports = Tenant::ask_all(&sessions, |reporter| Command::Prepare(target.clone(), Some(reporter)));
+        let (mut said, limit) = (Reports::new(), Instant::now() + limit);
+        while let Ok(Some((id, result))) = tokio::time::timeout_at(limit, reports.recv()).await {
+            said.insert(id, result);
+        }
+        for entry in &sessions {
+            if !said.contains_key(&entry.id) && entry.activity() != Activity::Idle {
+                let activity = format!("{:?}", entry.activity()).to_lowercase();
+                said.insert(entry.id, Err(format!("waiting: {activity}")));
+            }
+        }
+        Ok(said)
+    }
+
+    /// Forgets the target.
+    pub(crate) fn abandon(&self) -> Result<(), String> {
+        let mut state = lock(&self.state);
+        if state.service == Service::Paused {
+            return Err(format!("tenant `{}` is paused", self.name));
+        }
+        state.target = None;
+        state.sessions.values().for_each(|entry| entry.send(Command::Abandon));
+        Ok(())
+    }
+
+    /// Lets no transaction begin until none is open.
+    pub(crate) async fn pause(self: &Arc<Self>, limit: Duration) -> Result<Paused, String> {
+        let begun = Instant::now();
+        let (sessions, mut reports) = {
+            let mut state = lock(&self.state);
+            if state.service == Service::Paused {
+                return Err(format!("tenant `{}` is paused already", self.name));
+            }
+            state.service = Service::Paused;
+            let sessions: Vec<_> = state.sessions.values().cloned().collect();
+            // Under the lock: a session that is admitted later waits, one that was before gets the command.
+            let reports = Tenant::ask_all(&sessions, Command::Pause);
+            (sessions, reports)
+        };
+        let pause = Pause { tenant: self.clone(), limit: begun + limit, over: false };
+        let (mut parked, mut blocked) = (Vec::new(), Vec::new());
+        let mut all_reported = false;
+        while let Ok(report) = tokio::time::timeout_at(pause.limit, reports.recv()).await {
+            match report {
+                Some((id, Ok(()))) => parked.push(id),
+                Some((id, Err(why))) => blocked.push((id, why)),
+                None => {
+                    all_reported = true;
+                    break;
+                }
+            }
+        }
+        if all_reported && blocked.is_empty() {
+            return Ok(Paused::Drained(pause, begun.elapsed()));
+        }
+        let mut who = Vec::new();
+        for entry in sessions {
+            if let Some((_, why)) = blocked.iter().find(|(id, _)| *id == entry.id) {
+                who.push((entry, why.clone()));
+            } else if !parked.contains(&entry.id) && entry.activity() != Activity::Parked {
+                let why = match entry.activity() {
+                    Activity::Starting => "is logging in",
+                    Activity::InTransaction => "its client holds a transaction open",
+                    _ => "its statement runs",
+                };
+                who.push((entry, why.into()));
+            }
+        }
+        Ok(Paused::Blocked(who))
+    }
+
+    fn resume(&self) {
+        let mut state = lock(&self.state);
+        state.service = Service::Open;
+        state.sessions.values().for_each(|entry| entry.send(Command::Resume));
+        drop(state);
+        self.changed.send_replace(());
+    }
+}
+
+impl Pause {
+    /// When it ends by itself.
+    pub(crate) fn limit(&self) -> Instant {
+        self.limit
+    }
+
+    /// The tenant that stands still.
+    pub(crate) fn tenant(&self) -> &Arc<Tenant> {
+        &self.tenant
+    }
+
+    /// Puts the target in service: the point of no return. Sessions that do not come along are closed, and reported.
+    pub(crate) async fn switch(mut self, proxy: &Proxy) -> Result<(usize, Reports), String> {
+        let target = self.tenant.target().ok_or("the tenant was not prepared")?;
+        if Instant::now() >= self.limit {
+            return Err("the pause is over".into());
+        }
+        let missing: Vec<u32> =
+            self.tenant.sessions().iter().filter(|entry| !entry.is_prepared()).map(|entry| entry.id).collect();
+        if !missing.is_empty() {
+            return Err(format!("sessions {missing:?} have no counterpart at {}", target.server));
+        }
+        proxy.routes.set(&self.tenant.name, &target.server).map_err(|error: StartError| error.to_string())?;
+        self.over = true;
+        let (sessions, mut reports) = {
+            let mut state = lock(&self.tenant.state);
+            state.server = target.server.clone();
+            state.target = None;
+            state.service = Service::Open;
+            let sessions: Vec<_> = state.sessions.values().cloned().collect();
+            let reports = Tenant::ask_all(&sessions, Command::Switch);
+            (sessions, reports)
+        };
+        self.tenant.changed.send_replace(());
+        let mut said = Reports::new();
+        // Every session answers: what it waits for has limits of its own.
+        while let Some((id, result)) = reports.recv().await {
+            said.insert(id, result);
+        }
+        tracing::info!(tenant = self.tenant.name, server = %target.server, sessions = sessions.len(), "switched over");
+        Ok((sessions.len(), said))
+    }
+}
+
+impl Drop for Pause {
+    fn drop(&mut self) {
+        if !self.over {
+            self.tenant.resume();
+        }
+    }
+}
+
+/// A session's place in the proxy and its tenant; dropping it frees it.
+pub(crate) struct Place {
+    pub(crate) tenant: Arc<Tenant>,
+    pub(crate) entry: Arc<Entry>,
+    proxy: Arc<Proxy>,
+}
+
+impl Place {
+    pub(crate) fn new(proxy: Arc<Proxy>, tenant: Arc<Tenant>, entry: Arc<Entry>) -> Place {
+        Place { tenant, entry, proxy }
+    }
+
+    /// Waits while the tenant stands still, and enters it. The server is the one that is in service from now on.
+    pub(crate) async fn admit(&self) -> Result<Arc<Server>, Refusal> {
+        let mut changed = self.tenant.changed.subscribe();
+        loop {
+            changed.mark_unchanged();
+            {
+                let mut state = lock(&self.tenant.state);
+                if state.config.connections.is_some_and(|most| state.sessions.len() >= most) {
+                    let message = format!("too many connections for database \"{}\"", self.tenant.name);
+                    return Err(Refusal::new("53300", message));
+                }
+                if state.service == Service::Open {
+                    state.sessions.insert(self.entry.id, self.entry.clone());
+                    if let Some(target) = &state.target {
+                        self.entry.send(Command::Prepare(target.clone(), None));
+                    }
+                    return Ok(state.server.clone());
+                }
+            }
+            if changed.changed().await.is_err() {
+                return Err(Refusal::new("57P01", "the proxy is shutting down"));
+            }
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        lock(&self.tenant.state).sessions.remove(&self.entry.id);
+        self.proxy.directory.leave(self.entry.id);
+        self.proxy.totals.absorb(&self.entry.counters);
+    }
+}

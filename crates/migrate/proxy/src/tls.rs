@@ -1,0 +1,110 @@
+//! TLS by rustls: for clients with our certificate, to servers as their `tls` says.
+
+use crate::config::{Server, ServerTls, TlsFiles};
+use crate::error::{ConfigError, SessionError};
+use crate::stream::{Raw, Stream};
+use std::path::Path;
+use std::sync::Arc;
+use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use tokio_rustls::rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use tokio_rustls::rustls::{self, ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+/// The name of the protocol inside, which clients that begin with TLS at once must name.
+const ALPN: &[u8] = b"postgresql";
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+fn wrong(path: &Path) -> impl Fn(String) -> ConfigError {
+    move |why| ConfigError::Tls { path: path.into(), why }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ConfigError> {
+    let read = || CertificateDer::pem_file_iter(path)?.collect::<Result<Vec<_>, _>>();
+    let found = read().map_err(|error| wrong(path)(error.to_string()))?;
+    if found.is_empty() { Err(wrong(path)("holds no certificate".into())) } else { Ok(found) }
+}
+
+/// What clients are served with.
+pub(crate) fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, ConfigError> {
+    let chain = certificates(&files.certificate)?;
+    let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| wrong(&files.key)(error.to_string()))?;
+    let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
+    let mut config = builder
+        .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key))
+        .map_err(|error| wrong(&files.certificate)(error.to_string()))?;
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+/// Encrypts a connection to `server`, which has said that it will.
+pub(crate) async fn connect(raw: Raw, server: &Server) -> Result<Stream, SessionError> {
+    let unreachable = |why: String| SessionError::Unreachable { server: server.to_string(), why };
+    let config = client_config(server).map_err(|error| unreachable(error.to_string()))?;
+    let name = ServerName::try_from(server.host.clone()).map_err(|error| unreachable(error.to_string()))?;
+    let stream = TlsConnector::from(Arc::new(config)).connect(name, raw).await;
+    Ok(Stream::Tls(Box::new(stream.map_err(|error| unreachable(error.to_string()))?.into())))
+}
+
+fn client_config(server: &Server) -> Result<ClientConfig, ConfigError> {
+    let builder = ClientConfig::builder_with_provider(provider());
+    let builder =
+        builder.with_safe_default_protocol_versions().map_err(|error| ConfigError::Invalid(error.to_string()))?;
+    Ok(match (server.tls, &server.ca) {
+        (ServerTls::VerifyFull, Some(path)) => {
+            let mut roots = RootCertStore::empty();
+            for certificate in certificates(path)? {
+                roots.add(certificate).map_err(|error| wrong(path)(error.to_string()))?;
+            }
+            builder.with_root_certificates(roots).with_no_client_auth()
+        }
+        (ServerTls::VerifyFull, None) => return Err(ConfigError::Invalid("verify-full needs `ca`".into())),
+        _ => {
+            let verifier = Arc::new(AnyCertificate(provider()));
+            builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth()
+        }
+    })
+}
+
+/// `require`: the connection is encrypted, and nobody asks to whom, as with libpq's `sslmode=require`.
+#[derive(Debug)]
+struct AnyCertificate(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}

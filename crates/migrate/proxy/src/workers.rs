@@ -1,0 +1,105 @@
+//! Threads that serve sessions. A session stays on its thread, so that nothing of it is shared, and each thread waits for
+//! all of its sessions by one system call.
+
+use crate::config::Origin;
+use crate::error::StartError;
+use crate::proxy::Proxy;
+use crate::session;
+use crate::stream::Raw;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::runtime::Builder;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::LocalSet;
+
+/// A connection between two threads: it belongs to no runtime.
+enum Loose {
+    Tcp(std::net::TcpStream),
+    Unix(std::os::unix::net::UnixStream),
+}
+
+impl Loose {
+    fn from(raw: Raw) -> io::Result<Loose> {
+        Ok(match raw {
+            Raw::Tcp(stream) => Loose::Tcp(stream.into_std()?),
+            Raw::Unix(stream) => Loose::Unix(stream.into_std()?),
+        })
+    }
+
+    fn settle(self) -> io::Result<Raw> {
+        Ok(match self {
+            Loose::Tcp(stream) => Raw::Tcp(TcpStream::from_std(stream)?),
+            Loose::Unix(stream) => Raw::Unix(UnixStream::from_std(stream)?),
+        })
+    }
+}
+
+struct Worker {
+    connections: UnboundedSender<(Loose, Origin)>,
+    load: Arc<AtomicUsize>,
+    thread: JoinHandle<()>,
+}
+
+/// All threads that serve sessions.
+pub(crate) struct Workers {
+    all: Vec<Worker>,
+}
+
+impl Workers {
+    /// Starts `count` threads.
+    pub(crate) fn start(count: usize, proxy: &Arc<Proxy>) -> Result<Workers, StartError> {
+        let failed = |source| StartError::System { what: "a thread for sessions", source };
+        let mut all = Vec::new();
+        for number in 0..count {
+            let (connections, receiver) = unbounded_channel();
+            let load = Arc::new(AtomicUsize::new(0));
+            // What cannot be built is told here, not on the thread.
+            let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
+            let (proxy, loaded) = (proxy.clone(), load.clone());
+            let thread = std::thread::Builder::new()
+                .name(format!("sessions-{number}"))
+                .spawn(move || LocalSet::new().block_on(&runtime, work(receiver, proxy, loaded)))
+                .map_err(failed)?;
+            all.push(Worker { connections, load, thread });
+        }
+        Ok(Workers { all })
+    }
+
+    /// Gives a connection to the thread that serves the fewest.
+    pub(crate) fn serve(&self, raw: Raw, origin: Origin) {
+        let Ok(loose) = Loose::from(raw) else { return };
+        if let Some(worker) = self.all.iter().min_by_key(|worker| worker.load.load(Ordering::Relaxed)) {
+            worker.load.fetch_add(1, Ordering::Relaxed);
+            let _ = worker.connections.send((loose, origin));
+        }
+    }
+
+    /// Connections that are being served.
+    pub(crate) fn load(&self) -> usize {
+        self.all.iter().map(|worker| worker.load.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Ends the threads with whatever they serve.
+    pub(crate) fn stop(self) {
+        let threads: Vec<JoinHandle<()>> = self.all.into_iter().map(|worker| worker.thread).collect();
+        for thread in threads {
+            let _ = thread.join();
+        }
+    }
+}
+
+async fn work(mut connections: UnboundedReceiver<(Loose, Origin)>, proxy: Arc<Proxy>, load: Arc<AtomicUsize>) {
+    while let Some((loose, origin)) = connections.recv().await {
+        let (proxy, load) = (proxy.clone(), load.clone());
+        tokio::task::spawn_local(async move {
+            match loose.settle() {
+                Ok(raw) => session::serve(raw, origin, proxy).await,
+                Err(error) => tracing::warn!(%error, "a connection cannot be served"),
+            }
+            load.fetch_sub(1, Ordering::Relaxed);
+        });
+    }
+}

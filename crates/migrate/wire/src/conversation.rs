@@ -1,0 +1,210 @@
+//! What a session stands at: owed answers, open transaction, copy.
+//!
+//! Counting is enough as long as both sides keep to the protocol, with one exception. A server that copies in ignores the
+//! Syncs it reads meanwhile, and libpq sends one right behind Execute: such Syncs are never answered. When the copy fails
+//! before its end, only the server knows whether it had read them. They count as ignored: if they were not, a
+//! ReadyForQuery comes for which nothing is owed.
+
+use std::collections::VecDeque;
+
+/// What ReadyForQuery says of the transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// None is open.
+    Idle,
+    /// One is open.
+    InTransaction,
+    /// One is open that can only be rolled back.
+    Failed,
+}
+
+/// What a ReadyForQuery is owed for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owed {
+    /// A simple query or a function call.
+    Query,
+    /// A Sync.
+    Sync,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Copying {
+    Nothing,
+    In,
+    /// Replication; it never ends.
+    Both,
+}
+
+/// The state of one session as the messages of both sides tell it.
+#[derive(Debug, Clone)]
+pub struct Conversation {
+    owed: VecDeque<Owed>,
+    /// Messages of the extended protocol were sent, and no Sync since.
+    open: bool,
+    status: Status,
+    copying: Copying,
+}
+
+impl Default for Conversation {
+    fn default() -> Self {
+        Conversation::new()
+    }
+}
+
+impl Conversation {
+    /// A session whose first ReadyForQuery has been received.
+    pub fn new() -> Self {
+        Conversation { owed: VecDeque::new(), open: false, status: Status::Idle, copying: Copying::Nothing }
+    }
+
+    /// Nothing is owed and no transaction is open: from here the session could go on at another server.
+    #[inline]
+    pub fn at_boundary(&self) -> bool {
+        self.owed.is_empty() && !self.open && self.status == Status::Idle && self.copying == Copying::Nothing
+    }
+
+    /// What the last ReadyForQuery said.
+    pub fn status(&self) -> Status {
+        self.status
+    }
+
+    /// Whether nothing more can be sent without beginning another transaction than the one that may be open, as far as can
+    /// be told now: the server owes an answer that tells.
+    #[inline]
+    pub fn awaits_verdict(&self) -> bool {
+        !self.open && !self.owed.is_empty() && self.copying == Copying::Nothing
+    }
+
+    /// Whether this is a replication stream.
+    pub fn replicates(&self) -> bool {
+        self.copying == Copying::Both
+    }
+
+    /// A client's message of this type is passed on.
+    #[inline]
+    pub fn frontend(&mut self, tag: u8) {
+        match tag {
+            b'Q' | b'F' => self.owed.push_back(Owed::Query),
+            b'S' => {
+                self.open = false;
+                self.owed.push_back(Owed::Sync);
+            }
+            b'P' | b'B' | b'D' | b'E' | b'C' => self.open = true,
+            b'c' | b'f' if self.copying == Copying::In => self.end_copy(),
+            _ => {}
+        }
+    }
+
+    /// The Syncs sent so far were read while copying in.
+    fn end_copy(&mut self) {
+        self.copying = Copying::Nothing;
+        if self.owed.front() != Some(&Owed::Query) {
+            self.owed.clear();
+            self.open = true;
+        }
+    }
+
+    /// A server's ReadyForQuery.
+    #[inline]
+    pub fn ready(&mut self, status: Status) {
+        if self.owed.pop_front().is_none() {
+            self.open = false;
+        }
+        self.status = status;
+        self.copying = Copying::Nothing;
+    }
+
+    /// A server's message of another type than ReadyForQuery.
+    #[inline]
+    pub fn backend(&mut self, tag: u8) {
+        match tag {
+            b'G' => self.copying = Copying::In,
+            b'W' => self.copying = Copying::Both,
+            b'E' if self.copying == Copying::In => self.end_copy(),
+            b'C' if self.copying == Copying::In => self.copying = Copying::Nothing,
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lower half: the client's; `<` before a message of the server's.
+    fn after(messages: &str) -> Conversation {
+        let mut conversation = Conversation::new();
+        for word in messages.split_whitespace() {
+            match word.strip_prefix('<') {
+                None => conversation.frontend(word.as_bytes()[0]),
+                Some("ZI") => conversation.ready(Status::Idle),
+                Some("ZT") => conversation.ready(Status::InTransaction),
+                Some("ZE") => conversation.ready(Status::Failed),
+                Some(word) => conversation.backend(word.as_bytes()[0]),
+            }
+        }
+        conversation
+    }
+
+    #[test]
+    fn a_boundary_is_where_nothing_is_owed_and_no_transaction_is_open() {
+        for (messages, boundary) in [
+            ("", true),
+            ("Q", false),
+            ("Q <T <D <C <ZI", true),
+            ("Q <C <ZT", false),
+            ("Q <C <ZT Q <E <ZE", false),
+            ("Q <C <ZT Q <C <ZI", true),
+            ("Q Q <C <ZI", false),
+            ("Q Q <C <ZI <C <ZI", true),
+            ("P B D E S <1 <2 <n <C <ZI", true),
+            ("P B D E S <1 <2 <n <C", false),
+            ("P D H <1 <t", false),
+            ("P D H <1 <t S <ZI", true),
+            ("P B E S P B E S <ZI", false),
+            ("P B E S P B E S <ZI <E <ZI", true),
+            ("F <V <ZI", true),
+        ] {
+            assert_eq!(after(messages).at_boundary(), boundary, "{messages:?}");
+        }
+    }
+
+    #[test]
+    fn copies_end_where_the_protocol_says() {
+        for (messages, boundary) in [
+            ("Q <G", false),
+            ("Q <G d d", false),
+            ("Q <G d d c", false),
+            ("Q <G d d c <C <ZI", true),
+            ("Q <G d f <E <ZI", true),
+            ("Q <G d <E <ZI d c", true),
+            ("Q <H <d <c <C <ZI", true),
+            // libpq: the first Sync is read while copying in, and ignored
+            ("P B D E S <G d c S <C <ZI", true),
+            ("P B D E S <G d c S <C", false),
+            ("P B D E S <G d c", false),
+            // psycopg without libpq's early Sync
+            ("P B D E H <G d c S <C <ZI", true),
+            // fails in the middle
+            ("P B D E S <G d <E d c S <ZI", true),
+            ("P B D E S <G d <E d c S <ZI Q", false),
+            ("P B D E S <G d <E d c S <ZI Q <C <ZI", true),
+            ("P B D E S <G <E <ZI d c S", false),
+            ("P B D E S <G <E <ZI d c S <ZI", true),
+            ("Q <W", false),
+            ("Q <W d <d", false),
+        ] {
+            assert_eq!(after(messages).at_boundary(), boundary, "{messages:?}");
+        }
+        assert!(after("Q <W").replicates());
+    }
+
+    #[test]
+    fn a_verdict_is_awaited_between_pipelined_units_only() {
+        for (messages, awaits) in
+            [("", false), ("Q", true), ("Q <ZT", false), ("P B", false), ("P B E S", true), ("Q <G", false)]
+        {
+            assert_eq!(after(messages).awaits_verdict(), awaits, "{messages:?}");
+        }
+    }
+}
