@@ -8,11 +8,7 @@ use stillpoint_patch_engine::ledger;
 
 fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
     let Some((&mode, bytes)) = input.split_first() else { return Corpus::Reject };
-    let decoded = if mode & 1 == 0 { ledger::decode(bytes) } else { ledger::decode(&under_checksums(bytes)) };
-    if let Ok(found) = decoded {
-        // What the records mean together is worked out before anything else is done with them.
-        let _ = found.view();
-    }
+    let _ = if mode & 1 == 0 { ledger::decode(bytes) } else { ledger::decode(&under_checksums(bytes)) };
     Corpus::Keep
 });
 

@@ -28,7 +28,7 @@ pub struct DebuggerFiles {
 pub fn debugger_files(pid: Pid, directory: &Path) -> Result<DebuggerFiles, Error> {
     let process = Process::open(pid)?;
     let store = store::find(&process)?.ok_or(Error::NothingActive(pid))?;
-    let view = store.view()?;
+    let view = store.view();
     let io = |path: &Path| {
         let path = path.display().to_string();
         move |source| Error::File { path, source }

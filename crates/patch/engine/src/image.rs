@@ -6,6 +6,7 @@ use crate::ledger::Span;
 use memchr::memmem;
 use object::elf;
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Memory, Module, Process};
 
@@ -226,22 +227,30 @@ impl<'a> Dynamic<'a> {
     /// Slots that the loader binds to names: address of the slot and name.
     pub(crate) fn bound_slots(&self, mut wanted: impl FnMut(&[u8]) -> bool) -> Vec<(Avma, Vec<u8>)> {
         let tables = [(elf::DT_JMPREL, elf::DT_PLTRELSZ), (elf::DT_RELA, elf::DT_RELASZ)];
-        let mut out = Vec::new();
+        let mut slots = Vec::new();
         for (table, size) in tables {
             let (Some(at), Some(len)) = (self.address(table), self.value(size)) else { continue };
             let Ok(bytes) = self.memory.read_vec(at, len.min(TABLE_MAX) as usize) else { continue };
-            for rela in bytes.chunks_exact(24) {
-                let (kind, index) = (u32_of(rela, 8), u32_of(rela, 12));
-                if kind != elf::R_X86_64_JUMP_SLOT.0 && kind != elf::R_X86_64_GLOB_DAT.0 {
-                    continue;
-                }
-                let name = self.symbol(index).and_then(|s| self.string(u64::from(u32_of(&s, 0))));
-                if let Some(name) = name.filter(|n| wanted(n)) {
-                    out.push((Avma(u64_of(rela, 0).wrapping_add(self.bias)), name));
-                }
-            }
+            let bound = |rela: &&[u8]| [elf::R_X86_64_JUMP_SLOT.0, elf::R_X86_64_GLOB_DAT.0].contains(&u32_of(rela, 8));
+            let slot = |rela: &[u8]| (Avma(u64_of(rela, 0).wrapping_add(self.bias)), u32_of(rela, 12));
+            slots.extend(bytes.chunks_exact(24).filter(bound).map(slot));
         }
-        out
+        let Some((symbols, strings)) = self.names(slots.iter().map(|(_, symbol)| *symbol)) else { return Vec::new() };
+        let name = |symbol: u32| {
+            let bytes = strings.get(u32_of(&symbols, symbol as usize * 24) as usize..)?;
+            bytes.iter().position(|b| *b == 0).map(|end| &bytes[..end])
+        };
+        let named = slots.into_iter().filter_map(|(slot, symbol)| Some((slot, name(symbol)?)));
+        named.filter(|(_, name)| wanted(name)).map(|(slot, name)| (slot, name.to_vec())).collect()
+    }
+
+    /// The symbol table as far as `symbols` need it, and all strings.
+    fn names(&self, symbols: impl Iterator<Item = u32>) -> Option<(Vec<u8>, Vec<u8>)> {
+        let len = (u64::from(symbols.max()?) + 1) * 24;
+        let table = self.memory.read_vec(self.address(elf::DT_SYMTAB)?, len.min(TABLE_MAX) as usize).ok()?;
+        let len = self.value(elf::DT_STRSZ)?;
+        let strings = self.memory.read_vec(self.address(elf::DT_STRTAB)?, len.min(TABLE_MAX) as usize).ok()?;
+        Some((table, strings))
     }
 }
 
@@ -309,10 +318,10 @@ pub(crate) fn signal_returns(process: &Process, modules: &[Module]) -> Vec<u64> 
     let text = modules.iter().filter(name).flat_map(|m| m.mappings.iter().filter(|m| m.execute));
     let mut out = Vec::new();
     for mapping in text {
-        let mut bytes = vec![0; mapping.len() as usize];
-        let len = process.memory().read_some(mapping.start, &mut bytes);
-        let hits = memmem::find_iter(&bytes[..len], &SIGNAL_RETURN);
-        out.extend(hits.map(|at| mapping.start.0 + at as u64));
+        process.memory().look_through(mapping.start, mapping.len(), SIGNAL_RETURN.len() - 1, |at, bytes| {
+            out.extend(memmem::find_iter(bytes, &SIGNAL_RETURN).map(|offset| at.0 + offset as u64));
+            ControlFlow::Continue(())
+        });
     }
     out
 }

@@ -9,7 +9,7 @@
 //! - that every thread runs all old or all new code: it goes over when no patched function is on its stack, alone, by
 //!   one store into a word of its own control block, while the others run on;
 //! - that a failure leaves the old side in force ([`Error::landing`] says where the service is), that a time-out only
-//!   ever leads back, and that nothing of a patch is unmapped or used again;
+//!   ever leads back, and that nothing of a patch is unmapped, or used for anything but the same patch again;
 //! - that being killed at any instruction leaves the process running correctly: each step is in the [`ledger`], which
 //!   lies in the target, before it is done, and the next call completes the transition or takes it back.
 //!
@@ -36,6 +36,7 @@
 //! thread is judged; without a modified kernel.
 #![forbid(unsafe_code)]
 
+mod again;
 mod arena;
 mod barrier;
 mod calm;

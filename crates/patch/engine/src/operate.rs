@@ -16,7 +16,7 @@ use crate::scan::Forbidden;
 use crate::store::{self, Store};
 use crate::transition::{Limits, Mover};
 use crate::walk::Walker;
-use crate::{Error, arena, calm, guide, place};
+use crate::{Error, again, arena, calm, guide, place};
 use std::time::Duration;
 use stillpoint_events::EventKind;
 use stillpoint_patch_format::{Avma, Scope, Signed};
@@ -122,16 +122,21 @@ impl Target {
         check_process(&process, &modules)?;
         let mappings = process.mappings()?;
         let store = store::find_in(&process, &mappings)?;
-        let view = store.as_ref().map(Store::view).transpose()?.unwrap_or_default();
+        let view = store.as_ref().map(|s| s.view().clone()).unwrap_or_default();
         let restorers = crate::image::signal_returns(&process, &modules);
         Ok(Target { process, modules, mappings, store, view, restorers })
     }
 
     fn reload(&mut self) -> Result<(), Error> {
         self.mappings = self.process.mappings()?;
-        self.store = store::find_in(&self.process, &self.mappings)?;
-        self.view = self.store.as_ref().map(Store::view).transpose()?.unwrap_or_default();
+        self.store = store::find_again(&self.process, &self.mappings, self.store.take())?;
+        self.view = self.store.as_ref().map(|s| s.view().clone()).unwrap_or_default();
         Ok(())
+    }
+
+    /// Bytes of the ledger: as long as they are as many, nobody has changed anything.
+    fn ledger_len(&self) -> usize {
+        self.store.as_ref().map_or(0, |s| s.ledger.end)
     }
 }
 
@@ -154,7 +159,7 @@ pub fn apply(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
             let (functions, len) = (signed.patch.functions.len(), checked.len);
             return Ok(Outcome::DryRun(format!("{}: {functions} functions, {len} bytes", signed.patch.name)));
         }
-        ready_before = Some((target.view.clone(), checked));
+        ready_before = Some((target.ledger_len(), checked));
     }
     let process = target.process.clone();
     process.prepare_remote().map_err(|error| ended_or(&process, error.into()))?;
@@ -169,7 +174,7 @@ pub fn apply(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
             return Ok(there_already(&mut report, signed));
         }
         let ready = match ready_before {
-            Some((view, ready)) if view == target.view => ready,
+            Some((len, ready)) if len == target.ledger_len() => ready,
             _ => ready(&target, signed, options)?,
         };
         apply_in(session, &mut target, signed, ready, options, &mut report, start)
@@ -202,6 +207,8 @@ struct Ready {
     prepared: Prepared,
     /// Of the patch's symbols.
     values: Vec<Option<u64>>,
+    /// The patch placed before that serves.
+    again: Option<u32>,
     /// Bytes of memory needed.
     len: u64,
     /// How unwinders are told.
@@ -222,11 +229,15 @@ fn ready(target: &Target, signed: &Signed, options: &Options) -> Result<Ready, E
     let module = &target.modules[prepared.module];
     let values = resolve(&target.process, &target.modules, module, view, patch)?;
     let layout = Layout::of(patch);
-    let at = find_room(&target.mappings, module, layout.len())?;
-    let linked = link(patch, &layout, at, &values).and_then(|mut image| make_visible(&layout, at, &mut image));
-    linked.map_err(|source| Error::Link { patch: patch.name.clone(), source })?;
+    let again = again::find(target, signed, options.signer.as_ref(), &prepared, &layout, &values);
+    if again.is_none() {
+        let at = find_room(&target.mappings, module, layout.len())?;
+        let linked = link(patch, &layout, at, &values).and_then(|mut image| make_visible(&layout, at, &mut image));
+        linked.map_err(|source| Error::Link { patch: patch.name.clone(), source })?;
+    }
     let way = guide::way(&target.process, &target.modules, view, patch)?;
-    Ok(Ready { prepared, values, len: layout.len(), way })
+    let len = if again.is_some() { 0 } else { layout.len() };
+    Ok(Ready { prepared, values, again, len, way })
 }
 
 fn module_span(module: &Module) -> Span {
@@ -248,38 +259,20 @@ fn apply_in(
     report: &mut Report<'_>,
     start: u64,
 ) -> Result<Outcome, Error> {
-    let Ready { prepared, values, way, .. } = ready;
     let below = remaining(&target.view, signed, options);
-    let patch = &signed.patch;
-    let module = target.modules[prepared.module].clone();
-    let layout = Layout::of(patch);
+    let module = target.modules[ready.prepared.module].clone();
     report.started("inject");
     let injecting = now_ns();
-    let word_offset = match &target.store {
-        Some(store) => store.ledger.word_offset,
-        None => match barrier::own_word(&target.process, &target.modules)? {
-            Some(offset) => offset,
-            None => crate::word::choose(&target.process, session, &mut |tid, ns| report.stopped(tid, "check", ns))?,
-        },
-    };
-    let at = map_arena(session, target, &module, layout.lens, word_offset, report)?;
-    let mut image =
-        link(patch, &layout, at, &values).map_err(|source| Error::Link { patch: patch.name.clone(), source })?;
-    let placed = place::place(signed, options.signer.clone(), &module, &prepared, &layout, at, &mut image)?;
-    let visible = make_visible(&layout, at, &mut image);
-    visible.map_err(|source| Error::Link { patch: patch.name.clone(), source })?;
-    lay_guide(session, target, &module, way, report)?;
-    let memory = target.process.memory();
-    for (segment, offset) in image.segments.iter().zip([0, layout.lens[0], layout.lens[0] + layout.lens[1]]) {
-        if !segment.is_empty() {
-            memory.write(Avma(at.0 + offset), segment)?;
+    let number = match ready.again {
+        Some(number) => {
+            lay_guide(session, target, &module, ready.way, report)?;
+            number
         }
-    }
-    let store = target.store.as_mut().ok_or(Error::NoWord(target.process.pid()))?;
-    store.append(memory, Record::Placed(Box::new(placed)))?;
+        None => place_in(session, target, signed, &module, ready, options, report)?,
+    };
     fault::reach(&options.faults, FaultPoint::Placed)?;
-    let view = store.view()?;
-    let number = view.placed.len() as u32 - 1;
+    let store = target.store.as_ref().ok_or(Error::NoWord(target.process.pid()))?;
+    let (view, word_offset) = (store.view().clone(), store.ledger.word_offset);
     let mut after = below;
     after.push(number);
     let operation = if after.len() <= view.active.len() { "replace" } else { "apply" };
@@ -289,6 +282,43 @@ fn apply_in(
     let plan = plan(&view, operation, &after, room, word_offset)?;
     let hooks = view.patch(number).map(|p| p.hooks.clone()).unwrap_or_default();
     run(session, target, &view, plan, options, report, (&hooks.pre_apply, &hooks.post_apply), start)
+}
+
+/// Puts the patch and what unwinders need into the target, where nothing leads to them yet; returns its number.
+fn place_in(
+    session: &mut Session<'_>,
+    target: &mut Target,
+    signed: &Signed,
+    module: &Module,
+    ready: Ready,
+    options: &Options,
+    report: &mut Report<'_>,
+) -> Result<u32, Error> {
+    let patch = &signed.patch;
+    let Ready { prepared, values, way, .. } = ready;
+    let layout = Layout::of(patch);
+    let word_offset = match &target.store {
+        Some(store) => store.ledger.word_offset,
+        None => match barrier::own_word(&target.process, &target.modules)? {
+            Some(offset) => offset,
+            None => crate::word::choose(&target.process, session, &mut |tid, ns| report.stopped(tid, "check", ns))?,
+        },
+    };
+    let at = map_arena(session, target, module, layout.lens, word_offset, report)?;
+    let unlinkable = |source| Error::Link { patch: patch.name.clone(), source };
+    let mut image = link(patch, &layout, at, &values).map_err(unlinkable)?;
+    let placed = place::place(signed, options.signer.clone(), module, &prepared, &layout, at, &mut image)?;
+    make_visible(&layout, at, &mut image).map_err(unlinkable)?;
+    lay_guide(session, target, module, way, report)?;
+    let memory = target.process.memory();
+    for (segment, offset) in image.segments.iter().zip([0, layout.lens[0], layout.lens[0] + layout.lens[1]]) {
+        if !segment.is_empty() {
+            memory.write(Avma(at.0 + offset), segment)?;
+        }
+    }
+    let store = target.store.as_mut().ok_or(Error::NoWord(target.process.pid()))?;
+    store.append(memory, Record::Placed(Box::new(placed)))?;
+    Ok(store.view().placed.len() as u32 - 1)
 }
 
 /// Lays the guide near the C library, unless it is there.
@@ -659,7 +689,7 @@ pub fn check(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
         .map_err(|source| Error::Link { patch: signed.patch.name.clone(), source })?;
     let placed = place::place(signed, None, module, &prepared, &layout, at, &mut image)?;
     let mut view = target.view.clone();
-    view.placed.push(placed);
+    view.placed.push(placed.into());
     let mut after = remaining(&view, signed, options);
     after.push(view.placed.len() as u32 - 1);
     let room = Room { state: Avma(at.0), dispatchers: Some(Span::new(at, 1 << 20)) };

@@ -63,9 +63,9 @@ fn entry_error(function: &FunctionRecord, source: insn::Error) -> Error {
     Error::Entry { function: function.name.clone(), source }
 }
 
-/// Rooms for dispatchers beside a function that no transition has used.
+/// A room for a dispatcher beside a function that nobody can stand in any more.
 fn free_dispatcher(view: &View, function: &FunctionRecord) -> Option<Avma> {
-    let used = |at: Avma| view.transitions.iter().flat_map(|t| &t.sites).any(|s| s.dispatcher == at);
+    let used = |at: Avma| view.recent.iter().flat_map(|t| &t.sites).any(|s| s.dispatcher == at);
     let len = u64::from(function.dispatcher_len.max(DISPATCH_LEN as u32));
     let count = function.dispatchers.len / len;
     (0..count).map(|i| Avma(function.dispatchers.start.0 + i * len)).find(|at| !used(*at))
@@ -85,9 +85,9 @@ fn beside(view: &View, before: &[u32], after: &[u32], entry: Avma) -> Option<Avm
     of(after).or_else(|| of(before))
 }
 
-/// A state byte that no transition has used, in the memory of a patch of the list.
+/// A state byte that nobody can ask any more, in the memory of a patch of the list.
 pub(crate) fn free_state(view: &View, patches: &[u32]) -> Option<Avma> {
-    let used = |at: Avma| view.transitions.iter().any(|t| t.state == at);
+    let used = |at: Avma| view.recent.iter().any(|t| t.state == at);
     let states = patches.iter().rev().filter_map(|n| view.patch(*n)).map(|p| p.states);
     states.flat_map(|s| (0..s.len).map(move |i| Avma(s.start.0 + i))).find(|at| !used(*at))
 }

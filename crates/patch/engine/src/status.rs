@@ -140,7 +140,7 @@ fn look(process: &Process, traced: bool) -> Result<Status, Error> {
             ledger_bytes: 0,
         });
     };
-    let view = store.view()?;
+    let view = store.view();
     let offset = store.ledger.word_offset;
     let mut threads = match traced {
         false => calm::traced(process, |session| words(session, process, offset))?,
@@ -149,7 +149,7 @@ fn look(process: &Process, traced: bool) -> Result<Status, Error> {
     for thread in &mut threads {
         thread.part = parts.get(&Tid(thread.tid)).map(|(part, _)| part.clone());
     }
-    Ok(Status { points, ..summary(process, name, &store, &view, threads)? })
+    Ok(Status { points, ..summary(process, name, &store, view, threads)? })
 }
 
 /// What [`status`] tells, without stopping any thread and so without their words.
@@ -157,7 +157,7 @@ pub fn peek(pid: Pid) -> Result<Option<Status>, Error> {
     let process = Process::open(pid)?;
     let Some(store) = store::find(&process)? else { return Ok(None) };
     let name = process.status()?.name;
-    summary(&process, name, &store, &store.view()?, Vec::new()).map(Some)
+    summary(&process, name, &store, store.view(), Vec::new()).map(Some)
 }
 
 fn summary(

@@ -1,14 +1,15 @@
 //! The ledger in a target: finding it, reading it, appending to it.
 
 use crate::Error;
-use crate::ledger::{CAPACITY, HEADER_LEN, Ledger, LedgerError, MAGIC, Record, View, decode, encode_header};
+use crate::ledger::{CAPACITY, HEADER_LEN, Ledger, MAGIC, Record, View, decode_header, encode_header, is_cut_off};
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Mapping, Memory, Process};
 
 const PAGE: u64 = 4096;
 /// Anonymous read-only mappings larger than this are not searched page by page.
 const SEARCH_MAX: u64 = 256 << 20;
-const CHUNK: usize = 64 << 10;
+/// Read at first; then twice as much each time.
+const CHUNK: usize = 4 << 10;
 
 /// The ledger of a target: where it lies, and what it says.
 pub(crate) struct Store {
@@ -24,6 +25,11 @@ pub(crate) fn find(process: &Process) -> Result<Option<Store>, Error> {
 }
 
 pub(crate) fn find_in(process: &Process, mappings: &[Mapping]) -> Result<Option<Store>, Error> {
+    locate(process, mappings)?.map(|at| Store::open(process.memory(), at)).transpose()
+}
+
+/// Where the ledger lies.
+fn locate(process: &Process, mappings: &[Mapping]) -> Result<Option<Avma>, Error> {
     let memory = process.memory();
     let candidates = mappings.iter().filter(|m| {
         m.read && !m.write && !m.execute && !m.shared && m.inode == 0 && m.path.is_none() && m.len() >= CAPACITY
@@ -43,26 +49,48 @@ pub(crate) fn find_in(process: &Process, mappings: &[Mapping]) -> Result<Option<
             }
         }
     }
-    found.map(|at| open(memory, at)).transpose()
+    Ok(found)
 }
 
-/// Reads the ledger at `at`, as far as it is in use.
-fn open(memory: &Memory, at: Avma) -> Result<Store, Error> {
-    let mut bytes = Vec::new();
-    loop {
-        let have = bytes.len();
-        bytes.resize((have * 2).clamp(CHUNK, CAPACITY as usize), 0);
-        memory.read(Avma(at.0 + have as u64), &mut bytes[have..])?;
-        let ledger = decode(&bytes)?;
-        // a record that was cut off by our own reading looks like the end: read on until zeroes follow
-        let rest = &bytes[ledger.end..];
-        if bytes.len() as u64 == CAPACITY || (rest.len() >= 8 && rest[..8] == [0; 8]) {
-            return Ok(Store { at, ledger });
-        }
-    }
+/// The ledger as it is now, `known` being what was read of it before: records are only ever appended, so that whatever
+/// was read stays true.
+pub(crate) fn find_again(
+    process: &Process,
+    mappings: &[Mapping],
+    known: Option<Store>,
+) -> Result<Option<Store>, Error> {
+    let Some(at) = locate(process, mappings)? else { return Ok(None) };
+    let mut store = match known {
+        Some(known) if known.at == at => known,
+        _ => return Store::open(process.memory(), at).map(Some),
+    };
+    store.read_on(process.memory())?;
+    Ok(Some(store))
 }
 
 impl Store {
+    fn open(memory: &Memory, at: Avma) -> Result<Self, Error> {
+        let mut header = [0; HEADER_LEN];
+        memory.read(at, &mut header)?;
+        let mut store = Store { at, ledger: decode_header(&header)? };
+        store.read_on(memory)?;
+        Ok(store)
+    }
+
+    /// Reads the records behind those that are known, as far as the ledger is in use.
+    fn read_on(&mut self, memory: &Memory) -> Result<(), Error> {
+        let mut len = CHUNK;
+        loop {
+            let (end, room) = (self.ledger.end, CAPACITY as usize - self.ledger.end);
+            let bytes = memory.read_vec(Avma(self.at.0 + end as u64), len.min(room))?;
+            self.ledger.read_on(&bytes)?;
+            if bytes.len() == room || !is_cut_off(&bytes[self.ledger.end - end..]) {
+                return Ok(());
+            }
+            len *= 2;
+        }
+    }
+
     /// A new ledger in memory that was just mapped.
     pub(crate) fn create(memory: &Memory, at: Avma, word_offset: i32) -> Result<Self, Error> {
         let header = encode_header(word_offset);
@@ -75,11 +103,10 @@ impl Store {
     pub(crate) fn append(&mut self, memory: &Memory, record: Record) -> Result<(), Error> {
         let bytes = self.ledger.encode(&record)?;
         memory.write(Avma(self.at.0 + self.ledger.end as u64), &bytes)?;
-        self.ledger.appended(record, bytes.len());
-        Ok(())
+        Ok(self.ledger.appended(record, bytes.len())?)
     }
 
-    pub(crate) fn view(&self) -> Result<View, LedgerError> {
-        self.ledger.view()
+    pub(crate) fn view(&self) -> &View {
+        &self.ledger.view
     }
 }

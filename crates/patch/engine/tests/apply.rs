@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 use stillpoint_events::Event;
-use stillpoint_patch_engine::{Error, Options, Outcome, Quiescence, Which, apply, check, revert};
+use stillpoint_patch_engine::{Error, Options, Outcome, Quiescence, Which, apply, check, peek, revert};
 use stillpoint_patch_format::Signed;
 use stillpoint_patch_tracee::Pid;
 use support::{Handmade, compile, object};
@@ -112,6 +112,58 @@ fn life_cycle(flags: &[&str], object_flags: &[&str]) {
     committed(revert(pid, &Which::All, &options(), &mut quiet()));
     assert_eq!(running.ask(5), "old 6 80 67");
     assert!(matches!(revert(pid, &Which::All, &options(), &mut quiet()), Ok(Outcome::AlreadyThere(_))));
+}
+
+/// Bytes that patches hold, and mappings of the victim.
+fn memory(pid: Pid) -> (u64, usize) {
+    let kept = peek(pid).expect("status").map_or(0, |status| status.bytes_kept);
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("mappings");
+    (kept, maps.lines().count())
+}
+
+#[test]
+fn a_patch_that_comes_back_is_not_placed_again() {
+    let dir = tempfile::tempdir().expect("directory");
+    let victim = compile(dir.path(), "victim", VICTIM, &[]);
+    let one = patch(dir.path(), "one", &victim, "int leaf(int x) { return x + 100; }", &["-fPIE"]);
+    let two = patch(dir.path(), "two", &victim, "const char *name(void) { return \"two\"; }", &["-fPIE"]);
+    let mut running = Victim::start(&victim);
+    let pid = running.pid();
+    committed(apply(pid, &one, &options(), &mut quiet()));
+    committed(apply(pid, &two, &options(), &mut quiet()));
+    committed(revert(pid, &Which::All, &options(), &mut quiet()));
+    let before = memory(pid);
+    for _ in 0..20 {
+        committed(apply(pid, &two, &options(), &mut quiet()));
+        assert_eq!(running.ask(2), "two 3 3 34");
+        committed(apply(pid, &one, &options(), &mut quiet()));
+        assert_eq!(running.ask(2), "two 102 102 1123");
+        committed(revert(pid, &Which::Top, &options(), &mut quiet()));
+        assert_eq!(running.ask(2), "two 3 3 34");
+        committed(revert(pid, &Which::All, &options(), &mut quiet()));
+        assert_eq!(running.ask(2), "old 3 3 34");
+    }
+    assert_eq!(memory(pid), before);
+}
+
+#[test]
+fn a_patch_with_data_of_its_own_begins_with_fresh_data() {
+    let dir = tempfile::tempdir().expect("directory");
+    let victim = compile(dir.path(), "victim", VICTIM, &[]);
+    let text = "static int own = 1000; int leaf(int x) { own += 1000; return x + own; }";
+    let one = patch(dir.path(), "one", &victim, text, &["-fPIE", "-O1"]);
+    let mut running = Victim::start(&victim);
+    let pid = running.pid();
+    let mut answers = Vec::new();
+    for _ in 0..3 {
+        committed(apply(pid, &one, &options(), &mut quiet()));
+        answers.push([running.ask(5), running.ask(5)]);
+        committed(revert(pid, &Which::Top, &options(), &mut quiet()));
+        assert_eq!(running.ask(5), "old 6 80 67");
+    }
+    assert_ne!(answers[0][0], answers[0][1], "the data changes");
+    assert_eq!(answers[1], answers[0]);
+    assert_eq!(answers[2], answers[0]);
 }
 
 #[test]

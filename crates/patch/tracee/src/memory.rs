@@ -3,9 +3,15 @@
 use crate::{Error, Pid, sys};
 use std::fs::File;
 use std::io;
+use std::ops::ControlFlow;
 use stillpoint_patch_format::Avma;
 
 const PAGE: u64 = 4096;
+/// Bytes read by one system call. A kernel that is not preemptible (PREEMPT_NONE, as many servers have it) lets nobody
+/// else have the processor before a call ends, and this many take some microseconds.
+const AT_ONCE: usize = 32 << 10;
+/// Most names are not longer.
+const NAME: usize = 64;
 
 /// Memory of a process. Reading and writing need no stop; what is read from a running process may be torn.
 ///
@@ -31,7 +37,7 @@ impl Memory {
     pub fn read(&self, at: Avma, buf: &mut [u8]) -> Result<(), Error> {
         let mut done = 0;
         while done < buf.len() {
-            match sys::read_at(&self.file, &mut buf[done..], at.0.wrapping_add(done as u64)) {
+            match self.read_part(at, buf, done) {
                 Ok(0) => return Err(self.fault(at, buf.len(), "read", io::Error::from_raw_os_error(libc::ESRCH))),
                 Ok(n) => done += n,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -45,7 +51,7 @@ impl Memory {
     pub fn read_some(&self, at: Avma, buf: &mut [u8]) -> usize {
         let mut done = 0;
         while done < buf.len() {
-            match sys::read_at(&self.file, &mut buf[done..], at.0.wrapping_add(done as u64)) {
+            match self.read_part(at, buf, done) {
                 Ok(n) if n > 0 => done += n,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 _ => break,
@@ -61,6 +67,32 @@ impl Memory {
         Ok(buf)
     }
 
+    /// Looks through `len` bytes, as far as they can be read, window by window, until `look` breaks: it gets a window and
+    /// where that begins. A window begins with the last `overlap` bytes of the one before, so that nothing that is not
+    /// longer than one byte more is missed between two.
+    pub fn look_through(
+        &self,
+        at: Avma,
+        len: u64,
+        overlap: usize,
+        mut look: impl FnMut(Avma, &[u8]) -> ControlFlow<()>,
+    ) {
+        let (end, mut at) = (at.0.saturating_add(len), at.0);
+        let mut window = vec![0; AT_ONCE + overlap];
+        let mut kept = 0;
+        while at < end {
+            let wanted = (end - at).min(AT_ONCE as u64) as usize;
+            let read = self.read_some(Avma(at), &mut window[kept..kept + wanted]);
+            let filled = kept + read;
+            if read == 0 || look(Avma(at - kept as u64), &window[..filled]).is_break() {
+                return;
+            }
+            at += read as u64;
+            kept = overlap.min(filled);
+            window.copy_within(filled - kept..filled, 0);
+        }
+    }
+
     /// Reads one little-endian word.
     pub fn read_u64(&self, at: Avma) -> Result<u64, Error> {
         let mut buf = [0; 8];
@@ -68,19 +100,28 @@ impl Memory {
         Ok(u64::from_le_bytes(buf))
     }
 
+    /// The next part of `buf`, of which `done` bytes have been read.
+    fn read_part(&self, at: Avma, buf: &mut [u8], done: usize) -> io::Result<usize> {
+        let end = buf.len().min(done + AT_ONCE);
+        sys::read_at(&self.file, &mut buf[done..end], at.0.wrapping_add(done as u64))
+    }
+
     /// Reads a string that ends in NUL (not included), at most `limit` bytes.
     pub fn read_c_string(&self, at: Avma, limit: usize) -> Result<Vec<u8>, Error> {
-        let mut string = vec![0; limit];
-        let available = self.read_some(at, &mut string);
-        match string[..available].iter().position(|&b| b == 0) {
-            Some(end) => {
-                string.truncate(end);
-                Ok(string)
+        let mut string = Vec::new();
+        while string.len() < limit {
+            let (have, len) = (string.len(), string.len().max(NAME).min(limit - string.len()));
+            string.resize(have + len, 0);
+            let read = self.read_some(Avma(at.0.wrapping_add(have as u64)), &mut string[have..]);
+            if let Some(end) = string[have..have + read].iter().position(|&b| b == 0) {
+                string.truncate(have + end);
+                return Ok(string);
             }
-            None => {
-                Err(self.fault(at, limit, "read", io::Error::new(io::ErrorKind::InvalidData, "no end of the string")))
+            if read < len {
+                break;
             }
         }
+        Err(self.fault(at, limit, "read", io::Error::new(io::ErrorKind::InvalidData, "no end of the string")))
     }
 
     /// Writes, also to read-only private mappings (copy on write). Bytes within one page are written at once: being

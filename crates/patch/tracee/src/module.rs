@@ -1,7 +1,9 @@
 //! ELF files mapped by a process, judged by what is in memory.
 
 use crate::{Mapping, Memory};
+use memchr::memmem;
 use std::fs::File;
+use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 use stillpoint_patch_format::{Avma, BuildId, Svma};
 
@@ -185,21 +187,27 @@ pub(crate) fn libc_kind(mappings: &[Mapping], memory: &Memory) -> Libc {
     }
     let glibc = |m: &&Mapping| named(m, "libc.so.6") || named(m, "libc-2.");
     for mapping in mappings.iter().filter(glibc).filter(|m| m.read && !m.write && !m.execute) {
-        let mut bytes = vec![0; mapping.len().min(16 << 20) as usize];
-        let available = memory.read_some(mapping.start, &mut bytes);
-        if let Some(libc) = banner(&bytes[..available]) {
+        let mut found = None;
+        memory.look_through(mapping.start, mapping.len(), BANNER_MAX, |_, bytes| {
+            found = banner(bytes);
+            if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        if let Some(libc) = found {
             return libc;
         }
     }
     Libc::Unknown
 }
 
+/// A banner is one line.
+const BANNER_MAX: usize = 512;
+
 fn banner(bytes: &[u8]) -> Option<Libc> {
     const START: &[u8] = b"GNU C Library (";
     const VERSION: &str = "release version ";
-    let at = bytes.windows(START.len()).position(|w| w == START)?;
-    let line = bytes[at..].split(|&b| b == b'\n' || b == 0).next()?;
-    let banner = String::from_utf8_lossy(line).into_owned();
+    let at = memmem::find(bytes, START)?;
+    let end = bytes[at..].iter().position(|&b| b == b'\n' || b == 0)?;
+    let banner = String::from_utf8_lossy(&bytes[at..at + end]).into_owned();
     let version = &banner[banner.find(VERSION)? + VERSION.len()..];
     let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     let version = (numbers.next()?.ok()?, numbers.next()?.ok()?);

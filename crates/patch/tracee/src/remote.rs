@@ -26,6 +26,7 @@ use crate::tracer::{Seen, State, Tracer};
 use crate::{Error, Process, Tid, carrier};
 use memchr::memmem;
 use std::io;
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 use stillpoint_patch_format::Avma;
 
@@ -58,13 +59,16 @@ impl Gadgets {
         mappings.sort_by_key(|m| !is_libc(m.path.as_deref()));
         let (mut syscall_ret, mut restorer, mut exchange_ret) = (None, None, None);
         for mapping in mappings {
-            let mut text = vec![0; mapping.len().min(64 << 20) as usize];
-            let available = process.memory().read_some(mapping.start, &mut text);
-            let find = |what: &[u8]| Some(mapping.start.0 + memmem::find(&text[..available], what)? as u64);
-            syscall_ret = syscall_ret.or_else(|| find(SYSCALL_RET));
-            restorer = restorer.or_else(|| find(RESTORER));
-            exchange_ret = exchange_ret.or_else(|| find(EXCHANGE_RET));
-            if syscall_ret.is_some() && restorer.is_some() && exchange_ret.is_some() {
+            let mut all = false;
+            process.memory().look_through(mapping.start, mapping.len(), RESTORER.len() - 1, |at, text| {
+                let find = |what: &[u8]| Some(at.0 + memmem::find(text, what)? as u64);
+                syscall_ret = syscall_ret.or_else(|| find(SYSCALL_RET));
+                restorer = restorer.or_else(|| find(RESTORER));
+                exchange_ret = exchange_ret.or_else(|| find(EXCHANGE_RET));
+                all = syscall_ret.is_some() && restorer.is_some() && exchange_ret.is_some();
+                if all { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            });
+            if all {
                 break;
             }
         }

@@ -9,6 +9,7 @@ use crate::image::Dynamic;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
 use std::os::fd::{AsRawFd, OwnedFd};
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Memory, Module, Process, Tid};
@@ -37,10 +38,13 @@ fn control_at(memory: &Memory, at: Avma) -> Option<Control> {
 fn in_data(memory: &Memory, module: &Module) -> Option<Avma> {
     let data = module.mappings.iter().filter(|m| m.write && m.len() <= DATA_MAX);
     data.into_iter().find_map(|mapping| {
-        let mut bytes = vec![0; mapping.len() as usize];
-        let len = memory.read_some(mapping.start, &mut bytes);
-        let hits = memchr::memmem::find_iter(&bytes[..len], MAGIC);
-        hits.map(|at| Avma(mapping.start.0 + at as u64)).find(|at| at.0 % 8 == 0 && control_at(memory, *at).is_some())
+        let mut found = None;
+        memory.look_through(mapping.start, mapping.len(), MAGIC.len() - 1, |at, bytes| {
+            let mut hits = memchr::memmem::find_iter(bytes, MAGIC).map(|offset| Avma(at.0 + offset as u64));
+            found = hits.find(|at| at.0 % 8 == 0 && control_at(memory, *at).is_some());
+            if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        found
     })
 }
 

@@ -168,9 +168,8 @@ pub(crate) fn site(memory: &Memory, view: &View, after: &[u32]) -> Result<Option
 /// Patches whose code threads may run when those in `active` are in force: these, and those that came into force once and
 /// whose functions' addresses may live on in data.
 fn told(view: &View, active: &[u32]) -> BTreeSet<u32> {
-    let came = view.transitions.iter().flat_map(|t| &t.after).copied();
-    let lives_on = |n: &u32| view.patch(*n).is_some_and(code_escapes);
-    active.iter().copied().chain(came.filter(lives_on)).filter(|n| view.patch(*n).is_some()).collect()
+    let lives_on = view.came.iter().filter(|n| view.patch(**n).is_some_and(code_escapes));
+    active.iter().chain(lives_on).copied().filter(|n| view.patch(*n).is_some()).collect()
 }
 
 fn code_escapes(patch: &PlacedPatch) -> bool {

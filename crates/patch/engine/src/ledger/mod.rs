@@ -56,15 +56,17 @@ pub enum LedgerError {
     Encode(#[from] postcard::Error),
 }
 
-/// The records of a target, and where the next one goes.
+/// What the records of a target say, and where the next one goes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ledger {
     /// Offset of the generation word from the thread pointer, the same in every thread.
     pub word_offset: i32,
-    /// In the order written.
-    pub records: Vec<Record>,
+    /// What the records mean together.
+    pub view: View,
     /// Bytes used.
     pub end: usize,
+    /// Records so far.
+    count: u32,
 }
 
 fn check(sequence: u32, payload: &[u8]) -> [u8; 8] {
@@ -89,6 +91,13 @@ pub fn encode_header(word_offset: i32) -> [u8; HEADER_LEN] {
 
 /// Reads a ledger; never panics, never allocates more than a small multiple of the input.
 pub fn decode(bytes: &[u8]) -> Result<Ledger, LedgerError> {
+    let mut ledger = decode_header(bytes)?;
+    ledger.read_on(&bytes[HEADER_LEN..])?;
+    Ok(ledger)
+}
+
+/// Reads the header of a ledger, the records of which are still to be read.
+pub fn decode_header(bytes: &[u8]) -> Result<Ledger, LedgerError> {
     if bytes.get(..16) != Some(MAGIC) {
         return Err(LedgerError::Magic);
     }
@@ -100,14 +109,17 @@ pub fn decode(bytes: &[u8]) -> Result<Ledger, LedgerError> {
     if header[24..] != check(0, &header[..24]) {
         return Err(LedgerError::Header);
     }
-    let word_offset = u32_at(bytes, 20).ok_or(LedgerError::Header)? as i32;
-    let mut records = Vec::new();
-    let mut end = HEADER_LEN;
-    while let Some((record, len)) = decode_record(&bytes[end..], records.len() as u32 + 1) {
-        records.push(record);
-        end += len;
-    }
-    Ok(Ledger { word_offset, records, end })
+    Ok(Ledger::new(u32_at(bytes, 20).ok_or(LedgerError::Header)? as i32))
+}
+
+/// Bytes of a record with such a payload.
+fn padded(payload_len: usize) -> usize {
+    (RECORD_HEADER_LEN + payload_len).next_multiple_of(8)
+}
+
+/// Whether a record begins in `bytes` that says of itself that it is longer.
+pub fn is_cut_off(bytes: &[u8]) -> bool {
+    u32_at(bytes, 0).is_none_or(|len| len > 0 && padded(len as usize) > bytes.len())
 }
 
 /// The record at the start of `bytes`, when it is whole, and its length with padding.
@@ -116,25 +128,25 @@ fn decode_record(bytes: &[u8], sequence: u32) -> Option<(Record, usize)> {
     if payload_len == 0 || u32_at(bytes, 4)? != sequence {
         return None;
     }
-    let payload = bytes.get(RECORD_HEADER_LEN..RECORD_HEADER_LEN.checked_add(payload_len)?)?;
+    let payload = bytes.get(RECORD_HEADER_LEN..RECORD_HEADER_LEN + payload_len)?;
     if bytes[8..16] != check(sequence, payload) {
         return None;
     }
     let (record, rest) = postcard::take_from_bytes(payload).ok()?;
-    let len = (RECORD_HEADER_LEN + payload_len).next_multiple_of(8);
+    let len = padded(payload_len);
     (rest.is_empty() && len <= bytes.len()).then_some((record, len))
 }
 
 impl Ledger {
     /// A ledger without records.
     pub fn new(word_offset: i32) -> Self {
-        Ledger { word_offset, records: Vec::new(), end: HEADER_LEN }
+        Ledger { word_offset, view: View::default(), end: HEADER_LEN, count: 0 }
     }
 
     /// The bytes of one more record, to be written at `self.end` before [`Ledger::appended`] is called.
     pub fn encode(&self, record: &Record) -> Result<Vec<u8>, LedgerError> {
         let payload = postcard::to_stdvec(record)?;
-        let sequence = self.records.len() as u32 + 1;
+        let sequence = self.count + 1;
         let mut out = Vec::with_capacity(payload.len() + 24);
         out.extend_from_slice(&(payload.len() as u32).to_le_bytes());
         out.extend_from_slice(&sequence.to_le_bytes());
@@ -147,24 +159,44 @@ impl Ledger {
         Ok(out)
     }
 
-    /// Takes note that the bytes of `record` have been written.
-    pub fn appended(&mut self, record: Record, len: usize) {
-        self.records.push(record);
+    /// Takes note that the `len` bytes of `record` have been written.
+    pub fn appended(&mut self, record: Record, len: usize) -> Result<(), LedgerError> {
+        self.view.add(record)?;
+        self.count += 1;
         self.end += len;
+        Ok(())
     }
 
-    /// What the records mean together.
-    pub fn view(&self) -> Result<View, LedgerError> {
-        View::of(&self.records)
+    /// Reads the records that `bytes`, which lie at `self.end`, hold as a whole; refuses what no tool of ours would have
+    /// written.
+    pub fn read_on(&mut self, bytes: &[u8]) -> Result<(), LedgerError> {
+        let start = self.end;
+        while let Some((record, len)) = decode_record(&bytes[self.end - start..], self.count + 1) {
+            self.appended(record, len)?;
+        }
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use stillpoint_patch_format::Avma;
 
-    fn phase(transition: u32) -> Record {
-        Record::Phase { transition, phase: Phase::Migrating }
+    fn records() -> [Record; 2] {
+        let transition = Transition {
+            number: 1,
+            operation: "apply".into(),
+            state: Avma(0x1000),
+            before: vec![],
+            after: vec![],
+            sites: vec![],
+            trampolines: vec![],
+            leave: vec![],
+            enter: vec![],
+            loop_entries: vec![],
+        };
+        [Record::Begin(Box::new(transition)), Record::Phase { transition: 1, phase: Phase::Migrating }]
     }
 
     fn image(ledger: &mut Ledger, records: &[Record]) -> Vec<u8> {
@@ -172,7 +204,7 @@ mod tests {
         for record in records {
             let encoded = ledger.encode(record).expect("encodes");
             bytes.extend_from_slice(&encoded);
-            ledger.appended(record.clone(), encoded.len());
+            ledger.appended(record.clone(), encoded.len()).expect("consistent");
         }
         bytes
     }
@@ -180,10 +212,44 @@ mod tests {
     #[test]
     fn what_was_written_is_read_back_whatever_follows() {
         let mut ledger = Ledger::new(0x278);
-        let mut bytes = image(&mut ledger, &[phase(1), phase(2)]);
+        let mut bytes = image(&mut ledger, &records());
         assert_eq!(decode(&bytes), Ok(ledger.clone()));
         bytes.resize(4096, 0);
         assert_eq!(decode(&bytes), Ok(ledger));
+    }
+
+    #[test]
+    fn what_is_read_on_is_what_is_read_at_once() {
+        let mut ledger = Ledger::new(0x278);
+        let bytes = image(&mut ledger, &records());
+        for cut in HEADER_LEN..bytes.len() {
+            let mut read = decode(&bytes[..cut]).expect("header is whole");
+            assert!(is_cut_off(&bytes[read.end..cut]), "cut at {cut}");
+            read.read_on(&bytes[read.end..]).expect("records are consistent");
+            assert_eq!(read, ledger, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn records_that_contradict_each_other_are_refused() {
+        let [_, phase] = records();
+        let mut ledger = Ledger::new(0x278);
+        let encoded = ledger.encode(&phase).expect("encodes");
+        assert!(matches!(ledger.read_on(&encoded), Err(LedgerError::Inconsistent(_))));
+    }
+
+    #[test]
+    fn only_a_commit_leaves_older_transitions_behind() {
+        let [begin, _] = records();
+        let mut view = View::default();
+        let mut recent = Vec::new();
+        for (number, end) in [(1, Phase::Committed), (2, Phase::Aborted), (3, Phase::Aborted), (4, Phase::Committed)] {
+            let Record::Begin(first) = begin.clone() else { unreachable!("the first record begins") };
+            view.add(Record::Begin(Box::new(Transition { number, ..*first }))).expect("begins");
+            view.add(Record::Phase { transition: number, phase: end }).expect("ends");
+            recent.push(view.recent.iter().map(|t| t.number).collect::<Vec<_>>());
+        }
+        assert_eq!(recent, [vec![1], vec![1, 2], vec![1, 2, 3], vec![4]]);
     }
 
     #[test]
@@ -197,9 +263,9 @@ mod tests {
     #[test]
     fn a_torn_record_ends_the_list_and_is_written_over() {
         let mut ledger = Ledger::new(0x278);
-        let bytes = image(&mut ledger, &[phase(1), phase(2)]);
+        let bytes = image(&mut ledger, &records());
         let mut one = Ledger::new(0x278);
-        image(&mut one, &[phase(1)]);
+        image(&mut one, &records()[..1]);
         for cut in one.end..bytes.len() - 1 {
             let mut torn = bytes[..cut].to_vec();
             torn.resize(8192, 0);
@@ -212,7 +278,7 @@ mod tests {
     #[test]
     fn any_flipped_bit_is_noticed() {
         let mut ledger = Ledger::new(0x278);
-        let bytes = image(&mut ledger, &[phase(1)]);
+        let bytes = image(&mut ledger, &records()[..1]);
         let payload_end = HEADER_LEN + RECORD_HEADER_LEN + u32_at(&bytes, HEADER_LEN).expect("length") as usize;
         for bit in 0..payload_end * 8 {
             let mut spoilt = bytes.clone();

@@ -1,14 +1,15 @@
 //! What the records mean together.
 
 use super::{FunctionRecord, GuideRecord, LedgerError, Phase, PlacedPatch, Record, Span, Transition};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use stillpoint_patch_format::Avma;
 
 /// State of a target as its ledger tells it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct View {
     /// Every patch ever placed; its number is its index.
-    pub placed: Vec<PlacedPatch>,
+    pub placed: Vec<Arc<PlacedPatch>>,
     /// Numbers of the active ones, oldest first.
     pub active: Vec<u32>,
     /// The transition that has not come to an end.
@@ -17,8 +18,13 @@ pub struct View {
     pub last_transition: u32,
     /// Number of the last transition committed, 0 before the first.
     pub generation: u32,
-    /// Every transition begun.
-    pub transitions: Vec<Transition>,
+    /// The transitions begun since the last one that committed, and that one itself: somebody may still stand before
+    /// one of their dispatchers. A transition that commits has seen every thread outside of all that were laid before.
+    pub recent: Vec<Arc<Transition>>,
+    /// Patches that a transition was to bring into force, whether it did or not.
+    pub came: BTreeSet<u32>,
+    /// Room for dispatchers that transitions have mapped, those of patches apart.
+    pub laid: Vec<Span>,
     /// The guide, once it is in place.
     pub guide: Option<GuideRecord>,
 }
@@ -27,7 +33,7 @@ pub struct View {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Unfinished {
     /// The transition.
-    pub transition: Transition,
+    pub transition: Arc<Transition>,
     /// Its last phase; `None` before any thread may have migrated.
     pub phase: Option<Phase>,
 }
@@ -55,21 +61,18 @@ fn contradiction<T>(text: impl Into<String>) -> Result<T, LedgerError> {
 }
 
 impl View {
-    /// Folds the records; refuses what no tool of ours would have written.
-    pub fn of(records: &[Record]) -> Result<Self, LedgerError> {
-        let mut view = View::default();
-        for record in records {
-            match record {
-                Record::Placed(patch) => view.placed.push((**patch).clone()),
-                Record::Begin(transition) => view.begin(transition)?,
-                Record::Phase { transition, phase } => view.phase(*transition, *phase)?,
-                Record::Guide(guide) => view.guide = Some((**guide).clone()),
-            }
+    /// Folds one more record in; refuses what no tool of ours would have written, and is as before then.
+    pub fn add(&mut self, record: Record) -> Result<(), LedgerError> {
+        match record {
+            Record::Placed(patch) => self.placed.push(Arc::from(patch)),
+            Record::Begin(transition) => self.begin(Arc::from(transition))?,
+            Record::Phase { transition, phase } => self.phase(transition, phase)?,
+            Record::Guide(guide) => self.guide = Some(*guide),
         }
-        Ok(view)
+        Ok(())
     }
 
-    fn begin(&mut self, transition: &Transition) -> Result<(), LedgerError> {
+    fn begin(&mut self, transition: Arc<Transition>) -> Result<(), LedgerError> {
         if let Some(open) = &self.unfinished {
             return contradiction(format!("transition {} began inside {}", transition.number, open.transition.number));
         }
@@ -81,8 +84,10 @@ impl View {
             return contradiction(format!("transition {} names patches that are not there", transition.number));
         }
         self.last_transition = transition.number;
-        self.transitions.push(transition.clone());
-        self.unfinished = Some(Unfinished { transition: transition.clone(), phase: None });
+        self.came.extend(&transition.after);
+        self.laid.extend(&transition.trampolines);
+        self.recent.push(Arc::clone(&transition));
+        self.unfinished = Some(Unfinished { transition, phase: None });
         Ok(())
     }
 
@@ -95,6 +100,7 @@ impl View {
             Phase::Committed => {
                 self.active.clone_from(&open.transition.after);
                 self.generation = number;
+                self.recent.retain(|t| t.number >= number);
                 self.unfinished = None;
             }
             Phase::Aborted => self.unfinished = None,
@@ -105,7 +111,7 @@ impl View {
 
     /// The patch of a number that a checked record named.
     pub fn patch(&self, number: u32) -> Option<&PlacedPatch> {
-        self.placed.get(number as usize)
+        self.placed.get(number as usize).map(Arc::as_ref)
     }
 
     /// The version behind `entry` when the patches in `active` are in force.
@@ -128,7 +134,7 @@ impl View {
     /// Every dispatcher and displaced prologue that was ever laid: a thread that stands in one has a decision pending.
     pub fn trampolines(&self) -> Vec<Span> {
         let patches = self.placed.iter().flat_map(|p| &p.trampolines);
-        patches.chain(self.transitions.iter().flat_map(|t| &t.trampolines)).copied().collect()
+        patches.chain(&self.laid).copied().collect()
     }
 
     /// Bytes of the target that patches hold, active or not.
