@@ -1,1 +1,211 @@
-fn main() {}
+//! How many syncsets a second the scheduler orders, and how the replay scales with players in simulated time.
+//!
+//! `cargo bench -p stillpoint-migrate-replay` prints two tables. The first is measured on this machine, one thread. The
+//! second is computed: each operation takes a fixed time on a target with as many processors as players, commits that
+//! fall into one flush of the log share it, and the scheduler decides what may run.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use stillpoint_migrate_replay::{
+    Limits, Mode, Player, RunningId, Scheduler, Snapshot, Stamp, Statement, Step, Syncset, Token, Xid,
+};
+
+/// What a transaction touches.
+#[derive(Clone, Copy)]
+struct Load {
+    name: &'static str,
+    /// Rows in the table, and writes of a transaction.
+    rows: u64,
+    writes: usize,
+    /// Every nth write goes to one of six hot rows; 0: none.
+    hot_every: u64,
+    /// How many transactions ran at the same time on the source.
+    sessions: usize,
+}
+
+const LOADS: [Load; 4] = [
+    Load { name: "one write, a million rows", rows: 1_000_000, writes: 1, hot_every: 0, sessions: 64 },
+    Load { name: "four writes, a million rows", rows: 1_000_000, writes: 4, hot_every: 0, sessions: 64 },
+    Load { name: "four writes, every 8th hot", rows: 1_000_000, writes: 4, hot_every: 8, sessions: 64 },
+    Load { name: "one write, six rows", rows: 6, writes: 1, hot_every: 0, sessions: 64 },
+];
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((u128::from(self.0) * u128::from(end)) >> 64) as u64
+    }
+}
+
+fn keys(load: &Load, random: &mut Random) -> Vec<u64> {
+    let key = |random: &mut Random| match load.hot_every {
+        0 => random.below(load.rows),
+        every if random.below(every) == 0 => random.below(6),
+        _ => random.below(load.rows),
+    };
+    (0..load.writes).map(|_| key(random)).collect()
+}
+
+/// Rows and a value of a second unique index for each.
+fn tokens(keys: &[u64]) -> Vec<Token> {
+    let of = |key: u64| {
+        let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        [Token::Row { table: 1, key: hash }, Token::Parent { table: 2, index: 3, value: hash >> 40 }]
+    };
+    keys.iter().flat_map(|key| of(*key)).collect()
+}
+
+fn measure(load: &Load, batch: usize) -> f64 {
+    const COUNT: u64 = 400_000;
+    let mut random = Random(1);
+    let sets: Vec<Vec<Token>> = (0..COUNT).map(|_| tokens(&keys(load, &mut random))).collect();
+    let mut scheduler: Scheduler<u64> = Scheduler::new(Mode::Rows, 4, Limits::default());
+    let begin = Instant::now();
+    let mut done = 0;
+    let mut sets = sets.into_iter();
+    let mut stamp = 0;
+    while done < COUNT {
+        // A backlog of some thousands, as during catch-up.
+        while scheduler.progress().pending < 4_000 {
+            let Some(tokens) = sets.next() else { break };
+            stamp += 1;
+            let syncset = Syncset { stamp: Stamp(stamp), tokens, statement: None, bytes: 100, payload: stamp };
+            scheduler.push_next(syncset).expect("there is room");
+        }
+        for player in (0..4).map(Player) {
+            let mut given = 0;
+            while given < batch && scheduler.next(player).expect("a player").is_some() {
+                given += 1;
+            }
+            for _ in 0..given {
+                scheduler.done(player).expect("it was given");
+                done += 1;
+            }
+        }
+    }
+    COUNT as f64 / begin.elapsed().as_secs_f64()
+}
+
+/// Microseconds that things take on the simulated target.
+const READ_US: u64 = 60;
+const WRITE_US: u64 = 80;
+const COMMIT_US: u64 = 20;
+
+/// Simulated seconds for a backlog of transactions that ran on the source at the load's concurrency.
+struct Simulation {
+    scheduler: Scheduler<u64>,
+    /// When each player's operation ends.
+    busy: BTreeSet<(u64, u32)>,
+    free: BTreeSet<u32>,
+    now: u64,
+    flush_us: u64,
+    /// When the log is flushed next.
+    flush_at: u64,
+    writes: u64,
+}
+
+impl Simulation {
+    fn run(mode: Mode, load: &Load, players: u32, flush_us: u64) -> f64 {
+        const COUNT: u64 = 4_000;
+        let mut simulation = Simulation {
+            scheduler: Scheduler::new(mode, players, Limits::default()),
+            busy: BTreeSet::new(),
+            free: (0..players).collect(),
+            now: 0,
+            flush_us,
+            flush_at: 0,
+            writes: load.writes as u64,
+        };
+        let mut random = Random(7);
+        for number in 1..=COUNT {
+            simulation.hand_in(load, number, &mut random);
+        }
+        while !simulation.scheduler.is_drained() {
+            simulation.give();
+            simulation.wait();
+        }
+        simulation.now as f64 / 1e6
+    }
+
+    /// A transaction saw all those but the last few, which ran beside it; what it writes is not what they wrote.
+    fn hand_in(&mut self, load: &Load, number: u64, random: &mut Random) {
+        let keys = keys(load, random);
+        let beside = if load.rows < load.sessions as u64 { 1 } else { load.sessions as u64 };
+        let running = RunningId(number);
+        self.scheduler.begins(running);
+        self.scheduler.began(running, Snapshot::at_clock(number.saturating_sub(random.below(beside))));
+        let statement = Some(Statement { running, xid: Xid(number) });
+        let syncset = Syncset { stamp: Stamp(number), tokens: tokens(&keys), statement, bytes: 100, payload: number };
+        self.scheduler.push_next(syncset).expect("there is room");
+    }
+
+    fn give(&mut self) {
+        // Whoever is free takes what there is; a transaction of statements goes on where it is open.
+        for player in self.free.clone() {
+            let Some(operation) = self.scheduler.next(Player(player)).expect("a player") else { continue };
+            let end = match operation.step {
+                Step::FirstRead => self.now + READ_US,
+                Step::Writes => self.now + self.writes * WRITE_US,
+                Step::Commit => self.flushed(self.now + COMMIT_US),
+                Step::Whole => self.flushed(self.now + READ_US + self.writes * WRITE_US + COMMIT_US),
+            };
+            self.free.remove(&player);
+            self.busy.insert((end, player));
+        }
+    }
+
+    /// Commits that are ready before a flush begins share it.
+    fn flushed(&mut self, ready: u64) -> u64 {
+        if self.flush_us == 0 {
+            return ready;
+        }
+        while self.flush_at < ready {
+            self.flush_at += self.flush_us;
+        }
+        self.flush_at + self.flush_us
+    }
+
+    fn wait(&mut self) {
+        match self.busy.pop_first() {
+            Some((end, player)) => {
+                self.now = self.now.max(end);
+                self.scheduler.done(Player(player)).expect("it was given");
+                self.free.insert(player);
+                while let Some((end, player)) = self.busy.first().copied().filter(|(end, _)| *end <= self.now) {
+                    self.busy.remove(&(end, player));
+                    self.scheduler.done(Player(player)).expect("it was given");
+                    self.free.insert(player);
+                }
+            }
+            None => {
+                assert!(self.scheduler.is_starved(), "nothing goes on: {:?}", self.scheduler.progress());
+                let player = self.scheduler.add_player();
+                self.free.insert(player.0);
+            }
+        }
+    }
+}
+
+fn main() {
+    println!("syncsets a second, one thread, measured:\n");
+    println!("| load | one at a time | batches of 16 |\n|---|---|---|");
+    for load in &LOADS {
+        println!("| {} | {:.0} | {:.0} |", load.name, measure(load, 1), measure(load, 16));
+    }
+    for flush_us in [0, 5_000] {
+        println!("\ntransactions a second, computed, flush of the log {flush_us} us:\n");
+        println!("| load | mode | 1 | 2 | 4 | 8 | 16 | 32 |\n|---|---|---|---|---|---|---|---|");
+        for load in &LOADS[1..] {
+            for mode in [Mode::BMin, Mode::BCon, Mode::Lsir, Mode::Rows] {
+                let rate = |players| 4_000.0 / Simulation::run(mode, load, players, flush_us);
+                let rates: BTreeMap<u32, f64> = [1, 2, 4, 8, 16, 32].map(|players| (players, rate(players))).into();
+                let cells: Vec<String> = rates.values().map(|rate| format!("{rate:.0}")).collect();
+                println!("| {} | {} | {} |", load.name, mode.name(), cells.join(" | "));
+            }
+        }
+    }
+    println!("\nStatement modes take more players when all they have wait for a first read that none has begun.");
+}

@@ -26,7 +26,8 @@
 //! the scheduler as it was, but for the two that end a replay: [`Error::GivenUp`] and [`Error::SnapshotGone`].
 //!
 //! **It does not** know rows, SQL or connections. It cannot make the serial modes sound for statements that read what
-//! they do not write: a serial order equals no history with write skew. `lsir` can, and `rows` has no such statements.
+//! they do not write, nor for those that find nothing to write (leave these out: the command tag tells): a serial order
+//! equals no history with write skew. `lsir` can, and `rows` has no such statements.
 //! Under `lsir` a player that fails after a commit which its transaction did not see cannot repeat its first read.
 //!
 //! A syncset's way (modes that hand out whole transactions):

@@ -97,6 +97,20 @@ impl Locks {
         }
     }
 
+    /// Gives a granule back that may not have been granted.
+    pub(crate) fn leave(&mut self, granule: Granule, slot: Slot, granted: &mut Vec<Slot>) {
+        let Some(lock) = self.table.get_mut(&granule) else { return };
+        match lock.waiting.iter().position(|group| group.members.contains(&slot)) {
+            Some(at) => {
+                lock.waiting[at].members.retain(|member| *member != slot);
+                if lock.waiting[at].members.is_empty() {
+                    lock.waiting.remove(at);
+                }
+            }
+            None => self.release(granule, granted),
+        }
+    }
+
     /// Whether `slot` waits for the granule behind syncsets of `inside` alone. Of granules that are held shared the
     /// holders are not known, so the answer there is no.
     pub(crate) fn waits_behind(&self, granule: Granule, slot: Slot, inside: impl Fn(Slot) -> bool) -> bool {

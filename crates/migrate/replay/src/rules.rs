@@ -32,6 +32,8 @@ pub(crate) struct Rules {
     pub(crate) commits_after_reads: bool,
     /// (1-b) also for transactions that still run on the source.
     pub(crate) running_counts: bool,
+    /// Tokens give way to visibility where they contradict it.
+    pub(crate) visibility_first: bool,
 }
 
 impl Rules {
@@ -50,5 +52,6 @@ impl Rules {
         reads_after_commits: true,
         commits_after_reads: true,
         running_counts: true,
+        visibility_first: true,
     };
 }

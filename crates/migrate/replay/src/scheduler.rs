@@ -127,7 +127,7 @@ pub struct Scheduler<P> {
     ready: BinaryHeap<Reverse<(Stamp, Slot)>>,
     /// Failed, waiting for all lower stamps: by position.
     held: BTreeSet<u64>,
-    /// Failed twice: runs when nothing else does.
+    /// Failed twice: runs when nothing else does, and nothing else is given until it is done.
     alone: Option<Slot>,
     players: Vec<PlayerState>,
     /// Admitted, and waiting for granules.
@@ -347,8 +347,7 @@ impl<P> Scheduler<P> {
             return Ok(None);
         }
         if let Some(slot) = self.alone {
-            let now = self.under_way == 0;
-            return Ok(now.then(|| self.alone.take()).flatten().map(|_| self.give(player, slot)));
+            return Ok((self.under_way == 0).then(|| self.give(player, slot)));
         }
         let chained = self.chained(player);
         let ready = self.ready.peek().map(|Reverse(first)| *first);
@@ -399,10 +398,28 @@ impl<P> Scheduler<P> {
     fn statement_step(&self, player: Player) -> Option<(Slot, Phase)> {
         match self.players[player.0 as usize].open {
             None => self.gates.open_read(&self.rules).map(|slot| (slot, Phase::Reading)),
-            Some((slot, Phase::Read)) => (self.entry(slot).waiting == 0).then_some((slot, Phase::Writing)),
+            Some((slot, Phase::Read)) => {
+                let free = self.entry(slot).waiting == 0 || self.conflicts_are_coarse(slot);
+                free.then_some((slot, Phase::Writing))
+            }
             Some((slot, Phase::Written)) => self.commit_open(slot).then_some((slot, Phase::Committing)),
             Some(_) => None,
         }
+    }
+
+    /// Tokens may conflict where the transactions did not (whole indexes, equal hashes), and then the order of their
+    /// stamps says nothing about that of their commits. Of a real conflict whoever saw the later one saw the earlier. So
+    /// a snapshot that waits for this commit, and for none with a lower stamp, proves that all it waits for is coarse;
+    /// without this the snapshot and the tokens would wait for each other.
+    fn conflicts_are_coarse(&self, slot: Slot) -> bool {
+        let (Some(snapshot), Some((xid, _))) = (self.gates.lowest_unread(&self.rules), &self.entry(slot).statement)
+        else {
+            return false;
+        };
+        let seen = |slot: Slot| self.entry(slot).statement.as_ref().is_some_and(|(xid, _)| snapshot.sees(*xid));
+        let stamp = self.entry(slot).stamp;
+        let mut lower = self.line.iter().take_while(|(other, _)| *other < stamp).filter_map(|(_, slot)| *slot);
+        self.rules.visibility_first && snapshot.sees(*xid) && !lower.any(seen)
     }
 
     fn commit_open(&self, slot: Slot) -> bool {
@@ -479,6 +496,7 @@ impl<P> Scheduler<P> {
         self.release(slot);
         let entry = self.entries[slot as usize].take()?;
         self.free.push(slot);
+        self.alone.take_if(|alone| *alone == slot);
         if let Some((xid, _)) = entry.statement {
             self.gates.commit_done(xid);
             self.overtake(xid);
@@ -511,8 +529,12 @@ impl<P> Scheduler<P> {
     fn release(&mut self, slot: Slot) {
         let held = std::mem::take(&mut self.entry_mut(slot).granules);
         let mut granted = std::mem::take(&mut self.granted);
-        for (granule, _) in &held {
-            self.locks.release(*granule, &mut granted);
+        if self.entry(slot).waiting > 0 {
+            self.entry_mut(slot).waiting = 0;
+            self.blocked -= 1;
+            held.iter().for_each(|(granule, _)| self.locks.leave(*granule, slot, &mut granted));
+        } else {
+            held.iter().for_each(|(granule, _)| self.locks.release(*granule, &mut granted));
         }
         for slot in granted.drain(..) {
             let Some(entry) = self.entries[slot as usize].as_mut() else { continue };

@@ -1,1 +1,11 @@
-//! Tests of the crate as a whole.
+//! The crate as a whole: the paper's example, the rules as properties, and random histories on a model database.
+//!
+//! `STILLPOINT_SOAK=1` makes it 100,000 histories and more; `STILLPOINT_SEED=n` plays one of them alone.
+
+mod database;
+mod history;
+mod paper;
+mod random;
+mod rules_matter;
+mod simulation;
+mod target;

@@ -1,0 +1,323 @@
+//! Players on a second model, in random interleavings, led by the scheduler.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::database::{Database, Image, Isolation, Outcome, Statement};
+use super::history::{Committed, Event, History, tokens};
+use super::random::Random;
+use crate::mapping::{End, map};
+use crate::rules::Rules;
+use crate::{Error, Limits, Mode, Operation, Player, Scheduler, Stamp, Step, Syncset};
+
+/// How a history is replayed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Setting {
+    pub(super) mode: Mode,
+    pub(super) rules: Rules,
+    pub(super) foreign_keys: bool,
+    pub(super) logical: bool,
+    /// Every nth whole transaction fails once for no reason the tokens know, and goes through only when all lower ones
+    /// are done, or (every other one) when it is alone; 0: none does.
+    pub(super) faults: usize,
+}
+
+impl Setting {
+    pub(super) fn new(mode: Mode) -> Setting {
+        Setting { mode, rules: Rules::ALL, foreign_keys: true, logical: false, faults: 0 }
+    }
+}
+
+/// What happened on the target, in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Happened {
+    ReadSent(Stamp),
+    ReadDone(Stamp),
+    /// The nth write of a transaction.
+    Write(Stamp, usize),
+    CommitSent(Stamp),
+    CommitDone(Stamp),
+}
+
+/// What a replay came to.
+#[derive(Debug, Default)]
+pub(super) struct Replayed {
+    pub(super) happened: Vec<Happened>,
+    /// Statements that met a lock.
+    pub(super) waits: usize,
+    pub(super) retries: u64,
+    pub(super) players_added: usize,
+    /// Most transactions open at the same time.
+    pub(super) concurrency: usize,
+}
+
+struct Playing {
+    operation: Operation,
+    /// Statements of this operation that are left.
+    left: VecDeque<Statement>,
+    written: usize,
+    begun: bool,
+    /// It has been executed, and the report is under way.
+    executed: bool,
+}
+
+struct Target<'a> {
+    random: &'a mut Random,
+    setting: Setting,
+    database: Database,
+    scheduler: Scheduler<Committed>,
+    players: Vec<VecDeque<Playing>>,
+    open: Vec<bool>,
+    depth: usize,
+    /// Stamps that fail until their time comes, and whether that is when they are alone.
+    faulty: BTreeMap<Stamp, bool>,
+    /// First reads that have failed once.
+    unread: BTreeSet<Stamp>,
+    /// Handed in and not done.
+    pending: BTreeSet<Stamp>,
+    result: Replayed,
+}
+
+/// Replays a history; says what went wrong, if anything did.
+pub(super) fn replay(history: &History, random: &mut Random, setting: Setting) -> Result<Replayed, String> {
+    let count = 1 + random.below(5);
+    let limits = match random.below(3) {
+        0 => Limits { bytes: 500, syncsets: 4 },
+        _ => Limits::default(),
+    };
+    let faulty = history.events.iter().filter_map(Event::committed).map(|committed| committed.stamp);
+    let faulty: Vec<Stamp> = faulty.filter(|_| setting.faults > 0 && random.one_in(setting.faults)).collect();
+    let faulty = faulty.into_iter().map(|stamp| (stamp, random.one_in(2))).collect();
+    let mut target = Target {
+        database: Database::new(&history.initial, count, setting.foreign_keys),
+        scheduler: Scheduler::with_rules(setting.mode, count as u32, limits, setting.rules),
+        players: (0..count).map(|_| VecDeque::new()).collect(),
+        open: vec![false; count],
+        depth: if setting.mode == Mode::Rows { 1 + random.below(4) } else { 1 },
+        faulty,
+        unread: BTreeSet::new(),
+        pending: BTreeSet::new(),
+        result: Replayed::default(),
+        random,
+        setting,
+    };
+    target.run(&history.events)?;
+    let state = target.database.state();
+    if state != history.last {
+        return Err(format!("the target holds {state:?}, the source {:?}", history.last));
+    }
+    let progress = target.scheduler.progress();
+    if target.scheduler.tokens_held() > 0 || progress.bytes > 0 || progress.applied != progress.closed {
+        return Err(format!("something is left behind: {progress:?}"));
+    }
+    target.result.retries = progress.retries;
+    Ok(target.result)
+}
+
+impl Target<'_> {
+    fn run(&mut self, events: &[Event]) -> Result<(), String> {
+        let (mut at, mut idle) = (0, 0);
+        let eager = 1 + self.random.below(12);
+        while at < events.len() || !self.scheduler.is_drained() {
+            // Whatever is chosen, a round over all players without a step is the end.
+            let chosen = self.random.below(self.players.len() + eager);
+            let moved = if chosen < self.players.len() {
+                self.play(chosen)?
+            } else if at < events.len() {
+                let taken = self.feed(&events[at])?;
+                at += usize::from(taken);
+                taken
+            } else {
+                false
+            };
+            idle = if moved { 0 } else { idle + 1 };
+            if idle < 40 {
+                continue;
+            }
+            idle = 0;
+            let mut any = false;
+            for player in 0..self.players.len() {
+                any |= self.play(player)?;
+            }
+            if !any && at < events.len() && self.feed(&events[at])? {
+                (any, at) = (true, at + 1);
+            }
+            if !any && self.scheduler.is_starved() {
+                any = true;
+                self.scheduler.add_player();
+                self.database.add_session();
+                self.players.push(VecDeque::new());
+                self.open.push(false);
+                self.result.players_added += 1;
+            }
+            if !any {
+                return Err(format!("nothing goes on: {:?}", self.scheduler.progress()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands an event to the scheduler; false when it has no room.
+    fn feed(&mut self, event: &Event) -> Result<bool, String> {
+        match event {
+            Event::Begins(running) => self.scheduler.begins(*running),
+            Event::Began(running, snapshot) => self.scheduler.began(*running, snapshot.clone()),
+            Event::Ended(running) => self.scheduler.ended(*running),
+            Event::Closed(stamp) => self.scheduler.close(*stamp),
+            Event::Committed(committed) => return self.push(committed),
+        }
+        Ok(true)
+    }
+
+    fn push(&mut self, committed: &Committed) -> Result<bool, String> {
+        let minimal = self.setting.mode != Mode::BAll;
+        let statements = map(committed.statements.clone(), End::Committed, minimal);
+        let nothing = match self.setting.mode {
+            Mode::Rows => committed.images.is_empty(),
+            _ => statements.is_empty() || (minimal && committed.images.is_empty()),
+        };
+        if nothing {
+            self.scheduler.ended(committed.running);
+            return Ok(true);
+        }
+        let statement = committed.xid.map(|xid| crate::Statement { running: committed.running, xid });
+        let syncset = Syncset {
+            stamp: committed.stamp,
+            tokens: tokens(&committed.images, self.setting.logical),
+            statement,
+            bytes: 100,
+            payload: Committed { statements, ..committed.clone() },
+        };
+        match self.scheduler.push(syncset) {
+            Ok(()) => {
+                self.pending.insert(committed.stamp);
+                Ok(true)
+            }
+            Err(refused) if matches!(refused.error, Error::Full { .. }) => Ok(false),
+            Err(refused) => Err(refused.to_string()),
+        }
+    }
+
+    /// One small step of one player; whether there was one.
+    fn play(&mut self, player: usize) -> Result<bool, String> {
+        let own = Player(player as u32);
+        let asks =
+            self.players[player].is_empty() || (self.players[player].len() < self.depth && self.random.one_in(2));
+        let given = if asks { self.scheduler.next(own).map_err(|error| error.to_string())? } else { None };
+        if let Some(operation) = given {
+            let playing = self.begin(operation);
+            self.players[player].push_back(playing);
+            return Ok(true);
+        }
+        let Some(playing) = self.players[player].front() else { return Ok(false) };
+        if playing.executed {
+            let stamp = playing.operation.stamp;
+            let step = playing.operation.step;
+            self.players[player].pop_front();
+            let done = self.scheduler.done(own).map_err(|error| error.to_string())?;
+            match step {
+                Step::FirstRead => self.result.happened.push(Happened::ReadDone(stamp)),
+                Step::Whole | Step::Commit => self.result.happened.push(Happened::CommitDone(stamp)),
+                Step::Writes => {}
+            }
+            if let Some(done) = done {
+                self.pending.remove(&done.stamp);
+            }
+            return Ok(true);
+        }
+        self.execute(player)
+    }
+
+    fn begin(&mut self, operation: Operation) -> Playing {
+        let committed = self.scheduler.payload(operation.syncset);
+        let left: VecDeque<Statement> = match (operation.step, self.setting.mode) {
+            (Step::Whole, Mode::Rows) => committed.images.iter().map(blind).collect(),
+            (Step::Whole, _) => committed.statements.iter().map(|(_, statement)| statement.clone()).collect(),
+            (Step::FirstRead, _) => committed.statements.iter().take(1).map(|(_, first)| first.clone()).collect(),
+            (Step::Writes, _) => committed.statements.iter().skip(1).map(|(_, write)| write.clone()).collect(),
+            (Step::Commit, _) => VecDeque::new(),
+        };
+        Playing { operation, left, written: 0, begun: false, executed: false }
+    }
+
+    fn execute(&mut self, player: usize) -> Result<bool, String> {
+        let playing = self.players[player].front_mut().expect("an operation is under way");
+        let Operation { stamp, step, .. } = playing.operation;
+        if !playing.begun {
+            playing.begun = true;
+            if matches!(step, Step::Whole | Step::FirstRead) {
+                let rows = self.setting.mode == Mode::Rows;
+                let isolation = if rows { Isolation::ReadCommitted } else { Isolation::RepeatableRead };
+                self.database.begin(player, isolation);
+                self.open[player] = true;
+                let open = self.open.iter().filter(|open| **open).count();
+                self.result.concurrency = self.result.concurrency.max(open);
+            }
+            if step == Step::FirstRead {
+                self.result.happened.push(Happened::ReadSent(stamp));
+                if self.setting.faults > 0 && self.random.one_in(self.setting.faults) && self.unread.insert(stamp) {
+                    return self.fail(player).map(|()| true);
+                }
+            }
+            if step == Step::Commit {
+                self.result.happened.push(Happened::CommitSent(stamp));
+            }
+            return Ok(true);
+        }
+        if let Some(statement) = playing.left.front() {
+            let outcome = self.database.execute(player, statement);
+            if let Ok(Outcome::Blocked) = outcome {
+                self.result.waits += 1;
+                return Ok(false);
+            }
+            if outcome.is_err() {
+                return self.fail(player).map(|()| true);
+            }
+            playing.left.pop_front();
+            if matches!(step, Step::Whole | Step::Writes) {
+                self.result.happened.push(Happened::Write(stamp, playing.written));
+                playing.written += 1;
+            }
+            return Ok(true);
+        }
+        if step == Step::Whole && self.must_fail(stamp) {
+            return self.fail(player).map(|()| true);
+        }
+        if matches!(step, Step::Whole | Step::Commit) {
+            if step == Step::Whole {
+                self.result.happened.push(Happened::CommitSent(stamp));
+            }
+            self.database.commit(player).map_err(|fault| format!("commit {stamp} failed: {fault:?}"))?;
+            self.open[player] = false;
+        }
+        self.players[player].front_mut().expect("an operation is under way").executed = true;
+        Ok(true)
+    }
+
+    /// Dependencies that no token tells: the transaction fails while lower stamps are missing, or anything is beside it.
+    fn must_fail(&mut self, stamp: Stamp) -> bool {
+        let Some(&alone) = self.faulty.get(&stamp) else { return false };
+        let missing = self.pending.first().is_some_and(|first| *first < stamp);
+        missing || (alone && self.scheduler.progress().under_way > 1)
+    }
+
+    fn fail(&mut self, player: usize) -> Result<(), String> {
+        self.database.rollback(player);
+        self.open[player] = false;
+        let retry = self.scheduler.failed(Player(player as u32)).map_err(|error| error.to_string())?;
+        let dropped = self.players[player].len() - 1;
+        assert_eq!(retry.given_back, dropped, "what stood behind a failure was not run");
+        self.players[player].clear();
+        Ok(())
+    }
+}
+
+/// A row image as a statement that depends on nothing but what was captured.
+fn blind(image: &Image) -> Statement {
+    match image {
+        Image::Insert(key, row) => Statement::Insert(*key, row.clone()),
+        Image::Update(key, _, row) => Statement::Set(*key, row.clone()),
+        Image::Delete(key, _) => Statement::Delete(*key),
+        Image::Truncate(table) => Statement::Truncate(*table),
+        Image::Rewrite => Statement::Rewrite,
+    }
+}
