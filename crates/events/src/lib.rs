@@ -89,6 +89,43 @@ pub enum EventKind {
         /// Why.
         reason: String,
     },
+    /// Rows of a database are being copied.
+    Copying {
+        /// Copied so far.
+        bytes: u64,
+        /// Size of the tables on the source; what is copied may come to less or more.
+        bytes_total: u64,
+        /// Copied in a second, now.
+        bytes_per_s: u64,
+    },
+    /// The target of a migration repeats what commits on the source.
+    Following {
+        /// From a commit on the source to its being repeated.
+        lag_ms: u64,
+        /// Log of the source that is not repeated yet.
+        lag_bytes: u64,
+        /// Transactions repeated in a second.
+        tps: u64,
+        /// When it will have caught up, at this rate.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        estimate_s: Option<u64>,
+    },
+    /// Both sides of a migration were compared at one moment, and hold the same.
+    Compared {
+        /// Tables.
+        tables: u64,
+        /// Rows.
+        rows: u64,
+    },
+    /// Clients are on the other side.
+    SwitchedOver {
+        /// From the pause of clients to their going on.
+        paused_us: u64,
+        /// Of it: until the last transaction had ended.
+        drained_us: u64,
+        /// Sessions that went over.
+        sessions: u64,
+    },
     /// The operation had nothing to do.
     AlreadyThere {
         /// What is so already.

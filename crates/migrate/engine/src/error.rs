@@ -124,6 +124,9 @@ pub enum Error {
     /// A migration is, or is not, in the phase that a command needs.
     #[error("{0}")]
     WrongPhase(String),
+    /// Changes cannot be replayed in an order that the scheduler allows.
+    #[error("replay")]
+    Replay(#[source] stillpoint_migrate_replay::Error),
     /// A test made a phase fail.
     #[error("fault injected at {0:?}")]
     Fault(FaultPoint),

@@ -233,3 +233,11 @@ pub(crate) fn text(row: &Row, at: usize) -> String {
 pub(crate) fn number<T: std::str::FromStr + Default>(row: &Row, at: usize) -> T {
     text(row, at).parse().unwrap_or_default()
 }
+
+#[cfg(test)]
+impl ColumnDef {
+    /// A column for tests.
+    pub(crate) fn of(name: &str, plain: bool) -> ColumnDef {
+        ColumnDef { name: name.into(), identity_always: false, plain, binary: true }
+    }
+}

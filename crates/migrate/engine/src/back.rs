@@ -1,0 +1,105 @@
+//! After the switch: going back, or deciding that it stays.
+
+use crate::follow::{Follower, Plan};
+use crate::inventory::Inventory;
+use crate::journal::{Journal, Phase};
+use crate::link::{Link, Purpose};
+use crate::options::{Failure, Options, State};
+use crate::outfit::{self, PUBLICATIONS};
+use crate::progress::{Observer, Teller};
+use crate::run::{Following, catch_up, compare_between, fingerprint};
+use crate::switch::{self, Direction};
+use crate::{Error, fence, undo};
+use std::time::Duration;
+use stillpoint_events::EventKind;
+
+const LOCK_LIMIT: Duration = Duration::from_secs(10);
+
+/// Repeats on the source what was committed on the target since the switch, and sends clients back. A failure before
+/// they are sent leaves them on the target, and the way back open.
+pub async fn fallback(options: &Options, observer: Observer) -> Result<Duration, Failure> {
+    let teller = Teller::new(observer, "fallback");
+    let mut journal = Journal::open(&options.state, &options.source.database).map_err(Failure::untouched)?;
+    if !matches!(journal.record.phase, Phase::Switched | Phase::Returning) || !journal.record.way_back {
+        let text = match journal.record.phase {
+            Phase::Switched | Phase::Returning => "this migration was told to keep no way back (--no-fallback)",
+            _ => "clients are on the source: there is nothing to return from",
+        };
+        return Err(Failure::untouched(Error::WrongPhase(text.into())));
+    }
+    match steps(options, &mut journal, &teller).await {
+        Ok(paused) => match undo::undo(options, journal).await {
+            State::OnSource => Ok(paused),
+            state => Err(Failure { error: Error::WrongPhase("not everything could be removed".into()), state }),
+        },
+        Err(error) if journal.record.phase == Phase::Returned => {
+            let state = State::OnSourceWithRemains("the migration's own things".into());
+            Err(Failure { error, state })
+        }
+        Err(error) => {
+            teller.tell(EventKind::FellBack { transition: 0, reason: error.to_string() });
+            let refenced = fence_source(options, &mut journal).await;
+            Err(Failure::on_target(refenced.err().unwrap_or(error)))
+        }
+    }
+}
+
+async fn steps(options: &Options, journal: &mut Journal, teller: &Teller) -> Result<Duration, Error> {
+    let direction = Direction::back(options);
+    let following = teller.phase("catch-up", follow_back(options, journal, teller)).await?;
+    let following =
+        teller.phase("compare", compare_between(options, following, &direction.from, &direction.to, teller)).await?;
+    // Sessions that are prepared on a fenced side would be read-only for good.
+    let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+    fence::lift(&mut source, &options.source.database, &journal.record.fenced).await?;
+    let prepared = teller.phase("prepare", switch::prepare(options, journal, following, &direction)).await?;
+    teller.phase("switch-over", switch::switch(options, journal, prepared, &direction, teller)).await
+}
+
+async fn follow_back(options: &Options, journal: &mut Journal, teller: &Teller) -> Result<Following, Error> {
+    let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
+    let inventory = Inventory::read(&mut target).await?;
+    let slot = journal.record.back_slot();
+    let follower = Follower::start(Plan {
+        source: &options.target.called("target"),
+        target: &options.source.called("source"),
+        slot: &slot,
+        publications: &PUBLICATIONS,
+        inventory: &inventory,
+        from: journal.record.back_from,
+        players: options.players,
+    })
+    .await?;
+    let fingerprint = fingerprint(&mut target).await?;
+    catch_up(Following { follower, inventory, fingerprint }, &mut target, teller).await
+}
+
+/// The side that clients do not use stays shut.
+async fn fence_source(options: &Options, journal: &mut Journal) -> Result<(), Error> {
+    let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+    fence::raise(&mut source, &options.source.database, &journal.record.fenced).await?;
+    journal.update(|record| record.phase = Phase::Switched)
+}
+
+/// Ends a migration after its switch: nothing of it is left on the target, and there is no way back. The source keeps its
+/// rows and stays fenced.
+pub async fn finish(options: &Options) -> Result<(), Failure> {
+    let journal = Journal::open(&options.state, &options.source.database).map_err(Failure::untouched)?;
+    if journal.record.phase != Phase::Switched {
+        let text = "clients are not on the target yet: there is nothing to finish";
+        return Err(Failure::untouched(Error::WrongPhase(text.into())));
+    }
+    take_away(options, &journal).await.map_err(Failure::on_target)?;
+    journal.end().map_err(Failure::on_target)
+}
+
+async fn take_away(options: &Options, journal: &Journal) -> Result<(), Error> {
+    let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
+    outfit::drop_slot(&mut target, &journal.record.back_slot()).await?;
+    outfit::uninstall(&mut target).await?;
+    outfit::restore_identities(&mut target, &journal.record.identities, LOCK_LIMIT).await?;
+    let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+    outfit::drop_slot(&mut source, &journal.record.slot()).await?;
+    outfit::uninstall(&mut source).await?;
+    outfit::restore_identities(&mut source, &journal.record.identities, LOCK_LIMIT).await
+}

@@ -1,0 +1,327 @@
+//! The conductor: hands what the stream brings to players, in the order that the scheduler allows.
+
+use super::player::Outcome;
+use super::transaction::{Item, Transaction};
+use crate::Error;
+use crate::pgoutput::Lsn;
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+use stillpoint_migrate_replay::{Limits, Mode, Player as PlayerId, Scheduler, Stamp, Syncset};
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// Transactions of a batch: enough to spare round trips, few enough that all players have some.
+const BATCH_MAX: usize = 32;
+const BATCH_BYTES_MAX: u64 = 256 << 10;
+/// Transactions that are remembered after they were handed in, to tell whether a snapshot of the source has them.
+const RECENT: usize = 4096;
+
+/// Where the replay stands.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Standing {
+    /// Transactions applied since the start.
+    pub(crate) applied: u64,
+    /// Received and not applied yet.
+    pub(crate) pending: u64,
+    /// Everything up to here is applied.
+    pub(crate) position: Lsn,
+    /// Tries that had to be repeated.
+    pub(crate) retries: u64,
+}
+
+/// Which transactions a snapshot of the source sees.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SourceSnapshot {
+    pub(crate) xmax: u64,
+    pub(crate) in_progress: Vec<u64>,
+}
+
+/// What the manager asks of the conductor.
+pub(crate) enum Command {
+    /// Answers once everything before the marker is applied.
+    AwaitMarker(String, oneshot::Sender<Lsn>),
+    /// Hands nothing more to players, and answers at once.
+    Hold(oneshot::Sender<()>),
+    /// Everything up to the marker has been received: applies exactly what the snapshot sees, and answers when that is
+    /// done; `false`, with nothing more applied, when the snapshot is no prefix of the order of commits.
+    ApplySeen { marker: String, snapshot: SourceSnapshot, done: oneshot::Sender<bool> },
+    /// Takes [`Command::Hold`] back.
+    Release,
+}
+
+impl SourceSnapshot {
+    /// From the text of `pg_current_snapshot()`: `xmin:xmax:in,progress`.
+    pub(crate) fn parse(text: &str) -> Option<SourceSnapshot> {
+        let mut parts = text.split(':');
+        let _xmin: u64 = parts.next()?.parse().ok()?;
+        let xmax = parts.next()?.parse().ok()?;
+        let in_progress = parts.next()?.split(',').filter(|xid| !xid.is_empty()).map(str::parse);
+        Some(SourceSnapshot { xmax, in_progress: in_progress.collect::<Result<_, _>>().ok()? })
+    }
+
+    /// Whether it sees a transaction that committed; numbers of the stream have no epoch, so they are compared as the
+    /// server does, by half the circle.
+    fn sees(&self, xid: u32) -> bool {
+        let before_end = (xid.wrapping_sub(self.xmax as u32) as i32) < 0;
+        before_end && !self.in_progress.iter().any(|running| *running as u32 == xid)
+    }
+}
+
+struct PlayerSlot {
+    batches: mpsc::Sender<Vec<Arc<Transaction>>>,
+    under_way: usize,
+}
+
+/// See the module.
+pub(crate) struct Conductor {
+    scheduler: Scheduler<Arc<Transaction>>,
+    players: Vec<PlayerSlot>,
+    intake: VecDeque<Transaction>,
+    /// Markers received, and waited for: the position is that of the marker.
+    markers: VecDeque<(String, Lsn)>,
+    waiting: Option<(String, oneshot::Sender<Lsn>)>,
+    seen: Option<(String, SourceSnapshot, oneshot::Sender<bool>)>,
+    held: bool,
+    /// What may be handed in although everything is held: so many from the front of the intake.
+    allowance: usize,
+    recent: VecDeque<u32>,
+    applied: HashSet<Lsn>,
+    position: Lsn,
+    standing: watch::Sender<Standing>,
+}
+
+impl Conductor {
+    /// `applied` are stamps that were applied before the last end and may come again.
+    pub(crate) fn new(
+        players: Vec<mpsc::Sender<Vec<Arc<Transaction>>>>,
+        standing: watch::Sender<Standing>,
+        applied: Vec<Lsn>,
+    ) -> Conductor {
+        Conductor {
+            scheduler: Scheduler::new(Mode::Rows, players.len() as u32, Limits::default()),
+            players: players.into_iter().map(|batches| PlayerSlot { batches, under_way: 0 }).collect(),
+            intake: VecDeque::new(),
+            markers: VecDeque::new(),
+            waiting: None,
+            seen: None,
+            held: false,
+            allowance: 0,
+            recent: VecDeque::new(),
+            applied: applied.into_iter().collect(),
+            position: 0,
+            standing,
+        }
+    }
+
+    /// Runs until the stream ends with an error, a player fails, or nobody commands any more.
+    pub(crate) async fn run(
+        mut self,
+        mut items: mpsc::Receiver<Result<Item, Error>>,
+        mut reports: mpsc::Receiver<(u32, Outcome)>,
+        mut commands: mpsc::Receiver<Command>,
+    ) -> Result<(), Error> {
+        loop {
+            // A limit on what is taken in keeps the source waiting instead of filling our memory; a held replay must
+            // still see the marker that ends the hold.
+            let room = self.intake.len() < 4096 || self.held;
+            tokio::select! {
+                biased;
+                report = reports.recv() => match report {
+                    Some((player, outcome)) => self.reported(player, outcome)?,
+                    None => return Err(Error::WrongPhase("all players are gone".into())),
+                },
+                command = commands.recv() => match command {
+                    Some(command) => self.command(command),
+                    None => return Ok(()),
+                },
+                item = items.recv(), if room => match item {
+                    Some(item) => self.received(item?),
+                    None => return Err(Error::WrongPhase("the stream is gone".into())),
+                },
+            }
+            self.hand_in()?;
+            self.feed()?;
+            self.answer();
+            self.publish();
+        }
+    }
+
+    fn received(&mut self, item: Item) {
+        match item {
+            Item::Transaction(again) if self.applied.remove(&again.stamp) => self.rested(again.stamp),
+            Item::Transaction(transaction) => self.intake.push_back(transaction),
+            // Nobody waits for it by name.
+            Item::Marker { text, end } if text == "mark" => self.rested(end),
+            Item::Marker { text, end } => {
+                self.markers.push_back((text, end));
+                self.rested(end);
+            }
+            Item::Position(end) => self.rested(end),
+        }
+    }
+
+    /// With nothing pending, the position moves with the stream.
+    fn rested(&mut self, end: Lsn) {
+        if self.intake.is_empty() && self.scheduler.is_drained() {
+            self.position = self.position.max(end);
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::AwaitMarker(text, answer) => self.waiting = Some((text, answer)),
+            Command::Hold(answer) => {
+                (self.held, self.allowance) = (true, 0);
+                let _ = answer.send(());
+            }
+            Command::ApplySeen { marker, snapshot, done } => self.seen = Some((marker, snapshot, done)),
+            Command::Release => (self.held, self.allowance) = (false, 0),
+        }
+    }
+
+    fn hand_in(&mut self) -> Result<(), Error> {
+        while !self.held || self.allowance > 0 {
+            let Some(transaction) = self.intake.pop_front() else { return Ok(()) };
+            let syncset = Syncset {
+                stamp: Stamp(transaction.stamp),
+                tokens: transaction.tokens(),
+                statement: None,
+                bytes: transaction.bytes,
+                payload: Arc::new(transaction),
+            };
+            let xid = syncset.payload.xid;
+            if let Err(refused) = self.scheduler.push_next(syncset) {
+                let transaction = Arc::try_unwrap(refused.syncset.payload);
+                let full = matches!(refused.error, stillpoint_migrate_replay::Error::Full { .. });
+                let Ok(transaction) = transaction else { return Err(scheduler_error(refused.error)) };
+                self.intake.push_front(transaction);
+                return if full { Ok(()) } else { Err(scheduler_error(refused.error)) };
+            }
+            self.allowance = self.allowance.saturating_sub(1);
+            self.recent.push_back(xid);
+            if self.recent.len() > RECENT {
+                self.recent.pop_front();
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives every idle player a batch.
+    fn feed(&mut self) -> Result<(), Error> {
+        for number in 0..self.players.len() {
+            if self.players[number].under_way > 0 {
+                continue;
+            }
+            let mut batch = Vec::new();
+            let mut bytes = 0;
+            while batch.len() < BATCH_MAX && bytes < BATCH_BYTES_MAX {
+                let next = self.scheduler.next(PlayerId(number as u32)).map_err(scheduler_error)?;
+                let Some(operation) = next else { break };
+                let transaction = Arc::clone(self.scheduler.payload(operation.syncset));
+                bytes += transaction.bytes;
+                batch.push(transaction);
+            }
+            if batch.is_empty() {
+                continue;
+            }
+            self.players[number].under_way = batch.len();
+            // An idle player's channel is empty; one that is gone reports why.
+            let _ = self.players[number].batches.try_send(batch);
+        }
+        Ok(())
+    }
+
+    fn reported(&mut self, player: u32, outcome: Outcome) -> Result<(), Error> {
+        let (committed, retry) = match outcome {
+            Outcome::Done(committed) => (committed, false),
+            Outcome::Retry(committed) => (committed, true),
+            Outcome::Fatal(error) => return Err(error),
+        };
+        for _ in 0..committed {
+            self.scheduler.done(PlayerId(player)).map_err(scheduler_error)?;
+        }
+        if retry {
+            self.scheduler.failed(PlayerId(player)).map_err(scheduler_error)?;
+        }
+        self.players[player as usize].under_way = 0;
+        Ok(())
+    }
+
+    /// Answers what is waited for, when it is so.
+    fn answer(&mut self) {
+        self.apply_seen();
+        if !self.scheduler.is_drained() || !self.intake.is_empty() {
+            return;
+        }
+        let Some((wanted, _)) = &self.waiting else { return };
+        let Some(&(_, end)) = self.markers.iter().find(|(text, _)| text == wanted) else { return };
+        self.position = self.position.max(end);
+        self.markers.clear();
+        if let Some((_, answer)) = self.waiting.take() {
+            let _ = answer.send(end);
+        }
+    }
+
+    fn apply_seen(&mut self) {
+        let Some((marker, snapshot, _)) = &self.seen else { return };
+        if self.allowance > 0 || !self.markers.iter().any(|(text, _)| text == marker) {
+            return;
+        }
+        let seen = self.intake.iter().take_while(|transaction| snapshot.sees(transaction.xid)).count();
+        let prefix = !self.intake.iter().skip(seen).any(|transaction| snapshot.sees(transaction.xid))
+            && self.recent.iter().all(|xid| snapshot.sees(*xid));
+        if prefix && seen > 0 {
+            self.allowance = seen;
+            return;
+        }
+        if prefix && !self.scheduler.is_drained() {
+            return;
+        }
+        self.markers.clear();
+        if let Some((_, _, done)) = self.seen.take() {
+            let _ = done.send(prefix);
+        }
+    }
+
+    fn publish(&mut self) {
+        let progress = self.scheduler.progress();
+        self.position = self.position.max(progress.applied.0);
+        let standing = Standing {
+            applied: progress.done,
+            pending: (progress.pending + self.intake.len()) as u64,
+            position: self.position,
+            retries: progress.retries,
+        };
+        self.standing.send_if_modified(|current| {
+            let changed = *current != standing;
+            *current = standing;
+            changed
+        });
+    }
+}
+
+fn scheduler_error(error: stillpoint_migrate_replay::Error) -> Error {
+    Error::Replay(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_sees_what_ended_before_it() {
+        let snapshot = SourceSnapshot::parse("10:20:12,15").unwrap();
+        for (xid, seen) in [(9, true), (12, false), (13, true), (15, false), (19, true), (20, false), (21, false)] {
+            assert_eq!(snapshot.sees(xid), seen, "{xid}");
+        }
+        assert!(SourceSnapshot::parse("10:20:").unwrap().sees(12));
+        for wrong in ["", "1:2", "a:b:c"] {
+            assert_eq!(SourceSnapshot::parse(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_compared_over_the_wrap_around() {
+        let snapshot = SourceSnapshot::parse("4294967290:4294967306:").unwrap();
+        assert!(snapshot.sees(u32::MAX) && snapshot.sees(5) && !snapshot.sees(10));
+    }
+}

@@ -1,0 +1,256 @@
+//! Following: what commits on one server is repeated on the other, by several players at once.
+//!
+//! ```text
+//!  source --pgoutput--> stream --transactions--> conductor --batches--> players --> target
+//!     ^                                              |                                |
+//!     +-------- confirmed <-- keeper <-- position ---+    stamp in each transaction --+
+//! ```
+//!
+//! Every repeated transaction writes its stamp in itself. What is confirmed to the source is only what the target has
+//! flushed, so that a crash of either side, or of ours, loses and repeats nothing: what comes again above the confirmed
+//! position is skipped when its stamp is there.
+
+mod conductor;
+mod player;
+mod statement;
+mod stream;
+mod transaction;
+
+use crate::inventory::Inventory;
+use crate::link::{Link, Purpose, literal};
+use crate::pgoutput::Lsn;
+use crate::{Error, Server};
+use conductor::{Command, Conductor};
+use player::Player;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use stream::Stream;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+
+pub(crate) use conductor::{SourceSnapshot, Standing};
+pub(crate) use transaction::{MARKER_PREFIX, OUR_SCHEMA};
+
+/// How often the position on the target is made safe and told to the source.
+const KEEPING: Duration = Duration::from_millis(500);
+/// Received ahead of the conductor.
+const ITEMS: usize = 1024;
+
+/// What is followed, and with how many hands.
+pub(crate) struct Plan<'a> {
+    pub(crate) source: &'a Server,
+    pub(crate) target: &'a Server,
+    /// The slot on the source, and what it publishes.
+    pub(crate) slot: &'a str,
+    pub(crate) publications: &'a [&'a str],
+    /// Tables of the source.
+    pub(crate) inventory: &'a Inventory,
+    /// Not before here.
+    pub(crate) from: Lsn,
+    pub(crate) players: usize,
+}
+
+/// A replay that runs. Dropping it ends it; what was confirmed stays confirmed.
+pub(crate) struct Follower {
+    commands: mpsc::Sender<Command>,
+    standing: watch::Receiver<Standing>,
+    conductor: JoinHandle<Result<(), Error>>,
+    others: Vec<JoinHandle<()>>,
+    keeper: JoinHandle<Result<(), Error>>,
+    /// For markers.
+    source: Link,
+    markers: u64,
+}
+
+impl Follower {
+    /// Connects everything and begins.
+    pub(crate) async fn start(plan: Plan<'_>) -> Result<Follower, Error> {
+        let search_path = search_path(plan.source).await?;
+        let mut keeper = Keeper::connect(plan.target).await?;
+        let (confirmed, applied) = keeper.restore().await?;
+        let shared = Arc::new(AtomicU64::new(confirmed.max(plan.from)));
+        let from = plan.from.max(confirmed);
+        let stream =
+            Stream::open(plan.source, plan.slot, plan.publications, plan.inventory, from, Arc::clone(&shared)).await?;
+        let (report, reports) = mpsc::channel(plan.players);
+        let mut batches = Vec::new();
+        let mut others = Vec::new();
+        for number in 0..plan.players {
+            let player = Player::connect(plan.target, &search_path).await?;
+            let (sender, receiver) = mpsc::channel(1);
+            batches.push(sender);
+            others.push(tokio::spawn(player.run(number as u32, receiver, report.clone())));
+        }
+        let (item, items) = mpsc::channel(ITEMS);
+        let (command, commands) = mpsc::channel(4);
+        let (publisher, standing) = watch::channel(Standing::default());
+        others.push(tokio::spawn(stream.run(item)));
+        let conductor = tokio::spawn(Conductor::new(batches, publisher, applied).run(items, reports, commands));
+        let keeper = tokio::spawn(keeper.run(standing.clone(), shared));
+        let source = Link::connect(plan.source, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
+        Ok(Follower { commands: command, standing, conductor, others, keeper, source, markers: 0 })
+    }
+
+    /// Where it stands.
+    pub(crate) fn standing(&self) -> Standing {
+        *self.standing.borrow()
+    }
+
+    /// The error that ended it, when it has ended.
+    pub(crate) async fn failure(&mut self) -> Option<Error> {
+        if self.keeper.is_finished() {
+            if let Ok(Err(error)) = (&mut self.keeper).await {
+                return Some(error);
+            }
+        }
+        if !self.conductor.is_finished() {
+            return None;
+        }
+        Some(match (&mut self.conductor).await {
+            Ok(Err(error)) => error,
+            Ok(Ok(())) => Error::WrongPhase("the replay has ended".into()),
+            Err(panic) => Error::WrongPhase(format!("the replay ended: {panic}")),
+        })
+    }
+
+    /// Writes a marker into the source's log, and tells where: once the replay stands there, everything before it is
+    /// applied.
+    pub(crate) async fn mark(&mut self) -> Result<Lsn, Error> {
+        let sql = format!("SELECT pg_logical_emit_message(true, {}, 'mark')", literal(MARKER_PREFIX));
+        Ok(crate::outfit::lsn(&self.source.text(&sql).await?))
+    }
+
+    /// Writes a marker into the source's log and waits until everything before it is applied.
+    pub(crate) async fn drain(&mut self, limit: Duration) -> Result<Lsn, Error> {
+        let marker = self.emit("drain").await?;
+        let (answer, answered) = oneshot::channel();
+        self.send(Command::AwaitMarker(marker, answer)).await?;
+        self.within(limit, "applying the last changes", answered).await
+    }
+
+    /// Brings the target to exactly what one snapshot of the source sees, and has the caller look at both before
+    /// anything more is applied. `begin` opens the source's snapshot and answers its text; it is called again when a
+    /// snapshot falls between two commits that became visible in the other order.
+    pub(crate) async fn hold_at(&mut self, source: &mut Link, target: &mut Link, limit: Duration) -> Result<(), Error> {
+        const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
+        let (answer, answered) = oneshot::channel();
+        self.send(Command::Hold(answer)).await?;
+        self.within(limit, "holding the replay", answered).await?;
+        let result = async {
+            for _ in 0..50 {
+                source.query(BEGIN).await?;
+                let text = source.text("SELECT pg_current_snapshot()").await?;
+                let snapshot =
+                    SourceSnapshot::parse(&text).ok_or_else(|| Error::Pgoutput(format!("`{text}` is no snapshot")))?;
+                let marker = self.emit("barrier").await?;
+                let (done, answered) = oneshot::channel();
+                self.send(Command::ApplySeen { marker, snapshot, done }).await?;
+                if self.within(limit, "bringing the target to a snapshot of the source", answered).await? {
+                    target.query(&format!("{BEGIN}; SELECT 1")).await?;
+                    return Ok(());
+                }
+                source.query("ROLLBACK").await?;
+            }
+            let (what, who) = ("finding a common snapshot".into(), Vec::new());
+            Err(Error::TimedOut { what, limit, who })
+        };
+        let result = result.await;
+        self.send(Command::Release).await?;
+        result
+    }
+
+    async fn emit(&mut self, kind: &str) -> Result<String, Error> {
+        self.markers += 1;
+        let marker = format!("{kind} {} {}", self.source.pid, self.markers);
+        let sql = format!("SELECT pg_logical_emit_message(true, {}, {})", literal(MARKER_PREFIX), literal(&marker));
+        self.source.query(&sql).await?;
+        Ok(marker)
+    }
+
+    async fn send(&mut self, command: Command) -> Result<(), Error> {
+        if self.commands.send(command).await.is_err() {
+            return Err(self.gone().await);
+        }
+        Ok(())
+    }
+
+    async fn within<T>(&mut self, limit: Duration, what: &str, answer: oneshot::Receiver<T>) -> Result<T, Error> {
+        match tokio::time::timeout(limit, answer).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(_)) => Err(self.gone().await),
+            Err(_) => Err(Error::TimedOut { what: what.into(), limit, who: Vec::new() }),
+        }
+    }
+
+    async fn gone(&mut self) -> Error {
+        let outcome = (&mut self.conductor).await;
+        match outcome {
+            Ok(Err(error)) => error,
+            _ => Error::WrongPhase("the replay has ended".into()),
+        }
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.conductor.abort();
+        self.keeper.abort();
+        for task in &self.others {
+            task.abort();
+        }
+    }
+}
+
+/// Schemas in which operators of the user's types may lie.
+async fn search_path(source: &Server) -> Result<String, Error> {
+    let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
+    let schemas = link
+        .text(&format!(
+            "SELECT concat_ws(', ', 'pg_catalog', string_agg(quote_ident(n.nspname), ', ' ORDER BY n.nspname)) \
+             FROM pg_namespace n WHERE {}",
+            crate::inventory::USER_SCHEMA
+        ))
+        .await?;
+    Ok(schemas)
+}
+
+/// Makes positions safe: only what the target has flushed is confirmed to the source.
+struct Keeper {
+    link: Link,
+}
+
+impl Keeper {
+    async fn connect(target: &Server) -> Result<Keeper, Error> {
+        let settings = [("synchronous_commit", "on"), ("session_replication_role", "replica")];
+        Ok(Keeper { link: Link::connect(target, Purpose::Statements, &settings).await? })
+    }
+
+    /// What was safe when the replay last ran, and the stamps that were applied above it.
+    async fn restore(&mut self) -> Result<(Lsn, Vec<Lsn>), Error> {
+        let position = self.link.text("SELECT coalesce(max(position), 0) FROM stillpoint.position").await?;
+        let position = position.parse().unwrap_or(0);
+        let stamps = self.link.query(&format!("SELECT stamp FROM stillpoint.applied WHERE stamp > {position}")).await?;
+        let stamps = stamps.iter().map(|row| crate::inventory::number(row, 0)).collect();
+        Ok((position, stamps))
+    }
+
+    async fn run(mut self, mut standing: watch::Receiver<Standing>, confirmed: Arc<AtomicU64>) -> Result<(), Error> {
+        let mut tick = tokio::time::interval(KEEPING);
+        loop {
+            tick.tick().await;
+            let position = standing.borrow_and_update().position;
+            if position <= confirmed.load(Ordering::Acquire) {
+                continue;
+            }
+            // Its commit flushes the log, and with it every commit of a player that came before.
+            self.link
+                .query(&format!(
+                    "DELETE FROM stillpoint.applied WHERE stamp <= {position}; \
+                     UPDATE stillpoint.position SET position = {position}"
+                ))
+                .await?;
+            confirmed.store(position, Ordering::Release);
+        }
+    }
+}

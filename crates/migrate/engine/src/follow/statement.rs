@@ -1,0 +1,161 @@
+//! The statement that repeats a change, and its parameters; data only.
+//!
+//! A repeated change is blind: it reads nothing but the key of the row that it changes.
+
+use super::transaction::{Table, Write};
+use crate::link::identifier;
+use crate::pgoutput::{Tuple, Value};
+use std::sync::Arc;
+
+/// Which statement a change needs: changes of the same shape share one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Shape {
+    Insert(u32),
+    /// The columns that are set.
+    Update(u32, Vec<bool>),
+    Delete(u32),
+}
+
+/// How many rows a statement must have changed.
+pub(crate) const ONE_ROW: [&[u8]; 3] = [b"INSERT 0 1\0", b"UPDATE 1\0", b"DELETE 1\0"];
+
+impl Write {
+    /// The shape of its statement; `None` for what is not worth preparing.
+    pub(crate) fn shape(&self) -> Option<Shape> {
+        match self {
+            Write::Insert { table, .. } => Some(Shape::Insert(table.def.oid)),
+            Write::Update { table, new, .. } => Some(Shape::Update(table.def.oid, settable(table, new))),
+            Write::Delete { table, .. } => Some(Shape::Delete(table.def.oid)),
+            Write::Truncate { .. } => None,
+        }
+    }
+
+    /// The statement's text.
+    pub(crate) fn sql(&self) -> String {
+        match self {
+            Write::Insert { table, .. } => {
+                let places: Vec<String> = (1..=table.def.columns.len()).map(|number| format!("${number}")).collect();
+                if places.is_empty() {
+                    return format!("INSERT INTO {} DEFAULT VALUES", table.def.qualified());
+                }
+                let (name, columns) = (table.def.qualified(), table.def.column_list());
+                format!("INSERT INTO {name} ({columns}) OVERRIDING SYSTEM VALUE VALUES ({})", places.join(", "))
+            }
+            Write::Update { table, new, .. } => {
+                let mut number = 0;
+                let mut sets = Vec::new();
+                for (column, set) in table.def.columns.iter().zip(settable(table, new)) {
+                    if set {
+                        number += 1;
+                        sets.push(format!("{} = ${number}", identifier(&column.name)));
+                    }
+                }
+                format!(
+                    "UPDATE ONLY {} SET {} WHERE {}",
+                    table.def.qualified(),
+                    sets.join(", "),
+                    place(table, number + 1)
+                )
+            }
+            Write::Delete { table, .. } => {
+                format!("DELETE FROM ONLY {} WHERE {}", table.def.qualified(), place(table, 1))
+            }
+            Write::Truncate { tables, restart_identity } => {
+                let names: Vec<String> = tables.iter().map(|table| table.def.qualified()).collect();
+                let restart = if *restart_identity { " RESTART IDENTITY" } else { "" };
+                // CASCADE: tables that refer to these were truncated with them, or hold no rows that do.
+                format!("TRUNCATE ONLY {}{restart} CASCADE", names.join(", "))
+            }
+        }
+    }
+
+    /// The statement's parameters, in order.
+    pub(crate) fn parameters(&self) -> Vec<&Value> {
+        match self {
+            Write::Insert { new, .. } => new.iter().collect(),
+            Write::Update { table, old, new } => {
+                let set = new.iter().zip(settable(table, new)).filter(|(_, set)| *set).map(|(value, _)| value);
+                let old = old.as_ref().unwrap_or(new);
+                set.chain(key_values(table, old)).collect()
+            }
+            Write::Delete { table, old } => key_values(table, old).collect(),
+            Write::Truncate { .. } => Vec::new(),
+        }
+    }
+
+    /// Whether there is anything to do: a row whose columns are all unchanged, or cannot be changed, needs no statement.
+    pub(crate) fn has_effect(&self) -> bool {
+        match self {
+            Write::Update { table, new, .. } => settable(table, new).contains(&true),
+            _ => true,
+        }
+    }
+}
+
+/// Which columns an update sets: not those that were not sent, nor those that nobody can set.
+fn settable(table: &Arc<Table>, new: &Tuple) -> Vec<bool> {
+    let columns = table.def.columns.iter().zip(new);
+    columns.map(|(column, value)| *value != Value::Unchanged && !column.identity_always).collect()
+}
+
+fn key_values<'a>(table: &'a Table, row: &'a Tuple) -> impl Iterator<Item = &'a Value> {
+    let all = table.key.is_none().then(|| row.iter());
+    let key = table.key.iter().flatten().map(|column| &row[*column]);
+    all.into_iter().flatten().chain(key)
+}
+
+/// The condition that names one row, with parameters from `first` on.
+fn place(table: &Table, first: usize) -> String {
+    let name = |column: &usize| identifier(&table.def.columns[*column].name);
+    if let Some(key) = &table.key {
+        let parts = key.iter().zip(first..).map(|(column, number)| format!("{} = ${number}", name(column)));
+        return parts.collect::<Vec<_>>().join(" AND ");
+    }
+    // Not every type has an equality (json), but every one has a text; of equal rows any one will do.
+    let all: Vec<usize> = (0..table.def.columns.len()).collect();
+    let parts = all
+        .iter()
+        .zip(first..)
+        .map(|(column, number)| format!("{}::text IS NOT DISTINCT FROM ${number}", name(column)));
+    let parts: Vec<String> = parts.collect();
+    format!("ctid = (SELECT ctid FROM ONLY {} WHERE {} LIMIT 1)", table.def.qualified(), parts.join(" AND "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::transaction::tests::table_def;
+    use super::*;
+
+    fn table(keyed: bool) -> Arc<Table> {
+        let def = table_def(keyed);
+        Arc::new(Table { key: def.key.clone(), def })
+    }
+
+    fn text(value: &str) -> Value {
+        Value::Text(value.to_owned().into())
+    }
+
+    #[test]
+    fn an_update_leaves_out_what_was_not_sent() {
+        let new = vec![text("1"), Value::Unchanged, Value::Null];
+        let write = Write::Update { table: table(true), old: None, new };
+        assert_eq!(write.sql(), r#"UPDATE ONLY "public"."t" SET "id" = $1, "note" = $2 WHERE "id" = $3"#);
+        assert_eq!(write.parameters(), [&text("1"), &Value::Null, &text("1")]);
+    }
+
+    #[test]
+    fn a_changed_key_is_found_by_the_old_one() {
+        let old = Some(vec![text("7"), Value::Null, Value::Null]);
+        let new = vec![text("8"), Value::Unchanged, Value::Unchanged];
+        let write = Write::Update { table: table(true), old, new };
+        assert_eq!(write.parameters(), [&text("8"), &text("7")]);
+    }
+
+    #[test]
+    fn without_a_key_one_row_of_equals_is_taken() {
+        let write = Write::Delete { table: table(false), old: vec![text("1"), Value::Null, text("x")] };
+        let sql = write.sql();
+        assert!(sql.contains("LIMIT 1") && sql.contains(r#""mail"::text IS NOT DISTINCT FROM $2"#), "{sql}");
+        assert_eq!(write.parameters().len(), 3);
+    }
+}

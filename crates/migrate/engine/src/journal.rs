@@ -1,0 +1,204 @@
+//! The journal of a migration: one small file, replaced as a whole, on disk before what it tells of is done.
+
+use crate::Error;
+use crate::outfit::IdentityChange;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// How far a migration is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// Things are about to be put on the servers.
+    Begun,
+    /// Step 1 of the paper: the snapshot is taken, changes are kept.
+    Snapshotted,
+    /// Step 2: the target is being filled.
+    Copying,
+    /// Step 3: the target holds the snapshot, and follows.
+    Following,
+    /// Step 4 is under way: the proxy says which side serves.
+    Switching,
+    /// Clients are on the target; the source can be returned to.
+    Switched,
+    /// Clients are going back.
+    Returning,
+    /// Clients are on the source again.
+    Returned,
+}
+
+/// Everything that a later command, or the next run after a crash, must know. No secrets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Version of the record.
+    pub v: u32,
+    /// Number of the migration; part of every name that it leaves on a server.
+    pub migration: String,
+    /// The database.
+    pub database: String,
+    /// The tenant of the proxy.
+    pub tenant: String,
+    /// Which servers, for people.
+    pub source: String,
+    /// The target.
+    pub target: String,
+    /// How far it is.
+    pub phase: Phase,
+    /// Whether the target's database was made by us, and may be dropped.
+    pub made_database: bool,
+    /// Whether a way back is kept open.
+    pub way_back: bool,
+    /// Where in the target's log the way back begins.
+    pub back_from: u64,
+    /// Replica identities that were changed.
+    pub(crate) identities: Vec<IdentityChange>,
+    /// Who could connect to the fenced side.
+    pub(crate) fenced: Vec<String>,
+}
+
+impl Record {
+    /// Name of the slot on the source.
+    pub(crate) fn slot(&self) -> String {
+        format!("stillpoint_{}", self.migration)
+    }
+
+    /// Name of the slot on the target, for the way back.
+    pub(crate) fn back_slot(&self) -> String {
+        format!("stillpoint_{}_back", self.migration)
+    }
+}
+
+/// A journal on disk, held by one process at a time.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    path: PathBuf,
+    pub(crate) record: Record,
+    _lock: File,
+}
+
+fn path_of(state: &Path, database: &str) -> PathBuf {
+    // A name of a database may hold anything.
+    let safe: String =
+        database.chars().map(|c| if c.is_alphanumeric() || "-_".contains(c) { c } else { '%' }).collect();
+    state.join(format!("{safe}.json"))
+}
+
+/// Reads a journal without taking it.
+pub(crate) fn peek(state: &Path, database: &str) -> Result<Option<Record>, Error> {
+    let path = path_of(state, database);
+    let wrong = |source| Error::Journal { path: path.clone(), source };
+    match fs::read(&path) {
+        Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| wrong(error.into())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(wrong(error)),
+    }
+}
+
+/// Takes the lock of a database's migration; a second process is refused.
+fn lock(state: &Path, database: &str) -> Result<(PathBuf, File), Error> {
+    let path = path_of(state, database);
+    let wrong = |source| Error::Journal { path: path.clone(), source };
+    fs::create_dir_all(state).map_err(wrong)?;
+    let held = path.with_extension("lock");
+    let mut options = OpenOptions::new();
+    let lock = options.write(true).create(true).truncate(false).mode(0o600).open(&held).map_err(wrong)?;
+    match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok((path, lock)),
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            Err(Error::WrongPhase(format!("another process is at work on the migration of {database}")))
+        }
+        Err(error) => Err(wrong(error.into())),
+    }
+}
+
+impl Journal {
+    /// Begins a new one; there must be none.
+    pub(crate) fn begin(state: &Path, record: Record) -> Result<Journal, Error> {
+        let (path, lock) = lock(state, &record.database)?;
+        if let Some(there) = peek(state, &record.database)? {
+            return Err(Error::WrongPhase(format!(
+                "a migration of {} is there already ({:?}); `stillpoint migrate status` tells more",
+                there.database, there.phase
+            )));
+        }
+        let journal = Journal { path, record, _lock: lock };
+        journal.write()?;
+        Ok(journal)
+    }
+
+    /// Takes up an existing one.
+    pub(crate) fn open(state: &Path, database: &str) -> Result<Journal, Error> {
+        let (path, lock) = lock(state, database)?;
+        let record =
+            peek(state, database)?.ok_or_else(|| Error::WrongPhase(format!("there is no migration of {database}")))?;
+        Ok(Journal { path, record, _lock: lock })
+    }
+
+    /// Changes the record; it is on disk when this returns.
+    pub(crate) fn update(&mut self, change: impl FnOnce(&mut Record)) -> Result<(), Error> {
+        change(&mut self.record);
+        self.write()
+    }
+
+    fn write(&self) -> Result<(), Error> {
+        let wrong = |source| Error::Journal { path: self.path.clone(), source };
+        let text = serde_json::to_vec_pretty(&self.record).map_err(|error| wrong(error.into()))?;
+        let new = self.path.with_extension("new");
+        let mut options = OpenOptions::new();
+        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new).map_err(wrong)?;
+        file.write_all(&text).and_then(|()| file.sync_all()).map_err(wrong)?;
+        fs::rename(&new, &self.path).map_err(wrong)?;
+        let directory = self.path.parent().unwrap_or(Path::new("."));
+        File::open(directory).and_then(|directory| directory.sync_all()).map_err(wrong)
+    }
+
+    /// Where a file of this migration lies.
+    pub(crate) fn beside(&self, extension: &str) -> PathBuf {
+        self.path.with_extension(extension)
+    }
+
+    /// The migration is over: nothing of it is left.
+    pub(crate) fn end(self) -> Result<(), Error> {
+        let _ = fs::remove_file(self.beside("dump"));
+        fs::remove_file(&self.path).map_err(|source| Error::Journal { path: self.path.clone(), source })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        Record {
+            v: 1,
+            migration: "abc".into(),
+            database: "a/b".into(),
+            tenant: "a/b".into(),
+            source: "s".into(),
+            target: "t".into(),
+            phase: Phase::Begun,
+            made_database: false,
+            way_back: true,
+            back_from: 0,
+            identities: Vec::new(),
+            fenced: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_journal_is_one_process_s_and_survives_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::begin(dir.path(), record()).unwrap();
+        journal.update(|record| record.phase = Phase::Following).unwrap();
+        assert!(Journal::open(dir.path(), "a/b").unwrap_err().to_string().contains("another process"));
+        drop(journal);
+        assert!(Journal::begin(dir.path(), record()).unwrap_err().to_string().contains("there already"));
+        let journal = Journal::open(dir.path(), "a/b").unwrap();
+        assert_eq!(journal.record.phase, Phase::Following);
+        journal.end().unwrap();
+        assert_eq!(peek(dir.path(), "a/b").unwrap(), None);
+    }
+}

@@ -1,0 +1,133 @@
+//! What a migration is told, and how it ends when it does not succeed.
+
+use crate::{Accepted, Error, FaultPoint, Server};
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How a database is moved.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Where it is.
+    pub source: Server,
+    /// Where it goes.
+    pub target: Server,
+    /// The proxy's name for it.
+    pub tenant: String,
+    /// The proxy's control socket.
+    pub proxy: PathBuf,
+    /// Where the journal lies.
+    pub state: PathBuf,
+    /// Connections that copy at the same time, and indexes that are made at the same time.
+    pub copy_jobs: usize,
+    /// Connections that replay at the same time.
+    pub players: usize,
+    /// The part of their throughput that clients keep while rows are copied; 0 copies as fast as it goes.
+    pub share: f64,
+    /// How long the snapshot may wait for older transactions.
+    pub snapshot_limit: Duration,
+    /// How long sessions may take to be prepared on the target.
+    pub prepare_limit: Duration,
+    /// The longest pause; after it clients go on where they were.
+    pub pause_limit: Duration,
+    /// Pauses that are tried before the migration is given up.
+    pub pause_attempts: u32,
+    /// Whether both sides are compared, row by row, before the switch-over.
+    pub compare: bool,
+    /// What the user accepts knowingly.
+    pub accepted: Accepted,
+    /// Where to fail; for tests.
+    pub faults: Vec<FaultPoint>,
+}
+
+impl Options {
+    /// The defaults for a database that the proxy knows by its own name.
+    pub fn new(source: Server, target: Server, proxy: PathBuf, state: PathBuf) -> Options {
+        Options {
+            tenant: source.database.clone(),
+            source,
+            target,
+            proxy,
+            state,
+            copy_jobs: 2,
+            players: 4,
+            share: 0.85,
+            snapshot_limit: Duration::from_secs(60),
+            prepare_limit: Duration::from_secs(20),
+            pause_limit: Duration::from_millis(500),
+            pause_attempts: 10,
+            compare: true,
+            accepted: Accepted::default(),
+            faults: Vec::new(),
+        }
+    }
+}
+
+/// Where the service is after an operation that did not succeed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// Nothing was touched.
+    Untouched,
+    /// Clients are on the source, and nothing of the migration is left on either server.
+    OnSource,
+    /// Clients are on the source; something of the migration could not be removed.
+    OnSourceWithRemains(String),
+    /// Clients are on the target; the source can be returned to.
+    OnTarget,
+    /// The proxy cannot be asked which side serves.
+    Unknown(String),
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            State::Untouched => f.write_str("nothing was touched"),
+            State::OnSource => {
+                f.write_str("clients are on the source; nothing of the migration is left on either server")
+            }
+            State::OnSourceWithRemains(what) => {
+                write!(f, "clients are on the source; something of the migration is left: {what}")
+            }
+            State::OnTarget => f.write_str("clients are on the target; the way back to the source is open"),
+            State::Unknown(why) => write!(f, "which side serves is not known: {why}"),
+        }
+    }
+}
+
+/// An operation that did not succeed.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct Failure {
+    /// Why.
+    #[source]
+    pub error: Error,
+    /// Where the service is now.
+    pub state: State,
+}
+
+impl Failure {
+    pub(crate) fn untouched(error: Error) -> Failure {
+        Failure { error, state: State::Untouched }
+    }
+
+    pub(crate) fn on_target(error: Error) -> Failure {
+        Failure { error, state: State::OnTarget }
+    }
+
+    /// What to do next.
+    pub fn hint(&self) -> &'static str {
+        match (&self.error, &self.state) {
+            (_, State::Unknown(_)) => "see that the proxy runs, then `stillpoint migrate status`",
+            (_, State::OnSourceWithRemains(_)) => "`stillpoint migrate abort`, when both servers can be reached",
+            (Error::Refused(_), _) => "`stillpoint migrate check` lists everything that was found",
+            (Error::TimedOut { .. }, State::OnTarget) => "end what is named, and call it again",
+            (Error::TimedOut { .. }, _) => "end what is named, or give it longer, and run it again",
+            (Error::SchemaChanged(_) | Error::InTheWay(_), _) => "run it again when definitions rest",
+            (Error::Outrun { .. }, _) => "more players (--players), or run it when there is less load",
+            (Error::Proxy(_), _) => "see that the proxy runs and knows the tenant",
+            (Error::WrongPhase(_), _) => "`stillpoint migrate status`",
+            (_, State::OnTarget) => "`stillpoint migrate status`, then `fallback` or `finish`",
+            _ => "mend what is named, and run it again",
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! What we put on both servers for the time of a migration, and take away again: a schema, publications, slots, replica
+//! identities. Every step has its inverse beside it, and every inverse is harmless when there is nothing to undo.
+
+use crate::inventory::{Inventory, TableDef, number, text};
+use crate::link::{Link, Purpose, identifier, literal};
+use crate::pgoutput::Lsn;
+use crate::{Error, Server};
+use std::time::{Duration, Instant};
+
+/// What is published: rows of the user's tables, and our stamps, by which the way back tells whose a transaction is.
+pub(crate) const PUBLICATIONS: [&str; 2] = ["stillpoint_rows", "stillpoint_stamps"];
+/// A lock that is not had by then is asked for again later: who waits for one stands in the way of clients.
+const LOCK_PATIENCE_MS: u32 = 100;
+
+/// A replica identity that was changed: table, and what it was.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct IdentityChange {
+    table: String,
+    was: String,
+}
+
+/// Our schema with its tables; `position` is where the replay onto this server begins.
+pub(crate) async fn install(link: &mut Link, position: Lsn) -> Result<(), Error> {
+    let sql = format!(
+        "CREATE SCHEMA IF NOT EXISTS stillpoint; \
+         CREATE TABLE IF NOT EXISTS stillpoint.applied (stamp bigint NOT NULL); \
+         CREATE TABLE IF NOT EXISTS stillpoint.position (position bigint NOT NULL); \
+         CREATE TABLE IF NOT EXISTS stillpoint.epoch (migration text NOT NULL, epoch int NOT NULL, serving bool NOT NULL); \
+         TRUNCATE stillpoint.applied, stillpoint.position; \
+         INSERT INTO stillpoint.position VALUES ({position})"
+    );
+    link.query(&sql).await.map(drop)
+}
+
+/// Takes [`install`] and [`publish`] back.
+pub(crate) async fn uninstall(link: &mut Link) -> Result<(), Error> {
+    for publication in PUBLICATIONS {
+        link.query(&format!("SET client_min_messages = error; DROP PUBLICATION IF EXISTS {publication}")).await?;
+    }
+    link.query("DROP SCHEMA IF EXISTS stillpoint CASCADE").await.map(drop)
+}
+
+/// Publishes all tables of the inventory, and our stamps.
+pub(crate) async fn publish(link: &mut Link, inventory: &Inventory) -> Result<(), Error> {
+    let names: Vec<String> = inventory.tables.iter().map(TableDef::qualified).collect();
+    let tables = if names.is_empty() { String::new() } else { format!(" FOR TABLE ONLY {}", names.join(", ONLY ")) };
+    let [rows, stamps] = PUBLICATIONS;
+    link.query(&format!(
+        "DROP PUBLICATION IF EXISTS {rows}; DROP PUBLICATION IF EXISTS {stamps}; CREATE PUBLICATION {rows}{tables}; \
+         CREATE PUBLICATION {stamps} FOR TABLE stillpoint.applied WITH (publish = 'insert')"
+    ))
+    .await
+    .map(drop)
+}
+
+/// Has updates and deletes of tables without a key tell the whole old row.
+pub(crate) async fn widen_identities(
+    link: &mut Link,
+    inventory: &Inventory,
+    limit: Duration,
+    mut changed: impl FnMut(IdentityChange) -> Result<(), Error>,
+) -> Result<(), Error> {
+    for table in &inventory.tables {
+        let Some(wanted) = table.identity_wanted() else { continue };
+        let was = match table.identity {
+            'n' => "NOTHING",
+            _ => "DEFAULT",
+        };
+        // Written down before it is done: what was not done is harmless to undo.
+        changed(IdentityChange { table: table.qualified(), was: was.into() })?;
+        set_identity(link, &table.qualified(), wanted, limit).await?;
+    }
+    Ok(())
+}
+
+/// Takes [`widen_identities`] back.
+pub(crate) async fn restore_identities(
+    link: &mut Link,
+    changes: &[IdentityChange],
+    limit: Duration,
+) -> Result<(), Error> {
+    for change in changes {
+        match set_identity(link, &change.table, &change.was, limit).await {
+            // Somebody dropped the table: nothing to restore.
+            Err(error) if error.sqlstate() == Some("42P01") => {}
+            result => result?,
+        }
+    }
+    Ok(())
+}
+
+async fn set_identity(link: &mut Link, table: &str, identity: &str, limit: Duration) -> Result<(), Error> {
+    let begun = Instant::now();
+    loop {
+        let sql = format!(
+            "BEGIN; SET LOCAL lock_timeout = {LOCK_PATIENCE_MS}; ALTER TABLE {table} REPLICA IDENTITY {identity}; COMMIT"
+        );
+        match link.query(&sql).await {
+            Ok(_) => return Ok(()),
+            Err(error) if error.sqlstate() == Some("55P03") && begun.elapsed() < limit => {
+                link.query("ROLLBACK").await?;
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            Err(error) => {
+                link.query("ROLLBACK").await?;
+                return Err(error);
+            }
+        }
+    }
+}
+
+/// A slot, where it begins, and a snapshot of that very moment, which lasts as long as the connection does nothing else.
+pub(crate) struct Slot {
+    pub(crate) link: Link,
+    pub(crate) position: Lsn,
+    pub(crate) snapshot: String,
+}
+
+/// Makes a slot. That waits for all transactions that run now; after `limit` it is given up, and `Error::TimedOut` names
+/// them.
+pub(crate) async fn create_slot(server: &Server, name: &str, export: bool, limit: Duration) -> Result<Slot, Error> {
+    let mut link = Link::connect(server, Purpose::Replication, &[]).await?;
+    let kind = if export { "EXPORT_SNAPSHOT" } else { "NOEXPORT_SNAPSHOT" };
+    let sql = format!("CREATE_REPLICATION_SLOT {} LOGICAL pgoutput {kind}", identifier(name));
+    let Ok(made) = tokio::time::timeout(limit, link.query(&sql)).await else {
+        // A slot that is not complete goes with its connection.
+        let backend = link.pid;
+        drop(link);
+        let mut asking = Link::connect(server, Purpose::Statements, &[]).await?;
+        let who = running(&mut asking).await?;
+        asking.query(&format!("SELECT pg_terminate_backend({backend})")).await?;
+        return Err(Error::TimedOut { what: "waiting for older transactions to end".into(), limit, who });
+    };
+    let rows = made?;
+    let row = rows.first().cloned().unwrap_or_default();
+    Ok(Slot { position: lsn(&text(&row, 1)), snapshot: text(&row, 2), link })
+}
+
+/// Takes [`create_slot`] back: ends its reader, and drops it.
+pub(crate) async fn drop_slot(link: &mut Link, name: &str) -> Result<(), Error> {
+    let find = format!("SELECT active_pid FROM pg_replication_slots WHERE slot_name = {}", literal(name));
+    for _ in 0..100 {
+        let rows = link.query(&find).await?;
+        let Some(row) = rows.first() else { return Ok(()) };
+        let reader: i64 = number(row, 0);
+        if reader == 0 {
+            return link.query(&format!("SELECT pg_drop_replication_slot({})", literal(name))).await.map(drop);
+        }
+        link.query(&format!("SELECT pg_terminate_backend({reader})")).await?;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    Err(Error::WrongPhase(format!("slot {name} has a reader that does not end")))
+}
+
+/// Slots of ours for this database, whoever left them.
+pub(crate) async fn our_slots(link: &mut Link, database: &str) -> Result<Vec<String>, Error> {
+    let sql = format!(
+        "SELECT slot_name FROM pg_replication_slots WHERE slot_name ~ '^stillpoint_' AND database = {}",
+        literal(database)
+    );
+    Ok(link.query(&sql).await?.iter().map(|row| text(row, 0)).collect())
+}
+
+/// Transactions of others that have run for a while, for people.
+pub(crate) async fn running(link: &mut Link) -> Result<Vec<String>, Error> {
+    let rows = link
+        .query(
+            "SELECT format('process %s (%s, %s) runs for %s s: %s', pid, usename, coalesce(nullif(application_name, ''), \
+             '-'), extract(epoch FROM now() - xact_start)::int, left(query, 60)) FROM pg_stat_activity \
+             WHERE xact_start IS NOT NULL AND backend_xid IS NOT NULL AND pid <> pg_backend_pid() \
+             ORDER BY xact_start LIMIT 5",
+        )
+        .await?;
+    Ok(rows.iter().map(|row| text(row, 0)).collect())
+}
+
+/// `16/B374D848` as a number.
+pub(crate) fn lsn(text: &str) -> Lsn {
+    let half = |part: &str| u64::from_str_radix(part, 16).unwrap_or(0);
+    text.split_once('/').map_or(0, |(high, low)| half(high) << 32 | half(low))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn positions_are_read() {
+        assert_eq!(super::lsn("16/B374D848"), 0x16_B374_D848);
+        assert_eq!(super::lsn("0/0"), 0);
+    }
+}

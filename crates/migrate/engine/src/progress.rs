@@ -1,0 +1,43 @@
+//! What a migration tells while it runs.
+
+use rustix::time::{ClockId, clock_gettime};
+use std::sync::Arc;
+use std::time::Instant;
+use stillpoint_events::{Event, EventKind};
+
+/// Takes events; called from several tasks.
+pub type Observer = Arc<dyn Fn(Event) + Send + Sync>;
+
+/// Tells.
+#[derive(Clone)]
+pub(crate) struct Teller {
+    observer: Observer,
+    operation: &'static str,
+}
+
+impl Teller {
+    pub(crate) fn new(observer: Observer, operation: &'static str) -> Teller {
+        Teller { observer, operation }
+    }
+
+    pub(crate) fn tell(&self, kind: EventKind) {
+        let now = clock_gettime(ClockId::Monotonic);
+        (self.observer)(Event::new(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64, None, kind));
+    }
+
+    pub(crate) fn warn(&self, text: String) {
+        self.tell(EventKind::Warning { text });
+    }
+
+    /// Runs one phase, told at its beginning and its end.
+    pub(crate) async fn phase<T, E>(&self, phase: &str, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        let (operation, phase) = (self.operation.to_owned(), phase.to_owned());
+        self.tell(EventKind::PhaseStarted { operation: operation.clone(), phase: phase.clone() });
+        let begun = Instant::now();
+        let result = work.await;
+        if result.is_ok() {
+            self.tell(EventKind::PhaseEnded { operation, phase, duration_ns: begun.elapsed().as_nanos() as u64 });
+        }
+        result
+    }
+}

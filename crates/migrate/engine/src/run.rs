@@ -1,0 +1,441 @@
+//! The migration itself, as the four steps of the paper (section 4.3).
+//!
+//! ```text
+//!  Checked --snapshot--> Snapshotted --create--> Created --follow--> Following --prepare--> Prepared --switch--> Switched
+//!     |                       |                     |                    |                      |
+//!     | (nothing touched)     +---------------------+---- undo: clients on the source ----------+
+//! ```
+
+use crate::checksum::compare;
+use crate::copy::{Copied, copy};
+use crate::definitions;
+use crate::fault::{FaultPoint, reach};
+use crate::follow::{Follower, Plan};
+use crate::inventory::{Inventory, number, text};
+use crate::journal::{self, Journal, Phase, Record};
+use crate::link::{Link, Purpose, literal};
+use crate::options::{Failure, Options, State};
+use crate::outfit::{self, PUBLICATIONS, Slot};
+use crate::progress::{Observer, Teller};
+use crate::switch::{self, Direction, Prepared};
+use crate::throttle::Throttle;
+use crate::{Error, Server, undo};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use stillpoint_events::EventKind;
+
+/// How often progress is told.
+const TELLING: Duration = Duration::from_millis(500);
+/// A replay that is no further behind has caught up.
+const CAUGHT_UP: Duration = Duration::from_millis(200);
+/// How long a barrier may take to be reached.
+pub(crate) const BARRIER_LIMIT: Duration = Duration::from_secs(30);
+
+/// How a migration ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Clients are on the target.
+    Switched {
+        /// How long they were paused.
+        paused: Duration,
+    },
+    /// They were there already.
+    AlreadyThere,
+}
+
+/// Step 1 is done: changes are kept, the snapshot is open.
+struct Snapshotted {
+    slot: Slot,
+    /// Holds the snapshot and a lock on every table against changed definitions.
+    holder: Link,
+    inventory: Inventory,
+}
+
+/// Step 3: the target follows.
+pub(crate) struct Following {
+    pub(crate) follower: Follower,
+    pub(crate) inventory: Inventory,
+    /// Of all definitions.
+    pub(crate) fingerprint: String,
+}
+
+/// Moves a database. Whatever happens before the switch leaves clients on the source, and what was put on the servers is
+/// taken away again; after it, they are on the target.
+pub async fn run(options: &Options, observer: Observer) -> Result<Outcome, Failure> {
+    let teller = Teller::new(observer, "migrate");
+    let there = journal::peek(&options.state, &options.source.database).map_err(Failure::untouched)?;
+    let mut journal = match there.map(|record| record.phase) {
+        None => begin(options, &teller).await.map_err(Failure::untouched)?,
+        Some(Phase::Switched | Phase::Returning) => return Ok(Outcome::AlreadyThere),
+        Some(phase) => match undo::recover(options, phase, &teller).await? {
+            undo::Recovered::Following(journal) => journal,
+            undo::Recovered::Switched => return Ok(Outcome::AlreadyThere),
+            undo::Recovered::Nothing => begin(options, &teller).await.map_err(Failure::untouched)?,
+        },
+    };
+    match steps(options, &mut journal, &teller).await {
+        Ok(paused) => Ok(Outcome::Switched { paused }),
+        Err(error) if journal.record.phase == Phase::Switched => Err(Failure::on_target(error)),
+        Err(error) => {
+            teller.tell(EventKind::FellBack { transition: 0, reason: error.to_string() });
+            let state = undo::undo(options, journal).await;
+            Err(Failure { error, state })
+        }
+    }
+}
+
+/// Nine lines, one error branch (in [`run`]).
+async fn steps(options: &Options, journal: &mut Journal, teller: &Teller) -> Result<Duration, Error> {
+    let inventory = if journal.record.phase == Phase::Following {
+        inventory_of(&options.source).await?
+    } else {
+        let snapshotted = teller.phase("snapshot", snapshot(options, journal)).await?;
+        teller.phase("copy", create(options, journal, snapshotted, teller)).await?
+    };
+    let following = teller.phase("catch-up", follow(options, journal, inventory, teller)).await?;
+    let following = teller.phase("compare", compare_sides(options, following, teller)).await?;
+    let direction = Direction::forward(options);
+    let prepared: Prepared = teller.phase("prepare", switch::prepare(options, journal, following, &direction)).await?;
+    let paused = teller.phase("switch-over", switch::switch(options, journal, prepared, &direction, teller)).await?;
+    teller.phase("settle", switch::settle(options, journal)).await?;
+    Ok(paused)
+}
+
+/// Checks, and writes down that something begins.
+async fn begin(options: &Options, teller: &Teller) -> Result<Journal, Error> {
+    let checking = crate::check(&options.source, &options.target, options.accepted);
+    teller.phase("check", checking).await?.accepted()?;
+    let mut front = crate::front::Front::connect(&options.proxy, &options.tenant).await?;
+    if front.serving().await?.is_none() {
+        return Err(Error::Proxy(format!("tenant {} is not known to it", options.tenant)));
+    }
+    let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+    // Without a journal nobody will ever read them, and they keep the source's log until its disk is full.
+    for orphan in outfit::our_slots(&mut link, &options.source.database).await? {
+        teller.warn(format!("slot {orphan} of an abandoned migration is dropped"));
+        outfit::drop_slot(&mut link, &orphan).await?;
+    }
+    let mut random = [0u8; 4];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| Error::Journal { path: options.state.clone(), source: error.into() })?;
+    let record = Record {
+        v: 1,
+        migration: random.iter().map(|byte| format!("{byte:02x}")).collect(),
+        database: options.source.database.clone(),
+        tenant: options.tenant.clone(),
+        source: options.source.to_string(),
+        target: options.target.to_string(),
+        phase: Phase::Begun,
+        made_database: false,
+        way_back: !options.accepted.no_fallback,
+        back_from: 0,
+        identities: Vec::new(),
+        fenced: Vec::new(),
+    };
+    Journal::begin(&options.state, record)
+}
+
+/// Step 1: from here on the source keeps every change for us.
+async fn snapshot(options: &Options, journal: &mut Journal) -> Result<Snapshotted, Error> {
+    let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+    outfit::install(&mut link, 0).await?;
+    let before = Inventory::read(&mut link).await?;
+    let patience = options.snapshot_limit;
+    outfit::widen_identities(&mut link, &before, patience, |change| {
+        journal.update(|record| record.identities.push(change))
+    })
+    .await?;
+    let inventory = Inventory::read(&mut link).await?;
+    outfit::publish(&mut link, &inventory).await?;
+    let slot = outfit::create_slot(&options.source, &journal.record.slot(), true, patience).await?;
+    let mut holder = Link::connect(&options.source, Purpose::Statements, &[("lock_timeout", "2000")]).await?;
+    holder.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
+    holder.query(&format!("SET TRANSACTION SNAPSHOT {}", literal(&slot.snapshot))).await?;
+    for table in &inventory.tables {
+        holder.query(&format!("LOCK TABLE ONLY {} IN ACCESS SHARE MODE", table.qualified())).await?;
+    }
+    journal.update(|record| record.phase = Phase::Snapshotted)?;
+    reach(&options.faults, FaultPoint::Snapshotted)?;
+    Ok(Snapshotted { slot, holder, inventory })
+}
+
+/// Step 2: definitions, rows, then indexes and constraints.
+async fn create(
+    options: &Options,
+    journal: &mut Journal,
+    snapshotted: Snapshotted,
+    teller: &Teller,
+) -> Result<Inventory, Error> {
+    let Snapshotted { mut slot, mut holder, inventory } = snapshotted;
+    let dump = journal.beside("dump");
+    let there = options.target.database("postgres");
+    let mut link = Link::connect(&there, Purpose::Statements, &[]).await?;
+    let major: u32 = link.text("SELECT current_setting('server_version_num')::int / 10000").await?.parse().unwrap_or(0);
+    definitions::dump(&options.source, major, &slot.snapshot, &dump).await?;
+    journal.update(|record| (record.phase, record.made_database) = (Phase::Copying, true))?;
+    definitions::create(&options.target, major, &dump).await?;
+    let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
+    outfit::install(&mut target, slot.position).await?;
+    reach(&options.faults, FaultPoint::Defined)?;
+    copy_rows(options, &slot.snapshot, &inventory, &holder, teller).await?;
+    holder.query("COMMIT").await?;
+    // Until here the exported snapshot had to live.
+    slot.link.query("IDENTIFY_SYSTEM").await?;
+    drop(slot);
+    reach(&options.faults, FaultPoint::Copied)?;
+    teller.phase("indexes", definitions::complete(&options.target, major, &dump, options.copy_jobs)).await?;
+    teller.phase("statistics", async { target.query("ANALYZE").await.map(drop) }).await?;
+    journal.update(|record| record.phase = Phase::Following)?;
+    Ok(inventory)
+}
+
+async fn copy_rows(
+    options: &Options,
+    snapshot: &str,
+    inventory: &Inventory,
+    holder: &Link,
+    teller: &Teller,
+) -> Result<(), Error> {
+    let (copied, throttle) = (Arc::new(Copied::default()), Arc::new(Throttle::new()));
+    let mut watch = Watch::connect(options, holder.pid).await?;
+    if options.share > 0.0 {
+        watch.baseline().await?;
+    } else {
+        throttle.free();
+    }
+    let (source, target) = (&options.source, &options.target);
+    let copying = copy(source, target, snapshot, inventory, options.copy_jobs, &copied, &throttle);
+    tokio::pin!(copying);
+    let (mut tick, mut last) = (tokio::time::interval(TELLING), (Instant::now(), 0));
+    loop {
+        tokio::select! {
+            result = &mut copying => return result,
+            _ = tick.tick() => {
+                watch.stand_aside().await?;
+                if let Some(kept) = watch.kept(options.share).await? {
+                    throttle.heed(kept, options.share);
+                }
+                let bytes = copied.bytes.load(Ordering::Relaxed);
+                let per_s = (bytes - last.1) as f64 / last.0.elapsed().as_secs_f64().max(0.001);
+                last = (Instant::now(), bytes);
+                let bytes_total = inventory.bytes();
+                teller.tell(EventKind::Copying { bytes, bytes_total, bytes_per_s: per_s as u64 });
+            }
+        }
+    }
+}
+
+/// Looks at the source while rows are copied: how clients fare, and whether the copy stands in somebody's way.
+struct Watch {
+    link: Link,
+    holder: i32,
+    last: Option<(Instant, u64)>,
+    baseline: f64,
+}
+
+impl Watch {
+    async fn connect(options: &Options, holder: i32) -> Result<Watch, Error> {
+        let link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+        Ok(Watch { link, holder, last: None, baseline: 0.0 })
+    }
+
+    async fn commits(&mut self) -> Result<u64, Error> {
+        let sql = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()";
+        Ok(self.link.text(sql).await?.parse().unwrap_or(0))
+    }
+
+    /// Clients' throughput before anything is copied.
+    async fn baseline(&mut self) -> Result<(), Error> {
+        let (begun, before) = (Instant::now(), self.commits().await?);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        self.baseline = (self.commits().await? - before) as f64 / begun.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    /// The part of their throughput that clients keep; `None` when there is nothing to tell. Backends report their counts
+    /// once a second.
+    async fn kept(&mut self, share: f64) -> Result<Option<f64>, Error> {
+        // Few transactions tell nothing.
+        if share <= 0.0 || self.baseline < 20.0 {
+            return Ok(None);
+        }
+        let (now, commits) = (Instant::now(), self.commits().await?);
+        let Some((since, before)) = self.last else {
+            self.last = Some((now, commits));
+            return Ok(None);
+        };
+        if since.elapsed() < Duration::from_millis(1500) {
+            return Ok(None);
+        }
+        self.last = Some((now, commits));
+        Ok(Some((commits - before) as f64 / since.elapsed().as_secs_f64() / self.baseline))
+    }
+
+    /// Somebody who waits for a lock behind us would hold up everybody behind him: the copy gives way.
+    async fn stand_aside(&mut self) -> Result<(), Error> {
+        let sql = format!(
+            "SELECT format('process %s (%s): %s', pid, usename, left(query, 80)) FROM pg_stat_activity \
+             WHERE wait_event_type = 'Lock' AND {} = ANY (pg_blocking_pids(pid))",
+            self.holder
+        );
+        match self.link.query(&sql).await?.first() {
+            Some(row) => Err(Error::InTheWay(text(row, 0))),
+            None => Ok(()),
+        }
+    }
+}
+
+async fn inventory_of(server: &Server) -> Result<Inventory, Error> {
+    Inventory::read(&mut Link::connect(server, Purpose::Statements, &[]).await?).await
+}
+
+/// Step 3: repeats what was committed since the snapshot, until it is a moment behind.
+async fn follow(
+    options: &Options,
+    journal: &mut Journal,
+    inventory: Inventory,
+    teller: &Teller,
+) -> Result<Following, Error> {
+    let slot = journal.record.slot();
+    let follower = Follower::start(Plan {
+        source: &options.source,
+        target: &options.target,
+        slot: &slot,
+        publications: &PUBLICATIONS,
+        inventory: &inventory,
+        from: 0,
+        players: options.players,
+    })
+    .await?;
+    let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+    let fingerprint = fingerprint(&mut link).await?;
+    let following = catch_up(Following { follower, inventory, fingerprint }, &mut link, teller).await?;
+    reach(&options.faults, FaultPoint::CaughtUp)?;
+    Ok(following)
+}
+
+/// Waits until the replay is a moment behind; tells how far it is.
+pub(crate) async fn catch_up(mut following: Following, source: &mut Link, teller: &Teller) -> Result<Following, Error> {
+    let mut told = (Instant::now(), following.follower.standing().applied, 0.0);
+    let mut warned = false;
+    loop {
+        let (begun, wanted) = (Instant::now(), following.follower.mark().await?);
+        while following.follower.standing().position < wanted && begun.elapsed() < CAUGHT_UP {
+            if let Some(error) = following.follower.failure().await {
+                return Err(error);
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let standing = following.follower.standing();
+        let caught_up = standing.position >= wanted;
+        if told.0.elapsed() >= TELLING || caught_up {
+            let now = outfit::lsn(&source.text("SELECT pg_current_wal_lsn()").await?);
+            let lag_bytes = now.saturating_sub(standing.position);
+            let seconds = told.0.elapsed().as_secs_f64().max(0.001);
+            let tps = ((standing.applied - told.1) as f64 / seconds) as u64;
+            let gained = (told.2 - lag_bytes as f64) / seconds;
+            let estimate_s = (gained > 0.0 && told.2 > 0.0).then(|| (lag_bytes as f64 / gained) as u64);
+            let lag_ms = begun.elapsed().as_millis() as u64;
+            teller.tell(EventKind::Following { lag_ms, lag_bytes, tps, estimate_s });
+            if gained < 0.0 && told.2 > 64e6 && !warned {
+                warned = true;
+                teller.warn(format!(
+                    "the source outruns the target: {lag_bytes} bytes behind, {tps} transactions a second applied"
+                ));
+            }
+            told = (Instant::now(), standing.applied, lag_bytes as f64);
+        }
+        if caught_up {
+            return Ok(following);
+        }
+    }
+}
+
+/// Compares both sides at one moment, while clients go on.
+pub(crate) async fn compare_sides(
+    options: &Options,
+    following: Following,
+    teller: &Teller,
+) -> Result<Following, Error> {
+    compare_between(options, following, &options.source, &options.target, teller).await
+}
+
+pub(crate) async fn compare_between(
+    options: &Options,
+    mut following: Following,
+    from: &Server,
+    to: &Server,
+    teller: &Teller,
+) -> Result<Following, Error> {
+    if !options.compare {
+        return Ok(following);
+    }
+    let mut source = Link::connect(from, Purpose::Statements, &[]).await?;
+    let mut target = Link::connect(to, Purpose::Statements, &[]).await?;
+    following.follower.hold_at(&mut source, &mut target, BARRIER_LIMIT).await?;
+    let compared = compare(&mut source, &mut target, &following.inventory).await?;
+    teller.tell(EventKind::Compared { tables: compared.tables as u64, rows: compared.rows });
+    drop((source, target));
+    let mut link = Link::connect(from, Purpose::Statements, &[]).await?;
+    catch_up(following, &mut link, teller).await
+}
+
+/// One value for all definitions of the user. Rows of catalogues by who wrote them last, but for pg_class, which TRUNCATE
+/// and VACUUM FULL write without changing a definition.
+pub(crate) async fn fingerprint(link: &mut Link) -> Result<String, Error> {
+    let of = |catalogue: &str, of_class: &str| {
+        format!(
+            "SELECT '{catalogue}' || x.xmin::text || x.ctid::text FROM {catalogue} x JOIN pg_class c ON c.oid = x.{of_class} \
+             JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relpersistence <> 't' AND {}",
+            crate::inventory::USER_SCHEMA
+        )
+    };
+    let user = crate::inventory::USER_SCHEMA;
+    let parts = [
+        format!(
+            "SELECT concat_ws(' ', 'c', c.oid, c.relname, n.nspname, c.relkind, c.relowner, c.relacl, c.reloptions, \
+             c.relrowsecurity, c.relforcerowsecurity, c.relreplident, c.relpersistence) FROM pg_class c \
+             JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relpersistence <> 't' AND {user}"
+        ),
+        of("pg_attribute", "attrelid"),
+        of("pg_attrdef", "adrelid"),
+        of("pg_constraint", "conrelid"),
+        of("pg_trigger", "tgrelid"),
+        of("pg_rewrite", "ev_class"),
+        of("pg_policy", "polrelid"),
+        format!(
+            "SELECT 'p' || p.xmin::text || p.oid FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE {user}"
+        ),
+        format!(
+            "SELECT 't' || t.xmin::text || t.oid FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace WHERE {user}"
+        ),
+        "SELECT 'e' || xmin::text || oid FROM pg_enum".into(),
+        "SELECT 'x' || xmin::text || oid FROM pg_extension".into(),
+    ];
+    let sql = format!(
+        "SELECT md5(coalesce(string_agg(d, ',' ORDER BY d), '')) FROM ({}) AS all_of_it(d)",
+        parts.join(" UNION ALL ")
+    );
+    link.text(&sql).await
+}
+
+/// Statements that set every sequence of one side to its value on the other.
+pub(crate) async fn sequences(from: &mut Link, to: &mut Link, inventory: &Inventory) -> Result<(), Error> {
+    if inventory.sequences.is_empty() {
+        return Ok(());
+    }
+    let each = inventory.sequences.iter();
+    let reads: Vec<String> =
+        each.map(|name| format!("SELECT {} AS name, last_value, is_called FROM {name}", literal(name))).collect();
+    let rows = from.query(&reads.join(" UNION ALL ")).await?;
+    let writes = rows.iter().map(|row| {
+        format!("SELECT setval({}, {}, {})", literal(&text(row, 0)), number::<i64>(row, 1), text(row, 2) == "t")
+    });
+    to.query(&writes.collect::<Vec<_>>().join("; ")).await.map(drop)
+}
+
+/// The state after a failure in which both servers were reached and cleaned.
+pub(crate) fn clean(problems: Vec<String>) -> State {
+    if problems.is_empty() { State::OnSource } else { State::OnSourceWithRemains(problems.join("; ")) }
+}

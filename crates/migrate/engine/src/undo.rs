@@ -1,0 +1,200 @@
+//! Taking a migration away again, whoever left it, and telling where one stands.
+
+use crate::front::Front;
+use crate::inventory::{number, text};
+use crate::journal::{self, Journal, Phase, Record};
+use crate::link::{Link, Purpose, identifier, literal};
+use crate::options::{Failure, Options, State};
+use crate::progress::Teller;
+use crate::run::clean;
+use crate::switch::serves;
+use crate::{Error, fence, outfit};
+use serde::Serialize;
+use std::time::Duration;
+
+const LOCK_LIMIT: Duration = Duration::from_secs(10);
+
+/// What the next run makes of a migration that was cut off.
+pub(crate) enum Recovered {
+    /// It goes on from where the target follows.
+    Following(Journal),
+    /// Clients are on the target.
+    Switched,
+    /// It was taken away.
+    Nothing,
+}
+
+/// A migration, as its journal and both servers tell of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Status {
+    /// The journal's record; none when there is no migration.
+    pub record: Option<Record>,
+    /// `source` or `target`: where the proxy serves the tenant from; none when it cannot be asked.
+    pub serving: Option<&'static str>,
+    /// Log that the slot in use keeps on its server, in bytes.
+    pub kept_bytes: Option<u64>,
+    /// Slots of ours that no journal knows.
+    pub orphans: Vec<String>,
+}
+
+/// Takes up what a crash left: clients were on the source unless the proxy says otherwise.
+pub(crate) async fn recover(options: &Options, phase: Phase, teller: &Teller) -> Result<Recovered, Failure> {
+    let mut journal = Journal::open(&options.state, &options.source.database).map_err(Failure::untouched)?;
+    let unknown = |error: Error| Failure { state: State::Unknown(error.to_string()), error };
+    if phase == Phase::Switching {
+        let switched = serves(options, &options.target).await.map_err(unknown)?;
+        if switched {
+            journal.update(|record| record.phase = Phase::Switched).map_err(Failure::on_target)?;
+            crate::switch::settle(options, &mut journal).await.map_err(Failure::on_target)?;
+            return Ok(Recovered::Switched);
+        }
+        let lifted = async {
+            let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+            fence::lift(&mut link, &options.source.database, &journal.record.fenced).await?;
+            journal.update(|record| record.phase = Phase::Following)
+        };
+        let lifted: Result<(), Error> = lifted.await;
+        lifted.map_err(|error| Failure { state: State::OnSourceWithRemains(error.to_string()), error })?;
+    }
+    if journal.record.phase == Phase::Following && slot_is_there(options, &journal).await {
+        teller.warn("a migration was cut off: it goes on from where the target follows".into());
+        return Ok(Recovered::Following(journal));
+    }
+    teller.warn("a migration was cut off before the target was complete: it begins anew".into());
+    match undo(options, journal).await {
+        State::OnSource => Ok(Recovered::Nothing),
+        state => Err(Failure { error: Error::WrongPhase("what is left of a migration is in the way".into()), state }),
+    }
+}
+
+async fn slot_is_there(options: &Options, journal: &Journal) -> bool {
+    let asking = async {
+        let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+        let sql = format!(
+            "SELECT 1 FROM pg_replication_slots WHERE slot_name = {} AND wal_status IS DISTINCT FROM 'lost'",
+            literal(&journal.record.slot())
+        );
+        link.value(&sql).await
+    };
+    matches!(asking.await, Ok(Some(_)))
+}
+
+/// Takes everything away, with clients on the source. Goes on after a failure, so that as little as possible is left;
+/// the journal stays until all is gone.
+pub(crate) async fn undo(options: &Options, journal: Journal) -> State {
+    let mut problems = Vec::new();
+    let mut note = |result: Result<(), Error>| {
+        if let Err(error) = result {
+            problems.push(error.to_string());
+        }
+    };
+    if let Ok(mut front) = Front::connect(&options.proxy, &options.tenant).await {
+        // Nothing prepared is no problem.
+        let _ = front.abandon().await;
+    }
+    note(undo_source(options, &journal.record).await);
+    note(undo_target(options, &journal.record).await);
+    if problems.is_empty() {
+        if let Err(error) = journal.end() {
+            problems.push(error.to_string());
+        }
+    }
+    clean(problems)
+}
+
+async fn undo_source(options: &Options, record: &Record) -> Result<(), Error> {
+    let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+    outfit::drop_slot(&mut link, &record.slot()).await?;
+    outfit::uninstall(&mut link).await?;
+    outfit::restore_identities(&mut link, &record.identities, LOCK_LIMIT).await?;
+    if matches!(record.phase, Phase::Switching | Phase::Returned) {
+        fence::lift(&mut link, &options.source.database, &record.fenced).await?;
+    }
+    Ok(())
+}
+
+async fn undo_target(options: &Options, record: &Record) -> Result<(), Error> {
+    if !record.made_database {
+        return Ok(());
+    }
+    let mut link = Link::connect(&options.target.database("postgres"), Purpose::Statements, &[]).await?;
+    outfit::drop_slot(&mut link, &record.back_slot()).await?;
+    let name = identifier(&options.target.database);
+    link.query(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await.map(drop)
+}
+
+/// Ends a migration before its switch: clients stay on the source, both sides are as they were.
+pub async fn abort(options: &Options) -> Result<State, Failure> {
+    let journal = match Journal::open(&options.state, &options.source.database) {
+        Ok(journal) => journal,
+        Err(error) => return abort_orphans(options, error).await,
+    };
+    let phase = journal.record.phase;
+    let switching = matches!(phase, Phase::Switching | Phase::Returning);
+    let over = phase == Phase::Switched
+        || switching
+            && serves(options, &options.target)
+                .await
+                .map_err(|error| Failure { state: State::Unknown(error.to_string()), error })?;
+    if over {
+        let text = "clients are on the target already: `fallback` brings them back, `finish` ends the migration";
+        return Err(Failure::on_target(Error::WrongPhase(text.into())));
+    }
+    match undo(options, journal).await {
+        State::OnSource => Ok(State::OnSource),
+        state => Err(Failure { error: Error::WrongPhase("not everything could be removed".into()), state }),
+    }
+}
+
+/// Without a journal there may still be slots, whose owner is lost.
+async fn abort_orphans(options: &Options, error: Error) -> Result<State, Failure> {
+    let untouched = Failure::untouched;
+    if journal::peek(&options.state, &options.source.database).map_err(untouched)?.is_some() {
+        return Err(Failure::untouched(error));
+    }
+    let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await.map_err(untouched)?;
+    let orphans = outfit::our_slots(&mut link, &options.source.database).await.map_err(untouched)?;
+    if orphans.is_empty() {
+        return Err(Failure::untouched(error));
+    }
+    let remains = |error: Error| Failure { state: State::OnSourceWithRemains(error.to_string()), error };
+    for orphan in orphans {
+        outfit::drop_slot(&mut link, &orphan).await.map_err(remains)?;
+    }
+    outfit::uninstall(&mut link).await.map_err(remains)?;
+    Ok(State::OnSource)
+}
+
+/// Where a migration stands. Changes nothing; what cannot be asked is left out.
+pub async fn status(options: &Options) -> Result<Status, Error> {
+    let record = journal::peek(&options.state, &options.source.database)?;
+    let serving = match Front::connect(&options.proxy, &options.tenant).await {
+        Ok(mut front) => front.serving().await.ok().flatten(),
+        Err(_) => None,
+    };
+    let serving = serving.and_then(|place| match place {
+        place if place == options.source.host_and_port() => Some("source"),
+        place if place == options.target.host_and_port() => Some("target"),
+        _ => None,
+    });
+    let mut status = Status { record, serving, kept_bytes: None, orphans: Vec::new() };
+    let back = status.record.as_ref().is_some_and(|record| record.phase >= Phase::Switched);
+    let slot = status.record.as_ref().map(|record| if back { record.back_slot() } else { record.slot() });
+    let server = if back { &options.target } else { &options.source };
+    let Ok(mut link) = Link::connect(server, Purpose::Statements, &[]).await else { return Ok(status) };
+    let rows = link
+        .query(&format!(
+            "SELECT slot_name, pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint FROM pg_replication_slots \
+             WHERE slot_name ~ '^stillpoint_' AND database = {}",
+            literal(server.database_name())
+        ))
+        .await?;
+    for row in rows {
+        if Some(text(&row, 0)) == slot {
+            status.kept_bytes = Some(number(&row, 1));
+        } else {
+            status.orphans.push(text(&row, 0));
+        }
+    }
+    Ok(status)
+}
