@@ -40,6 +40,12 @@ impl Load {
         self.child.try_wait().expect("a child can be waited for").is_none()
     }
 
+    /// Ends it in the middle of its work, and waits until its sessions' transactions have ended too.
+    pub fn end(mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
     /// Waits for its end.
     pub fn finish(mut self) -> LoadOutcome {
         let status = self.child.wait().expect("a child can be waited for");

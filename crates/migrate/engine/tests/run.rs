@@ -1,0 +1,113 @@
+//! Whole migrations on two real servers, with load on the source.
+
+mod support;
+
+use stillpoint_events::EventKind;
+use stillpoint_migrate_engine::{Outcome, fallback, finish, run};
+use stillpoint_migrate_testbed::available;
+use support::{Bench, observer, sums};
+
+/// Tables of every kind that needs its own way of copying and replaying.
+const SCHEMA: &str = "
+    CREATE TYPE mood AS ENUM ('ok', 'bad');
+    CREATE TABLE kinds (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, m mood DEFAULT 'ok', ms mood[], j json,
+        n numeric(10, 3), b bytea, t timestamptz DEFAULT now(), f float8, wide text, doubled numeric
+        GENERATED ALWAYS AS (n * 2) STORED);
+    CREATE TABLE keyless (a int, j json);
+    CREATE TABLE numbers (n numeric PRIMARY KEY, v int);
+    CREATE TABLE mails (id int PRIMARY KEY, mail text UNIQUE);
+    CREATE TABLE parts (a int PRIMARY KEY, v text) PARTITION BY RANGE (a);
+    CREATE TABLE parts_low PARTITION OF parts FOR VALUES FROM (0) TO (100);
+    CREATE TABLE parts_high PARTITION OF parts FOR VALUES FROM (100) TO (1000);
+    CREATE TABLE child (id int PRIMARY KEY, mail int REFERENCES mails ON DELETE CASCADE);
+    CREATE SEQUENCE tickets START 100;
+    ALTER TABLE kinds ALTER COLUMN wide SET STORAGE EXTERNAL;
+    INSERT INTO kinds (ms, j, n, b, f, wide) SELECT '{ok,bad}', '{\"a\": 1}', i * 1.5, 'x', i / 3.0, repeat('w', 9000)
+        FROM generate_series(1, 50) i;
+    INSERT INTO keyless SELECT i % 5, '{}' FROM generate_series(1, 20) i;
+    INSERT INTO numbers SELECT i, i FROM generate_series(1, 20) i;
+    INSERT INTO mails SELECT i, 'm' || i FROM generate_series(1, 20) i;
+    INSERT INTO child SELECT i, i FROM generate_series(1, 20) i;
+    INSERT INTO parts SELECT i, 'p' FROM generate_series(1, 300) i;
+    SELECT nextval('tickets');
+";
+
+/// Changes of every kind, made while the migration runs.
+const CHANGES: &str = r"
+\set i random(1, 20)
+\set k random(1, 50)
+\set p random(1, 999)
+UPDATE kinds SET n = n + 1 WHERE id = :k;
+UPDATE kinds SET wide = repeat('v', 9000), m = 'bad' WHERE id = :k;
+INSERT INTO kinds (j, n) VALUES (NULL, 1);
+UPDATE keyless SET j = '[2]' WHERE a = :i;
+DELETE FROM keyless WHERE ctid = (SELECT min(ctid) FROM keyless);
+INSERT INTO keyless VALUES (:i, NULL);
+UPDATE numbers SET v = v + 1 WHERE n = :i;
+DELETE FROM mails WHERE id = :i;
+INSERT INTO mails VALUES (:i, 'm' || :i) ON CONFLICT DO NOTHING;
+INSERT INTO parts VALUES (:p, 'new') ON CONFLICT (a) DO UPDATE SET v = parts.v || 'x';
+SELECT nextval('tickets');
+";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pgbench_moves_and_comes_back() {
+    if !available() {
+        return;
+    }
+    let bench = Bench::start();
+    bench.source.sql("postgres", "CREATE DATABASE shop");
+    bench.source.pgbench("shop", &["-i", "-s", "2", "-q"]);
+    let load = bench.source.pgbench_load("shop", bench.source.port(), &["-c", "4", "-T", "300"]);
+    bench.front.lock().unwrap().load = Some(load);
+    let (observer, events) = observer();
+    let options = bench.options("shop");
+    let outcome = run(&options, observer.clone()).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    let Outcome::Switched { paused } = outcome else { panic!("{outcome:?}") };
+    println!("paused {paused:?}");
+    let (source, target) = bench.sums("shop");
+    assert_eq!(source, target);
+    assert!(events.lock().unwrap().iter().any(|event| matches!(event.kind, EventKind::Compared { tables: 4, .. })));
+    let balance = "SELECT sum(abalance) = (SELECT sum(delta) FROM pgbench_history) FROM pgbench_accounts";
+    assert_eq!(bench.target.sql("shop", balance), "t");
+    assert!(bench.source.try_sql("shop", "INSERT INTO pgbench_history VALUES (1)").is_err(), "the source is fenced");
+
+    let outcome = bench.target.pgbench("shop", &["-c", "4", "-t", "500", "-n"]);
+    assert_eq!(outcome.failed, 0);
+    let before = sums(&bench.target, "shop");
+    fallback(&options, observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert_eq!(sums(&bench.source, "shop"), before, "what was committed on the target is on the source");
+    bench.assert_clean("shop");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_kind_of_table_and_change_arrives() {
+    if !available() {
+        return;
+    }
+    let bench = Bench::start();
+    bench.source.sql("postgres", "CREATE DATABASE shop");
+    bench.source.sql("shop", SCHEMA);
+    let script = bench.dir.path().join("changes.sql");
+    std::fs::write(&script, CHANGES).unwrap();
+    std::os::unix::fs::chown(bench.dir.path(), Some(101), None).unwrap();
+    let script = script.display().to_string();
+    let load = bench.source.pgbench_load("shop", bench.source.port(), &["-n", "-c", "4", "-T", "300", "-f", &script]);
+    bench.front.lock().unwrap().load = Some(load);
+    let (observer, _events) = observer();
+    let options = bench.options("shop");
+    run(&options, observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    let (source, target) = bench.sums("shop");
+    assert_eq!(source, target);
+    let ticket = |sql: &str| (bench.source.sql("shop", sql), bench.target.sql("shop", sql));
+    for sequence in ["tickets", "kinds_id_seq"] {
+        let (source, target) = ticket(&format!("SELECT last_value, is_called FROM {sequence}"));
+        assert_eq!(source, target, "{sequence}");
+    }
+    let indexes = "SELECT count(*) FROM pg_indexes WHERE schemaname = 'public'";
+    assert_eq!(bench.source.sql("shop", indexes), bench.target.sql("shop", indexes));
+    finish(&options).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert_eq!(bench.target.sql("shop", "SELECT count(*) FROM pg_class WHERE relreplident = 'f'"), "0");
+    assert_eq!(bench.target.sql("postgres", "SELECT count(*) FROM pg_replication_slots"), "0");
+    assert!(!bench.state().join("shop.json").exists());
+}
