@@ -59,6 +59,11 @@ impl TestProgram {
         self.package == "stillpoint-e2e" && !self.is_unit
     }
 
+    /// Whether `STILLPOINT_SOAK` makes it longer.
+    pub(crate) fn has_long_form(&self) -> bool {
+        self.is_end_to_end() || (self.is_unit && self.package == "stillpoint-migrate-replay")
+    }
+
     /// Runs it as cargo does: in its package's directory.
     pub(crate) fn command(&self, root: &Path) -> Command {
         let mut command = Command::new(&self.executable);

@@ -103,6 +103,8 @@ struct Transaction {
     xid: Option<u64>,
     own: BTreeMap<Key, Option<Row>>,
     parents: BTreeSet<u8>,
+    /// Parents that it deleted, also when it has inserted them again.
+    gone: BTreeSet<u8>,
     uniques: BTreeSet<u8>,
     tables: [TableLock; 2],
     reads: BTreeSet<Key>,
@@ -157,6 +159,7 @@ impl Database {
             xid: None,
             own: BTreeMap::new(),
             parents: BTreeSet::new(),
+            gone: BTreeSet::new(),
             uniques: BTreeSet::new(),
             tables: [TableLock::No; 2],
             reads: BTreeSet::new(),
@@ -336,6 +339,9 @@ impl Database {
         }
         self.lock_tables(session, &[key.0], TableLock::Shared)?;
         self.write(session, key, Some(&old), None);
+        if key.0 == PARENTS {
+            self.open_mut(session).gone.insert(key.1);
+        }
         Ok(vec![Image::Delete(key, old)])
     }
 
@@ -377,7 +383,7 @@ impl Database {
     fn may_refer(&self, session: usize, parent: Option<u8>) -> Result<(), Stop> {
         let Some(parent) = parent.filter(|_| self.foreign_keys) else { return Ok(()) };
         let key = (PARENTS, parent);
-        self.wait_for(session, |other| matches!(other.own.get(&key), Some(None)))?;
+        self.wait_for(session, |other| other.gone.contains(&parent))?;
         let there = self.current(session, key).is_some() && self.seen(session, key).is_some();
         if there { Ok(()) } else { Err(Fault::ForeignKey.into()) }
     }
