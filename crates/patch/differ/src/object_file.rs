@@ -419,7 +419,8 @@ impl<'a> Object<'a> {
         };
         let (rest, width) = (bytes.get(usize::try_from(at).ok()?..)?, usize::try_from(entry).ok()?);
         if !strings {
-            return rest.get(..width);
+            // a name may stand for half of a constant, and what follows a constant is another one in the target
+            return rest.get(..width - usize::try_from(at).ok()?.checked_rem(width)?);
         }
         let end = rest.chunks_exact(width).position(|unit| unit.iter().all(|b| *b == 0))?;
         rest.get(..(end + 1) * width)

@@ -32,6 +32,7 @@ macro_rules! accepted_programs {
             function_table
             garbage_collected
             global_read_written
+            half_constant_named
             header_two_units
             hook_post_apply
             hot_and_unlikely
