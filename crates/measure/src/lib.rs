@@ -44,6 +44,7 @@ pub mod blackout;
 pub mod clock;
 pub mod compare;
 pub mod error;
+pub mod history;
 pub mod load;
 pub mod record;
 pub mod report;

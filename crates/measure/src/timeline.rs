@@ -204,7 +204,15 @@ impl Builder {
                     phase.ended_ns = t_ns;
                 }
             }
-            EventKind::PhaseStarted { .. } | EventKind::Warning { .. } => {}
+            EventKind::SwitchedOver { .. } => {
+                op.ending = Ending::Committed;
+                op.committed_ns = Some(t_ns);
+            }
+            EventKind::PhaseStarted { .. }
+            | EventKind::Warning { .. }
+            | EventKind::Copying { .. }
+            | EventKind::Following { .. }
+            | EventKind::Compared { .. } => {}
         }
     }
 

@@ -1,0 +1,240 @@
+//! What clients of a database did and saw, and whether a database that keeps its promises can have answered so. Pure.
+//!
+//! ```text
+//! clients ---> History (JSON lines) ---> check(level) ---> anomalies, each with the transactions that prove it
+//! ```
+//!
+//! Three kinds of data are checked, because each finds what the others cannot:
+//!
+//! | data | a transaction | what is inferred |
+//! |---|---|---|
+//! | append lists | appends numbers used once to lists, reads whole lists | the order of all writers, hence dependencies between transactions |
+//! | counters | adds one and gets the new value | every acknowledged commit happened once, and no value was given twice |
+//! | transfers | moves an amount between accounts; others read all accounts | no read and no end state has another sum |
+//!
+//! **Guaranteed:** an anomaly that is reported cannot occur at the level that was asked for (transactions whose outcome
+//! nobody knows count only as far as somebody saw them). **It does not** find what clients had no chance to see: no
+//! anomaly is no proof.
+//!
+//! Snapshot isolation allows a cycle of dependencies only where two read-write dependencies follow each other (Fekete et
+//! al., TODS 2005); the inference of dependencies from lists is the idea of Elle (Kingsbury and Alvaro, VLDB 2020).
+
+mod cycles;
+mod exact;
+mod lists;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// One thing that a transaction did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Operation {
+    /// Appended a number, used once in the whole history, to a list.
+    Append {
+        /// The list.
+        list: u64,
+        /// The number.
+        value: u64,
+    },
+    /// Read a list.
+    ReadList {
+        /// The list.
+        list: u64,
+        /// All of it.
+        values: Vec<u64>,
+    },
+    /// Added one to a counter.
+    Increment {
+        /// The counter.
+        counter: u64,
+        /// What it was then.
+        became: i64,
+    },
+    /// Moved an amount between two accounts.
+    Transfer {
+        /// From where.
+        from: u64,
+        /// To where.
+        to: u64,
+        /// How much.
+        amount: i64,
+    },
+    /// Read all accounts.
+    ReadSum {
+        /// The sum.
+        sum: i64,
+    },
+}
+
+/// How a transaction ended, as far as the client knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// The commit was acknowledged.
+    Committed,
+    /// It failed, and the server said so.
+    Aborted,
+    /// The connection ended while the commit was under way.
+    Unknown,
+}
+
+/// One transaction of one client.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Transaction {
+    /// Number of the client.
+    pub client: u32,
+    /// When its first statement was sent (`CLOCK_MONOTONIC`).
+    pub began_ns: u64,
+    /// When its end was known.
+    pub ended_ns: u64,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// What it did, in order.
+    pub operations: Vec<Operation>,
+}
+
+/// What stands in the database when all clients are done.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Final {
+    /// Every list.
+    pub lists: BTreeMap<u64, Vec<u64>>,
+    /// Every counter.
+    pub counters: BTreeMap<u64, i64>,
+    /// Every account.
+    pub accounts: BTreeMap<u64, i64>,
+}
+
+/// What was done, and what stood there before and after.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct History {
+    /// All transactions, in any order.
+    pub transactions: Vec<Transaction>,
+    /// Accounts before the first transaction; lists are empty and counters zero.
+    pub accounts: BTreeMap<u64, i64>,
+    /// What was read at the end, when it could be read.
+    pub last: Option<Final>,
+}
+
+/// What the database promises.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// No write is lost, nothing uncommitted is read.
+    ReadCommitted,
+    /// Each transaction reads one state that holds all that was committed before it began.
+    Snapshot,
+    /// The same, and some serial order explains everything.
+    Serializable,
+}
+
+/// What a database that keeps the level's promises cannot have done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AnomalyKind {
+    /// A committed write is not there at the end, or is there twice.
+    LostOrDoubledWrite,
+    /// Half of a transaction is there.
+    TornTransaction,
+    /// Two reads of a list show orders that exclude each other.
+    IncompatibleOrder,
+    /// What an aborted transaction wrote was read (G1a).
+    AbortedRead,
+    /// What another transaction had not finished writing was read (G1b).
+    IntermediateRead,
+    /// A transaction did not see its own writes, or saw a list change under it.
+    Internal,
+    /// A cycle of overwrites (G0).
+    DirtyWrite,
+    /// A cycle of overwrites and reads of what was written (G1c).
+    CircularInformation,
+    /// Two transactions read the same state of a list, and both appended to it.
+    LostUpdate,
+    /// A cycle with one read of an older state (G-single, read skew).
+    ReadSkew,
+    /// A cycle with several reads of older states, no two of them in sequence (G-SI).
+    SnapshotCycle,
+    /// A transaction did not see what was committed before it began, or saw what began after it.
+    StaleRead,
+    /// A cycle with reads of older states in sequence: snapshot isolation allows it, SERIALIZABLE does not (G2).
+    WriteSkew,
+    /// A counter gave one value twice, or lost an acknowledged increment.
+    WrongCount,
+    /// A sum that must not change did.
+    WrongSum,
+}
+
+/// One thing that cannot have happened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Anomaly {
+    /// Which kind.
+    pub kind: AnomalyKind,
+    /// Indices of the transactions that prove it.
+    pub transactions: Vec<usize>,
+    /// In words.
+    pub text: String,
+}
+
+impl Anomaly {
+    fn new(kind: AnomalyKind, transactions: impl Into<Vec<usize>>, text: String) -> Anomaly {
+        Anomaly { kind, transactions: transactions.into(), text }
+    }
+}
+
+impl fmt::Display for Anomaly {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {} (transactions", self.kind, self.text)?;
+        self.transactions.iter().try_for_each(|number| write!(f, " {number}"))?;
+        f.write_str(")")
+    }
+}
+
+/// Everything in a history that the level forbids.
+pub fn check(history: &History, level: Level) -> Vec<Anomaly> {
+    let mut anomalies = exact::counters(history);
+    anomalies.extend(exact::transfers(history, level));
+    let (inferred, found) = lists::infer(history, level);
+    anomalies.extend(found);
+    anomalies.extend(cycles::find(history, &inferred, level));
+    anomalies.sort_by_key(|anomaly| anomaly.kind);
+    anomalies
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Line {
+    Accounts(BTreeMap<u64, i64>),
+    Transaction(Transaction),
+    Final(Final),
+}
+
+impl History {
+    /// One JSON object a line: what was there, each transaction, what stands there.
+    pub fn to_lines(&self) -> String {
+        let mut lines = vec![Line::Accounts(self.accounts.clone())];
+        lines.extend(self.transactions.iter().cloned().map(Line::Transaction));
+        lines.extend(self.last.clone().map(Line::Final));
+        let text = lines.iter().map(|line| serde_json::to_string(line).expect("maps with numbers for keys are JSON"));
+        text.map(|line| line + "\n").collect()
+    }
+
+    /// Reads what [`History::to_lines`] wrote.
+    ///
+    /// # Errors
+    /// Number and fault of the line that is none.
+    pub fn from_lines(text: &str) -> Result<History, String> {
+        let mut history = History::default();
+        for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.is_empty()) {
+            match serde_json::from_str(line).map_err(|error| format!("line {}: {error}", number + 1))? {
+                Line::Accounts(accounts) => history.accounts = accounts,
+                Line::Transaction(transaction) => history.transactions.push(transaction),
+                Line::Final(last) => history.last = Some(last),
+            }
+        }
+        Ok(history)
+    }
+}
+
+#[cfg(test)]
+mod tests;
