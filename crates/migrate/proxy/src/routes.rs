@@ -28,7 +28,10 @@ impl Routes {
         };
         let routes = Routes { servers: Mutex::new(servers), path };
         // A route that cannot be kept would be noticed at the switch-over, which is too late.
-        routes.write(&lock(&routes.servers))?;
+        let known = lock(&routes.servers).clone();
+        routes.write(&known).map_err(|error| routes.wrong(&error))?;
+        routes.commit(Staged(known))?;
+        routes.sync()?;
         Ok(routes)
     }
 
@@ -37,31 +40,47 @@ impl Routes {
         lock(&self.servers).get(tenant).cloned().map(Arc::new)
     }
 
-    /// Keeps where a tenant moves, durably.
-    pub(crate) fn set(&self, tenant: &str, server: &Server) -> Result<(), StartError> {
-        let mut servers = lock(&self.servers);
-        let mut changed = servers.clone();
-        changed.insert(tenant.to_owned(), server.clone());
-        self.write(&changed)?;
-        *servers = changed;
+    /// Writes down where a tenant may move: what is slow about [`Routes::commit`], before anybody waits.
+    pub(crate) fn stage(&self, tenant: &str, server: &Server) -> Result<Staged, StartError> {
+        let mut servers = lock(&self.servers).clone();
+        servers.insert(tenant.to_owned(), server.clone());
+        self.write(&servers).map_err(|error| self.wrong(&error))?;
+        Ok(Staged(servers))
+    }
+
+    /// Puts in force what was staged. The name in the directory may reach the disk later: should the machine, not the
+    /// process, die before, the fence on the source keeps clients from it.
+    pub(crate) fn commit(&self, staged: Staged) -> Result<(), StartError> {
+        fs::rename(self.fresh(), &self.path).map_err(|error| self.wrong(&error))?;
+        *lock(&self.servers) = staged.0;
         Ok(())
     }
 
-    fn write(&self, servers: &BTreeMap<String, Server>) -> Result<(), StartError> {
-        let write = || {
-            let fresh = self.path.with_extension("new");
-            let mut file = File::create(&fresh)?;
-            file.write_all(&serde_json::to_vec_pretty(servers)?)?;
-            file.sync_data()?;
-            fs::rename(&fresh, &self.path)?;
-            match self.path.parent() {
-                Some(dir) => File::open(dir)?.sync_data(),
-                None => Ok(()),
-            }
-        };
-        write().map_err(|error: std::io::Error| StartError::Routes { path: self.path.clone(), why: error.to_string() })
+    /// Makes sure that what is in force is on the disk.
+    pub(crate) fn sync(&self) -> Result<(), StartError> {
+        let dir = self.path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_data());
+        dir.map_err(|error| self.wrong(&error))
+    }
+
+    fn fresh(&self) -> PathBuf {
+        self.path.with_extension("new")
+    }
+
+    fn wrong(&self, error: &std::io::Error) -> StartError {
+        StartError::Routes { path: self.path.clone(), why: error.to_string() }
+    }
+
+    fn write(&self, servers: &BTreeMap<String, Server>) -> std::io::Result<()> {
+        let mut file = File::create(self.fresh())?;
+        file.write_all(&serde_json::to_vec_pretty(servers)?)?;
+        file.sync_data()
     }
 }
+
+/// Routes that are written down and not in force.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Staged(BTreeMap<String, Server>);
 
 #[cfg(test)]
 mod tests {
@@ -74,7 +93,12 @@ mod tests {
         let server: Server = toml::from_str("host = 'h'\nport = 7").unwrap();
         let routes = Routes::load(path.clone()).unwrap();
         assert!(routes.get("t").is_none());
-        routes.set("t", &server).unwrap();
+        let staged = routes.stage("t", &server).unwrap();
+        assert!(Routes::load(path.clone()).unwrap().get("t").is_none(), "nothing is in force yet");
+        let staged_again = routes.stage("t", &server).unwrap();
+        drop(staged);
+        routes.commit(staged_again).unwrap();
+        routes.sync().unwrap();
         assert_eq!(*Routes::load(path).unwrap().get("t").unwrap(), server);
     }
 

@@ -2,8 +2,9 @@
 
 use crate::config::{Server, TenantConfig};
 use crate::entry::{Activity, Command, Entry, Reporter, lock};
-use crate::error::{Refusal, StartError};
+use crate::error::Refusal;
 use crate::proxy::Proxy;
+use crate::routes::{Routes, Staged};
 use crate::session::CustomNames;
 use crate::target::Target;
 use std::collections::BTreeMap;
@@ -58,6 +59,8 @@ pub(crate) struct Pause {
     tenant: Arc<Tenant>,
     limit: Instant,
     over: bool,
+    /// The route to the target, written down before the pause.
+    route: Option<(Arc<Target>, Staged)>,
 }
 
 impl Tenant {
@@ -156,7 +159,14 @@ impl Tenant {
     }
 
     /// Lets no transaction begin until none is open.
-    pub(crate) async fn pause(self: &Arc<Self>, limit: Duration) -> Result<Paused, String> {
+    pub(crate) async fn pause(self: &Arc<Self>, limit: Duration, routes: &Routes) -> Result<Paused, String> {
+        let route = match self.target() {
+            Some(target) => {
+                let staged = routes.stage(&self.name, &target.server).map_err(|error| error.to_string())?;
+                Some((target, staged))
+            }
+            None => None,
+        };
         let begun = Instant::now();
         let (sessions, mut reports) = {
             let mut state = lock(&self.state);
@@ -169,7 +179,7 @@ impl Tenant {
             let reports = Tenant::ask_all(&sessions, Command::Pause);
             (sessions, reports)
         };
-        let pause = Pause { tenant: self.clone(), limit: begun + limit, over: false };
+        let pause = Pause { tenant: self.clone(), limit: begun + limit, over: false, route };
         let (mut parked, mut blocked) = (Vec::new(), Vec::new());
         let mut all_reported = false;
         while let Ok(report) = tokio::time::timeout_at(pause.limit, reports.recv()).await {
@@ -223,7 +233,7 @@ impl Pause {
 
     /// Puts the target in service: the point of no return. Sessions that do not come along are closed, and reported.
     pub(crate) async fn switch(mut self, proxy: &Proxy) -> Result<(usize, Reports), String> {
-        let target = self.tenant.target().ok_or("the tenant was not prepared")?;
+        let (target, staged) = self.route.take().ok_or("the tenant was not prepared before the pause")?;
         if Instant::now() >= self.limit {
             return Err("the pause is over".into());
         }
@@ -232,7 +242,7 @@ impl Pause {
         if !missing.is_empty() {
             return Err(format!("sessions {missing:?} have no counterpart at {}", target.server));
         }
-        proxy.routes.set(&self.tenant.name, &target.server).map_err(|error: StartError| error.to_string())?;
+        proxy.routes.commit(staged).map_err(|error| error.to_string())?;
         self.over = true;
         let (sessions, mut reports) = {
             let mut state = lock(&self.tenant.state);
@@ -248,6 +258,9 @@ impl Pause {
         // Every session answers: what it waits for has limits of its own.
         while let Some((id, result)) = reports.recv().await {
             said.insert(id, result);
+        }
+        if let Err(error) = proxy.routes.sync() {
+            tracing::error!(%error, "the new route is in force, and may not outlive a crash of the machine");
         }
         tracing::info!(tenant = self.tenant.name, server = %target.server, sessions = sessions.len(), "switched over");
         Ok((sessions.len(), said))

@@ -173,7 +173,7 @@ async fn begin_pause(
         return Err(format!("this connection holds a pause of tenant `{}`", held.tenant().name));
     }
     let tenant = proxy.tenant(tenant).ok_or_else(|| unknown(tenant))?;
-    Ok(match tenant.pause(limit).await? {
+    Ok(match tenant.pause(limit, &proxy.routes).await? {
         Paused::Drained(held, waited) => {
             *pause = Some(held);
             Reply::Drained { waited_us: waited.as_micros() as u64 }
