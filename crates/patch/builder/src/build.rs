@@ -93,6 +93,9 @@ struct Unit {
     after: Vec<u8>,
 }
 
+/// Where a header changes more units than this, those that the diffs themselves touch are looked at first.
+const MANY_UNITS: usize = 16;
+
 type Command<'a> = &'a (String, crate::commands::CompileCommand);
 
 impl Builder<'_> {
@@ -114,6 +117,11 @@ impl Builder<'_> {
         let file_name = job.target.file_name().unwrap_or(job.target.as_os_str()).to_string_lossy().into_owned();
         let target = TargetElf::parse(&bytes, &file_name).map_err(|r| Error::Refused(vec![r]))?;
         check_earlier(&job.statement.earlier, &target)?;
+        if job.units_known && changed.len() > MANY_UNITS {
+            let (touched, _): (Vec<_>, Vec<_>) =
+                changed.iter().cloned().partition(|((path, _), ..)| after.touched.contains(path));
+            refuse_early(&target, &self.objects(&compiler, &before, &after, &touched)?)?;
+        }
         let mut units = self.objects(&compiler, &before, &after, &changed)?;
         if !job.units_known {
             units = choose_variants(&target, units)?;
@@ -302,6 +310,29 @@ impl Builder<'_> {
         }
         Ok(units)
     }
+}
+
+/// What one unit shows that no other unit can mend is said before hundreds are compiled.
+fn refuse_early(target: &TargetElf, units: &[Unit]) -> Result<(), Error> {
+    let inputs: Vec<UnitInput> = units
+        .iter()
+        .map(|u| UnitInput { path: &u.path, shipped: &u.shipped, before: &u.before, after: &u.after })
+        .collect();
+    let is_final = |refusal: &Refusal| {
+        matches!(
+            refusal,
+            Refusal::DataChanged { .. }
+                | Refusal::VariableChanged { .. }
+                | Refusal::StaticInitialiser { .. }
+                | Refusal::InitArray { .. }
+                | Refusal::ClassChanged { .. }
+                | Refusal::NewThreadLocal { .. }
+                | Refusal::TypeLayoutChanged { .. }
+        )
+    };
+    let mut refusals = diff(target, &inputs, &Options::default()).err().unwrap_or_default();
+    refusals.retain(is_final);
+    if refusals.is_empty() { Ok(()) } else { Err(Error::Refused(refusals)) }
 }
 
 /// Files among `touched` that are not the same in all three trees.

@@ -167,7 +167,10 @@ impl<'a> Compiler<'a> {
         if let Some(known) = self.hashes.lock().expect("no panic holds it").get(&path) {
             return known.clone();
         }
-        let hash = fs::read(&path).ok().map(|bytes| key([&bytes[..]]));
+        // builds leave links with the path that the tree has while it is compiled
+        let linked = || fs::read_link(&path).ok()?.strip_prefix(&self.project.source).ok().map(|to| tree.join(to));
+        let bytes = fs::read(&path).ok().or_else(|| fs::read(linked()?).ok());
+        let hash = bytes.map(|bytes| key([&bytes[..]]));
         self.hashes.lock().expect("no panic holds it").insert(path, hash.clone());
         hash
     }
