@@ -5,6 +5,7 @@
 //! the exit code, the state of the service and what to try next. Nothing else prints or exits.
 
 mod measure;
+mod migrate;
 mod output;
 mod patch;
 
@@ -28,6 +29,9 @@ enum Command {
     /// Build live patches, and put them into running programs.
     #[command(subcommand)]
     Patch(Box<patch::Command>),
+    /// Move a PostgreSQL database to another server while its clients work.
+    #[command(subcommand)]
+    Migrate(migrate::Command),
     /// Load a server, record every latency, and report.
     Measure(measure::Args),
 }
@@ -41,6 +45,7 @@ fn main() -> ExitCode {
     let output = Output::new(cli.json);
     let result = match cli.command {
         Command::Patch(command) => patch::run(*command, &output),
+        Command::Migrate(command) => migrate::run(command, &output),
         Command::Measure(args) => measure::run(args, &output),
     };
     match result {

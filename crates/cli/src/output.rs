@@ -88,6 +88,11 @@ impl Output {
         Output { json, bar: Mutex::new(None) }
     }
 
+    /// Whether results are JSON lines.
+    pub(crate) fn is_json(&self) -> bool {
+        self.json
+    }
+
     /// One line of a result for people; silent with `--json`.
     pub(crate) fn line(&self, text: impl fmt::Display) {
         if !self.json {
@@ -116,6 +121,24 @@ impl Output {
                 self.progress(&format!("waiting for thread {tid}, which stands in {function}"));
             }
             EventKind::Warning { text } => self.warn(text),
+            EventKind::Copying { bytes, bytes_total, bytes_per_s } => {
+                let mib = |bytes: &u64| *bytes as f64 / (1 << 20) as f64;
+                let (done, all, rate) = (mib(bytes), mib(bytes_total), mib(bytes_per_s));
+                self.progress(&format!("copy: {done:.0} of about {all:.0} MiB, {rate:.1} MiB/s"));
+            }
+            EventKind::Following { lag_bytes, tps, estimate_s, .. } => {
+                let kib = lag_bytes >> 10;
+                let left = estimate_s.map_or_else(String::new, |seconds| format!(", about {seconds} s"));
+                self.progress(&format!("catch-up: {kib} KiB behind, {tps} transactions a second{left}"));
+            }
+            EventKind::Compared { tables, rows } => {
+                self.line(format_args!("compared {tables} tables, {rows} rows: equal on both sides"));
+            }
+            EventKind::SwitchedOver { paused_us, drained_us, sessions } => self.line(format_args!(
+                "{sessions} sessions went over; paused for {:.1} ms, {:.1} ms of it for running transactions to end",
+                *paused_us as f64 / 1e3,
+                *drained_us as f64 / 1e3
+            )),
             _ => {}
         }
     }

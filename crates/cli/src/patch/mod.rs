@@ -19,6 +19,8 @@ mod target;
 mod unit_file;
 mod wave;
 
+pub(crate) use processes::duration;
+
 use crate::output::{Failure, Output};
 use stillpoint_patch_engine::GivingWay;
 

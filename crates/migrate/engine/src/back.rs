@@ -27,20 +27,49 @@ pub async fn fallback(options: &Options, observer: Observer) -> Result<Duration,
         };
         return Err(Failure::untouched(Error::WrongPhase(text.into())));
     }
-    match steps(options, &mut journal, &teller).await {
-        Ok(paused) => match undo::undo(options, journal).await {
-            State::OnSource => Ok(paused),
-            state => Err(Failure { error: Error::WrongPhase("not everything could be removed".into()), state }),
-        },
-        Err(error) if journal.record.phase == Phase::Returned => {
+    if journal.record.phase == Phase::Returning {
+        // An earlier attempt was cut off: it may have come to pass.
+        let returned = switch::serves(options, &options.source).await;
+        match returned {
+            Ok(true) => return taken_away(options, journal, Duration::ZERO).await,
+            Ok(false) => {}
+            Err(error) => return Err(Failure { state: State::Unknown(error.to_string()), error }),
+        }
+    }
+    let ended = tokio::select! {
+        ended = steps(options, &mut journal, &teller) => ended,
+        () = options.interrupt.notified() => Err(Error::Interrupted),
+    };
+    let returned = match (&ended, journal.record.phase) {
+        (Ok(_), _) | (_, Phase::Returned) => Ok(true),
+        (Err(_), Phase::Returning) => switch::serves(options, &options.source).await,
+        _ => Ok(false),
+    };
+    match (ended, returned) {
+        (Ok(paused), _) => taken_away(options, journal, paused).await,
+        (Err(error), Ok(true)) => {
             let state = State::OnSourceWithRemains("the migration's own things".into());
             Err(Failure { error, state })
         }
-        Err(error) => {
+        (Err(error), Ok(false)) => {
             teller.tell(EventKind::FellBack { transition: 0, reason: error.to_string() });
             let refenced = fence_source(options, &mut journal).await;
             Err(Failure::on_target(refenced.err().unwrap_or(error)))
         }
+        (Err(error), Err(unknown)) => Err(Failure { error, state: State::Unknown(unknown.to_string()) }),
+    }
+}
+
+/// Clients are on the source: what is left of the migration goes, the target's database with it.
+async fn taken_away(options: &Options, mut journal: Journal, paused: Duration) -> Result<Duration, Failure> {
+    let written = journal.update(|record| record.phase = Phase::Returned);
+    let state = match written {
+        Ok(()) => undo::undo(options, journal).await,
+        Err(error) => State::OnSourceWithRemains(error.to_string()),
+    };
+    match state {
+        State::OnSource => Ok(paused),
+        state => Err(Failure { error: Error::WrongPhase("not everything could be removed".into()), state }),
     }
 }
 

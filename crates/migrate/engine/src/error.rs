@@ -127,6 +127,9 @@ pub enum Error {
     /// Changes cannot be replayed in an order that the scheduler allows.
     #[error("replay")]
     Replay(#[source] stillpoint_migrate_replay::Error),
+    /// The user wants it ended.
+    #[error("interrupted")]
+    Interrupted,
     /// A test made a phase fail.
     #[error("fault injected at {0:?}")]
     Fault(FaultPoint),

@@ -2,6 +2,7 @@
 
 use crate::{Error, Server};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -63,14 +64,21 @@ impl Front {
         }))
     }
 
-    /// Opens a session on the target for each of the tenant's; waits until all are ready.
-    pub(crate) async fn prepare(&mut self, target: &Server, limit: Duration) -> Result<Ready, Error> {
+    /// Opens a session on the target for each of the tenant's; waits until all are ready. `verifiers` are stored passwords
+    /// by role, for a target that asks for them.
+    pub(crate) async fn prepare(
+        &mut self,
+        target: &Server,
+        verifiers: &BTreeMap<String, String>,
+        limit: Duration,
+    ) -> Result<Ready, Error> {
         let (host, port) = target.host_and_port();
         let begun = tokio::time::Instant::now();
         loop {
             let server = json!({ "host": host, "port": port });
             let request = json!({
-                "request": "prepare", "tenant": self.tenant, "target": server, "limit_ms": limit.as_millis() as u64
+                "request": "prepare", "tenant": self.tenant, "target": server, "verifiers": verifiers,
+                "limit_ms": limit.as_millis() as u64
             });
             let answer = self.ask(request).await?;
             let who = [remarks(&answer["pinned"]), remarks(&answer["failed"])].concat();

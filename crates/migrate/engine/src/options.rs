@@ -3,7 +3,9 @@
 use crate::{Accepted, Error, FaultPoint, Server};
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Notify;
 
 /// How a database is moved.
 #[derive(Debug, Clone)]
@@ -36,6 +38,8 @@ pub struct Options {
     pub compare: bool,
     /// What the user accepts knowingly.
     pub accepted: Accepted,
+    /// Wakes when the user wants it ended.
+    pub interrupt: Arc<Notify>,
     /// Where to fail; for tests.
     pub faults: Vec<FaultPoint>,
 }
@@ -58,6 +62,7 @@ impl Options {
             pause_attempts: 10,
             compare: true,
             accepted: Accepted::default(),
+            interrupt: Arc::default(),
             faults: Vec::new(),
         }
     }

@@ -74,14 +74,28 @@ pub async fn run(options: &Options, observer: Observer) -> Result<Outcome, Failu
             undo::Recovered::Nothing => begin(options, &teller).await.map_err(Failure::untouched)?,
         },
     };
-    match steps(options, &mut journal, &teller).await {
-        Ok(paused) => Ok(Outcome::Switched { paused }),
-        Err(error) if journal.record.phase == Phase::Switched => Err(Failure::on_target(error)),
-        Err(error) => {
+    let ended = tokio::select! {
+        ended = steps(options, &mut journal, &teller) => ended,
+        () = options.interrupt.notified() => Err(Error::Interrupted),
+    };
+    let error = match ended {
+        Ok(paused) => return Ok(Outcome::Switched { paused }),
+        Err(error) => error,
+    };
+    let switched = match journal.record.phase {
+        Phase::Switched => Ok(true),
+        // It was cut off between asking for the switch and writing that it came to pass.
+        Phase::Switching => switch::serves(options, &options.target).await,
+        _ => Ok(false),
+    };
+    match switched {
+        Ok(true) => Err(Failure::on_target(error)),
+        Ok(false) => {
             teller.tell(EventKind::FellBack { transition: 0, reason: error.to_string() });
             let state = undo::undo(options, journal).await;
             Err(Failure { error, state })
         }
+        Err(unknown) => Err(Failure { error, state: State::Unknown(unknown.to_string()) }),
     }
 }
 

@@ -89,7 +89,10 @@ pub(crate) async fn prepare(
         drop(outfit::create_slot(&direction.to, &journal.record.back_slot(), false, options.snapshot_limit).await?);
     }
     let mut front = Front::connect(&options.proxy, &options.tenant).await?;
-    let ready = front.prepare(&direction.to, options.prepare_limit).await?;
+    let stored = "SELECT rolname, rolpassword FROM pg_authid WHERE rolcanlogin AND rolpassword IS NOT NULL";
+    let stored = to.query(stored).await?;
+    let verifiers = stored.iter().map(|row| (text(row, 0), text(row, 1))).collect();
+    let ready = front.prepare(&direction.to, &verifiers, options.prepare_limit).await?;
     let grantees = fence::grantees(&mut from).await?;
     reach(&options.faults, FaultPoint::Prepared)?;
     Ok(Prepared { following, front, from, looking, to, grantees, sessions: ready.sessions })

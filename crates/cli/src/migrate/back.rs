@@ -1,0 +1,98 @@
+//! `stillpoint migrate fallback`, `finish` and `abort`: how a migration ends when it does not simply go on.
+
+use super::run::How;
+use super::servers::{Servers, failure, quietly, watched};
+use crate::output::{Failure, Output};
+use serde::Serialize;
+use stillpoint_migrate_engine as engine;
+
+/// Arguments of `stillpoint migrate fallback`.
+#[derive(clap::Args)]
+pub(crate) struct FallbackArgs {
+    #[command(flatten)]
+    servers: Servers,
+    #[command(flatten)]
+    how: How,
+    /// Tell what would be done.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Arguments of `stillpoint migrate finish` and `abort`.
+#[derive(clap::Args)]
+pub(crate) struct EndArgs {
+    #[command(flatten)]
+    servers: Servers,
+    /// Tell what would be done.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    v: u32,
+    event: &'static str,
+    database: &'a str,
+    paused_us: Option<u64>,
+}
+
+/// Runs `stillpoint migrate fallback`.
+pub(crate) fn fallback(args: &FallbackArgs, output: &Output) -> Result<(), Failure> {
+    let mut options = args.servers.options()?;
+    args.how.apply(&mut options)?;
+    if args.dry_run {
+        return dry(
+            &options,
+            output,
+            "what was committed on the target would be repeated on the source, and clients sent there",
+        );
+    }
+    let paused = watched(&options, output, |observer| engine::fallback(&options, observer))?.map_err(failure)?;
+    let database = options.source.database_name();
+    output.json(&Line {
+        v: stillpoint_events::VERSION,
+        event: "returned",
+        database,
+        paused_us: Some(paused.as_micros() as u64),
+    });
+    output.line(format_args!(
+        "{database}: clients are on the source again; they were paused for {:.1} ms, nothing of the migration is left",
+        paused.as_secs_f64() * 1e3
+    ));
+    Ok(())
+}
+
+/// Runs `stillpoint migrate finish`.
+pub(crate) fn finish(args: &EndArgs, output: &Output) -> Result<(), Failure> {
+    let options = args.servers.options()?;
+    if args.dry_run {
+        return dry(&options, output, "slot, publications and schema of the migration would be dropped: no way back");
+    }
+    quietly(engine::finish(&options))?.map_err(failure)?;
+    let database = options.source.database_name();
+    output.json(&Line { v: stillpoint_events::VERSION, event: "finished", database, paused_us: None });
+    output.line(format_args!("{database}: finished; the source keeps its rows and stays shut"));
+    Ok(())
+}
+
+/// Runs `stillpoint migrate abort`.
+pub(crate) fn abort(args: &EndArgs, output: &Output) -> Result<(), Failure> {
+    let options = args.servers.options()?;
+    if args.dry_run {
+        return dry(&options, output, "slots, publications, schema and the target's database would be dropped");
+    }
+    let state = quietly(engine::abort(&options))?.map_err(failure)?;
+    let database = options.source.database_name();
+    output.json(&Line { v: stillpoint_events::VERSION, event: "aborted", database, paused_us: None });
+    output.line(format_args!("{database}: {state}"));
+    Ok(())
+}
+
+fn dry(options: &engine::Options, output: &Output, what: &str) -> Result<(), Failure> {
+    let status = quietly(engine::status(options))?.map_err(Failure::refused)?;
+    match status.record {
+        Some(record) => output.line(format_args!("migration {} ({:?}): {what}", record.migration, record.phase)),
+        None => output.line(format_args!("{}: there is no migration", options.source.database_name())),
+    }
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! `stillpoint migrate check`: what the database holds, and what will become of it.
+
+use super::servers::{Servers, quietly};
+use crate::output::{Failure, Output};
+use serde::Serialize;
+use stillpoint_migrate_engine::{Accepted, Report, Verdict, check};
+
+/// Arguments of `stillpoint migrate check`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    servers: Servers,
+    #[command(flatten)]
+    accept: Accept,
+}
+
+/// What the user accepts knowingly.
+#[derive(clap::Args)]
+pub(super) struct Accept {
+    /// Unlogged tables arrive empty.
+    #[arg(long)]
+    unlogged_empty: bool,
+    /// Do without a way back, for a target that keeps no logical log.
+    #[arg(long)]
+    no_fallback: bool,
+}
+
+impl Accept {
+    pub(super) fn accepted(&self) -> Accepted {
+        Accepted { unlogged_empty: self.unlogged_empty, no_fallback: self.no_fallback }
+    }
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    v: u32,
+    event: &'static str,
+    #[serde(flatten)]
+    report: &'a Report,
+}
+
+/// Runs `stillpoint migrate check`.
+pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
+    let options = args.servers.options()?;
+    let report = quietly(check(&options.source, &options.target, args.accept.accepted()))?;
+    let report = report.map_err(|error| Failure::failed(error, "nothing was touched"))?;
+    show(&report, output);
+    report.accepted().map_err(|error| Failure::refused(error).hint("change what is named, then check again"))
+}
+
+pub(super) fn show(report: &Report, output: &Output) {
+    output.json(&Line { v: stillpoint_events::VERSION, event: "checked", report });
+    output.line(format_args!("capture: {}", report.capture));
+    output.line(format_args!("tables: {:.1} MiB", report.bytes as f64 / (1 << 20) as f64));
+    let width =
+        |of: fn(&stillpoint_migrate_engine::Finding) -> usize| report.findings.iter().map(of).max().unwrap_or(0);
+    let (kinds, names) = (width(|finding| finding.kind.len()), width(|finding| finding.name.len()).min(40));
+    for finding in &report.findings {
+        let verdict = match finding.verdict {
+            Verdict::Moved => "moved",
+            Verdict::Changed => "changed",
+            Verdict::NotMoved => "not moved",
+            Verdict::Refused => "REFUSED",
+        };
+        output.line(format_args!("{verdict:9}  {:kinds$}  {:names$}  {}", finding.kind, finding.name, finding.note));
+    }
+}

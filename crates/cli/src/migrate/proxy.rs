@@ -1,0 +1,114 @@
+//! `stillpoint migrate proxy`: the daemon that clients connect to, and that moves their sessions.
+
+use crate::output::{Failure, Output};
+use serde::Serialize;
+use std::path::PathBuf;
+use stillpoint_migrate_proxy::{Config, StartError};
+
+/// What a configuration may look like; shown by `--help`.
+const EXAMPLE: &str = r#"The configuration file (TOML):
+
+  listen  = ["0.0.0.0:6432", "/run/stillpoint/.s.PGSQL.6432"]   # where clients connect
+  control = "/run/stillpoint/proxy.sock"                        # for `stillpoint migrate ...`; mode 0600
+  routes  = "/var/lib/stillpoint/routes.json"                   # where tenants have moved; outranks `server` below
+  metrics = "127.0.0.1:9187"                                    # Prometheus, at /metrics
+  workers = 2                                                   # threads; default: one for each processor
+  socket_mode = "0666"                                          # of the sockets in `listen`; default 0600
+
+  [limits]                 # defaults
+  connections = 1000       # sessions at a time
+  memory_mib  = 256        # must be enough for them: 64 KiB each
+  startup_ms  = 10000      # from a client's first byte to its session
+  connect_ms  = 5000       # until a server accepts
+  drain_ms    = 30000      # after SIGTERM transactions may finish
+
+  [tls]                    # for clients
+  certificate = "/etc/stillpoint/proxy.crt"
+  key         = "/etc/stillpoint/proxy.key"
+
+  [servers.old]            # PostgreSQL servers by name
+  host = "10.0.0.7"        # or the directory of a socket
+  port = 5432
+  tls  = "verify-full"     # disable (default), require, verify-full
+  ca   = "/etc/stillpoint/ca.crt"
+
+  [tenants.shop]           # databases as clients ask for them; "*" is every other one
+  server      = "old"
+  database    = "shop_v2"  # its name there, if it differs
+  connections = 200
+  verifiers   = "/etc/stillpoint/shop.verifiers"   # lines `USER SCRAM-SHA-256$...`: the proxy checks passwords itself
+
+  [[allow]]                # first rule that fits decides; without rules only this machine may connect
+  action = "reject"        # or "allow", the default
+  users  = ["postgres"]
+  from   = ["0.0.0.0/0", "::/0"]
+  [[allow]]
+  databases = ["shop"]
+  from = ["10.1.0.0/16", "local"]
+  tls  = "required"
+
+Signals: SIGHUP reads the file anew, SIGTERM lets transactions finish, SIGINT does not.
+STILLPOINT_LOG=info (debug, ...) says what is logged to stderr; passwords and keys never are.
+Servers see the proxy's address: give it a line in pg_hba.conf with scram-sha-256, md5 or trust (not peer, ldap or gss)."#;
+
+/// Arguments of `stillpoint migrate proxy`.
+#[derive(clap::Args)]
+#[command(after_long_help = EXAMPLE)]
+pub(crate) struct Args {
+    /// The configuration file; `--help` shows one.
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Check the file and the files that it names, say what is surprising, and end.
+    #[arg(long, visible_alias = "dry-run")]
+    check_config: bool,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    v: u32,
+    event: &'static str,
+    listen: Vec<String>,
+    control: String,
+    tenants: Vec<&'a str>,
+    warnings: Vec<String>,
+}
+
+fn line<'a>(event: &'static str, config: &'a Config) -> Line<'a> {
+    Line {
+        v: stillpoint_events::VERSION,
+        event,
+        listen: config.listen.iter().map(ToString::to_string).collect(),
+        control: config.control.display().to_string(),
+        tenants: config.tenants.keys().map(String::as_str).collect(),
+        warnings: config.warnings(),
+    }
+}
+
+/// Runs `stillpoint migrate proxy`.
+pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
+    if args.check_config {
+        let (config, warnings) = stillpoint_migrate_proxy::check(&args.config).map_err(|e| refused(e, &args))?;
+        if !output.is_json() {
+            warnings.iter().for_each(|warning| output.warn(warning));
+        }
+        let (tenants, servers) = (config.tenants.len(), config.servers.len());
+        output.line(format_args!("{}: good: {tenants} tenants, {servers} servers", args.config.display()));
+        output.json(&line("proxy-config-checked", &config));
+        return Ok(());
+    }
+    let started = |config: &Config| {
+        let at: Vec<String> = config.listen.iter().map(ToString::to_string).collect();
+        output.line(format_args!("serving at {}; control socket {}", at.join(", "), config.control.display()));
+        output.json(&line("proxy-started", config));
+    };
+    stillpoint_migrate_proxy::run(&args.config, started).map_err(|error| refused(error, &args))
+}
+
+fn refused(error: StartError, args: &Args) -> Failure {
+    let hint = match &error {
+        StartError::Config(_) => format!("stillpoint migrate proxy --config {} --check-config", args.config.display()),
+        StartError::Taken(_) => "stop the other proxy with SIGTERM, or give this one a `control` of its own".into(),
+        _ => "stillpoint migrate proxy --help".into(),
+    };
+    Failure::refused(error).hint(hint)
+}

@@ -1,0 +1,90 @@
+//! `stillpoint migrate run`: move a database, clients and all.
+
+use super::check::Accept;
+use super::servers::{Servers, failure, watched};
+use crate::output::{Failure, Output};
+use std::time::Duration;
+use stillpoint_migrate_engine::{Outcome, run as migrate};
+
+/// Arguments of `stillpoint migrate run`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    servers: Servers,
+    #[command(flatten)]
+    accept: Accept,
+    #[command(flatten)]
+    how: How,
+    /// Tables that are copied, and indexes that are made, at the same time.
+    #[arg(long, default_value_t = 2, value_name = "N")]
+    copy_jobs: usize,
+    /// The part of their throughput that clients keep while rows are copied; 0 copies as fast as it goes.
+    #[arg(long, default_value_t = 0.85, value_name = "PART")]
+    share: f64,
+    /// How long the snapshot may wait for older transactions to end.
+    #[arg(long, value_parser = crate::patch::duration, default_value = "60s", value_name = "TIME")]
+    snapshot_timeout: Duration,
+    /// Do everything short of touching: check.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// How clients are sent from one side to the other.
+#[derive(clap::Args)]
+pub(super) struct How {
+    /// Connections that replay at the same time.
+    #[arg(long, default_value_t = 4, value_name = "N")]
+    players: usize,
+    /// The longest pause of clients; after it they go on where they were, and it is tried again.
+    #[arg(long, value_parser = crate::patch::duration, default_value = "500ms", value_name = "TIME")]
+    pause_timeout: Duration,
+    /// Pauses that are tried.
+    #[arg(long, default_value_t = 10, value_name = "N")]
+    pause_attempts: u32,
+    /// Do not compare both sides before clients are sent over.
+    #[arg(long)]
+    no_compare: bool,
+}
+
+impl How {
+    pub(super) fn apply(&self, options: &mut stillpoint_migrate_engine::Options) -> Result<(), Failure> {
+        if self.players == 0 || self.players > 64 || self.pause_attempts == 0 {
+            return Err(Failure::usage("--players is 1 to 64, --pause-attempts at least 1"));
+        }
+        options.players = self.players;
+        options.pause_limit = self.pause_timeout;
+        options.pause_attempts = self.pause_attempts;
+        options.compare = !self.no_compare;
+        Ok(())
+    }
+}
+
+/// Runs `stillpoint migrate run`.
+pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
+    let mut options = args.servers.options()?;
+    args.how.apply(&mut options)?;
+    if args.copy_jobs == 0 || args.copy_jobs > 64 || !(0.0..1.0).contains(&args.share) {
+        return Err(Failure::usage("--copy-jobs is 1 to 64, --share from 0 to below 1"));
+    }
+    (options.copy_jobs, options.share) = (args.copy_jobs, args.share);
+    (options.snapshot_limit, options.accepted) = (args.snapshot_timeout, args.accept.accepted());
+    if args.dry_run {
+        let report = stillpoint_migrate_engine::check(&options.source, &options.target, options.accepted);
+        let report = super::servers::quietly(report)?;
+        let report = report.map_err(|error| Failure::failed(error, "nothing was touched"))?;
+        super::check::show(&report, output);
+        return report.accepted().map_err(Failure::refused);
+    }
+    match watched(&options, output, |observer| migrate(&options, observer))?.map_err(failure)? {
+        Outcome::Switched { paused } => output.line(format_args!(
+            "{}: clients are on the target; they were paused for {:.1} ms. `fallback` returns, `finish` ends the migration",
+            options.source.database_name(),
+            paused.as_secs_f64() * 1e3
+        )),
+        Outcome::AlreadyThere => output.line(format_args!(
+            "{}: clients are on the target already",
+            options.source.database_name()
+        )),
+    }
+    Ok(())
+}

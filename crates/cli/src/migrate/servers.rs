@@ -1,0 +1,95 @@
+//! Arguments that all commands of a migration share.
+
+use crate::output::{Exit, Failure, Output};
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+use stillpoint_events::Event;
+use stillpoint_migrate_engine::{Error, Observer, Options, Server, State};
+
+/// Which database, from where to where.
+#[derive(clap::Args)]
+pub(super) struct Servers {
+    /// The server that holds the database: libpq's connection string, `host=... port=... user=... dbname=...`. Passwords
+    /// are better given in PGPASSWORD.
+    #[arg(long, value_name = "CONNINFO")]
+    source: String,
+    /// The server that it goes to.
+    #[arg(long, value_name = "CONNINFO")]
+    target: String,
+    /// The database, unless the source's connection string names it.
+    #[arg(long, value_name = "NAME")]
+    database: Option<String>,
+    /// The proxy's name for it, if it differs.
+    #[arg(long, value_name = "NAME")]
+    tenant: Option<String>,
+    /// The proxy's control socket.
+    #[arg(long, value_name = "SOCKET", default_value = "/run/stillpoint/proxy.sock")]
+    proxy: PathBuf,
+    /// Where the journal of migrations lies.
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/stillpoint/migrate")]
+    state: PathBuf,
+}
+
+impl Servers {
+    /// The options that these arguments give.
+    pub(super) fn options(&self) -> Result<Options, Failure> {
+        let refused = |error: Error| Failure::refused(error).hint("--help");
+        let source = Server::parse("source", &self.source, self.database.as_deref()).map_err(refused)?;
+        let database = self.database.as_deref().unwrap_or(source.database_name());
+        // A database keeps its name, so that the target's connection string need not repeat it.
+        let named = self.target.contains("dbname") || self.target.starts_with("postgres");
+        let target = Server::parse("target", &self.target, (!named).then_some(database)).map_err(refused)?;
+        let mut options = Options::new(source, target, self.proxy.clone(), self.state.clone());
+        if let Some(tenant) = &self.tenant {
+            options.tenant.clone_from(tenant);
+        }
+        Ok(options)
+    }
+}
+
+/// Runs `work` on threads of its own while its events are shown; Ctrl-C asks it to end.
+pub(super) fn watched<T: Send, F: Future<Output = T>>(
+    options: &Options,
+    output: &Output,
+    work: impl FnOnce(Observer) -> F + Send,
+) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Failure::refused)?;
+    let (sender, receiver) = mpsc::channel::<Event>();
+    let observer: Observer = Arc::new(move |event| {
+        let _ = sender.send(event);
+    });
+    let interrupt = Arc::clone(&options.interrupt);
+    runtime.spawn(async move {
+        while tokio::signal::ctrl_c().await.is_ok() {
+            interrupt.notify_one();
+        }
+    });
+    let result = std::thread::scope(|scope| {
+        let working = scope.spawn(|| runtime.block_on(work(observer)));
+        for event in receiver {
+            output.event(&event);
+        }
+        working.join()
+    });
+    output.progress_done();
+    Ok(result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+}
+
+/// Runs `work` where nothing is to be shown meanwhile.
+pub(super) fn quietly<T>(work: impl Future<Output = T>) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::refused)?;
+    Ok(runtime.block_on(work))
+}
+
+/// How the command ends for a failure of the engine.
+pub(super) fn failure(failed: stillpoint_migrate_engine::Failure) -> Failure {
+    let hint = failed.hint();
+    let exit = match (&failed.state, &failed.error) {
+        (State::Untouched, Error::Refused(_) | Error::WrongPhase(_) | Error::Proxy(_)) => Exit::Refused,
+        (State::Untouched, _) => Exit::Failed,
+        (State::OnSource | State::OnSourceWithRemains(_) | State::OnTarget, _) => Exit::FellBack,
+        (State::Unknown(_), _) => Exit::Unknown,
+    };
+    let state = failed.state.to_string();
+    Failure { exit, error: failed.error.into(), state, hint: Some(hint.into()) }
+}

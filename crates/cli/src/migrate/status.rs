@@ -1,0 +1,47 @@
+//! `stillpoint migrate status`: where a migration stands.
+
+use super::servers::{Servers, quietly};
+use crate::output::{Failure, Output};
+use serde::Serialize;
+use stillpoint_migrate_engine::{Status, status};
+
+/// Arguments of `stillpoint migrate status`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    servers: Servers,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    v: u32,
+    event: &'static str,
+    #[serde(flatten)]
+    status: &'a Status,
+}
+
+/// Runs `stillpoint migrate status`.
+pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
+    let options = args.servers.options()?;
+    let status = quietly(status(&options))?.map_err(|error| Failure::failed(error, "nothing was touched"))?;
+    output.json(&Line { v: stillpoint_events::VERSION, event: "migration", status: &status });
+    let database = options.source.database_name();
+    match &status.record {
+        None => output.line(format_args!("{database}: no migration")),
+        Some(record) => {
+            let kept = status.kept_bytes.map_or_else(String::new, |kept| format!(", {kept} bytes of log kept for it"));
+            output.line(format_args!(
+                "{database}: migration {} from {} to {}: {:?}{kept}",
+                record.migration, record.source, record.target, record.phase
+            ));
+        }
+    }
+    match status.serving {
+        Some(side) => output.line(format_args!("clients are on the {side}")),
+        None => output.line("the proxy does not say where clients are"),
+    }
+    for orphan in &status.orphans {
+        output.line(format_args!("slot {orphan} belongs to no migration: `stillpoint migrate abort` drops it"));
+    }
+    Ok(())
+}

@@ -1,0 +1,66 @@
+//! Whole migrations with clients at the real proxy: they go on through both switches and see no error.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use stillpoint_migrate_engine::{Outcome, fallback, run};
+use stillpoint_migrate_testbed::{Cluster, available, free_port};
+use support::{Bench, observer, sums};
+
+/// A proxy in a thread; it ends with the test's process. Its port and control socket.
+fn proxy(dir: &Path, source: &Cluster) -> (u16, PathBuf) {
+    let port = free_port();
+    let control = dir.join("proxy.sock");
+    let text = format!(
+        "listen = [\"127.0.0.1:{port}\"]\ncontrol = {control:?}\nroutes = {:?}\nworkers = 2\n\
+         [servers.old]\nhost = \"127.0.0.1\"\nport = {}\n[tenants.shop]\nserver = \"old\"\n",
+        dir.join("routes.json"),
+        source.port()
+    );
+    let path = dir.join("proxy.toml");
+    std::fs::write(&path, &text).expect("write the configuration");
+    let (ready, started) = mpsc::channel();
+    std::thread::spawn(move || {
+        let failed = ready.clone();
+        if let Err(error) = stillpoint_migrate_proxy::run(&path, |_| ready.send(None).expect("the test waits")) {
+            let _ = failed.send(Some(error.to_string()));
+        }
+    });
+    assert_eq!(started.recv().expect("the proxy starts or says why not"), None, "{text}");
+    (port, control)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_go_over_and_come_back() {
+    if !available() {
+        return;
+    }
+    let bench = Bench::start();
+    bench.source.sql("postgres", "CREATE DATABASE shop");
+    bench.source.pgbench("shop", &["-i", "-s", "2", "-q"]);
+    let (port, control) = proxy(bench.dir.path(), &bench.source);
+    let mut options = bench.options("shop");
+    options.proxy = control;
+    let mut load =
+        bench.source.pgbench_load("shop", port, &["-n", "-c", "8", "-T", "25", "-R", "600", "-M", "prepared"]);
+    let (observer, _events) = observer();
+    let outcome = run(&options, observer.clone()).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    let Outcome::Switched { paused } = outcome else { panic!("{outcome:?}") };
+    println!("paused {paused:?} on the way there");
+    assert!(load.running(), "the load was there all the time");
+    let history = "SELECT count(*) FROM pgbench_history";
+    let (there, then) = (bench.target.sql("shop", history), bench.source.sql("shop", history));
+    assert!(there.parse::<u64>().unwrap() >= then.parse::<u64>().unwrap(), "{there} {then}");
+
+    let back = fallback(&options, observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    println!("paused {back:?} on the way back");
+    assert!(load.running(), "the load was there all the time");
+    let outcome = load.finish();
+    assert!(outcome.success && outcome.failed == 0, "{}", outcome.text);
+    assert_eq!(bench.source.sql("shop", history), outcome.transactions.to_string(), "every commit exactly once");
+    let balance = "SELECT sum(abalance) = (SELECT sum(delta) FROM pgbench_history) FROM pgbench_accounts";
+    assert_eq!(bench.source.sql("shop", balance), "t");
+    assert!(!sums(&bench.source, "shop").is_empty());
+    bench.assert_clean("shop");
+}
