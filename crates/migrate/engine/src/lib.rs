@@ -1,4 +1,46 @@
-//! Moves a PostgreSQL database to another server while it is in use.
+//! Moves a PostgreSQL database to another server while it is in use, clients and all.
+//!
+//! **The caller must** name both servers with roles that are superusers there; have the proxy
+//! (`stillpoint-migrate-proxy`) in front as the only way of clients to the database; run one migration of a database at a
+//! time (the journal's lock sees to it on one machine); call from a tokio runtime.
+//!
+//! **Guaranteed:** [`check`] changes nothing, and names everything that [`run`] would refuse. Until clients change sides
+//! every failure, interruption and time-out leaves them on the source, and takes away what was put on either server: schema,
+//! publications, slots, replica identities, the target's database; [`State`] says so, or what is left. From then on they
+//! are on the target, and [`fallback`] brings them back with all that was committed since, until [`finish`]. A process
+//! that is killed leaves a journal: the next [`run`] goes on from it, or [`abort`] takes everything away. A committed
+//! transaction is on the side in service exactly once: it is repeated with its stamp in the same transaction on the
+//! target, and the source is told of it only when the target has flushed it.
+//!
+//! **It does not** capture changes without logical decoding (`wal_level=logical` on the source), encrypt its own
+//! connections, repeat definitions (DDL ends the migration, clients unharmed), move large objects, or hold back clients
+//! whose load the target cannot follow: it tells of that.
+//!
+//! ```text
+//!  Begun --> Snapshotted --> Copying --> Following --> Switching --> Switched --> (finish)
+//!    |            |             |        ^   |            |  proxy      |
+//!    +------------+-------------+--undo  |   +--undo      |  decides    +--> Returning --> Returned --> (gone)
+//!                  after a crash: resume-+                +--> Following
+//! ```
+//!
+//! An example:
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::sync::Arc;
+//! use stillpoint_migrate_engine::{Options, Server, run};
+//!
+//! let source = Server::parse("source", "host=10.0.0.1 user=mover dbname=shop", None)?;
+//! let target = Server::parse("target", "host=10.0.0.2 user=mover dbname=shop", None)?;
+//! let options = Options::new(source, target, "/run/stillpoint/proxy.sock".into(), "/var/lib/stillpoint/migrate".into());
+//! let outcome = run(&options, Arc::new(|event| println!("{:?}", event.kind))).await?;
+//! println!("{outcome:?}");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Follows section 4.3 of "Madeus: Database Live Migration Middleware under Heavy Workloads for Cloud Environment" (SIGMOD
+//! 2015); changes come from PostgreSQL's logical decoding instead of the middleware, so that any isolation level is sound.
 #![forbid(unsafe_code)]
 
 mod back;

@@ -1,0 +1,142 @@
+//! Each phase is made to fail: what is promised of both sides holds, and the next attempt succeeds.
+
+mod support;
+
+use stillpoint_migrate_engine::{
+    Error, Failure, FaultPoint, Options, Outcome, Phase, State, abort, fallback, finish, run, status,
+};
+use stillpoint_migrate_testbed::available;
+use support::{Bench, observer};
+
+fn bench() -> Bench {
+    let bench = Bench::start();
+    bench.source.sql("postgres", "CREATE DATABASE shop");
+    bench.source.pgbench("shop", &["-i", "-s", "1", "-q"]);
+    bench
+}
+
+/// Quick: what is tested here is not the throttle.
+fn options(bench: &Bench) -> Options {
+    Options { share: 0.0, ..bench.options("shop") }
+}
+
+async fn attempt(options: &Options) -> Result<Outcome, Failure> {
+    let (observer, _events) = observer();
+    run(options, observer).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn before_the_switch_everything_is_taken_away_again() {
+    if !available() {
+        return;
+    }
+    let bench = bench();
+    for point in [
+        FaultPoint::Snapshotted,
+        FaultPoint::Defined,
+        FaultPoint::Copied,
+        FaultPoint::CaughtUp,
+        FaultPoint::Prepared,
+        FaultPoint::Drained,
+        FaultPoint::Fenced,
+    ] {
+        let failing = Options { faults: vec![point], ..options(&bench) };
+        let failure = attempt(&failing).await.unwrap_err();
+        assert!(matches!(failure.error, Error::Fault(at) if at == point), "{point:?}: {failure:?}");
+        assert_eq!(failure.state, State::OnSource, "{point:?}");
+        assert_eq!(bench.front.lock().unwrap().serving.1, bench.source.port(), "{point:?}");
+        bench.assert_clean("shop");
+        bench.source.sql("shop", "INSERT INTO pgbench_history (tid) VALUES (1)");
+    }
+    let outcome = attempt(&options(&bench)).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert!(matches!(outcome, Outcome::Switched { .. }));
+    let (source, target) = bench.sums("shop");
+    assert_eq!(source, target);
+    let outcome = attempt(&options(&bench)).await.unwrap();
+    assert_eq!(outcome, Outcome::AlreadyThere, "a second run has nothing to do");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_the_switch_clients_stay_on_the_target() {
+    if !available() {
+        return;
+    }
+    let bench = bench();
+    let failing = Options { faults: vec![FaultPoint::Switched], ..options(&bench) };
+    let failure = attempt(&failing).await.unwrap_err();
+    assert_eq!(failure.state, State::OnTarget, "{failure:?}");
+    assert_eq!(bench.front.lock().unwrap().serving.1, bench.target.port());
+    let told = status(&failing).await.unwrap();
+    assert_eq!((told.record.map(|record| record.phase), told.serving), (Some(Phase::Switched), Some("target")));
+    assert_eq!(abort(&failing).await.unwrap_err().state, State::OnTarget, "too late to abort");
+    bench.target.sql("shop", "INSERT INTO pgbench_history (tid) VALUES (1)");
+    fallback(&options(&bench), observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert_eq!(bench.source.sql("shop", "SELECT count(*) FROM pgbench_history"), "1");
+    bench.assert_clean("shop");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_way_back_that_fails_leaves_clients_on_the_target() {
+    if !available() {
+        return;
+    }
+    let bench = bench();
+    attempt(&options(&bench)).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    for point in [FaultPoint::Prepared, FaultPoint::Drained, FaultPoint::Fenced] {
+        let failing = Options { faults: vec![point], ..options(&bench) };
+        let failure = fallback(&failing, observer().0).await.unwrap_err();
+        assert_eq!(failure.state, State::OnTarget, "{point:?}: {failure:?}");
+        assert_eq!(bench.front.lock().unwrap().serving.1, bench.target.port(), "{point:?}");
+        bench.target.sql("shop", "INSERT INTO pgbench_history (tid) VALUES (1)");
+        assert!(bench.source.try_sql("shop", "CREATE TABLE x ()").is_err(), "{point:?}: the source is shut");
+    }
+    fallback(&options(&bench), observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert_eq!(bench.source.sql("shop", "SELECT count(*) FROM pgbench_history"), "3");
+    bench.assert_clean("shop");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proxy_that_refuses_is_fallen_back_from() {
+    if !available() {
+        return;
+    }
+    let bench = bench();
+    for refusal in ["prepare", "pause", "switch"] {
+        bench.front.lock().unwrap().refuse = vec![refusal];
+        let failure = attempt(&options(&bench)).await.unwrap_err();
+        assert!(failure.error.to_string().contains(refusal), "{failure:?}");
+        assert_eq!(failure.state, State::OnSource, "{refusal}");
+        bench.assert_clean("shop");
+    }
+    bench.front.lock().unwrap().refuse.clear();
+    attempt(&options(&bench)).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    finish(&options(&bench)).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert!(fallback(&options(&bench), observer().0).await.is_err(), "there is no way back after finish");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_transaction_is_named() {
+    if !available() {
+        return;
+    }
+    let bench = bench();
+    let mut psql = bench.source.client("psql");
+    psql.args(["-X", "-d", "shop", "-c", "BEGIN; UPDATE pgbench_branches SET bbalance = 1; SELECT pg_sleep(60)"]);
+    let mut long = psql.stdout(std::process::Stdio::null()).spawn().unwrap();
+    stillpoint_migrate_testbed::until("the long transaction to run", || {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE query ~ 'pg_sleep' AND pid <> pg_backend_pid() \
+                   AND backend_xid IS NOT NULL";
+        (bench.source.sql("shop", sql) == "1").then_some(())
+    });
+    let hasty = Options { snapshot_limit: std::time::Duration::from_secs(2), ..options(&bench) };
+    let failure = attempt(&hasty).await.unwrap_err();
+    let Error::TimedOut { who, .. } = &failure.error else {
+        // The lock that it holds may be met first, by the change of replica identities.
+        panic!("{failure:?}")
+    };
+    assert!(who.iter().any(|who| who.contains("pg_sleep")), "{who:?}");
+    assert_eq!(failure.state, State::OnSource);
+    long.kill().unwrap();
+    long.wait().unwrap();
+    bench.assert_clean("shop");
+}
