@@ -55,7 +55,7 @@ async fn serve(path: &Path, settings: Settings, started: impl FnOnce(&Config)) -
     for listener in listeners {
         tasks.spawn(accept(listener, workers.clone()));
     }
-    let (control, _control_file) = control;
+    let (control, control_file) = control;
     let control_task = tokio::spawn(accept_control(control, proxy.clone()));
     tracing::info!(listen = ?config.listen.iter().map(Endpoint::to_string).collect::<Vec<_>>(), workers = count, "serving");
     started(&config);
@@ -63,6 +63,8 @@ async fn serve(path: &Path, settings: Settings, started: impl FnOnce(&Config)) -
     let patiently = signals(path, &proxy).await?;
     // Nobody connects any more; dropping the listeners lets a successor have the addresses.
     tasks.shutdown().await;
+    control_task.abort();
+    drop(control_file);
     if patiently {
         let limit = proxy.settings().config.limits.drain();
         tracing::info!(connections = workers.load(), "ending: transactions may finish");
@@ -76,7 +78,6 @@ async fn serve(path: &Path, settings: Settings, started: impl FnOnce(&Config)) -
             tracing::warn!(connections = workers.load(), "the limit is reached: the others are broken off");
         }
     }
-    control_task.abort();
     tracing::info!("ended");
     if workers.load() == 0
         && let Ok(workers) = Arc::try_unwrap(workers)

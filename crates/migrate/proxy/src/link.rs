@@ -71,6 +71,7 @@ async fn connect_raw(server: &Server) -> std::io::Result<Raw> {
     }
     let stream = TcpStream::connect((server.host.as_str(), server.port)).await?;
     stream.set_nodelay(true)?;
+    rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
     Ok(Raw::Tcp(stream))
 }
 

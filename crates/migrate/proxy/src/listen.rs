@@ -47,6 +47,8 @@ impl Listener {
             Listener::Tcp(listener) => {
                 let (stream, peer) = listener.accept().await?;
                 stream.set_nodelay(true)?;
+                // A client whose machine is gone must not hold a transaction open for ever.
+                rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
                 Ok((Raw::Tcp(stream), Origin::Address(peer.ip())))
             }
             Listener::Unix(listener, _) => Ok((Raw::Unix(listener.accept().await?.0), Origin::Local)),

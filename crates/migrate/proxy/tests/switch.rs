@@ -193,6 +193,50 @@ async fn sessions_that_hold_what_cannot_move_are_pinned_and_said() {
     assert!(matches!(reply, Reply::Drained { .. }), "{reply:?}");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_login_that_was_only_heard_opens_the_target_once_the_verifier_is_known() {
+    if !available() {
+        return;
+    }
+    let (a, b, proxy) = pair();
+    a.sql("postgres", "CREATE ROLE alice LOGIN PASSWORD 'secret'");
+    let stored = a.sql("postgres", "SELECT rolpassword FROM pg_authid WHERE rolname = 'alice'");
+    b.sql("postgres", &format!("CREATE ROLE alice LOGIN PASSWORD '{stored}'"));
+    for cluster in [&a, &b] {
+        cluster.sql(
+            "postgres",
+            "GRANT SELECT ON whoami TO alice; CREATE TYPE mood AS ENUM ('good'); CREATE TABLE moods (m mood)",
+        );
+        let hba = "local all all trust\nhost all alice all scram-sha-256\nhost all all all trust\n";
+        std::fs::write(cluster.data_dir().join("pg_hba.conf"), hba).expect("write pg_hba.conf");
+        cluster.sql("postgres", "GRANT INSERT, SELECT ON moods TO alice; SELECT pg_reload_conf()");
+    }
+    let conninfo = format!("host=127.0.0.1 port={} user=alice password=secret dbname=postgres", proxy.port);
+    let (client, connection) = tokio_postgres::connect(&conninfo, NoTls).await.expect("log in");
+    tokio::spawn(connection);
+    assert_eq!(text(&client, WHO).await, "a");
+    // its parameter is of a type that has another number at the target
+    let insert = client.prepare("INSERT INTO moods SELECT $1::text::mood").await.unwrap();
+    client.batch_execute("PREPARE by_type(mood) AS INSERT INTO moods VALUES ($1)").await.unwrap();
+    let mut control = Client::connect(&proxy.control).await.unwrap();
+    let prepare = |verifiers: &[(&str, &str)]| Request::Prepare {
+        tenant: "postgres".into(),
+        target: stillpoint_migrate_proxy::control::TargetSpec::Name("b".into()),
+        verifiers: verifiers.iter().map(|(user, stored)| ((*user).to_owned(), (*stored).to_owned())).collect(),
+        limit_ms: 10_000,
+    };
+    let Reply::Prepared { failed, .. } = control.ask(&prepare(&[])).await.unwrap() else { panic!("prepared") };
+    assert!(failed[0].why.contains("the verifier of this role was not given"), "{failed:?}");
+    let reply = control.ask(&prepare(&[("alice", &stored)])).await.unwrap();
+    assert!(matches!(reply, Reply::Prepared { sessions: 1, .. }), "{reply:?}");
+    control.ask(&Request::Pause { tenant: "postgres".into(), limit_ms: 5000 }).await.unwrap();
+    control.ask(&Request::Switch { tenant: "postgres".into() }).await.unwrap();
+    assert_eq!(text(&client, WHO).await, "b");
+    client.execute(&insert, &[&"good"]).await.unwrap();
+    client.batch_execute("EXECUTE by_type('good')").await.unwrap();
+    assert_eq!(b.sql("postgres", "SELECT count(*) FROM moods"), "2");
+}
+
 /// Sessions under load, there and back: every statement is answered, by the server that is in service.
 #[test]
 fn sessions_under_load_move_without_an_error() {

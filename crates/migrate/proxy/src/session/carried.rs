@@ -13,7 +13,7 @@ const NAME: &[u8] = b"stillpoint_carried";
 /// Asked in one round trip. Every row: what it is about, three texts.
 const QUESTION: &str = "\
 SELECT 'setting', name, setting, '' FROM pg_catalog.pg_settings \
-  WHERE source = 'session' AND name !~ '^transaction_' \
+  WHERE source = 'session' AND name !~ '^transaction_(isolation|read_only|deferrable)$' \
 UNION ALL SELECT 'custom', n, pg_catalog.current_setting(n, true), '' FROM pg_catalog.unnest($1::pg_catalog.text[]) n \
 UNION ALL SELECT 'role', session_user::pg_catalog.text, pg_catalog.current_setting('role'), '' \
 UNION ALL SELECT CASE WHEN from_sql THEN 'prepare' ELSE 'parse' END, name, statement, \
@@ -25,6 +25,9 @@ UNION ALL SELECT 'lock', mode, pg_catalog.concat_ws(',', classid, objid, objsubi
 UNION ALL SELECT 'pin', 'cursor WITH HOLD ' || name, '', '' FROM pg_catalog.pg_cursors WHERE is_holdable \
 UNION ALL SELECT 'pin', 'temporary relation ' || relname, '', '' FROM pg_catalog.pg_class \
   WHERE relnamespace = pg_catalog.pg_my_temp_schema() AND relkind <> 'i'";
+
+/// The first number of what a database defines itself (`FirstNormalObjectId`).
+const FIRST_OWN_OID: u32 = 16_384;
 
 /// Values whose meaning differs between servers are not carried.
 const NOT_CARRIED: [&str; 3] = ["is_superuser", "session_authorization", "role"];
@@ -101,7 +104,7 @@ pub(crate) fn answer(rows: Vec<Vec<Option<Vec<u8>>>>) -> Carried {
             b"role" => carried.roles = (name, value),
             b"prepare" | b"parse" => {
                 let types = String::from_utf8(more.unwrap_or_default()).unwrap_or_default();
-                let types = types.split(',').filter_map(|oid| oid.parse().ok()).collect();
+                let types = types.split(',').filter_map(|oid| oid.parse().ok()).map(portable).collect();
                 carried.statements.insert(name, Statement { text: value, types, by_sql: kind == b"prepare" });
             }
             b"listen" => carried.channels.push(name),
@@ -112,6 +115,11 @@ pub(crate) fn answer(rows: Vec<Vec<Option<Vec<u8>>>>) -> Carried {
     carried.channels.sort();
     carried.locks.sort();
     carried
+}
+
+/// Types that a database defines have other numbers elsewhere: 0 has the server find out, as it did for most clients.
+fn portable(oid: u32) -> u32 {
+    if oid < FIRST_OWN_OID { oid } else { 0 }
 }
 
 impl Carried {

@@ -44,6 +44,9 @@ pub(crate) const MEMORY_MAX: usize = 4 * crate::buffer::LEN;
 /// A prepared session that changes what it carries is asked again after this time at the earliest.
 const FOLLOW_EVERY: Duration = Duration::from_millis(200);
 
+/// A server that is being left is not waited for longer.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
 /// A session whose client is logged in.
 pub(crate) struct Session {
     pump: Pump,
@@ -91,7 +94,7 @@ impl Session {
             };
             let mut good_bye = Vec::new();
             put_terminate(&mut good_bye);
-            let _ = self.pump.server.write_all(&good_bye).await;
+            let _ = tokio::time::timeout(LAST_WORDS, self.pump.server.write_all(&good_bye)).await;
             if let End::Told(refusal) = end {
                 self.tell(&refusal).await;
             }
@@ -110,7 +113,7 @@ impl Session {
         let mut bytes = Vec::new();
         put_fatal(&mut bytes, refusal.code, &refusal.message, refusal.hint);
         // A client that does not read is not waited for.
-        let _ = tokio::time::timeout(Duration::from_secs(1), self.pump.tell_client(&bytes)).await;
+        let _ = tokio::time::timeout(LAST_WORDS, self.pump.tell_client(&bytes)).await;
     }
 
     async fn command(&mut self, command: Command) -> Result<Option<Refusal>, SessionError> {
@@ -277,13 +280,14 @@ impl Session {
         let mut bytes = Vec::new();
         if listens {
             put_sync(&mut bytes);
-            if let Ok(answers) = link::exchange(&mut self.pump.server, &bytes, 1).await {
+            let exchange = tokio::time::timeout(LAST_WORDS, link::exchange(&mut self.pump.server, &bytes, 1));
+            if let Ok(Ok(answers)) = exchange.await {
                 self.pump.inject(&answers.aside);
             }
             bytes.clear();
         }
         put_terminate(&mut bytes);
-        let _ = self.pump.server.write_all(&bytes).await;
+        let _ = tokio::time::timeout(LAST_WORDS, self.pump.server.write_all(&bytes)).await;
     }
 }
 

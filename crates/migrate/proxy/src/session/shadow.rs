@@ -18,6 +18,9 @@ use tokio::task::JoinHandle;
 const LOCK_LIMIT: Duration = Duration::from_secs(2);
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
+/// A target that does not answer for so long is as good as gone.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+
 /// What a counterpart is told.
 enum Order {
     /// Carry this; the answer is whether it does.
@@ -135,7 +138,9 @@ fn error_chain(error: &SessionError) -> String {
 }
 
 async fn ask(ready: &mut Ready, bytes: &[u8], syncs: usize) -> Result<Answers, String> {
-    let answers = link::exchange(&mut ready.stream, bytes, syncs).await.map_err(|error| error_chain(&error))?;
+    let exchange = tokio::time::timeout(ANSWER_LIMIT, link::exchange(&mut ready.stream, bytes, syncs));
+    let answers = exchange.await.unwrap_or(Err(SessionError::TimedOut("an answer of the target")));
+    let answers = answers.map_err(|error| error_chain(&error))?;
     note_parameters(&mut ready.parameters, &answers.aside);
     Ok(answers)
 }
