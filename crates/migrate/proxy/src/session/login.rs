@@ -189,6 +189,9 @@ async fn listen(
                 write(client, &without_binding(&mechanisms)?).await?;
                 let reply = answer(client).await?;
                 let initial = frontend::sasl_initial(&reply).map_err(SessionError::ClientProtocol)?;
+                if stream.is_tls() && initial.data.starts_with(b"y") {
+                    return Err(SessionError::Refused(taken_for_an_attack()));
+                }
                 let mut transcript = Transcript::default();
                 transcript.client_first(initial.data).map_err(SessionError::ClientProtocol)?;
                 login = Login::Heard(transcript);
@@ -251,6 +254,13 @@ fn without_binding(mechanisms: &[&str]) -> Result<Vec<u8>, SessionError> {
     let mut bytes = Vec::new();
     backend::put_sasl(&mut bytes, [scram::MECHANISM]);
     Ok(bytes)
+}
+
+/// The client could bind its login to TLS and says so; a server that speaks TLS too concludes that somebody in between hid
+/// its offer, which is so.
+fn taken_for_an_attack() -> Refusal {
+    Refusal::new("28000", "SCRAM between a client and a server that both speak TLS cannot pass the proxy")
+        .hint("Set `verifiers` for this database in the proxy's configuration.")
 }
 
 fn cannot_pass(method: u32) -> Refusal {

@@ -26,7 +26,7 @@ use crate::secret::Credential;
 use crate::target::Target;
 use crate::tenant::Tenant;
 use carried::Carried;
-use pump::{Event, Gate, Pump};
+use pump::{Admission, Event, Pump};
 use shadow::{Access, Shadow};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -126,14 +126,14 @@ impl Session {
             }
             Command::Pause(reporter) => {
                 self.pausing = Some(reporter);
-                self.pump.gate = Gate::Closing;
+                self.pump.admission = Admission::Closing;
                 self.pump.wants_boundary = true;
             }
             Command::Resume => self.resume(),
             Command::Switch(reporter) => return self.switch(reporter).await,
             Command::End => {
                 self.ending = true;
-                self.pump.gate = Gate::Closing;
+                self.pump.admission = Admission::Closing;
                 self.pump.wants_boundary = true;
             }
         }
@@ -167,7 +167,7 @@ impl Session {
     fn resume(&mut self) {
         self.pausing = None;
         if !self.ending {
-            self.pump.gate = Gate::Open;
+            self.pump.admission = Admission::Open;
             self.pump.wants_boundary = self.preparing.is_some();
         }
         if self.entry.activity() == Activity::Parked {
@@ -187,7 +187,7 @@ impl Session {
             self.entry.prepared.store(verdict.is_ok(), Ordering::Relaxed);
         }
         if let Some(reporter) = self.pausing.take() {
-            self.pump.gate = Gate::Closed;
+            self.pump.admission = Admission::Closed;
             self.entry.set(Activity::Parked);
             reporter.report(match self.entry.pinned() {
                 Some(why) => Err(why),
@@ -249,7 +249,7 @@ impl Session {
     }
 
     async fn move_over(&mut self) -> Result<(), String> {
-        if self.pump.gate != Gate::Closed {
+        if self.pump.admission != Admission::Closed {
             return Err("it is not parked".into());
         }
         let Some((shadow, target)) = self.shadow.take() else { return Err("it was not prepared".into()) };

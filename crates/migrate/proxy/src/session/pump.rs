@@ -24,7 +24,7 @@ const MESSAGE_MAX: u32 = (1 << 30) - 1;
 
 /// Whether new transactions may begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Gate {
+pub(crate) enum Admission {
     /// They may.
     Open,
     /// They wait, and one may still be running.
@@ -72,7 +72,7 @@ pub(crate) struct Pump {
     pub(crate) notes: Notes,
     /// What the server reported of itself, as the client knows it.
     pub(crate) parameters: BTreeMap<String, Vec<u8>>,
-    pub(crate) gate: Gate,
+    pub(crate) admission: Admission,
     /// Stop at the next boundary.
     pub(crate) wants_boundary: bool,
     /// There is a counterpart to keep alike; stop at a boundary after this time when something may have changed.
@@ -92,7 +92,7 @@ impl Pump {
             conversation: Conversation::new(),
             notes,
             parameters: BTreeMap::new(),
-            gate: Gate::Open,
+            admission: Admission::Open,
             wants_boundary: false,
             follows: None,
             unflushed: [false; 2],
@@ -194,7 +194,7 @@ impl Pump {
 
     /// Whether what comes next from the client would begin a transaction, or may.
     fn holds(&self) -> bool {
-        self.gate != Gate::Open
+        self.admission != Admission::Open
             && self.up.scanner.at_edge()
             && (self.conversation.at_boundary() || self.conversation.awaits_verdict())
     }
