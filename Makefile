@@ -11,7 +11,7 @@ CARGO ?= cargo
 export PATH := $(PATH):$(HOME)/.cargo/bin
 RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
 
-.PHONY: help setup build test test-all check demo bench experiments soak fuzz install uninstall clean
+.PHONY: help setup build test test-all check demo demo-migrate bench experiments soak fuzz install uninstall clean
 
 help: ## this list
 	@echo 'stillpoint: live patches for unmodified, running programs. Start with `make demo`.'
@@ -35,6 +35,10 @@ check: setup ## formatting, lints, and the rules of the tree (layers, purity, wo
 demo: build ## patch a running redis 17 times under load and show what its clients noticed
 	@$(CARGO) build --locked --release -p stillpoint-e2e --bin demo
 	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/demo $(DEMO_ARGS)
+
+demo-migrate: build ## move a PostgreSQL database to another server and back under load (DEMO_ARGS=--short: a minute)
+	@$(CARGO) build --locked --release -p stillpoint-migrate-demo
+	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/demo-migrate $(DEMO_ARGS)
 
 bench: build ## measure everything that README states (about 40 minutes; BENCH_ARGS=--short: 5)
 	@$(CARGO) build --locked --release -p stillpoint-e2e --bin bench

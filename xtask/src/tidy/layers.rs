@@ -45,6 +45,7 @@ const PLACES: &[(&str, Layer, Pillar)] = &[
     ("stillpoint-patch-engine", Layer::Engine, Pillar::Patch),
     ("stillpoint-migrate-proxy", Layer::Edge, Pillar::Migrate),
     ("stillpoint-migrate-engine", Layer::Engine, Pillar::Migrate),
+    ("stillpoint-migrate-demo", Layer::Tool, Pillar::Shared),
     ("stillpoint-migrate-testbed", Layer::Tool, Pillar::Migrate),
     ("stillpoint-measure", Layer::Engine, Pillar::Measure),
     ("stillpoint", Layer::Cli, Pillar::Shared),

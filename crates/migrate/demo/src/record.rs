@@ -1,0 +1,68 @@
+//! pgbench's transaction logs as a record of `stillpoint measure`.
+
+use rustix::time::{ClockId, clock_gettime};
+use std::fs;
+use std::path::Path;
+use stillpoint_measure::record::{End, Header, Outcome, Record, Sample};
+
+/// Everything that pgbench logged in a directory. With a rate its latencies count from the time at which a transaction
+/// was due, so no pause hides behind a client that waits.
+pub(crate) fn of_logs(directory: &Path, port: u16) -> Record {
+    let nanoseconds = |clock| {
+        let now = clock_gettime(clock);
+        now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+    };
+    // The logs tell wall-clock time, events the monotonic one.
+    let apart = nanoseconds(ClockId::Realtime) - nanoseconds(ClockId::Monotonic);
+    let mut samples = Vec::new();
+    let logs = fs::read_dir(directory).expect("list the logs").flatten();
+    for log in logs.filter(|entry| entry.file_name().to_string_lossy().starts_with("pgbench_log.")) {
+        let text = fs::read_to_string(log.path()).expect("read a log of pgbench");
+        samples.extend(text.lines().filter_map(|line| sample(line, apart)));
+    }
+    samples.sort_by_key(Sample::ended_ns);
+    let started_ns = samples.iter().map(|sample| sample.scheduled_ns).min().unwrap_or(0);
+    let connections = samples.iter().map(|sample| sample.connection + 1).max().unwrap_or(0);
+    let end = samples.last().map(|last| End { ended_ns: last.ended_ns(), ..End::default() });
+    let header = Header {
+        protocol: "postgresql".into(),
+        target: format!("127.0.0.1:{port}"),
+        started_ns,
+        started_unix_s: (started_ns + apart) / 1_000_000_000,
+        kinds: vec!["tpcb-like".into()],
+        rate: 0.0,
+        arrivals: "poisson".into(),
+        connections,
+        idle: 0,
+        blocking: 0,
+        pipeline: 1,
+        keys: 0,
+        value_bytes: 0,
+    };
+    Record { header, samples, marks: Vec::new(), end }
+}
+
+/// `client transaction latency_us script seconds microseconds [lag_us]`; what is not a number was a failure.
+fn sample(line: &str, apart: u64) -> Option<Sample> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let number = |at: usize| words.get(at).and_then(|word| word.parse::<u64>().ok());
+    let ended_ns = (number(4)? * 1_000_000 + number(5)?) * 1000 - apart;
+    let latency_ns = number(2).unwrap_or(0) * 1000;
+    let outcome = if number(2).is_some() { Outcome::Ok } else { Outcome::ErrorReply };
+    let (scheduled_ns, connection) = (ended_ns.saturating_sub(latency_ns), number(0)? as u32);
+    Some(Sample { scheduled_ns, latency_ns, late_us: 0, connection, kind: 0, outcome })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_a_log_is_a_sample() {
+        let good = sample("3 17 2500 0 100 500 12", 1_000_000_000).unwrap();
+        assert_eq!((good.connection, good.latency_ns, good.outcome), (3, 2_500_000, Outcome::Ok));
+        assert_eq!(good.ended_ns(), 99_000_500_000);
+        assert_eq!(sample("3 17 failed 0 100 500", 0).unwrap().outcome, Outcome::ErrorReply);
+        assert!(sample("nonsense", 0).is_none());
+    }
+}
