@@ -69,6 +69,18 @@ impl Window {
 pub(crate) fn each_thread(
     process: &Process,
     session: &mut Session<'_>,
+    work: impl FnMut(&mut Stopped<'_>) -> Result<(), Error>,
+    stopped: &mut dyn FnMut(tracee::Tid, u64),
+) -> Result<u32, Error> {
+    session.expect_all_to_stop(true);
+    let visited = visit_each(process, session, work, stopped);
+    session.expect_all_to_stop(false);
+    visited
+}
+
+fn visit_each(
+    process: &Process,
+    session: &mut Session<'_>,
     mut work: impl FnMut(&mut Stopped<'_>) -> Result<(), Error>,
     stopped: &mut dyn FnMut(tracee::Tid, u64),
 ) -> Result<u32, Error> {

@@ -29,8 +29,6 @@ use stillpoint_patch_insn::{DispatchState, JUMP_LEN};
 use stillpoint_patch_tracee::{Asked, Birth, Event, Memory, Pid, Process, Session, Stop, Tid};
 
 const RETRY_FIRST: Duration = Duration::from_micros(500);
-/// So many are probed in less than a few milliseconds, in between which the target has the processor.
-const FEW_THREADS: usize = 32;
 const SHARER: &str = "another process that uses the same memory";
 const RETRY_MAX: Duration = Duration::from_millis(2);
 
@@ -382,9 +380,9 @@ impl Mover<'_, '_, '_, '_> {
 
     /// Moves every thread by itself; returns how many there are.
     fn migrate(&mut self, transition: &Transition, direction: Direction, deadline: Instant) -> Result<u32, Error> {
-        self.session.expect_many_stops(self.session.threads().len() > FEW_THREADS);
+        self.session.expect_all_to_stop(true);
         let result = self.move_all(transition, direction, deadline);
-        self.session.expect_many_stops(false);
+        self.session.expect_all_to_stop(false);
         // nobody may be left standing, and nobody may come to stand for a request that is over
         self.session.withdraw_requests()?;
         for tid in std::mem::take(&mut self.stood) {

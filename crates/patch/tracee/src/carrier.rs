@@ -15,21 +15,30 @@ pub(crate) const RED_ZONE: u64 = 128;
 /// Room below the red zone: the frame (3-12 KiB, by processor), and what a hook may use.
 const ROOM: u64 = 16 << 10;
 
+/// As many of the best rank are enough: the others of a large program need not be looked at before these have failed.
+const ENOUGH: usize = 8;
+/// Of a thread that was not looked at.
+const UNKNOWN: u8 = 4;
+
 /// All threads, the fittest first. Reads `/proc` only.
 pub(crate) fn by_fitness(tracer: &Tracer) -> Vec<i32> {
-    let mut threads: Vec<(u8, i32)> = tracer
-        .threads
-        .iter()
-        .filter(|(_, thread)| !matches!(thread.state, State::Expected))
-        .map(|(&tid, thread)| match &thread.state {
-            State::Standing(standing) => match standing.registers {
-                Some(registers) => (rank(registers.syscall().map(|nr| (nr, registers.syscall_args()))), tid),
-                None => (1, tid),
-            },
-            _ => match tracer.process.activity(Tid(tid)) {
-                Ok(ThreadActivity { waits_in, .. }) => (rank(waits_in), tid),
-                Err(_) => (9, tid),
-            },
+    let mut best = 0;
+    let threads = tracer.threads.iter().filter(|(_, thread)| !matches!(thread.state, State::Expected));
+    let mut threads: Vec<(u8, i32)> = threads
+        .map(|(&tid, thread)| {
+            let rank = match &thread.state {
+                State::Standing(standing) => match standing.registers {
+                    Some(registers) => rank(registers.syscall().map(|nr| (nr, registers.syscall_args()))),
+                    None => 1,
+                },
+                _ if best >= ENOUGH => UNKNOWN,
+                _ => match tracer.process.activity(Tid(tid)) {
+                    Ok(ThreadActivity { waits_in, .. }) => rank(waits_in),
+                    Err(_) => 9,
+                },
+            };
+            best += usize::from(rank == 0);
+            (rank, tid)
         })
         .collect();
     threads.sort_unstable();

@@ -30,6 +30,7 @@ pub struct Frozen<'s, 'p> {
 
 impl<'s, 'p> Frozen<'s, 'p> {
     pub(crate) fn new(session: &'s mut Session<'p>) -> Result<Frozen<'s, 'p>, Error> {
+        session.expect_all_to_stop(true);
         let mut frozen = Frozen { session, order: Vec::new(), thawed: false };
         // On failure, dropping `frozen` thaws whatever stands.
         frozen.stop_all()?;
@@ -257,7 +258,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
             }
         }
         self.session.tracer.timer.disarm();
-        self.session.tracer.lower_priority();
+        self.session.expect_all_to_stop(false);
         first_error.map_or(Ok(stood), Err)
     }
 }

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 /// Reports served before the next event is handed over: in a storm there is always another one.
 const REPORTS_AT_ONCE: usize = 1024;
+/// So many are stopped in less than a few milliseconds, in between which the target has the processor.
+const FEW_THREADS: usize = 32;
 
 /// How a new process came about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,11 +167,15 @@ impl<'p> Session<'p> {
         result
     }
 
-    /// Says that many stops will follow one another. Given up after each, the processor would come back only after every
-    /// thread of a busy program has had its turn, a thousand times.
-    pub fn expect_many_stops(&mut self, many: bool) {
-        self.tracer.priority.busy = many;
-        self.tracer.lower_priority();
+    /// Says that all threads will be stopped one after another, or that this is over. With many of them the processor is
+    /// not given up in between: it would come back only after every thread of a busy program has had its turn, a
+    /// thousand times.
+    pub fn expect_all_to_stop(&mut self, expected: bool) {
+        self.tracer.priority.busy = expected && self.tracer.threads.len() > FEW_THREADS;
+        match self.tracer.priority.busy {
+            true => self.tracer.priority.raise(),
+            false => self.tracer.lower_priority(),
+        }
     }
 
     /// Stops one thread. One that is held already (new, or found stopped) is handed over as it is.
