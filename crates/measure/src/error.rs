@@ -47,6 +47,17 @@ pub enum Error {
         /// What it answered.
         answer: String,
     },
+    /// PostgreSQL answered the making of a workload's tables, or the last look at them, with an error.
+    #[error("{target}: {action} failed")]
+    Postgres {
+        /// The server, without passwords.
+        target: String,
+        /// What was being done.
+        action: &'static str,
+        /// What it answered.
+        #[source]
+        source: tokio_postgres::Error,
+    },
     /// A system call of the load generator failed.
     #[error("{call} failed")]
     System {

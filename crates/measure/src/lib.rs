@@ -46,6 +46,7 @@ pub mod compare;
 pub mod error;
 pub mod history;
 pub mod load;
+pub mod postgres;
 pub mod record;
 pub mod report;
 pub mod summary;

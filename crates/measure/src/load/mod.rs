@@ -31,6 +31,8 @@ pub use fill::{Fill, fill};
 pub use plan::{Mix, Plan, Protocol, Target};
 pub use schedule::Arrivals;
 pub(crate) use schedule::Random;
+pub(crate) use sink::Sink;
+pub(crate) use workload::Weights;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -45,7 +47,6 @@ use crate::error::{Error, Result};
 use crate::record::{End, Header};
 use crate::summary::Summary;
 use driver::Driver;
-use sink::Sink;
 use workload::Workload;
 
 /// The schedule begins so long after the last connection is open.

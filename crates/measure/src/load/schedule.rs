@@ -91,7 +91,7 @@ impl Random {
     }
 
     /// Strictly between 0 and 1, so that a logarithm is finite.
-    fn open01(&mut self) -> f64 {
+    pub(crate) fn open01(&mut self) -> f64 {
         ((self.next() >> 11) as f64 + 0.5) / (1u64 << 53) as f64
     }
 }

@@ -1,0 +1,318 @@
+//! The clients: each a task with its own connection and its own schedule.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio_postgres::Config;
+
+use super::recorder::Recorder;
+use super::session::{Failed, Session, is_worth_retrying};
+use super::{Place, PostgresFinished, PostgresPlan, Verdict, Work, checked, ordering, postgres_error};
+use crate::clock::{now_ns, ns};
+use crate::error::{Error, Result};
+use crate::history::{self, History, Operation, Transaction};
+use crate::load::{Counters, Finished, Random, Sink, Weights};
+use crate::record::{Header, MarkKind, Outcome, Sample};
+
+/// Pause between attempts to connect again.
+const RECONNECT: Duration = Duration::from_millis(20);
+/// How often the record is handed to its file.
+const FLUSH: Duration = Duration::from_secs(1);
+
+type Shared = Rc<RefCell<Recorder>>;
+
+pub(super) async fn drive(
+    plan: PostgresPlan,
+    config: Config,
+    counters: Arc<Counters>,
+    ready: SyncSender<Header>,
+) -> Result<PostgresFinished> {
+    let target = Place(&config).to_string();
+    let mut sessions = Vec::new();
+    for _ in 0..plan.clients {
+        let session = Session::open(&config).await;
+        sessions.push(session.map_err(|source| postgres_error(&target, "connecting", source))?);
+        counters.opened();
+    }
+    let before = match plan.work {
+        Work::Checked { .. } => Some(checked::look(&mut sessions[0]).await),
+        Work::Ordering { .. } => None,
+    };
+    let before = before.transpose().map_err(|source| postgres_error(&target, "reading the tables", source))?;
+    let header = header(&plan, target.clone());
+    let sink = plan.record.as_deref().map(|path| Sink::create(path, &header)).transpose()?;
+    let recorder = Rc::new(RefCell::new(Recorder::new(&header, Arc::clone(&counters), sink)));
+    let _ = ready.send(header.clone());
+
+    let plan = Rc::new(plan);
+    let lists = Rc::new(checked::Lists::new(before.as_ref()));
+    let tasks: Vec<_> = sessions
+        .into_iter()
+        .enumerate()
+        .map(|(number, session)| {
+            let client = Client {
+                number: number as u32,
+                // Drawn, not counted: seeds at the generator's own distance would give one sequence, shifted.
+                random: Random::new(Random::new(plan.seed ^ (number as u64) << 32).next()),
+                session: Some(session),
+                config: config.clone(),
+                plan: Rc::clone(&plan),
+                recorder: Rc::clone(&recorder),
+                lists: Rc::clone(&lists),
+                weights: Weights::new(&weights(&plan)),
+                started_ns: header.started_ns,
+            };
+            tokio::task::spawn_local(client.run())
+        })
+        .collect();
+    let flusher = tokio::task::spawn_local(flush(Rc::clone(&recorder)));
+    for task in tasks {
+        task.await.map_err(|error| Error::Panicked(error.to_string()))?;
+    }
+    flusher.abort();
+    let _ = flusher.await;
+    drop(lists);
+    let recorder = Rc::into_inner(recorder).ok_or_else(|| Error::Panicked("a client is left".into()))?.into_inner();
+    finish(&plan, &config, recorder.into_finished(header)?, before).await
+}
+
+async fn flush(recorder: Shared) {
+    loop {
+        tokio::time::sleep(FLUSH).await;
+        recorder.borrow_mut().flush();
+    }
+}
+
+fn weights(plan: &PostgresPlan) -> Vec<(String, u32)> {
+    match &plan.work {
+        Work::Ordering { .. } => ordering::MIX.map(|(name, weight)| (name.to_owned(), weight)).to_vec(),
+        Work::Checked { mix, .. } => mix.0.clone(),
+    }
+}
+
+fn header(plan: &PostgresPlan, target: String) -> Header {
+    let (keys, clients) = match plan.work {
+        Work::Ordering { items } => (items, plan.clients),
+        Work::Checked { rows, .. } => (rows, plan.clients),
+    };
+    Header {
+        protocol: "postgres".into(),
+        target,
+        started_ns: now_ns(),
+        started_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        kinds: plan.kinds(),
+        rate: f64::from(clients) / plan.think.as_secs_f64().max(1e-6),
+        arrivals: "poisson".into(),
+        connections: clients,
+        idle: 0,
+        blocking: 0,
+        pipeline: 1,
+        keys: keys.into(),
+        value_bytes: 0,
+    }
+}
+
+impl Recorder {
+    fn into_finished(mut self, header: Header) -> Result<(Finished, u64, Vec<Transaction>)> {
+        self.end.ended_ns = now_ns();
+        if let Some(sink) = self.sink.take() {
+            sink.end(&self.end)?;
+        }
+        if let Some(error) = self.broken {
+            return Err(error);
+        }
+        let summary = self.tally.finish(self.end.ended_ns);
+        let finished = Finished { header, summary, end: self.end, complaints: self.complaints };
+        Ok((finished, self.retries, self.history))
+    }
+}
+
+/// The last look at checked data, and the verdict.
+async fn finish(
+    plan: &PostgresPlan,
+    config: &Config,
+    (finished, retries, transactions): (Finished, u64, Vec<Transaction>),
+    before: Option<history::Final>,
+) -> Result<PostgresFinished> {
+    let Some(before) = before else { return Ok(PostgresFinished { finished, retries, verdict: None }) };
+    let fail = |source| postgres_error(&finished.header.target, "reading the tables", source);
+    let mut session = Session::open(config).await.map_err(fail)?;
+    let last = checked::look(&mut session).await.map_err(fail)?;
+    let history = checked::history(before, transactions, last);
+    if let Some(path) = &plan.history {
+        std::fs::write(path, history.to_lines()).map_err(|source| Error::File {
+            action: "write",
+            path: path.clone(),
+            source,
+        })?;
+    }
+    let verdict = verdict(&history, plan.isolation.level());
+    Ok(PostgresFinished { finished, retries, verdict: Some(verdict) })
+}
+
+/// Checks a history.
+pub(super) fn verdict(history: &History, level: history::Level) -> Verdict {
+    let count = |outcome| history.transactions.iter().filter(|transaction| transaction.outcome == outcome).count();
+    Verdict {
+        transactions: history.transactions.len(),
+        committed: count(history::Outcome::Committed),
+        unknown: count(history::Outcome::Unknown),
+        anomalies: history::check(history, level),
+    }
+}
+
+struct Client {
+    number: u32,
+    random: Random,
+    session: Option<Session>,
+    config: Config,
+    plan: Rc<PostgresPlan>,
+    recorder: Shared,
+    lists: Rc<checked::Lists>,
+    weights: Weights,
+    started_ns: u64,
+}
+
+impl Client {
+    async fn run(mut self) {
+        let end_ns = self.started_ns + ns(self.plan.duration);
+        let mut due_ns = self.started_ns;
+        loop {
+            due_ns += (-self.random.open01().ln() * ns(self.plan.think) as f64) as u64;
+            if due_ns >= end_ns || !self.sleep_until(due_ns).await {
+                return;
+            }
+            self.recorder.borrow_mut().due(due_ns);
+            let kind = self.weights.draw(&mut self.random);
+            // Lateness is the client's own: what it was late in noticing, but not that its last answer came late.
+            let late_ns = now_ns().saturating_sub(due_ns);
+            let outcome = self.transaction(kind).await;
+            let latency_ns = now_ns() - due_ns;
+            let late_us = if late_ns > 1_000_000_000 { 0 } else { (late_ns / 1_000) as u32 };
+            let sample = Sample { scheduled_ns: due_ns, latency_ns, late_us, connection: self.number, kind, outcome };
+            self.recorder.borrow_mut().ended(&sample);
+        }
+    }
+
+    /// False when the load was stopped meanwhile.
+    async fn sleep_until(&self, due_ns: u64) -> bool {
+        let stopped = || self.recorder.borrow().counters.stop.load(std::sync::atomic::Ordering::Relaxed);
+        loop {
+            let left = Duration::from_nanos(due_ns.saturating_sub(now_ns()));
+            if left.is_zero() || stopped() {
+                return !stopped();
+            }
+            tokio::time::sleep(left.min(Duration::from_millis(100))).await;
+        }
+    }
+
+    /// One transaction of this kind, with its retries.
+    async fn transaction(&mut self, kind: u8) -> Outcome {
+        let mut tries = 0;
+        // What is tried again is the same transaction.
+        let seed = self.random.next();
+        loop {
+            if let Err(outcome) = self.connect().await {
+                return outcome;
+            }
+            let (text, outcome) = match self.attempt(kind, seed).await {
+                Ok(()) => return Outcome::Ok,
+                Err(None) => {
+                    self.hang_up("no answer in time");
+                    (format!("no answer in {} s", self.plan.timeout.as_secs_f64()), Outcome::Timeout)
+                }
+                Err(Some(Failed::Lost(error, _))) => {
+                    self.hang_up(&error.to_string());
+                    (words(&error), Outcome::Lost)
+                }
+                Err(Some(Failed::RolledBack(error))) if is_worth_retrying(&error, tries) => {
+                    tries += 1;
+                    self.recorder.borrow_mut().retries += 1;
+                    continue;
+                }
+                Err(Some(Failed::RolledBack(error))) => (words(&error), Outcome::ErrorReply),
+            };
+            self.recorder.borrow_mut().complain(self.number, outcome, text);
+            return outcome;
+        }
+    }
+
+    fn hang_up(&mut self, why: &str) {
+        self.session = None;
+        self.recorder.borrow_mut().mark(self.number, MarkKind::Dropped, why.to_owned());
+    }
+
+    async fn connect(&mut self) -> std::result::Result<(), Outcome> {
+        let give_up_ns = now_ns() + ns(self.plan.timeout);
+        while self.session.is_none() {
+            match tokio::time::timeout(self.plan.timeout, Session::open(&self.config)).await {
+                Ok(Ok(session)) => {
+                    self.session = Some(session);
+                    self.recorder.borrow_mut().mark(self.number, MarkKind::Reconnected, "connected again".into());
+                }
+                _ if now_ns() > give_up_ns => return Err(Outcome::Timeout),
+                _ => {
+                    self.recorder.borrow_mut().reconnect_failed();
+                    tokio::time::sleep(RECONNECT).await;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One try, and its place in the history; nothing when it took too long.
+    async fn attempt(&mut self, kind: u8, seed: u64) -> std::result::Result<(), Option<Failed>> {
+        let Some(session) = self.session.as_mut() else { return Ok(()) };
+        let began_ns = now_ns();
+        let (plan, number) = (Rc::clone(&self.plan), self.number);
+        let mut random = Random::new(seed);
+        let (mut done, mut committing) = (Vec::new(), false);
+        let work = async {
+            session.begin(plan.isolation.begin()).await?;
+            let worked = match &plan.work {
+                Work::Ordering { items } => {
+                    let browser = ordering::Browser { number, items: *items };
+                    browser.interact(kind, session, &mut random).await
+                }
+                Work::Checked { mix, rows } => {
+                    let kind = &mix.0[usize::from(kind)].0;
+                    self.lists.work(kind, *rows, session, &mut random, &mut done).await
+                }
+            };
+            if let Err(error) = worked {
+                return Err(session.failed(error).await);
+            }
+            committing = true;
+            session.commit().await
+        };
+        let ended = tokio::time::timeout(plan.timeout, work).await;
+        let outcome = match &ended {
+            Ok(Ok(())) => history::Outcome::Committed,
+            Ok(Err(Failed::Lost(_, true))) => history::Outcome::Unknown,
+            Err(_) if committing => history::Outcome::Unknown,
+            _ => history::Outcome::Aborted,
+        };
+        if matches!(plan.work, Work::Checked { .. }) {
+            self.remember(Transaction { client: number, began_ns, ended_ns: now_ns(), outcome, operations: done });
+        }
+        match ended {
+            Ok(done) => done.map_err(Some),
+            Err(_) => Err(None),
+        }
+    }
+
+    fn remember(&self, transaction: Transaction) {
+        self.recorder.borrow_mut().history.push(transaction);
+    }
+}
+
+/// The server's message, which tokio-postgres keeps as the source of its own.
+fn words(error: &tokio_postgres::Error) -> String {
+    error.as_db_error().map_or_else(|| error.to_string(), |db| format!("{}: {}", db.code().code(), db.message()))
+}
+
+/// What a transaction of the history has done so far.
+pub(super) type Operations = Vec<Operation>;

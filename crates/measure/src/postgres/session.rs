@@ -1,0 +1,94 @@
+//! One connection, and one transaction on it.
+
+use std::collections::HashMap;
+
+use tokio::task::JoinHandle;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Config, Error, NoTls, Row, Statement};
+
+/// How often a transaction is tried again.
+const RETRIES_MAX: u32 = 100;
+
+/// A connection with the statements that it has prepared.
+pub(super) struct Session {
+    client: Client,
+    connection: JoinHandle<()>,
+    prepared: HashMap<&'static str, Statement>,
+}
+
+/// How a transaction failed.
+#[derive(Debug)]
+pub(super) enum Failed {
+    /// The server rolled it back and the connection goes on.
+    RolledBack(Error),
+    /// The connection ended; whether COMMIT had been sent.
+    Lost(Error, bool),
+}
+
+impl Session {
+    pub(super) async fn open(config: &Config) -> Result<Session, Error> {
+        let (client, connection) = config.connect(NoTls).await?;
+        let connection = tokio::task::spawn_local(async move {
+            // What ended it is told to whoever waits for an answer.
+            let _ = connection.await;
+        });
+        Ok(Session { client, connection, prepared: HashMap::new() })
+    }
+
+    pub(super) async fn query(
+        &mut self,
+        text: &'static str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, Error> {
+        let statement = match self.prepared.get(text) {
+            Some(statement) => statement.clone(),
+            None => {
+                let statement = self.client.prepare(text).await?;
+                self.prepared.insert(text, statement.clone());
+                statement
+            }
+        };
+        self.client.query(&statement, parameters).await
+    }
+
+    pub(super) async fn begin(&self, text: &str) -> Result<(), Failed> {
+        self.client.batch_execute(text).await.map_err(|error| self.judge(error, false))
+    }
+
+    pub(super) async fn commit(&self) -> Result<(), Failed> {
+        self.client.batch_execute("COMMIT").await.map_err(|error| self.judge(error, true))
+    }
+
+    /// Ends what a failed statement left open.
+    pub(super) async fn failed(&self, error: Error) -> Failed {
+        match self.judge(error, false) {
+            Failed::RolledBack(error) => match self.client.batch_execute("ROLLBACK").await {
+                Ok(()) => Failed::RolledBack(error),
+                Err(error) => Failed::Lost(error, false),
+            },
+            lost => lost,
+        }
+    }
+
+    /// A server that shuts down says so and hangs up, maybe after the commit was made.
+    fn judge(&self, error: Error, committing: bool) -> Failed {
+        let shutdown = [SqlState::ADMIN_SHUTDOWN, SqlState::CRASH_SHUTDOWN, SqlState::CANNOT_CONNECT_NOW];
+        match error.code() {
+            Some(code) if !shutdown.contains(code) && !self.client.is_closed() => Failed::RolledBack(error),
+            _ => Failed::Lost(error, committing),
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.connection.abort();
+    }
+}
+
+/// Whether the same transaction may go through when it is tried again.
+pub(super) fn is_worth_retrying(error: &Error, tries: u32) -> bool {
+    let again = [SqlState::T_R_SERIALIZATION_FAILURE, SqlState::T_R_DEADLOCK_DETECTED];
+    tries < RETRIES_MAX && error.code().is_some_and(|code| again.contains(code))
+}
