@@ -1,5 +1,7 @@
 //! `stillpoint measure`: load a server, record every latency, and report.
 
+mod postgres;
+
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -38,6 +40,10 @@ enum Command {
     Tcp(TcpArgs),
     /// Probe a server with GET requests over HTTP/1.1.
     Http(HttpArgs),
+    /// Load a PostgreSQL server: a shop's ordering mix, or data whose history is checked for anomalies.
+    Postgres(postgres::PostgresArgs),
+    /// Check a recorded history for what an isolation level forbids.
+    Check(postgres::CheckArgs),
     /// Fill the key space of a server, pipelined.
     Load(LoadArgs),
     /// Write a page that shows what the clients saw before, during and after each operation.
@@ -257,6 +263,8 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
             let strict = args.run.strict;
             run_plan(args.run.plan(Protocol::Http { path: args.path }), strict, output)
         }
+        Command::Postgres(args) => postgres::run(args, output),
+        Command::Check(args) => postgres::run_check(args, output),
         Command::Load(args) => run_fill(args, output),
         Command::Report(args) => run_report(args, output),
         Command::Compare(args) => run_compare(args, output),
@@ -297,14 +305,19 @@ fn run_fill(args: LoadArgs, output: &Output) -> Result<(), Failure> {
     Ok(())
 }
 
-fn run_plan(plan: Plan, strict: bool, output: &Output) -> Result<(), Failure> {
+/// Becomes true at the first signal that asks to end; the second one ends the program as usual.
+fn interrupted() -> Result<Arc<AtomicBool>, Failure> {
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        // The second signal ends the program as usual.
         signal_hook::flag::register_conditional_default(signal, Arc::clone(&interrupted))
             .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&interrupted)))
             .map_err(|error| Failure::failed(error, "nothing was measured"))?;
     }
+    Ok(interrupted)
+}
+
+fn run_plan(plan: Plan, strict: bool, output: &Output) -> Result<(), Failure> {
+    let interrupted = interrupted()?;
     let load = Load::start(plan).map_err(failure)?;
     while !load.is_finished() {
         if interrupted.load(Ordering::Relaxed) {

@@ -1,0 +1,184 @@
+//! `stillpoint measure postgres` and `stillpoint measure check`.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::thread::sleep;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use stillpoint_measure::history::{Anomaly, History, check};
+use stillpoint_measure::load::Mix;
+use stillpoint_measure::postgres::{Isolation, PostgresFinished, PostgresLoad, PostgresPlan, Work, prepare};
+
+use super::{describe, failure, interrupted, json, live, seconds};
+use crate::output::{Failure, Output};
+
+/// Anomalies that are shown; the JSON has all.
+const SHOWN: usize = 10;
+
+#[derive(Args)]
+pub(super) struct PostgresArgs {
+    /// Where to connect: `host=... port=... user=... dbname=...`, or a URL.
+    #[arg(long, value_name = "CONNINFO")]
+    connect: String,
+    /// What the clients do: a shop with the interactions of TPC-W's ordering mix, or data whose history is checked.
+    #[arg(long, value_enum, default_value_t = WorkArg::Ordering)]
+    work: WorkArg,
+    /// Items in the shop; customers are ten times as many.
+    #[arg(long, value_name = "N", default_value_t = 1_000)]
+    items: u32,
+    /// Counters and accounts of the checked data.
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    rows: u32,
+    /// Kinds of checked transactions with weights.
+    #[arg(long, value_name = "KIND=WEIGHT,...", default_value = "counter=1,transfer=1,list=1")]
+    mix: Mix,
+    /// Make the tables (`sp_...`) anew before.
+    #[arg(long)]
+    prepare: bool,
+    /// Clients, each with a connection and a schedule of its own.
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    clients: u32,
+    /// Mean seconds of think time of a client. It runs from due time to due time, whether or not answers come.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "1")]
+    think: Duration,
+    /// Isolation level of the transactions.
+    #[arg(long, value_enum, default_value_t = IsolationArg::RepeatableRead)]
+    isolation: IsolationArg,
+    /// Seconds for which transactions become due.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "10")]
+    duration: Duration,
+    /// Seconds after which a transaction that is not done has failed.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "30")]
+    timeout: Duration,
+    /// Seed of all random choices.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Record every transaction in this file, for `stillpoint measure report`.
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// Write what the clients of checked data did and saw to this file, for `stillpoint measure check`.
+    #[arg(long, value_name = "FILE")]
+    history: Option<PathBuf>,
+    /// Exit with 1 when a transaction failed, a connection was dropped or the history has an anomaly.
+    #[arg(long)]
+    strict: bool,
+}
+
+#[derive(Args)]
+pub(super) struct CheckArgs {
+    /// A history, as `stillpoint measure postgres --history` writes it.
+    history: PathBuf,
+    /// What the database promised.
+    #[arg(long, value_enum, default_value_t = IsolationArg::RepeatableRead)]
+    isolation: IsolationArg,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum WorkArg {
+    Ordering,
+    Checked,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum IsolationArg {
+    ReadCommitted,
+    RepeatableRead,
+    Serializable,
+}
+
+impl IsolationArg {
+    fn isolation(self) -> Isolation {
+        match self {
+            IsolationArg::ReadCommitted => Isolation::ReadCommitted,
+            IsolationArg::RepeatableRead => Isolation::RepeatableRead,
+            IsolationArg::Serializable => Isolation::Serializable,
+        }
+    }
+}
+
+pub(super) fn run(args: PostgresArgs, output: &Output) -> Result<(), Failure> {
+    let plan = PostgresPlan {
+        connect: args.connect,
+        work: match args.work {
+            WorkArg::Ordering => Work::Ordering { items: args.items },
+            WorkArg::Checked => Work::Checked { mix: args.mix, rows: args.rows },
+        },
+        clients: args.clients,
+        think: args.think,
+        isolation: args.isolation.isolation(),
+        duration: args.duration,
+        timeout: args.timeout,
+        seed: args.seed,
+        record: args.record,
+        history: args.history,
+    };
+    let interrupted = interrupted()?;
+    if args.prepare {
+        output.progress("making the tables");
+        prepare(&plan).map_err(failure)?;
+    }
+    let load = PostgresLoad::start(plan).map_err(failure)?;
+    while !load.is_finished() {
+        if interrupted.load(Ordering::Relaxed) {
+            load.stop();
+        }
+        output.progress(&live(&load.counters().snapshot()));
+        sleep(Duration::from_millis(50));
+    }
+    let finished = load.wait().map_err(failure)?;
+    output.progress_done();
+    show(&finished, output);
+    json(output, "measured", &finished);
+    if args.strict && !finished.is_clean() {
+        let problem = "not every transaction was answered rightly on a connection that stayed open";
+        return Err(Failure::failed(anyhow::anyhow!(problem), "the load has ended"));
+    }
+    Ok(())
+}
+
+fn show(finished: &PostgresFinished, output: &Output) {
+    output.line(describe(&finished.finished));
+    output.line(format!("tried again after a serialization failure or a deadlock: {}", finished.retries));
+    if let Some(verdict) = &finished.verdict {
+        output.line(format!(
+            "history: {} transactions, {} committed, {} of unknown end, {} anomalies",
+            verdict.transactions,
+            verdict.committed,
+            verdict.unknown,
+            verdict.anomalies.len()
+        ));
+        show_anomalies(&verdict.anomalies, output);
+    }
+}
+
+fn show_anomalies(anomalies: &[Anomaly], output: &Output) {
+    for anomaly in anomalies.iter().take(SHOWN) {
+        output.line(format!("  {anomaly}"));
+    }
+    if anomalies.len() > SHOWN {
+        output.line(format!("  and {} more", anomalies.len() - SHOWN));
+    }
+}
+
+pub(super) fn run_check(args: CheckArgs, output: &Output) -> Result<(), Failure> {
+    let text = std::fs::read_to_string(&args.history).map_err(|error| {
+        Failure::refused(anyhow::Error::new(error).context(format!("cannot read {}", args.history.display())))
+    })?;
+    let history = History::from_lines(&text)
+        .map_err(|problem| Failure::refused(anyhow::anyhow!("{}: {problem}", args.history.display())))?;
+    let anomalies = check(&history, args.isolation.isolation().level());
+    output.line(format!(
+        "{}: {} transactions, {} anomalies",
+        args.history.display(),
+        history.transactions.len(),
+        anomalies.len()
+    ));
+    show_anomalies(&anomalies, output);
+    json(output, "checked", &serde_json::json!({ "transactions": history.transactions.len(), "anomalies": anomalies }));
+    if anomalies.is_empty() {
+        return Ok(());
+    }
+    let problem = format!("the history has {} anomalies", anomalies.len());
+    Err(Failure::failed(anyhow::anyhow!(problem), "only the file was read"))
+}
