@@ -53,6 +53,8 @@ pub struct Record {
     pub way_back: bool,
     /// Where in the target's log the way back begins.
     pub back_from: u64,
+    /// Of all definitions, as the snapshot saw them.
+    pub(crate) fingerprint: String,
     /// Replica identities that were changed.
     pub(crate) identities: Vec<IdentityChange>,
     /// Who could connect to the fenced side.
@@ -183,6 +185,7 @@ mod tests {
             made_database: false,
             way_back: true,
             back_from: 0,
+            fingerprint: String::new(),
             identities: Vec::new(),
             fenced: Vec::new(),
         }

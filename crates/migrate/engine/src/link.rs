@@ -304,17 +304,15 @@ impl Link {
     pub(crate) async fn begin_copy(&mut self, sql: &str) -> Result<(), Error> {
         self.sender.put(|buffer| frontend::query(sql, buffer))?;
         self.sender.flush().await?;
-        loop {
-            let frame = self.receiver.frame().await?;
-            match frame.tag {
-                b'G' | b'H' | b'W' => return Ok(()),
-                b'E' => {
-                    let error = self.receiver.sql_error(&frame.body, sql);
-                    self.until_ready().await?;
-                    return Err(error);
-                }
-                tag => return Err(self.receiver.protocol(format!("`{}` after {sql}", char::from(tag)))),
+        let frame = self.receiver.frame().await?;
+        match frame.tag {
+            b'G' | b'H' | b'W' => Ok(()),
+            b'E' => {
+                let error = self.receiver.sql_error(&frame.body, sql);
+                self.until_ready().await?;
+                Err(error)
             }
+            tag => Err(self.receiver.protocol(format!("`{}` after {sql}", char::from(tag)))),
         }
     }
 

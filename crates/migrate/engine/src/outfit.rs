@@ -166,7 +166,7 @@ pub(crate) async fn running(link: &mut Link) -> Result<Vec<String>, Error> {
     let rows = link
         .query(
             "SELECT format('process %s (%s, %s) runs for %s s: %s', pid, usename, coalesce(nullif(application_name, ''), \
-             '-'), extract(epoch FROM now() - xact_start)::int, left(query, 60)) FROM pg_stat_activity \
+             '-'), extract(epoch FROM now() - xact_start)::int, left(query, 80)) FROM pg_stat_activity \
              WHERE xact_start IS NOT NULL AND backend_xid IS NOT NULL AND pid <> pg_backend_pid() \
              ORDER BY xact_start LIMIT 5",
         )

@@ -67,9 +67,16 @@ pub async fn run(options: &Options, observer: Observer) -> Result<Outcome, Failu
     let there = journal::peek(&options.state, &options.source.database).map_err(Failure::untouched)?;
     let mut journal = match there.map(|record| record.phase) {
         None => begin(options, &teller).await.map_err(Failure::untouched)?,
-        Some(Phase::Switched | Phase::Returning) => return Ok(Outcome::AlreadyThere),
+        Some(Phase::Switched) => {
+            switch::settle_again(options).await.map_err(Failure::on_target)?;
+            return Ok(Outcome::AlreadyThere);
+        }
+        Some(Phase::Returning) => {
+            let text = "clients are on their way back: `fallback` goes on with it";
+            return Err(Failure::on_target(Error::WrongPhase(text.into())));
+        }
         Some(phase) => match undo::recover(options, phase, &teller).await? {
-            undo::Recovered::Following(journal) => journal,
+            undo::Recovered::Following(journal) => *journal,
             undo::Recovered::Switched => return Ok(Outcome::AlreadyThere),
             undo::Recovered::Nothing => begin(options, &teller).await.map_err(Failure::untouched)?,
         },
@@ -144,6 +151,7 @@ async fn begin(options: &Options, teller: &Teller) -> Result<Journal, Error> {
         made_database: false,
         way_back: !options.accepted.no_fallback,
         back_from: 0,
+        fingerprint: String::new(),
         identities: Vec::new(),
         fenced: Vec::new(),
     };
@@ -169,7 +177,8 @@ async fn snapshot(options: &Options, journal: &mut Journal) -> Result<Snapshotte
     for table in &inventory.tables {
         holder.query(&format!("LOCK TABLE ONLY {} IN ACCESS SHARE MODE", table.qualified())).await?;
     }
-    journal.update(|record| record.phase = Phase::Snapshotted)?;
+    let fingerprint = fingerprint(&mut holder).await?;
+    journal.update(|record| (record.phase, record.fingerprint) = (Phase::Snapshotted, fingerprint))?;
     reach(&options.faults, FaultPoint::Snapshotted)?;
     Ok(Snapshotted { slot, holder, inventory })
 }
@@ -323,7 +332,7 @@ async fn follow(
     })
     .await?;
     let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-    let fingerprint = fingerprint(&mut link).await?;
+    let fingerprint = journal.record.fingerprint.clone();
     let following = catch_up(Following { follower, inventory, fingerprint }, &mut link, teller).await?;
     reach(&options.faults, FaultPoint::CaughtUp)?;
     Ok(following)

@@ -8,7 +8,7 @@
 
 use crate::fault::{FaultPoint, reach};
 use crate::front::Front;
-use crate::inventory::{Inventory, text};
+use crate::inventory::text;
 use crate::journal::{Journal, Phase};
 use crate::link::{Link, Purpose, literal};
 use crate::options::Options;
@@ -165,7 +165,7 @@ async fn in_pause(
     }
     reach(&options.faults, FaultPoint::Drained)?;
     fence::raise(from, &direction.from.database, grantees).await?;
-    set_sequences(from, to, inventory).await?;
+    sequences(from, to, inventory).await?;
     // This commit is synchronous: with it all that the players wrote is on disk.
     let migration = literal(&journal.record.migration);
     to.query(&format!("DELETE FROM stillpoint.epoch; INSERT INTO stillpoint.epoch VALUES ({migration}, 1, true)"))
@@ -176,10 +176,6 @@ async fn in_pause(
         journal.update(|record| record.back_from = position)?;
     }
     reach(&options.faults, FaultPoint::Fenced)
-}
-
-async fn set_sequences(from: &mut Link, to: &mut Link, inventory: &Inventory) -> Result<(), Error> {
-    sequences(from, to, inventory).await
 }
 
 /// Undoes what was done in the pause; clients go on where they were.
@@ -197,11 +193,18 @@ pub(crate) async fn serves(options: &Options, server: &Server) -> Result<bool, E
     Ok(front.serving().await? == Some(server.host_and_port()))
 }
 
+/// [`settle`], when it was cut off: the slot on the source tells.
+pub(crate) async fn settle_again(options: &Options) -> Result<(), Error> {
+    let mut journal = Journal::open(&options.state, &options.source.database)?;
+    let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+    let slots = outfit::our_slots(&mut source, &options.source.database).await?;
+    if slots.contains(&journal.record.slot()) { settle(options, &mut journal).await } else { Ok(()) }
+}
+
 /// After the switch: the way out is closed, the way back is open.
 pub(crate) async fn settle(options: &Options, journal: &mut Journal) -> Result<(), Error> {
     reach(&options.faults, FaultPoint::Switched)?;
     let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-    outfit::drop_slot(&mut source, &journal.record.slot()).await?;
     if journal.record.way_back {
         outfit::install(&mut source, journal.record.back_from).await?;
         let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
@@ -216,7 +219,8 @@ pub(crate) async fn settle(options: &Options, journal: &mut Journal) -> Result<(
         target.query(&sql).await?;
     }
     for publication in PUBLICATIONS {
-        source.query(&format!("DROP PUBLICATION IF EXISTS {publication}")).await?;
+        source.query(&format!("SET client_min_messages = error; DROP PUBLICATION IF EXISTS {publication}")).await?;
     }
-    Ok(())
+    // Last: it tells that all of this is done.
+    outfit::drop_slot(&mut source, &journal.record.slot()).await
 }

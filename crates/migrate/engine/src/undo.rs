@@ -17,7 +17,7 @@ const LOCK_LIMIT: Duration = Duration::from_secs(10);
 /// What the next run makes of a migration that was cut off.
 pub(crate) enum Recovered {
     /// It goes on from where the target follows.
-    Following(Journal),
+    Following(Box<Journal>),
     /// Clients are on the target.
     Switched,
     /// It was taken away.
@@ -58,7 +58,7 @@ pub(crate) async fn recover(options: &Options, phase: Phase, teller: &Teller) ->
     }
     if journal.record.phase == Phase::Following && slot_is_there(options, &journal).await {
         teller.warn("a migration was cut off: it goes on from where the target follows".into());
-        return Ok(Recovered::Following(journal));
+        return Ok(Recovered::Following(Box::new(journal)));
     }
     teller.warn("a migration was cut off before the target was complete: it begins anew".into());
     match undo(options, journal).await {
@@ -94,10 +94,10 @@ pub(crate) async fn undo(options: &Options, journal: Journal) -> State {
     }
     note(undo_source(options, &journal.record).await);
     note(undo_target(options, &journal.record).await);
-    if problems.is_empty() {
-        if let Err(error) = journal.end() {
-            problems.push(error.to_string());
-        }
+    if problems.is_empty()
+        && let Err(error) = journal.end()
+    {
+        problems.push(error.to_string());
     }
     clean(problems)
 }

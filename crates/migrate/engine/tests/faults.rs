@@ -69,6 +69,10 @@ async fn after_the_switch_clients_stay_on_the_target() {
     let told = status(&failing).await.unwrap();
     assert_eq!((told.record.map(|record| record.phase), told.serving), (Some(Phase::Switched), Some("target")));
     assert_eq!(abort(&failing).await.unwrap_err().state, State::OnTarget, "too late to abort");
+    let slots = "SELECT count(*) FROM pg_replication_slots";
+    assert_eq!(bench.source.sql("postgres", slots), "1", "left by the failure");
+    assert_eq!(attempt(&options(&bench)).await.unwrap(), Outcome::AlreadyThere);
+    assert_eq!(bench.source.sql("postgres", slots), "0", "the next run completes it");
     bench.target.sql("shop", "INSERT INTO pgbench_history (tid) VALUES (1)");
     fallback(&options(&bench), observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     assert_eq!(bench.source.sql("shop", "SELECT count(*) FROM pgbench_history"), "1");
@@ -134,7 +138,7 @@ async fn a_long_transaction_is_named() {
         // The lock that it holds may be met first, by the change of replica identities.
         panic!("{failure:?}")
     };
-    assert!(who.iter().any(|who| who.contains("pg_sleep")), "{who:?}");
+    assert!(who.iter().any(|who| who.contains("psql")), "{who:?}");
     assert_eq!(failure.state, State::OnSource);
     long.kill().unwrap();
     long.wait().unwrap();

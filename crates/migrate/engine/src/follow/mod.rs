@@ -30,7 +30,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 pub(crate) use conductor::{SourceSnapshot, Standing};
-pub(crate) use transaction::{MARKER_PREFIX, OUR_SCHEMA};
+pub(crate) use transaction::MARKER_PREFIX;
 
 /// How often the position on the target is made safe and told to the source.
 const KEEPING: Duration = Duration::from_millis(500);
@@ -61,6 +61,8 @@ pub(crate) struct Follower {
     /// For markers.
     source: Link,
     markers: u64,
+    /// Its end has been told.
+    over: bool,
 }
 
 impl Follower {
@@ -89,7 +91,7 @@ impl Follower {
         let conductor = tokio::spawn(Conductor::new(batches, publisher, applied).run(items, reports, commands));
         let keeper = tokio::spawn(keeper.run(standing.clone(), shared));
         let source = Link::connect(plan.source, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
-        Ok(Follower { commands: command, standing, conductor, others, keeper, source, markers: 0 })
+        Ok(Follower { commands: command, standing, conductor, others, keeper, source, markers: 0, over: false })
     }
 
     /// Where it stands.
@@ -99,19 +101,11 @@ impl Follower {
 
     /// The error that ended it, when it has ended.
     pub(crate) async fn failure(&mut self) -> Option<Error> {
-        if self.keeper.is_finished() {
-            if let Ok(Err(error)) = (&mut self.keeper).await {
-                return Some(error);
-            }
+        if self.over || self.conductor.is_finished() || self.keeper.is_finished() {
+            Some(self.gone().await)
+        } else {
+            None
         }
-        if !self.conductor.is_finished() {
-            return None;
-        }
-        Some(match (&mut self.conductor).await {
-            Ok(Err(error)) => error,
-            Ok(Ok(())) => Error::WrongPhase("the replay has ended".into()),
-            Err(panic) => Error::WrongPhase(format!("the replay ended: {panic}")),
-        })
     }
 
     /// Writes a marker into the source's log, and tells where: once the replay stands there, everything before it is
@@ -156,8 +150,8 @@ impl Follower {
             Err(Error::TimedOut { what, limit, who })
         };
         let result = result.await;
-        self.send(Command::Release).await?;
-        result
+        let released = self.send(Command::Release).await;
+        result.and(released)
     }
 
     async fn emit(&mut self, kind: &str) -> Result<String, Error> {
@@ -183,11 +177,17 @@ impl Follower {
         }
     }
 
+    /// Why it is over; told once.
     async fn gone(&mut self) -> Error {
-        let outcome = (&mut self.conductor).await;
+        let ended = || Error::WrongPhase("the replay has ended".into());
+        if std::mem::replace(&mut self.over, true) {
+            return ended();
+        }
+        let outcome = if self.keeper.is_finished() { (&mut self.keeper).await } else { (&mut self.conductor).await };
         match outcome {
             Ok(Err(error)) => error,
-            _ => Error::WrongPhase("the replay has ended".into()),
+            Ok(Ok(())) => ended(),
+            Err(panic) => Error::WrongPhase(format!("the replay ended: {panic}")),
         }
     }
 }

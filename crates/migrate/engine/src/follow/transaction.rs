@@ -9,7 +9,7 @@ use std::sync::Arc;
 use stillpoint_migrate_replay::Token;
 
 /// The schema of what we write ourselves, on both servers.
-pub(crate) const OUR_SCHEMA: &str = "stillpoint";
+const OUR_SCHEMA: &str = "stillpoint";
 /// The prefix of our messages in the log.
 pub(crate) const MARKER_PREFIX: &str = "stillpoint";
 
