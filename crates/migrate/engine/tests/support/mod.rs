@@ -12,29 +12,29 @@ use stillpoint_migrate_testbed::{Cluster, Load, until};
 
 /// Two servers with a state directory and a control socket that behaves as the proxy's, with load that is ended by a
 /// pause instead of being held.
-pub struct Bench {
-    pub source: Cluster,
-    pub target: Cluster,
-    pub dir: tempfile::TempDir,
-    pub front: Arc<Mutex<FakeFront>>,
+pub(crate) struct Bench {
+    pub(crate) source: Cluster,
+    pub(crate) target: Cluster,
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) front: Arc<Mutex<FakeFront>>,
 }
 
 /// The state of the stand-in.
-pub struct FakeFront {
+pub(crate) struct FakeFront {
     /// Host and port that serve.
-    pub serving: (String, u16),
+    pub(crate) serving: (String, u16),
     prepared: Option<(String, u16)>,
     paused: bool,
     /// Load that a pause ends.
-    pub load: Option<Load>,
+    pub(crate) load: Option<Load>,
     /// What was asked, in order.
-    pub asked: Vec<String>,
+    pub(crate) asked: Vec<String>,
     /// Requests that are answered with an error.
-    pub refuse: Vec<&'static str>,
+    pub(crate) refuse: Vec<&'static str>,
 }
 
 impl Bench {
-    pub fn start() -> Bench {
+    pub(crate) fn start() -> Bench {
         let settings = ["wal_level=logical", "autovacuum_naptime=1s"];
         let (source, target) = (Cluster::start(&settings), Cluster::start(&settings));
         let dir = tempfile::tempdir().expect("make a directory");
@@ -58,7 +58,7 @@ impl Bench {
         Bench { source, target, dir, front }
     }
 
-    pub fn options(&self, database: &str) -> Options {
+    pub(crate) fn options(&self, database: &str) -> Options {
         let source = Server::parse("source", &self.source.conninfo(database), None).expect("a connection string");
         let target = Server::parse("target", &self.target.conninfo(database), None).expect("a connection string");
         let mut options = Options::new(source, target, self.dir.path().join("control"), self.state());
@@ -67,18 +67,18 @@ impl Bench {
         options
     }
 
-    pub fn state(&self) -> PathBuf {
+    pub(crate) fn state(&self) -> PathBuf {
         self.dir.path().join("state")
     }
 
     /// One line for each table of both sides; equal when they hold the same.
-    pub fn sums(&self, database: &str) -> (String, String) {
+    pub(crate) fn sums(&self, database: &str) -> (String, String) {
         (sums(&self.source, database), sums(&self.target, database))
     }
 
     /// Panics unless nothing of a migration is left on the source, and no database on the target.
     #[track_caller]
-    pub fn assert_clean(&self, database: &str) {
+    pub(crate) fn assert_clean(&self, database: &str) {
         let source = &self.source;
         assert_eq!(source.sql(database, "SELECT count(*) FROM pg_replication_slots"), "0", "slots");
         assert_eq!(source.sql(database, "SELECT count(*) FROM pg_publication"), "0", "publications");
@@ -102,7 +102,7 @@ impl Bench {
     }
 }
 
-pub fn sums(cluster: &Cluster, database: &str) -> String {
+pub(crate) fn sums(cluster: &Cluster, database: &str) -> String {
     let tables = cluster.sql(
         database,
         "SELECT string_agg(format('SELECT %L, count(*), coalesce(sum(hashtextextended(x::text, 0)), 0) FROM ONLY %s x', \
@@ -180,7 +180,7 @@ impl FakeFront {
 }
 
 /// Keeps events, and prints them for a failing test.
-pub fn observer() -> (Observer, Arc<Mutex<Vec<Event>>>) {
+pub(crate) fn observer() -> (Observer, Arc<Mutex<Vec<Event>>>) {
     let events = Arc::new(Mutex::new(Vec::new()));
     let kept = Arc::clone(&events);
     let observer: Observer = Arc::new(move |event: Event| {
