@@ -24,6 +24,13 @@ pub fn soak() -> bool {
     std::env::var_os("STILLPOINT_SOAK").is_some_and(|v| v == "1")
 }
 
+/// How often a test does what it does: `short` times, or in the long form `long` times, of which one piece where the
+/// long form is run in pieces (`STILLPOINT_SOAK_PIECES=N`).
+pub fn rounds(short: usize, long: usize) -> usize {
+    let pieces = std::env::var("STILLPOINT_SOAK_PIECES").ok().and_then(|n| n.parse().ok()).unwrap_or(1).max(1);
+    if soak() { long.div_ceil(pieces) } else { short }
+}
+
 /// How a program is compiled and linked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {

@@ -7,7 +7,7 @@ use stillpoint_e2e::mariadb::change::{self, Change};
 use stillpoint_e2e::mariadb::load::{Sysbench, Transactions};
 use stillpoint_e2e::mariadb::{MariaDb, Packaged, Policy, packaged};
 use stillpoint_e2e::skip;
-use stillpoint_e2e::victim::{apply, residue, revert, soak, status};
+use stillpoint_e2e::victim::{apply, residue, revert, rounds, status};
 use tempfile::TempDir;
 
 /// In C and in C++: a helper library, an engine of each language, functions of SQL, an exception.
@@ -78,13 +78,14 @@ fn under_load(policy: Policy) {
     change::prepare(&server);
     let load = Transactions::start(&server, 6);
     // ten patchings a round
-    let rounds = if soak() { 100 } else { 2 };
-    let mut sysbench = match Sysbench::start(&server, 4, if soak() { 600 } else { 15 }) {
+    let wanted = rounds(2, 100);
+    let seconds = rounds(15, 600).try_into().expect("a few minutes");
+    let mut sysbench = match Sysbench::start(&server, 4, seconds) {
         Ok(sysbench) => sysbench,
         Err(why) => skip!("{why}"),
     };
     let mut done = 0;
-    while done < rounds || sysbench.runs() {
+    while done < wanted || sysbench.runs() {
         there_and_back(built, &mut server, &load);
         done += 1;
     }

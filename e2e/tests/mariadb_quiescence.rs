@@ -12,7 +12,7 @@ use stillpoint_e2e::mariadb::annotated::{Annotated, annotated};
 use stillpoint_e2e::mariadb::client::{Answer, Client};
 use stillpoint_e2e::mariadb::load::Transactions;
 use stillpoint_e2e::mariadb::{MariaDb, Policy};
-use stillpoint_e2e::victim::{apply, residue, revert, soak};
+use stillpoint_e2e::victim::{apply, residue, revert, rounds};
 use stillpoint_e2e::{skip, wait};
 use tempfile::TempDir;
 
@@ -21,6 +21,9 @@ const POOL: &[&str] = &["--thread-pool-size=3"];
 
 /// A change that every client can see.
 const HALF: &str = "file mysys/my_rnd.c\nin my_rnd\n  begin\n    | if (rand_st) return 0.5;\n";
+
+/// The least change of a C++ function that every statement runs: one instruction more, and it does nothing.
+const NOTHING: &str = "file sql/sql_parse.cc\nin dispatch_command\n  begin\n    | __asm__ volatile (\"nop\");\n";
 
 macro_rules! server {
     () => {
@@ -145,7 +148,7 @@ fn under_load(server: &Annotated, policy: Policy) {
     let load = Transactions::start(&mariadb, 12);
     let visitors = visitors(&mariadb);
     let mut client = mariadb.client();
-    for round in 0..if soak() { 250 } else { 8 } {
+    for round in 0..rounds(8, 250) {
         for mode in ["local", "global", "group:clients"] {
             println!("{policy:?}: round {round}, {mode}");
             there_and_back(&mariadb, patch, &mut client, mode);
@@ -169,6 +172,32 @@ fn a_thread_per_connection_under_load() {
 #[test]
 fn the_pool_under_load() {
     under_load(server!(), Policy::Pool);
+}
+
+/// A patch of C++ that changes nothing, put under statements of both policies in every mode.
+#[test]
+fn cxx_under_every_statement_is_patched_in_each_mode() {
+    let server = server!();
+    let dir = TempDir::with_prefix("stillpoint-mariadb-").expect("make a directory");
+    let nothing = dir.path().join("nothing.patch");
+    let run = server.patch(NOTHING, &nothing);
+    assert_eq!(run.code, Some(0), "{run}");
+    assert!(nothing.exists(), "{run}");
+    for policy in Policy::ALL {
+        let mut mariadb = server.packaged.start(policy, POOL);
+        let pid = mariadb.pid();
+        let load = Transactions::start(&mariadb, 6);
+        for mode in ["local", "global", "group:clients", "probe"] {
+            println!("{policy:?}: {mode}");
+            assert_code(&in_mode(apply(&nothing, pid), mode, "60s"), 0);
+            load.answered(50);
+            assert_code(&in_mode(revert(pid), mode, "60s"), 0);
+            load.answered(50);
+        }
+        load.assert_clean();
+        mariadb.assert_running();
+        assert_eq!(residue(pid), Vec::<String>::new());
+    }
 }
 
 /// What a client can hold: statements that take it, and statements that give it back.
@@ -288,7 +317,7 @@ fn roles_and_parking_never_dead_lock() {
     let (patch, pid) = (patch(server), mariadb.pid());
     let load = hot_rows(&mariadb);
     load.more(100);
-    for round in 0..if soak() { 500 } else { 25 } {
+    for round in 0..rounds(25, 500) {
         println!("round {round}");
         assert_code(&in_mode(apply(patch, pid), "global", "60s"), 0);
         load.more(20);
