@@ -4,7 +4,7 @@ use super::{effects, functions, why};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use stillpoint_e2e::cli::{Run as CliRun, Stillpoint};
+use stillpoint_e2e::cli::{Run as CliRun, Stillpoint, binary};
 use stillpoint_e2e::packages::Binary;
 use stillpoint_e2e::postgres::{Bench, Cluster, Postgres, builder_cache};
 use tempfile::TempDir;
@@ -172,10 +172,14 @@ impl Run {
     fn one(&mut self, live: Option<&Live>, fix: &str, target: &str) -> Fate {
         let chain = self.chains.entry(target.to_owned()).or_default();
         let name = format!("{}-{target}", &fix[..4]);
-        let output = self.dir.join(format!("{name}.patch"));
         let mut diffs: Vec<String> = self.shared.iter().chain(&chain.pending).cloned().collect();
         diffs.retain(|diff| !chain.diffs.contains(diff) && !chain.refused.contains(diff));
         diffs.push(fix.to_owned());
+        let kept = match kept(&(&self.shipped, target, &diffs, &chain.diffs)) {
+            Ok(kept) => kept,
+            Err(why) => return Fate::Not(why),
+        };
+        let output = kept.with_extension("patch");
         let mut build = builder("build").args(["--shipped", &self.shipped, "--target", target, "--name", &name, "-o"]);
         build = build.arg(&output).args(["--leave-out"]).args(TESTS).args(NOT_CONFIGURED);
         build = build.arg("--quilt").args(&diffs);
@@ -185,14 +189,19 @@ impl Run {
         if diffs.iter().any(|diff| diff.starts_with(CONFIGURED)) && !fix.starts_with(CONFIGURED) {
             build = build.arg("--extra-unit").args(&self.added);
         }
-        let run = build.run();
-        if run.code == Some(0) && !output.is_file() {
+        let outcome = std::fs::read_to_string(&kept).unwrap_or_else(|_| {
+            let run = build.run();
+            let outcome = if run.code == Some(0) { functions(&run).to_string() } else { why(&run) };
+            let _ = std::fs::write(&kept, &outcome);
+            outcome
+        });
+        let Ok(functions) = outcome.parse::<usize>() else {
+            chain.refused.push(fix.to_owned());
+            return Fate::Not(outcome);
+        };
+        if !output.is_file() {
             chain.pending.push(fix.to_owned());
             return Fate::Nothing;
-        }
-        if run.code != Some(0) {
-            chain.refused.push(fix.to_owned());
-            return Fate::Not(why(&run));
         }
         let applied = live.map(|live| apply(&output, live.cluster.executable()));
         let nobody = applied.as_ref().is_some_and(|run| run.stderr.contains("does not map"));
@@ -208,10 +217,21 @@ impl Run {
         chain.diffs.extend(diffs);
         chain.patches.push(output);
         match applied {
-            Some(_) if !nobody => Fate::Applied(functions(&run)),
-            _ => Fate::BuiltOnly(functions(&run)),
+            Some(_) if !nobody => Fate::Applied(functions),
+            _ => Fate::BuiltOnly(functions),
         }
     }
+}
+
+/// Where what came of a build is kept, by everything that decides it: a run that was cut off goes on from there.
+fn kept(what: &impl std::fmt::Debug) -> Result<PathBuf, String> {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let directory = stillpoint_e2e::cache_dir().join("postgres-fixes");
+    std::fs::create_dir_all(&directory).map_err(|e| format!("make {}: {e}", directory.display()))?;
+    let tool = std::fs::metadata(binary()).and_then(|m| m.modified()).map_err(|e| format!("the tool: {e}"))?;
+    let mut hash = DefaultHasher::new();
+    format!("{tool:?} {what:?}").hash(&mut hash);
+    Ok(directory.join(format!("{:016x}", hash.finish())))
 }
 
 fn apply(patch: &Path, executable: &Path) -> CliRun {
@@ -313,6 +333,8 @@ fn files(fix: &str) -> Result<Files, String> {
             found.targets.push(target);
         }
     }
+    // plug-ins use what it gains
+    found.targets.sort_by_key(|target| target != "postgres");
     Ok(found)
 }
 
