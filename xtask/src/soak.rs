@@ -2,8 +2,9 @@
 //!
 //! Every test is a step, and every step one line in `experiments/soak.jsonl`, written when it ends. A run that is stopped
 //! goes on with the round it was in: what counts is what stands in the file for the commit that is checked out.
-//! `SOAK_HOURS` says for how long (8), `SOAK_ONLY` names the test programs (all), `SOAK_PROFILE=dev` takes the build that
-//! the tests use.
+//! `SOAK_HOURS` says for how long (8), `SOAK_ONLY` names the test programs (all), `SOAK_TESTS` words that the names of
+//! tests contain (all), `SOAK_PROFILE=dev` takes the build that the tests use. `SOAK_PIECES=N` makes N steps of each test,
+//! for tests that can do an Nth of their rounds at a time.
 
 use crate::runner::{self, TestProgram};
 use crate::step::{self, Counts};
@@ -36,14 +37,21 @@ struct Line {
 }
 
 /// One test of one program.
+#[derive(Clone)]
 struct Step<'p> {
     program: &'p TestProgram,
     test: String,
+    /// Which piece of it, of how many.
+    piece: (u32, u32),
 }
 
 impl Step<'_> {
     fn name(&self) -> String {
-        format!("{} {}", self.program.name(), self.test)
+        let piece = match self.piece {
+            (_, 1) => String::new(),
+            (piece, pieces) => format!(" {piece}/{pieces}"),
+        };
+        format!("{} {}{piece}", self.program.name(), self.test)
     }
 }
 
@@ -59,9 +67,12 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     let only = std::env::var("SOAK_ONLY").unwrap_or_default();
     let wanted = |program: &TestProgram| only.is_empty() || only.split(',').any(|name| program.is_called(name));
     let mut programs: Vec<TestProgram> = runner::build_tests(root, release)?;
-    programs.retain(|program| program.is_end_to_end() && wanted(program));
+    programs.retain(|program| program.has_long_form() && wanted(program));
     programs.sort_by_key(|program| FIRST.iter().position(|name| program.is_called(name)).unwrap_or(FIRST.len()));
-    let steps = steps(root, &programs)?;
+    let pieces = std::env::var("SOAK_PIECES").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
+    let words = std::env::var("SOAK_TESTS").unwrap_or_default();
+    let mut steps = steps(root, &programs, pieces)?;
+    steps.retain(|step| words.is_empty() || words.split(',').any(|word| step.test.contains(word)));
     if steps.is_empty() {
         bail!("there are no end-to-end tests to run");
     }
@@ -71,8 +82,9 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     while seconds(&lines) < hours * 3600.0 {
         let (round, at) = next(&lines, &names);
         let mut command = steps[at].program.command(root);
+        command.env("STILLPOINT_SOAK_PIECES", steps[at].piece.1.to_string());
         command.env("STILLPOINT_SOAK", "1").args(["--exact", &steps[at].test, "--nocapture"]);
-        let log = logs.join(format!("soak-{}.log", names[at].replace([' ', ':'], "-")));
+        let log = logs.join(format!("soak-{}.log", names[at].replace([' ', ':', '/'], "-")));
         let outcome = step::run(&names[at], &mut command, &log, LIMIT)?;
         let counts = step::counts(&outcome);
         runner::report(&format!("round {round}: {}", names[at]), &outcome, counts);
@@ -100,15 +112,20 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     Ok(total.failed == 0)
 }
 
-fn steps<'p>(root: &Path, programs: &'p [TestProgram]) -> Result<Vec<Step<'p>>> {
+fn steps<'p>(root: &Path, programs: &'p [TestProgram], pieces: u32) -> Result<Vec<Step<'p>>> {
     let mut steps = Vec::new();
     for program in programs {
         let output = program.command(root).args(["--list", "--format", "terse"]).output();
         let output = output.with_context(|| format!("list the tests of {}", program.name()))?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let tests = text.lines().filter_map(|line| line.strip_suffix(": test"));
-        steps.extend(tests.map(|test| Step { program, test: test.to_owned() }));
+        for test in tests {
+            let piece = |piece| Step { program, test: test.to_owned(), piece: (piece, pieces) };
+            steps.extend((1..=pieces).map(piece));
+        }
     }
+    // a piece of each before the next of any
+    steps.sort_by_key(|step| step.piece.0);
     Ok(steps)
 }
 
