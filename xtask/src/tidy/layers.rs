@@ -39,6 +39,7 @@ const PLACES: &[(&str, Layer, Pillar)] = &[
     ("stillpoint-patch-differ", Layer::Pure, Pillar::Patch),
     ("stillpoint-migrate-wire", Layer::Pure, Pillar::Migrate),
     ("stillpoint-migrate-replay", Layer::Pure, Pillar::Migrate),
+    ("stillpoint-migrate-capture", Layer::Pure, Pillar::Migrate),
     ("stillpoint-integrations", Layer::Edge, Pillar::Shared),
     ("stillpoint-patch-tracee", Layer::Edge, Pillar::Patch),
     ("stillpoint-patch-builder", Layer::Engine, Pillar::Patch),

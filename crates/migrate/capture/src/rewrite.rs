@@ -1,0 +1,384 @@
+//! From a statement to the same statement with more behind RETURNING.
+
+use std::ops::ControlFlow;
+
+use sqlparser::ast::{
+    Assignment, AssignmentTarget, Expr, FromTable, Ident, ObjectName, OnConflictAction, OnInsert, Query, SetExpr,
+    Statement, TableFactor, TableObject, TableWithJoins, Visit, Visitor,
+};
+use sqlparser::dialect::PostgreSqlDialect;
+use sqlparser::parser::Parser;
+use sqlparser::tokenizer::{Token as SqlToken, Tokenizer};
+use stillpoint_migrate_replay::Token;
+
+use crate::catalogue::{Catalogue, Table};
+use crate::error::Refusal;
+
+/// What a statement does, as far as capture is concerned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Seen {
+    /// It writes nothing; it goes as it is.
+    Nothing,
+    /// It writes rows, and shows them.
+    Writes(Rewritten),
+    /// It changes whole tables or the schema: it is replayed as text, and conflicts with this.
+    Barrier(Vec<Token>),
+}
+
+/// What happened to each row that comes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// It is new.
+    Insert,
+    /// It is new, or was there and has been updated.
+    Upsert,
+    /// It was there; the image is its new state, its key is what it was.
+    Update,
+    /// It is gone; the image is its last state.
+    Delete,
+}
+
+/// What a hash among the hidden columns stands for. NULL means: nothing, unless NULLs are equal there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hash {
+    /// The row.
+    Row,
+    /// A value of a unique index.
+    Unique {
+        /// The index.
+        index: u32,
+    },
+    /// A value that a foreign key refers to.
+    Parent {
+        /// The table referred to.
+        table: u32,
+        /// Its index.
+        index: u32,
+    },
+}
+
+/// The statement as it is sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rewritten {
+    /// Its text.
+    pub text: String,
+    /// Object identifier of the table.
+    pub table: u32,
+    /// What happens to each row.
+    pub action: Action,
+    /// Positions of the table's columns whose values come first among the hidden ones.
+    pub image: Vec<usize>,
+    /// What the hashes behind the image stand for.
+    pub hashes: Vec<Hash>,
+    /// Tokens that the transaction takes whatever comes back, when anything does.
+    pub tokens: Vec<Token>,
+    /// How many columns at the end are hidden.
+    pub hidden: usize,
+    /// The client asked for rows itself; otherwise it gets none, and no description of any.
+    pub client_sees_rows: bool,
+}
+
+/// Rewrites one statement.
+///
+/// # Errors
+/// [`Refusal`]: the statement is to be treated as a barrier, or its tables are to be captured in another way.
+pub fn rewrite(text: &str, catalogue: &Catalogue) -> Result<Seen, Refusal> {
+    let parsed = Parser::parse_sql(&PostgreSqlDialect {}, text);
+    let mut statements = parsed.map_err(|error| Refusal::Unparsable(error.to_string()))?;
+    let statement = match statements.len() {
+        0 => return Ok(Seen::Nothing),
+        1 => statements.remove(0),
+        several => return Err(Refusal::Several(several)),
+    };
+    if changes_schema(&statement) {
+        return Ok(Seen::Barrier(vec![Token::Everything]));
+    }
+    only_harmless_functions(&statement, catalogue)?;
+    match &statement {
+        Statement::Insert(insert) => {
+            if insert.source.as_ref().is_some_and(|source| writes_inside(source)) {
+                return Err(Refusal::WritingWith);
+            }
+            let TableObject::TableName(name) = &insert.table else { return Err(Refusal::NoReturning("INSERT")) };
+            let alias = insert.table_alias.as_ref().map(|alias| &alias.alias);
+            let target = Target::find(name, alias, catalogue)?;
+            let (action, changed) = match &insert.on {
+                None => (Action::Insert, Vec::new()),
+                Some(OnInsert::OnConflict(on)) => match &on.action {
+                    OnConflictAction::DoNothing => (Action::Insert, Vec::new()),
+                    OnConflictAction::DoUpdate(update) => (Action::Upsert, target.assigned(&update.assignments)?),
+                },
+                Some(_) => return Err(Refusal::NoReturning("INSERT ... ON DUPLICATE KEY")),
+            };
+            target.returning(text, action, &changed, insert.returning.is_some())
+        }
+        Statement::Update(update) => {
+            let (name, alias) = only_table(&update.table, "UPDATE")?;
+            let target = Target::find(name, alias, catalogue)?;
+            let changed = target.assigned(&update.assignments)?;
+            target.returning(text, Action::Update, &changed, update.returning.is_some())
+        }
+        Statement::Delete(delete) => {
+            let (FromTable::WithFromKeyword(from) | FromTable::WithoutKeyword(from)) = &delete.from;
+            let [table] = &from[..] else { return Err(Refusal::NoReturning("DELETE from several tables")) };
+            let (name, alias) = only_table(table, "DELETE")?;
+            let target = Target::find(name, alias, catalogue)?;
+            target.returning(text, Action::Delete, &[], delete.returning.is_some())
+        }
+        Statement::Truncate(truncate) => {
+            let mut tokens = Vec::new();
+            for name in &truncate.table_names {
+                let target = Target::find(&name.name, None, catalogue)?;
+                tokens.push(Token::Table(target.table.oid));
+                // Its rows referred to others, and nobody says to which.
+                let parents = target.table.references.iter();
+                tokens.extend(parents.map(|parent| Token::Index { table: parent.table, index: parent.index }));
+            }
+            Ok(Seen::Barrier(tokens))
+        }
+        Statement::Query(query) if writes_inside(query) => Err(Refusal::WritingWith),
+        Statement::Query(_) => Ok(Seen::Nothing),
+        Statement::Merge(_) => Err(Refusal::NoReturning("MERGE")),
+        Statement::Copy { to: false, .. } => Err(Refusal::NoReturning("COPY FROM")),
+        Statement::Call(_) => Err(Refusal::NoReturning("CALL")),
+        statement if is_harmless(statement) => Ok(Seen::Nothing),
+        _ => Ok(Seen::Barrier(vec![Token::Everything])),
+    }
+}
+
+/// Statements that change no row of any table.
+fn is_harmless(statement: &Statement) -> bool {
+    matches!(
+        statement,
+        Statement::StartTransaction { .. }
+            | Statement::Commit { .. }
+            | Statement::Rollback { .. }
+            | Statement::Savepoint { .. }
+            | Statement::ReleaseSavepoint { .. }
+            | Statement::Set(_)
+            | Statement::ShowVariable { .. }
+            | Statement::ShowVariables { .. }
+            | Statement::Copy { to: true, .. }
+            | Statement::Fetch { .. }
+            | Statement::Close { .. }
+            | Statement::Deallocate { .. }
+            | Statement::Discard { .. }
+            | Statement::LISTEN { .. }
+            | Statement::UNLISTEN { .. }
+            | Statement::NOTIFY { .. }
+    )
+}
+
+fn changes_schema(statement: &Statement) -> bool {
+    let text = statement.to_string();
+    let word = text.split(|c: char| !c.is_ascii_alphabetic()).next().unwrap_or_default();
+    ["CREATE", "ALTER", "DROP", "COMMENT", "GRANT", "REVOKE"].iter().any(|ddl| word.eq_ignore_ascii_case(ddl))
+}
+
+fn writes_inside(query: &Query) -> bool {
+    let in_body =
+        matches!(*query.body, SetExpr::Insert(_) | SetExpr::Update(_) | SetExpr::Delete(_) | SetExpr::Merge(_));
+    let with = query.with.iter().flat_map(|with| &with.cte_tables);
+    in_body || with.into_iter().any(|cte| writes_inside(&cte.query))
+}
+
+/// A function that is not known to be harmless may write, also inside SELECT.
+fn only_harmless_functions(statement: &Statement, catalogue: &Catalogue) -> Result<(), Refusal> {
+    struct Functions<'a>(&'a Catalogue);
+    impl Visitor for Functions<'_> {
+        type Break = String;
+
+        fn pre_visit_expr(&mut self, expr: &Expr) -> ControlFlow<String> {
+            let Expr::Function(function) = expr else { return ControlFlow::Continue(()) };
+            let name = function.name.0.iter().filter_map(|part| part.as_ident()).map(folded);
+            let name = name.collect::<Vec<_>>().join(".");
+            if self.0.harmless.contains(name.trim_start_matches("pg_catalog.")) {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(name)
+            }
+        }
+    }
+    match statement.visit(&mut Functions(catalogue)) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(name) => Err(Refusal::Function(name)),
+    }
+}
+
+fn only_table<'a>(
+    table: &'a TableWithJoins,
+    statement: &'static str,
+) -> Result<(&'a ObjectName, Option<&'a Ident>), Refusal> {
+    match &table.relation {
+        TableFactor::Table { name, alias, args: None, .. } if table.joins.is_empty() => {
+            Ok((name, alias.as_ref().map(|alias| &alias.name)))
+        }
+        _ => Err(Refusal::NoReturning(statement)),
+    }
+}
+
+/// An identifier as the server reads it.
+fn folded(ident: &Ident) -> String {
+    if ident.quote_style.is_some() { ident.value.clone() } else { ident.value.to_lowercase() }
+}
+
+fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+/// The text up to the semicolon that ends the statement, if one does; comments may stand behind it.
+fn without_semicolon(text: &str) -> &str {
+    let tokens = Tokenizer::new(&PostgreSqlDialect {}, text).tokenize_with_location().unwrap_or_default();
+    let last = tokens.iter().rfind(|token| !matches!(token.token, SqlToken::Whitespace(_) | SqlToken::EOF));
+    let Some(semicolon) = last.filter(|token| token.token == SqlToken::SemiColon) else { return text };
+    // Lines and columns count from 1, columns in characters.
+    let start = semicolon.span.start;
+    let line: usize = text.split_inclusive('\n').take(start.line as usize - 1).map(str::len).sum();
+    let column = text[line..].char_indices().nth(start.column as usize - 1).map_or(0, |(at, _)| at);
+    &text[..line + column]
+}
+
+/// The table that a statement writes.
+struct Target<'a> {
+    table: &'a Table,
+    /// What its columns are qualified by.
+    qualifier: String,
+}
+
+impl<'a> Target<'a> {
+    fn find(name: &ObjectName, alias: Option<&Ident>, catalogue: &'a Catalogue) -> Result<Target<'a>, Refusal> {
+        let unknown = || Refusal::UnknownTable(name.to_string());
+        let parts: Vec<String> = name.0.iter().filter_map(|part| part.as_ident()).map(folded).collect();
+        let table = match &parts[..] {
+            [name] => catalogue.table(None, name),
+            [schema, name] => catalogue.table(Some(schema), name),
+            _ => None,
+        };
+        let table = table.ok_or_else(unknown)?;
+        if let Some(kind) = table.kind {
+            return Err(Refusal::NotATable(table.name.clone(), kind));
+        }
+        let qualifier = quoted(&alias.map_or_else(|| table.name.clone(), folded));
+        Ok(Target { table, qualifier })
+    }
+
+    /// Positions of the columns that are assigned to.
+    fn assigned(&self, assignments: &[Assignment]) -> Result<Vec<usize>, Refusal> {
+        let mut positions = Vec::new();
+        for assignment in assignments {
+            let names = match &assignment.target {
+                AssignmentTarget::ColumnName(name) => std::slice::from_ref(name),
+                AssignmentTarget::Tuple(names) => &names[..],
+            };
+            for name in names {
+                // A field of a composite column is written `column.field`: the first part counts.
+                let column = name.0.first().and_then(|part| part.as_ident()).map(folded).unwrap_or_default();
+                let position = self.table.columns.iter().position(|other| other.name == column);
+                positions.push(position.ok_or_else(|| Refusal::UnknownTable(format!("{}.{column}", self.table.name)))?);
+            }
+        }
+        Ok(positions)
+    }
+
+    fn returning(&self, text: &str, action: Action, changed: &[usize], has_returning: bool) -> Result<Seen, Refusal> {
+        let key = self.may_capture(action, changed)?;
+        let image: Vec<usize> = (0..self.table.columns.len()).filter(|at| !self.table.columns[*at].generated).collect();
+        let mut columns: Vec<String> = image.iter().map(|at| self.column(*at)).collect();
+        let mut hashes = vec![Hash::Row];
+        columns.push(self.hash(key, true));
+        let (tokens, more) = self.values(action, changed);
+        for (hash, value) in more {
+            hashes.push(hash);
+            columns.push(value);
+        }
+        let text = without_semicolon(text);
+        let word = if has_returning { "," } else { "RETURNING" };
+        Ok(Seen::Writes(Rewritten {
+            text: format!("{text}\n{word} {}", columns.join(", ")),
+            table: self.table.oid,
+            action,
+            image,
+            hashes,
+            tokens,
+            hidden: columns.len(),
+            client_sees_rows: has_returning,
+        }))
+    }
+
+    /// Refuses what RETURNING would not show; answers the key.
+    fn may_capture(&self, action: Action, changed: &[usize]) -> Result<&[usize], Refusal> {
+        let table = self.table;
+        let (insert, update, delete) = match action {
+            Action::Insert => (true, false, false),
+            Action::Upsert => (true, true, false),
+            Action::Update => (false, true, false),
+            Action::Delete => (false, false, true),
+        };
+        let more = table.writes_more.iter();
+        let mut more = more.filter(|m| (m.insert && insert) || (m.update && update) || (m.delete && delete));
+        if let Some(more) = more.next() {
+            return Err(Refusal::WritesMore { table: table.name.clone(), what: more.what.clone() });
+        }
+        if let Some(why) = table.unreadable {
+            return Err(Refusal::NotReadable(table.name.clone(), why));
+        }
+        let key = table.key.as_deref().ok_or_else(|| Refusal::NoKey(table.name.clone()))?;
+        match changed.iter().find(|at| key.contains(at)) {
+            Some(at) => {
+                let column = table.columns[*at].name.clone();
+                Err(Refusal::KeyChanged { table: table.name.clone(), column })
+            }
+            None => Ok(key),
+        }
+    }
+
+    /// Tokens of unique values and parents: those that are certain, and those whose hash the server computes.
+    fn values(&self, action: Action, changed: &[usize]) -> (Vec<Token>, Vec<(Hash, String)>) {
+        let (mut tokens, mut hashes) = (Vec::new(), Vec::new());
+        let touches =
+            |columns: &[usize]| columns.iter().any(|at| changed.contains(at) || self.table.columns[*at].generated);
+        for unique in &self.table.uniques {
+            let whole = Token::Index { table: self.table.oid, index: unique.oid };
+            match &unique.columns {
+                // The old value of a changed one is not returned, and of an expression nobody knows what it reads.
+                None if action != Action::Update || !changed.is_empty() => tokens.push(whole),
+                None => {}
+                Some(_) if !unique.by_hash => tokens.push(whole),
+                Some(columns) if matches!(action, Action::Update | Action::Upsert) && touches(columns) => {
+                    tokens.push(whole);
+                }
+                Some(_) if action == Action::Update => {}
+                Some(columns) => {
+                    let hash = Hash::Unique { index: unique.oid };
+                    hashes.push((hash, self.hash(columns, unique.nulls_equal)));
+                }
+            }
+        }
+        for parent in &self.table.references {
+            let touched = touches(&parent.columns);
+            if matches!(action, Action::Update | Action::Upsert) && touched {
+                // The parent that it had until now is not returned.
+                tokens.push(Token::Index { table: parent.table, index: parent.index });
+            } else if action != Action::Update {
+                let hash = Hash::Parent { table: parent.table, index: parent.index };
+                hashes.push((hash, self.hash(&parent.columns, false)));
+            }
+        }
+        (tokens, hashes)
+    }
+
+    fn column(&self, at: usize) -> String {
+        format!("{}.{}", self.qualifier, quoted(&self.table.columns[at].name))
+    }
+
+    /// A hash with the equality of the columns' types; NULL when one of them is, unless that counts as a value.
+    fn hash(&self, columns: &[usize], nulls_count: bool) -> String {
+        let list: Vec<String> = columns.iter().map(|at| self.column(*at)).collect();
+        let hash = format!("pg_catalog.hash_record_extended(ROW({}), 0)", list.join(", "));
+        if nulls_count {
+            return hash;
+        }
+        let any: Vec<String> = list.iter().map(|column| format!("{column} IS NULL")).collect();
+        format!("CASE WHEN {} THEN NULL ELSE {hash} END", any.join(" OR "))
+    }
+}
