@@ -1,6 +1,6 @@
 //! `stillpoint migrate check`: what the database holds, and what will become of it.
 
-use super::servers::{Servers, quietly};
+use super::servers::{REACH, Servers, quietly};
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use stillpoint_migrate_engine::{Accepted, Report, Verdict, check};
@@ -43,7 +43,7 @@ struct Line<'a> {
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let options = args.servers.options()?;
     let report = quietly(check(&options.source, &options.target, args.accept.accepted()))?;
-    let report = report.map_err(|error| Failure::failed(error, "nothing was touched"))?;
+    let report = report.map_err(|error| Failure::failed(error, "nothing was touched").hint(REACH))?;
     show(&report, output);
     report.accepted().map_err(|error| Failure::refused(error).hint("change what is named, then check again"))
 }

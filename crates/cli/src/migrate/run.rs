@@ -1,7 +1,7 @@
 //! `stillpoint migrate run`: move a database, clients and all.
 
 use super::check::Accept;
-use super::servers::{Servers, failure, watched};
+use super::servers::{REACH, Servers, failure, watched};
 use crate::output::{Failure, Output};
 use std::time::Duration;
 use stillpoint_migrate_engine::{Outcome, run as migrate};
@@ -71,7 +71,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     if args.dry_run {
         let report = stillpoint_migrate_engine::check(&options.source, &options.target, options.accepted);
         let report = super::servers::quietly(report)?;
-        let report = report.map_err(|error| Failure::failed(error, "nothing was touched"))?;
+        let report = report.map_err(|error| Failure::failed(error, "nothing was touched").hint(REACH))?;
         super::check::show(&report, output);
         return report.accepted().map_err(Failure::refused);
     }

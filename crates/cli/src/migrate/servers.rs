@@ -6,6 +6,9 @@ use std::sync::{Arc, mpsc};
 use stillpoint_events::Event;
 use stillpoint_migrate_engine::{Error, Observer, Options, Server, State};
 
+/// What to try when a server cannot be asked.
+pub(super) const REACH: &str = "see that both servers run, and that --source and --target say how they are reached";
+
 /// Which database, from where to where.
 #[derive(clap::Args)]
 pub(super) struct Servers {

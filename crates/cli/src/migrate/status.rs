@@ -1,6 +1,6 @@
 //! `stillpoint migrate status`: where a migration stands.
 
-use super::servers::{Servers, quietly};
+use super::servers::{REACH, Servers, quietly};
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use stillpoint_migrate_engine::{Status, status};
@@ -23,7 +23,8 @@ struct Line<'a> {
 /// Runs `stillpoint migrate status`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let options = args.servers.options()?;
-    let status = quietly(status(&options))?.map_err(|error| Failure::failed(error, "nothing was touched"))?;
+    let status =
+        quietly(status(&options))?.map_err(|error| Failure::failed(error, "nothing was touched").hint(REACH))?;
     output.json(&Line { v: stillpoint_events::VERSION, event: "migration", status: &status });
     let database = options.source.database_name();
     match &status.record {
