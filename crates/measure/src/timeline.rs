@@ -29,6 +29,9 @@ pub enum Ending {
     Open,
 }
 
+/// What is active while a database is served by the server that it was moved to.
+pub const TARGET: &str = "target";
+
 /// A thread that was stopped.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stop {
@@ -150,10 +153,12 @@ impl Timeline {
     }
 }
 
-/// The patches that must have been active before an operation.
+/// The patches that must have been active before an operation; of a migration the server.
 fn before(op: &Operation) -> Vec<String> {
     match op.operation.as_str() {
         "revert" => op.active.iter().chain(&op.patches).cloned().collect(),
+        "migrate" => Vec::new(),
+        "fallback" => vec![TARGET.to_owned()],
         _ => op.active.iter().filter(|name| !op.patches.contains(name)).cloned().collect(),
     }
 }
@@ -205,6 +210,7 @@ impl Builder {
                 }
             }
             EventKind::SwitchedOver { .. } => {
+                op.active = if op.operation == "fallback" { Vec::new() } else { vec![TARGET.to_owned()] };
                 op.ending = Ending::Committed;
                 op.committed_ns = Some(t_ns);
             }
@@ -309,6 +315,18 @@ mod tests {
             started(40, "apply", "check"),
             event(45, EventKind::FellBack { transition: 4, reason: "time".into() }),
         ]
+    }
+
+    #[test]
+    fn a_database_that_moved_is_at_the_target_until_it_comes_back() {
+        let mut events = Vec::new();
+        for (at, operation) in [(10, "migrate"), (20, "fallback")] {
+            let (operation, phase) = (operation.to_owned(), "switch-over".to_owned());
+            events.push(event(at, EventKind::PhaseStarted { operation, phase }));
+            events.push(event(at + 1, EventKind::SwitchedOver { paused_us: 5, drained_us: 2, sessions: 1 }));
+        }
+        let versions = Timeline::of(events).versions();
+        assert_eq!(versions, [(0, vec![]), (11, vec![TARGET.to_owned()]), (21, vec![])]);
     }
 
     #[test]

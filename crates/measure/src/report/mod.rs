@@ -161,6 +161,16 @@ impl Report {
         ratio(self.during.latency.p999_ns, self.outside.latency.p999_ns)
     }
 
+    /// Whether what changed is the server and not the code.
+    fn is_of_moves(&self) -> bool {
+        self.operations.iter().any(|op| ["migrate", "fallback"].contains(&op.operation.operation.as_str()))
+    }
+
+    /// What requests are coloured by, and what it is at first.
+    fn coloured_by(&self) -> (&'static str, &'static str) {
+        if self.is_of_moves() { ("server", "source") } else { ("code version", "as shipped") }
+    }
+
     fn committed(&self) -> usize {
         self.operations.iter().filter(|op| op.operation.ending == Ending::Committed).count()
     }

@@ -56,6 +56,8 @@ fn header(out: &mut String, report: &Report, title: &str) {
     let committed = report.committed();
     let what = match (report.operations.len(), committed) {
         (0, _) => String::new(),
+        (_, 1) if report.is_of_moves() => " while the database moved to another server".into(),
+        (_, times) if report.is_of_moves() => format!(" while the database changed servers {times} times"),
         (1, 1) => " while 1 change went into the running code".into(),
         (_, done) => format!(" while {done} changes went into the running code"),
     };
@@ -72,11 +74,9 @@ fn header(out: &mut String, report: &Report, title: &str) {
     for (run, end) in report.runs.iter().zip(&report.ends) {
         put!(
             out,
-            "<p class=\"facts\">{:.1} s · {} requests a second wanted ({} arrivals), {} answered · {} connections, \
-             at most {} requests under way on each",
+            "<p class=\"facts\">{:.1} s · {}{} requests a second answered · {} connections, at most {} requests under way on each",
             summary.duration_ns as f64 / 1e9,
-            count(run.rate as u64),
-            escape(&run.arrivals),
+            wanted(run.rate, &run.arrivals),
             count(summary.throughput as u64),
             count(u64::from(run.connections)),
             run.pipeline
@@ -99,6 +99,15 @@ fn header(out: &mut String, report: &Report, title: &str) {
         put!(out, "</p>");
     }
     put!(out, "</header>\n");
+}
+
+/// The rate that was aimed at; a load that waits for its answers has none.
+fn wanted(rate: f64, arrivals: &str) -> String {
+    if rate > 0.0 {
+        format!("{} requests a second wanted ({} arrivals), ", count(rate as u64), escape(arrivals))
+    } else {
+        String::new()
+    }
 }
 
 fn tiles(out: &mut String, report: &Report) {
@@ -163,8 +172,9 @@ fn latency_figure(out: &mut String, report: &Report) {
     put!(
         out,
         "<figure><h2>Latency over time</h2><p class=\"legend\"><i class=\"key dot-key\"></i>single requests, coloured by \
-         code version <i class=\"key max-key\"></i>maximum <i class=\"key p99-key\"></i>p99 \
+         {} <i class=\"key max-key\"></i>maximum <i class=\"key p99-key\"></i>p99 \
          <i class=\"key p50-key\"></i>median of each {}</p><div class=\"scroll\">{}</div>",
+        report.coloured_by().0,
         time(report.series.bucket_ns),
         plot::latency(report)
     );
@@ -172,7 +182,7 @@ fn latency_figure(out: &mut String, report: &Report) {
         put!(out, "<ul class=\"versions\">");
         for (number, names) in report.series.versions.iter().enumerate() {
             let name = match names.split_last() {
-                None => "as shipped".into(),
+                None => report.coloured_by().1.into(),
                 Some((last, [])) => last.clone(),
                 Some((last, below)) => format!("{last} and {} below", below.len()),
             };

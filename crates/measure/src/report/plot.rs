@@ -152,7 +152,7 @@ pub(super) fn latency(report: &Report) -> String {
     let named = !report.operations.is_empty();
     let top = if named { NAMES + STRIP + 6.0 } else { STRIP + 12.0 };
     let bottom = top + 360.0;
-    let mut svg = Svg::new(bottom + 28.0, "latency over time, coloured by code version");
+    let mut svg = Svg::new(bottom + 28.0, &format!("latency over time, coloured by {}", report.coloured_by().0));
     let across = Across::of(series);
     let low = series.buckets.iter().filter(|b| b.right + b.failed > 0).map(|b| b.p50_ns).min().unwrap_or(1);
     let low = low.min(series.dots.iter().map(|dot| dot.latency_ns).min().unwrap_or(low));
@@ -160,7 +160,7 @@ pub(super) fn latency(report: &Report) -> String {
     across.axis(&mut svg, top, bottom, true);
     log.axis(&mut svg);
     operations(&mut svg, report, &across, top, bottom);
-    strip(&mut svg, series, &across, top - STRIP - 2.0);
+    strip(&mut svg, report, &across, top - STRIP - 2.0);
     dots(&mut svg, series, &across, &log);
     let line = |svg: &mut Svg, class, value: fn(&Bucket) -> u64| {
         let points = series.buckets.iter().enumerate().map(|(number, bucket)| {
@@ -194,8 +194,9 @@ fn failures(svg: &mut Svg, series: &Series, across: &Across, log: &Log) {
     }
 }
 
-/// The version of the code as a coloured bar with the number of active patches.
-fn strip(svg: &mut Svg, series: &Series, across: &Across, y: f64) {
+/// The version of the code as a coloured bar with the number of active patches; of a migration the server.
+fn strip(svg: &mut Svg, report: &Report, across: &Across, y: f64) {
+    let (series, at_first) = (&report.series, report.coloured_by().1);
     let end = series.from_ns + series.bucket_ns * series.buckets.len() as u64;
     for (number, &(from, version)) in series.changes.iter().enumerate() {
         let to = series.changes.get(number + 1).map_or(end, |next| next.0).min(end);
@@ -204,7 +205,8 @@ fn strip(svg: &mut Svg, series: &Series, across: &Across, y: f64) {
             continue;
         }
         let names = &series.versions[version];
-        let title = if names.is_empty() { "as shipped".to_owned() } else { names.join(", ") };
+        let title = if names.is_empty() { at_first.to_owned() } else { names.join(", ") };
+        let short = if report.is_of_moves() { title.clone() } else { names.len().to_string() };
         let (width, height) = (x2 - x1, STRIP - 4.0);
         draw!(
             svg,
@@ -212,10 +214,10 @@ fn strip(svg: &mut Svg, series: &Series, across: &Across, y: f64) {
             escape(&title)
         );
         if x2 - x1 > 16.0 {
-            svg.text("strip mid", (x1 + x2) / 2.0, y + STRIP - 7.0, &names.len().to_string());
+            svg.text("strip mid", (x1 + x2) / 2.0, y + STRIP - 7.0, &short);
         }
     }
-    svg.text("tick end", LEFT - 8.0, y + STRIP - 7.0, "patches");
+    svg.text("tick end", LEFT - 8.0, y + STRIP - 7.0, if report.is_of_moves() { "server" } else { "patches" });
 }
 
 /// A band from the beginning to the end of each operation, and its name above.
