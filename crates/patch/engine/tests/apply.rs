@@ -128,6 +128,7 @@ fn a_patch_that_comes_back_is_not_placed_again() {
     let one = patch(dir.path(), "one", &victim, "int leaf(int x) { return x + 100; }", &["-fPIE"]);
     let two = patch(dir.path(), "two", &victim, "const char *name(void) { return \"two\"; }", &["-fPIE"]);
     let mut running = Victim::start(&victim);
+    assert_eq!(running.ask(5), "old 6 80 67");
     let pid = running.pid();
     committed(apply(pid, &one, &options(), &mut quiet()));
     committed(apply(pid, &two, &options(), &mut quiet()));
@@ -153,6 +154,7 @@ fn a_patch_with_data_of_its_own_begins_with_fresh_data() {
     let text = "static int own = 1000; int leaf(int x) { own += 1000; return x + own; }";
     let one = patch(dir.path(), "one", &victim, text, &["-fPIE", "-O1"]);
     let mut running = Victim::start(&victim);
+    assert_eq!(running.ask(5), "old 6 80 67");
     let pid = running.pid();
     let mut answers = Vec::new();
     for _ in 0..3 {
