@@ -19,7 +19,7 @@ const LIMIT: &str = "1500ms";
 enum Operation {
     Apply,
     Revert,
-    /// An apply that never gathers everybody.
+    /// An apply that hardly ever gathers everybody: it would, should no work be queued at that moment.
     Abort,
 }
 
@@ -55,9 +55,8 @@ impl Case<'_> {
             self.victim.assert_settled(2);
         }
         self.victim.announce(match self.operation {
-            Operation::Apply => Phase::OverAndBack(1, 2),
+            Operation::Apply | Operation::Abort => Phase::OverAndBack(1, 2),
             Operation::Revert => Phase::OverAndBack(2, 1),
-            Operation::Abort => Phase::Settled(1),
         });
     }
 
@@ -80,6 +79,9 @@ impl Case<'_> {
             }
         }
         if self.operation == Operation::Abort {
+            if ending.run.code.is_some_and(|code| code != 0) {
+                self.victim.assert_settled(1);
+            }
             in_mode(revert(self.victim.pid()), "stop", "60s").succeed();
         } else {
             self.revert().succeed();
