@@ -23,9 +23,11 @@
 
 static atomic_bool stop;
 static atomic_uint asleep_wanted;
-/* Threads now running code of each side of a transition, per set (0 all, 1 group "a"). Nobody lags behind by more than
- * one transition, so four rows keep the questions apart. */
-static atomic_int running[4][2][2];
+#define FIRST 1001u
+
+/* Threads now running code of each side of a transition, per set (0 all, 1 group "a"). Each transition has a row of its
+ * own: while requests are abandoned, a thread that gets no processor lags behind by any number of them. */
+static atomic_int (*running)[2][2];
 /* Transition and mode in question, in one word so that nobody reads halves of two: transition * 4 + mode. */
 static atomic_uint question;
 static atomic_ulong steps, migrations, applied, done, births;
@@ -59,8 +61,8 @@ static void run_code(unsigned *seed, bool in_group)
         if (!counted[set])
             continue;
         /* in, then look: of two threads with different versions the later one sees the other */
-        atomic_fetch_add(&running[transition % 4][set][side], 1);
-        if (atomic_load(&running[transition % 4][set][!side]) != 0)
+        atomic_fetch_add(&running[transition - FIRST][set][side], 1);
+        if (atomic_load(&running[transition - FIRST][set][!side]) != 0)
             fail("two versions run at the same time");
     }
     for (unsigned i = next(seed) % 200; i > 0; i--)
@@ -69,7 +71,7 @@ static void run_code(unsigned *seed, bool in_group)
         sched_yield();
     for (int set = 0; set < 2; set++)
         if (counted[set])
-            atomic_fetch_sub(&running[transition % 4][set][side], 1);
+            atomic_fetch_sub(&running[transition - FIRST][set][side], 1);
     atomic_fetch_add(&steps, 1);
 }
 
@@ -304,6 +306,10 @@ int main(int argc, char **argv)
     struct role roles[THREADS];
     unsigned released = 0, abandoned = 0;
     printf("model: seed %u, %u requests\n", seed, requests);
+    fflush(stdout);
+    running = calloc(requests, sizeof *running);
+    if (running == NULL)
+        fail("no memory");
     if (sp_init(&config))
         fail("init");
     for (unsigned i = 0; i < THREADS; i++) {
@@ -312,7 +318,7 @@ int main(int argc, char **argv)
             fail("create");
     }
     uint32_t number = 0;
-    for (uint32_t transition = 1001; transition <= 1000 + requests; transition++) {
+    for (uint32_t transition = FIRST; transition < FIRST + requests; transition++) {
         static const uint32_t modes[] = {SP_LOCAL, SP_GROUP, SP_GLOBAL};
         uint64_t limit_ns = next(&seed) % 4 == 0 ? next(&seed) % 300000 : 10000000000u;
         bool dies = next(&seed) % 8 == 0;
