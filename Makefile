@@ -11,10 +11,10 @@ CARGO ?= cargo
 export PATH := $(PATH):$(HOME)/.cargo/bin
 RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
 
-.PHONY: help setup build test test-all check demo demo-migrate bench experiments soak fuzz install uninstall clean
+.PHONY: help setup build test test-all check demo demo-migrate demo-kernel bench bench-kernel experiments soak fuzz install uninstall clean
 
 help: ## this list
-	@echo 'stillpoint: live patches for unmodified, running programs. Start with `make demo`.'
+	@echo 'stillpoint: live patches for running programs, live migration of PostgreSQL databases. Start with `make demo`.'
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1 \t\2/p' Makefile | expand -t 18
 
 setup: ## install what building and testing needs (Debian 12; no service is started)
@@ -23,10 +23,10 @@ setup: ## install what building and testing needs (Debian 12; no service is star
 build: setup ## build the `stillpoint` binary (target/release/stillpoint)
 	@$(CARGO) build --locked --release -p stillpoint
 
-test: setup ## all tests; the last line is the count (REQUIRE_ALL=1: what cannot run fails)
+test: setup ## all tests; the last line is the count (REQUIRE_ALL=1: what cannot run fails; TEST_ONLY=kernel: some packages)
 	@$(CARGO) run --quiet --locked -p xtask -- test
 
-test-all: setup ## all tests, and every C++ program in all 162 ways to compile it (many hours)
+test-all: setup ## all tests, and every C++ program in all 162 ways to compile it (some hours)
 	@STILLPOINT_ALL=1 $(CARGO) run --quiet --locked -p xtask -- test
 
 check: setup ## formatting, lints, and the rules of the tree (layers, purity, words)
@@ -40,9 +40,16 @@ demo-migrate: build ## move a PostgreSQL database to another server and back und
 	@$(CARGO) build --locked --release -p stillpoint-migrate-demo
 	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/demo-migrate $(DEMO_ARGS)
 
+demo-kernel: build ## change the kernel of an emulated machine under three databases, root (DEMO_ARGS=--short: no faults)
+	@$(CARGO) build --locked --release -p stillpoint-kernel-demo
+	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/demo-kernel $(DEMO_ARGS)
+
 bench: build ## measure everything that README states (about 40 minutes; BENCH_ARGS=--short: 5)
 	@$(CARGO) build --locked --release -p stillpoint-e2e --bin bench
 	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/bench $(BENCH_ARGS)
+
+bench-kernel: build ## our page server and lazy-pages daemon against criu's own, same run (BENCH_ARGS='MIB ROUNDS': 1024 3)
+	@setup/criu && experiments/kernel-rivals $(BENCH_ARGS)
 
 experiments: build ## the papers' experiments, one after another (experiments/README.md; some hours)
 	@for script in $$(find experiments -maxdepth 1 -type f -perm -u+x | sort); do echo "== $$script"; "$$script" || exit 1; done
@@ -59,11 +66,14 @@ install: build ## install the binary, its man pages and the key directory (PREFI
 	@for page in man/*.[1-8]; do install -m 644 "$$page" "$(DESTDIR)$(PREFIX)/share/man/man$${page##*.}/"; done
 	@install -d -m 755 '$(DESTDIR)/etc/stillpoint/keys' '$(DESTDIR)$(PREFIX)/lib/systemd/system'
 	@for unit in packaging/systemd/*; do sed 's|@PREFIX@|$(PREFIX)|' "$$unit" >"$(DESTDIR)$(PREFIX)/lib/systemd/system/$${unit##*/}"; done
+	@install -d -m 755 '$(DESTDIR)$(PREFIX)/lib/systemd/system-generators'
+	@for file in packaging/generators/*; do to="$(DESTDIR)$(PREFIX)/lib/systemd/system-generators/$${file##*/}"; sed 's|@PREFIX@|$(PREFIX)|' "$$file" >"$$to"; chmod 755 "$$to"; done
 	@echo 'installed $(DESTDIR)$(PREFIX)/bin/stillpoint'
 
 uninstall: ## remove what `install` put there (the key directory stays)
 	@rm -f '$(DESTDIR)$(PREFIX)/bin/stillpoint'
 	@for unit in packaging/systemd/*; do rm -f "$(DESTDIR)$(PREFIX)/lib/systemd/system/$${unit##*/}"; done
+	@for file in packaging/generators/*; do rm -f "$(DESTDIR)$(PREFIX)/lib/systemd/system-generators/$${file##*/}"; done
 	@for page in man/*.[1-8]; do rm -f "$(DESTDIR)$(PREFIX)/share/man/man$${page##*.}/$${page##*/}"; done
 
 clean: ## remove everything built or downloaded

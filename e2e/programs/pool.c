@@ -3,8 +3,8 @@
  *   pool CONTROL careless|careful
  *
  * `careless`: a quiescence point at the top of each loop, and nothing else. At a global request the listener stops at
- * its point, so that workers which wait for work never come to theirs. `careful`: workers that wait are parked, and the
- * listener and the timer stop last.
+ * its point, so that workers which wait for work never come to theirs: IDLE of them at least, at any moment. `careful`:
+ * workers that wait are parked, and the listener and the timer stop last.
  */
 #include "control.h"
 
@@ -14,7 +14,8 @@
 
 #define VERSION 1
 #define WORKERS 4
-#define QUEUE 8
+#define IDLE 2
+#define OUTSTANDING (WORKERS - IDLE)
 
 enum { WORKING, LISTENING };
 
@@ -24,38 +25,35 @@ PATCHED long work(long x) { return x * 48 + VERSION; }
 
 static int careful;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t filled = PTHREAD_COND_INITIALIZER, emptied = PTHREAD_COND_INITIALIZER;
-static long queue[QUEUE];
+static pthread_cond_t filled = PTHREAD_COND_INITIALIZER;
+static long queue[OUTSTANDING];
 static unsigned head, tail, done;
 
-/* A wait for work. The lock is let go of before the thread stands anywhere. */
-static int await_work(long *job) {
+/* A wait for work, which ends the work before it. They take turns, so that none is left out for long. The lock is let go
+ * of before the thread stands anywhere. */
+static int await_work(unsigned me, long *job, unsigned finished) {
     if (careful) sp_park_begin();
     pthread_mutex_lock(&lock);
-    while (head == tail && !stopping()) pthread_cond_wait(&filled, &lock);
-    int got = head != tail;
-    if (got) *job = queue[head++ % QUEUE];
-    pthread_cond_signal(&emptied);
+    done += finished;
+    while ((head == tail || head % WORKERS != me) && !stopping()) pthread_cond_wait(&filled, &lock);
+    int got = head != tail && head % WORKERS == me;
+    if (got) *job = queue[head++ % OUTSTANDING];
+    pthread_cond_broadcast(&filled);
     pthread_mutex_unlock(&lock);
     if (careful) sp_park_end();
     return got;
 }
 
 static void *worker(void *arg) {
-    (void)arg;
     struct observer o = observer_new("worker");
     sp_thread_birth_group("worker", "pool");
     sp_set_priority(WORKING);
-    while (!stopping()) {
+    for (unsigned finished = 0; !stopping(); finished = 1) {
         sp_quiescence_point();
         long job;
-        if (!await_work(&job)) break;
+        if (!await_work((uintptr_t)arg, &job, finished)) break;
         uint64_t p = phase_now();
         answer(&o, p, work(job), job * 3, "work");
-        pthread_mutex_lock(&lock);
-        done++;
-        pthread_cond_signal(&emptied);
-        pthread_mutex_unlock(&lock);
     }
     sp_thread_death();
     return NULL;
@@ -70,8 +68,8 @@ static void *listener(void *arg) {
     for (long n = 0; !stopping(); n++) {
         sp_quiescence_point();
         pthread_mutex_lock(&lock);
-        if (tail - head < QUEUE && tail - done < QUEUE) queue[tail++ % QUEUE] = n & 0xffffff;
-        pthread_cond_signal(&filled);
+        if (tail - done < OUTSTANDING) queue[tail++ % OUTSTANDING] = n & 0xffffff;
+        pthread_cond_broadcast(&filled);
         pthread_mutex_unlock(&lock);
         uint64_t p = phase_now();
         answer(&o, p, work(n), n * 3, "work");
@@ -101,7 +99,7 @@ int main(int argc, char **argv) {
     struct sp_config config = {.size = sizeof config, .priorities = careful ? 2 : 1};
     if (sp_init(&config)) return 3;
     pthread_t thread;
-    for (int i = 0; i < WORKERS; i++) pthread_create(&thread, NULL, worker, NULL);
+    for (uintptr_t i = 0; i < WORKERS; i++) pthread_create(&thread, NULL, worker, (void *)i);
     pthread_create(&thread, NULL, listener, NULL);
     pthread_create(&thread, NULL, timer, NULL);
     await_slots(WORKERS + 2);

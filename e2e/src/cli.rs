@@ -4,30 +4,8 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
 use stillpoint_events::Event;
-
-/// The binary under test: `$STILLPOINT_BIN`, otherwise built now in this test's own profile, so that a test never
-/// judges a stale one.
-pub fn binary() -> &'static Path {
-    static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    BINARY.get_or_init(|| std::env::var_os("STILLPOINT_BIN").map_or_else(build, PathBuf::from))
-}
-
-fn build() -> PathBuf {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.args(["build", "--quiet", "--locked", "-p", "stillpoint", "--bin", "stillpoint"]);
-    let profile = if cfg!(debug_assertions) { "debug" } else { "release" };
-    if profile == "release" {
-        command.arg("--release");
-    }
-    let status = command.current_dir(crate::workspace_root()).status().expect("run cargo");
-    assert!(status.success(), "`cargo build -p stillpoint` ended with {status}");
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| crate::workspace_root().join("target"), PathBuf::from);
-    target.join(profile).join("stillpoint")
-}
+pub use stillpoint_testing::binary::stillpoint as binary;
 
 /// One call of the binary.
 #[derive(Debug, Clone, Default)]

@@ -6,7 +6,7 @@
 //! The crate guarantees: servers listen on 127.0.0.1 on a port of their own, keep their files in a directory of their
 //! own, and are gone when their handle is dropped, also when the test panics or is killed. Every wait is for a
 //! condition, has a limit, and says what it waited for when the limit passes. A test that cannot run here says why
-//! and passes; with `REQUIRE_ALL=1` in the environment it fails instead (see [`skip!`]).
+//! and passes; with `REQUIRE_ALL=1` in the environment it fails instead (see [`skip`]).
 //!
 //! It does not judge results, and it installs nothing.
 //!
@@ -35,8 +35,11 @@ pub mod resp;
 pub mod series;
 pub mod server;
 pub mod shipped;
+pub mod stalls;
+pub mod taken;
 pub mod victim;
-pub mod wait;
+
+pub use stillpoint_testing::{skip, wait};
 
 use std::path::{Path, PathBuf};
 
@@ -48,30 +51,4 @@ pub fn workspace_root() -> &'static Path {
 /// Where downloads and builds are kept between runs: `$STILLPOINT_CACHE`, otherwise `.cache` in the source tree.
 pub fn cache_dir() -> PathBuf {
     std::env::var_os("STILLPOINT_CACHE").map_or_else(|| workspace_root().join(".cache"), PathBuf::from)
-}
-
-/// Whether a test that cannot run here must fail.
-pub fn require_all() -> bool {
-    std::env::var_os("REQUIRE_ALL").is_some_and(|v| v == "1")
-}
-
-/// Ends the calling test because this machine lacks something: prints `SKIPPED` and why (`make test` counts these
-/// lines), or panics when `REQUIRE_ALL=1`.
-#[macro_export]
-macro_rules! skip {
-    ($($why:tt)*) => {{
-        let why = format!($($why)*);
-        assert!(!$crate::require_all(), "cannot run here and REQUIRE_ALL=1: {why}");
-        $crate::print_skipped(&why);
-        return;
-    }};
-}
-
-/// Prints the line that [`skip!`] promises. Goes to the process's own standard error, past libtest's capture, so that
-/// the line shows for a passing test as well.
-pub fn print_skipped(why: &str) {
-    use std::io::Write;
-    let name = std::thread::current().name().unwrap_or("?").to_owned();
-    // Nothing sensible can be done when standard error is closed.
-    let _ = writeln!(std::io::stderr().lock(), "SKIPPED {name}: {why}");
 }

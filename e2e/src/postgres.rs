@@ -56,8 +56,20 @@ impl Postgres {
         Err(format!("the archive offers no {PACKAGE} with its source: {}", missing.join("; ")))
     }
 
+    /// The newest version, without its source: nothing of it is to be patched.
+    pub fn unpatched() -> Result<Postgres, String> {
+        let versions = packages::versions(PACKAGE)?;
+        let newest =
+            versions.first().ok_or_else(|| format!("the package lists know no {PACKAGE}; try `make setup`"))?;
+        Postgres::unpacked(newest)
+    }
+
     fn of_version(version: &str) -> Result<Postgres, String> {
         shipped::target(PACKAGE, version)?;
+        Postgres::unpacked(version)
+    }
+
+    fn unpacked(version: &str) -> Result<Postgres, String> {
         let path = format!("{PROGRAMS}/postgres");
         let binary = packages::binary(&[PACKAGE, "postgresql-client-15"], Some(version), &path)?;
         Ok(Postgres { binary, version: version.to_owned() })
@@ -215,6 +227,14 @@ impl Cluster {
         pids.filter(|pid| *pid == postmaster || parent(*pid) == Some(postmaster)).collect()
     }
 
+    /// A command that runs one of the server's tools as nobody; where to connect stands in its environment.
+    pub fn client(&self, name: &str) -> Command {
+        let mut command = self.postgres.as_nobody(&self.postgres.tool(name));
+        command.env("PGHOST", "127.0.0.1").env("PGPORT", self.port.to_string()).env("PGUSER", "postgres");
+        command.current_dir(self.dir.path());
+        command
+    }
+
     /// Everything it has logged so far.
     pub fn log_text(&self) -> String {
         std::fs::read(self.dir.path().join("log"))
@@ -263,9 +283,7 @@ fn copied(postgres: &Postgres, dir: &Path) -> Postgres {
 
 /// Runs a tool beside the server with arguments, as nobody.
 fn tool<S: AsRef<OsStr>>(cluster: &Cluster, name: &str, arguments: impl IntoIterator<Item = S>) -> Command {
-    let postgres = &cluster.postgres;
-    let mut command = postgres.as_nobody(&postgres.tool(name));
-    command.args(["-h", "127.0.0.1", "-p", &cluster.port.to_string(), "-U", "postgres"]).args(arguments);
-    command.current_dir(cluster.dir.path());
+    let mut command = cluster.client(name);
+    command.args(arguments);
     command
 }

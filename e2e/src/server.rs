@@ -3,100 +3,14 @@
 use crate::packages::Binary;
 use crate::resp::Client;
 use crate::wait;
-use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::{OsStr, OsString};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::process::Stdio;
 use std::time::Duration;
+pub use stillpoint_testing::child::{Guarded, tied};
+pub use stillpoint_testing::port::free_port;
 use tempfile::TempDir;
-
-/// Ports for servers: below those that the kernel gives to connections (32768 and up, unless configured otherwise).
-const FIRST_PORT: u16 = 15_000;
-const PORTS: u16 = 17_000;
-
-/// A port of 127.0.0.1 on which nothing listens now, and another one at each call; a server that still finds it taken
-/// fails to start, and says so in its log.
-pub fn free_port() -> u16 {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    // Not one that the kernel would choose: it might give it to somebody's connection before the server has it.
-    let candidates = std::iter::repeat_with(|| {
-        let number = std::process::id().wrapping_mul(97).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
-        FIRST_PORT + (number % u32::from(PORTS)) as u16
-    });
-    let free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
-    candidates.take(usize::from(PORTS)).find(free).expect("127.0.0.1 has free ports")
-}
-
-/// A command that runs `program` as the child itself (same pid) and has the kernel end it should the *calling thread*
-/// end first. Add arguments and pipes as usual, spawn, and hand the child to [`Guarded`].
-pub fn tied(program: &Path) -> Command {
-    // `setpriv` sets the parent-death signal and then executes the program in its own place: the std library offers no
-    // safe way to do so between fork and exec.
-    let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
-    command
-}
-
-/// A child process that is ended when dropped.
-#[derive(Debug)]
-pub struct Guarded {
-    child: Child,
-}
-
-impl Guarded {
-    /// Takes charge of a child that runs already.
-    pub fn from_child(child: Child) -> Guarded {
-        Guarded { child }
-    }
-
-    /// Its process id.
-    pub fn pid(&self) -> i32 {
-        self.child.id() as i32
-    }
-
-    /// The child itself, for its pipes.
-    pub fn child(&mut self) -> &mut Child {
-        &mut self.child
-    }
-
-    /// How it ended, if it has.
-    pub fn ended(&mut self) -> Option<ExitStatus> {
-        self.child.try_wait().expect("a child can be waited for")
-    }
-
-    /// Sends a signal; one that has ended already is left alone.
-    pub fn signal(&mut self, signal: Signal) {
-        if self.ended().is_none() {
-            // The child is not reaped yet, so the pid is its own; ESRCH cannot happen.
-            kill_process(self.raw_pid(), signal).expect("signal a child");
-        }
-    }
-
-    /// Asks it to end (SIGTERM), insists after a while (SIGKILL), and tells how it ended.
-    pub fn end(&mut self) -> ExitStatus {
-        self.signal(Signal::TERM);
-        // Stopped (by SIGSTOP or by a tracer's remains), it would not see SIGTERM.
-        self.signal(Signal::CONT);
-        wait::within(Duration::from_secs(10), || self.ended()).unwrap_or_else(|| {
-            self.signal(Signal::KILL);
-            self.child.wait().expect("a child can be waited for")
-        })
-    }
-
-    fn raw_pid(&self) -> Pid {
-        Pid::from_raw(self.pid()).expect("a child's pid is positive")
-    }
-}
-
-impl Drop for Guarded {
-    fn drop(&mut self) {
-        if self.ended().is_none() {
-            self.end();
-        }
-    }
-}
 
 /// A server on its own port and in its own directory.
 #[derive(Debug)]
@@ -112,6 +26,13 @@ impl Server {
     pub fn start(binary: &Binary, arguments: impl FnOnce(u16, &Path) -> Vec<OsString>) -> Server {
         let dir = TempDir::with_prefix("stillpoint-e2e-").expect("make a directory for the server");
         Server::start_in(dir, free_port(), binary, arguments)
+    }
+
+    /// Ends it in order and starts `binary` in its place: the same port, the same directory.
+    pub fn restart(self, binary: &Binary, arguments: impl FnOnce(u16, &Path) -> Vec<OsString>) -> Server {
+        let Server { mut process, port, dir, .. } = self;
+        process.end();
+        Server::start_in(dir, port, binary, arguments)
     }
 
     fn start_in(

@@ -1,16 +1,13 @@
 //! MariaDB with quiescence points (`integrations/mariadb`): both connection policies, under load, in every mode.
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::Instant;
-use stillpoint_e2e::cli::{Run, Stillpoint};
+use stillpoint_e2e::cli::Run;
 use stillpoint_e2e::mariadb::annotated::{Annotated, annotated};
 use stillpoint_e2e::mariadb::client::{Answer, Client};
+use stillpoint_e2e::mariadb::effect::{half, in_mode, is_half, nothing, there_and_back};
 use stillpoint_e2e::mariadb::load::Transactions;
+use stillpoint_e2e::mariadb::repeated::Repeated;
 use stillpoint_e2e::mariadb::{MariaDb, Policy};
 use stillpoint_e2e::victim::{apply, residue, revert, rounds};
 use stillpoint_e2e::{skip, wait};
@@ -18,12 +15,6 @@ use tempfile::TempDir;
 
 /// As few groups as clients have to share in the paper.
 const POOL: &[&str] = &["--thread-pool-size=3"];
-
-/// A change that every client can see.
-const HALF: &str = "file mysys/my_rnd.c\nin my_rnd\n  begin\n    | if (rand_st) return 0.5;\n";
-
-/// The least change of a C++ function that every statement runs: one instruction more, and it does nothing.
-const NOTHING: &str = "file sql/sql_parse.cc\nin dispatch_command\n  begin\n    | __asm__ volatile (\"nop\");\n";
 
 macro_rules! server {
     () => {
@@ -34,93 +25,9 @@ macro_rules! server {
     };
 }
 
-/// A patch that makes RAND() answer 0.5.
-fn patch(server: &Annotated) -> &'static Path {
-    static PATCH: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
-    let (_, path) = PATCH.get_or_init(|| {
-        let dir = TempDir::with_prefix("stillpoint-mariadb-").expect("make a directory");
-        let path = dir.path().join("half.patch");
-        let run = server.patch(HALF, &path);
-        assert_eq!(run.code, Some(0), "{run}");
-        (dir, path)
-    });
-    path
-}
-
-fn in_mode(call: Stillpoint, mode: &str, timeout: &str) -> Run {
-    call.args(["--quiescence", mode, "--timeout", timeout]).run()
-}
-
 #[track_caller]
 fn assert_code(run: &Run, code: i32) {
     assert_eq!(run.code, Some(code), "{run}");
-}
-
-fn is_patched(client: &mut Client) -> bool {
-    client.done("SELECT RAND()").expect("the server answers").to_string() == "0.5"
-}
-
-/// Applies and reverts in one mode; a connection that was there before, and a new one, see both.
-#[track_caller]
-fn there_and_back(mariadb: &MariaDb, patch: &Path, client: &mut Client, mode: &str) {
-    assert_code(&in_mode(apply(patch, mariadb.pid()), mode, "60s"), 0);
-    assert!(is_patched(client) && is_patched(&mut mariadb.client()), "{mode}");
-    assert_code(&in_mode(revert(mariadb.pid()), mode, "60s"), 0);
-    assert!(!is_patched(client) && !is_patched(&mut mariadb.client()), "{mode}");
-}
-
-/// Threads that do the same again and again until one fails or the test has seen enough.
-struct Repeated {
-    stop: Arc<AtomicBool>,
-    done: Arc<AtomicU64>,
-    threads: Vec<JoinHandle<Result<(), String>>>,
-}
-
-impl Repeated {
-    fn start(count: usize, make: impl Fn(usize) -> Box<dyn FnMut() -> Result<(), String> + Send>) -> Repeated {
-        let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let start = |number| {
-            let (mut step, stop, done) = (make(number), Arc::clone(&stop), Arc::clone(&done));
-            std::thread::spawn(move || {
-                while !stop.load(Ordering::Relaxed) {
-                    step()?;
-                    done.fetch_add(1, Ordering::Relaxed);
-                }
-                Ok(())
-            })
-        };
-        let threads = (0..count).map(start).collect();
-        Repeated { stop, done, threads }
-    }
-
-    #[track_caller]
-    fn more(&self, count: u64) {
-        let before = self.done.load(Ordering::Relaxed);
-        wait::until("clients to get on", || {
-            let ended = self.threads.iter().any(JoinHandle::is_finished);
-            (ended || self.done.load(Ordering::Relaxed) >= before + count).then_some(())
-        });
-    }
-
-    #[track_caller]
-    fn assert_clean(self) {
-        self.stop.store(true, Ordering::Relaxed);
-        for thread in self.threads {
-            thread.join().expect("a client does not panic").unwrap_or_else(|e| panic!("{e}"));
-        }
-    }
-}
-
-/// Clients that come, ask one thing, and go.
-fn visitors(mariadb: &MariaDb) -> Repeated {
-    let socket = mariadb.socket();
-    Repeated::start(2, |_| {
-        let socket = socket.clone();
-        Box::new(move || {
-            let mut client = Client::connect(&socket, "test").map_err(|e| format!("a new connection: {e}"))?;
-            client.done("SELECT 1").map(drop).map_err(|e| format!("a new connection's statement: {e}"))
-        })
-    })
 }
 
 /// Transactions that wait for each other's rows most of the time, and never in a circle.
@@ -143,10 +50,10 @@ fn hot_rows(mariadb: &MariaDb) -> Repeated {
 
 fn under_load(server: &Annotated, policy: Policy) {
     let mut mariadb = server.packaged.start(policy, POOL);
-    let patch = patch(server);
+    let patch = half(server);
     let idle: Vec<Client> = (0..20).map(|_| mariadb.client()).collect();
     let load = Transactions::start(&mariadb, 12);
-    let visitors = visitors(&mariadb);
+    let visitors = Repeated::visitors(&mariadb);
     let mut client = mariadb.client();
     for round in 0..rounds(8, 250) {
         for mode in ["local", "global", "group:clients"] {
@@ -178,18 +85,14 @@ fn the_pool_under_load() {
 #[test]
 fn cxx_under_every_statement_is_patched_in_each_mode() {
     let server = server!();
-    let dir = TempDir::with_prefix("stillpoint-mariadb-").expect("make a directory");
-    let nothing = dir.path().join("nothing.patch");
-    let run = server.patch(NOTHING, &nothing);
-    assert_eq!(run.code, Some(0), "{run}");
-    assert!(nothing.exists(), "{run}");
+    let nothing = nothing(server);
     for policy in Policy::ALL {
         let mut mariadb = server.packaged.start(policy, POOL);
         let pid = mariadb.pid();
         let load = Transactions::start(&mariadb, 6);
         for mode in ["local", "global", "group:clients", "probe"] {
             println!("{policy:?}: {mode}");
-            assert_code(&in_mode(apply(&nothing, pid), mode, "60s"), 0);
+            assert_code(&in_mode(apply(nothing, pid), mode, "60s"), 0);
             load.answered(50);
             assert_code(&in_mode(revert(pid), mode, "60s"), 0);
             load.answered(50);
@@ -220,14 +123,14 @@ fn all_done(client: &mut Client, statements: &[&str]) {
 
 fn held_things_are_respected(server: &Annotated, policy: Policy) {
     let mariadb = server.packaged.start(policy, POOL);
-    let (patch, pid) = (patch(server), mariadb.pid());
+    let (patch, pid) = (half(server), mariadb.pid());
     let [mut holder, mut other] = [mariadb.client(), mariadb.client()];
     all_done(&mut other, &["CREATE TABLE kept (n INT) ENGINE=InnoDB", "INSERT INTO kept VALUES (1)"]);
     for (take, give) in HELD {
         println!("{policy:?}: {take:?}");
         all_done(&mut holder, take);
         assert_code(&in_mode(apply(patch, pid), "global", "700ms"), 4);
-        assert!(!is_patched(&mut other), "{take:?}");
+        assert!(!is_half(&mut other), "{take:?}");
         all_done(&mut holder, give);
         there_and_back(&mariadb, patch, &mut other, "global");
     }
@@ -238,7 +141,7 @@ fn held_things_are_respected(server: &Annotated, policy: Policy) {
     // A prepared transaction outlives its connection.
     all_done(&mut holder, HELD[6].0);
     drop(holder);
-    assert!(!is_patched(&mut other), "whoever asks from here on may be the one who ends it");
+    assert!(!is_half(&mut other), "whoever asks from here on may be the one who ends it");
     assert_code(&in_mode(apply(patch, pid), "global", "700ms"), 4);
     wait::until("the transaction to be nobody's", || other.done("XA COMMIT 'x'").ok());
     there_and_back(&mariadb, patch, &mut other, "global");
@@ -260,7 +163,7 @@ fn a_gathering_barrier_lets_clients_in(server: &Annotated, policy: Policy) {
     let mut holder = mariadb.client();
     all_done(&mut holder, &["CREATE TABLE kept (n INT) ENGINE=InnoDB", "INSERT INTO kept VALUES (1)"]);
     all_done(&mut holder, HELD[0].0);
-    let call = apply(patch(server), mariadb.pid()).args(["--quiescence", "global", "--timeout", "60s"]);
+    let call = apply(half(server), mariadb.pid()).args(["--quiescence", "global", "--timeout", "60s"]);
     let gathering = std::thread::spawn(move || call.run());
     // No database is asked for: that would be a command, and wait.
     let enter = |_| Client::connect(&mariadb.socket(), "").expect("a new client is let in");
@@ -275,7 +178,7 @@ fn a_gathering_barrier_lets_clients_in(server: &Annotated, policy: Policy) {
     for client in &mut new {
         let answer = client.answer().expect("the server answers");
         assert!(matches!(answer, Answer::Rows(_)), "{answer}");
-        assert!(is_patched(client));
+        assert!(is_half(client));
     }
 }
 
@@ -303,7 +206,7 @@ fn points_without_roles_and_parking_dead_lock() {
     let mut mariadb = naive.start(Policy::Pool, POOL);
     let load = hot_rows(&mariadb);
     load.more(100);
-    assert_code(&in_mode(apply(patch(server), mariadb.pid()), "global", "3s"), 4);
+    assert_code(&in_mode(apply(half(server), mariadb.pid()), "global", "3s"), 4);
     // Nothing is harmed: everybody left at the deadline.
     load.more(100);
     load.assert_clean();
@@ -314,7 +217,7 @@ fn points_without_roles_and_parking_dead_lock() {
 fn roles_and_parking_never_dead_lock() {
     let server = server!();
     let mut mariadb = server.packaged.start(Policy::Pool, POOL);
-    let (patch, pid) = (patch(server), mariadb.pid());
+    let (patch, pid) = (half(server), mariadb.pid());
     let load = hot_rows(&mariadb);
     load.more(100);
     for round in 0..rounds(25, 500) {
@@ -333,7 +236,7 @@ fn roles_and_parking_never_dead_lock() {
 fn long_queries_hold_up_points_and_not_probing() {
     let server = server!();
     let mariadb = server.packaged.start(Policy::ThreadPerConnection, &[]);
-    let (patch, pid) = (patch(server), mariadb.pid());
+    let (patch, pid) = (half(server), mariadb.pid());
     let [mut analyst, mut other] = [mariadb.client(), mariadb.client()];
     all_done(&mut other, &["CREATE TABLE many (n INT) ENGINE=InnoDB"]);
     let values: Vec<String> = (0..2000).map(|n| format!("({n})")).collect();
@@ -352,7 +255,7 @@ fn long_queries_hold_up_points_and_not_probing() {
     let started = Instant::now();
     assert_code(&in_mode(apply(patch, pid), "probe", "30s"), 0);
     println!("probing took {:?}", started.elapsed());
-    assert!(is_patched(&mut mariadb.client()));
+    assert!(is_half(&mut mariadb.client()));
     assert_code(&in_mode(revert(pid), "probe", "30s"), 0);
     assert_eq!(runs(), "Sending data");
     other.done(&format!("KILL QUERY {id}")).expect("end the query");

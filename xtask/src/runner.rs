@@ -26,6 +26,23 @@ const ORDER: [&str; 12] = [
     "stillpoint-e2e",
 ];
 
+/// Test programs with a long form that are none of the end-to-end tests.
+const LONG_FORMS: [(&str, &str); 7] = [
+    ("stillpoint-patch-differ", "programs_cxx"),
+    ("stillpoint-kernel-machine", "faults"),
+    ("stillpoint-kernel-machine", "switch"),
+    ("stillpoint-migrate-replay", "unit"),
+    ("stillpoint-migrate-proxy", "regress"),
+    ("stillpoint-migrate-trials", "faults"),
+    ("stillpoint-migrate-trials", "levels"),
+];
+
+/// Integration tests of one package; all of its tests where none is named.
+pub(crate) struct Selection {
+    pub(crate) package: String,
+    pub(crate) tests: Vec<String>,
+}
+
 /// One test program.
 pub(crate) struct TestProgram {
     package: String,
@@ -61,7 +78,7 @@ impl TestProgram {
 
     /// Whether `STILLPOINT_SOAK` makes it longer.
     pub(crate) fn has_long_form(&self) -> bool {
-        self.is_end_to_end() || (self.is_unit && self.package == "stillpoint-migrate-replay")
+        self.is_end_to_end() || LONG_FORMS.contains(&(self.package.as_str(), self.target.as_str()))
     }
 
     /// Runs it as cargo does: in its package's directory.
@@ -85,14 +102,30 @@ impl TestProgram {
     }
 }
 
-/// Runs every test of the tree; true when none failed. The last line is the count.
+/// Tests that are no programs of cargo's: in which tree, and where the logs go.
+type Tests = fn(&Path, &Path) -> Result<Counts>;
+
+/// Words that the names of packages contain, where `TEST_ONLY` asks for the tests of some only.
+fn only() -> Vec<String> {
+    let words = std::env::var("TEST_ONLY").unwrap_or_default();
+    words.split([',', ' ']).filter(|word| !word.is_empty()).map(str::to_owned).collect()
+}
+
+/// Runs every test of the tree; true when none failed. The last line is the count. With `TEST_ONLY`, those of some
+/// packages.
 pub(crate) fn test(root: &Path) -> Result<bool> {
     let start = Instant::now();
     println!("Every test of the tree, quick ones first. Servers are downloaded to .cache, nothing is installed;");
-    println!("each line: time, counts, what ran. A failure shows its output and how to run it again.\n");
+    println!("each line: time, counts, what ran. A failure shows its output and how to run it again.");
+    println!("{}\n", room(root)?);
     println!("building the tests");
-    let programs = build_tests(root, false)?;
+    let mut programs = build_tests(root, false, None)?;
     println!("built in {} s\n", start.elapsed().as_secs());
+    let only = only();
+    programs.retain(|program| only.is_empty() || only.iter().any(|word| program.package.contains(word)));
+    if programs.is_empty() {
+        bail!("no package has a name with {}", only.join(" or "));
+    }
     let logs = root.join("target/test-logs");
     std::fs::create_dir_all(&logs).with_context(|| format!("make {}", logs.display()))?;
 
@@ -114,11 +147,13 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     };
     run_programs(&before, &mut total)?;
     run_programs(&end_to_end, &mut total)?;
-    for (counts, command) in [
-        (runtime_tests(root, &logs)?, "make -C runtime test"),
-        (doc_tests(root, &logs)?, "cargo test --workspace --doc"),
-        (fuzz::test(root, &logs)?, "make fuzz"),
-    ] {
+    let others: [(Tests, &str); 3] = [
+        (runtime_tests, "make -C runtime test"),
+        (doc_tests, "cargo test --workspace --doc"),
+        (fuzz::test, "make fuzz"),
+    ];
+    for (run, command) in others.into_iter().filter(|_| only.is_empty()) {
+        let counts = run(root, &logs)?;
         if counts.failed > 0 {
             again.push(command.to_owned());
         }
@@ -132,23 +167,44 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     Ok(total.failed == 0)
 }
 
+/// What a first run leaves in `target` and `.cache`, and needs in between: GB.
+const ROOM: u64 = 10;
+
+/// How much the disk still takes; a run that stops half-way for want of it says so in many confusing ways.
+fn room(root: &Path) -> Result<String> {
+    let disk = rustix::fs::statvfs(root).with_context(|| format!("look at {}", root.display()))?;
+    let free = disk.f_bavail * disk.f_frsize / 1_000_000_000;
+    let enough = if free < ROOM { ": less than a first run may need" } else { "" };
+    Ok(format!("{free} GB are free for target and .cache, of which a first run takes {ROOM}{enough}."))
+}
+
 fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
 /// Builds every test program of the tree, in the order in which they run.
-pub(crate) fn build_tests(root: &Path, release: bool) -> Result<Vec<TestProgram>> {
+pub(crate) fn build_tests(root: &Path, release: bool, some: Option<&Selection>) -> Result<Vec<TestProgram>> {
     let profile: &[&str] = if release { &["--release"] } else { &[] };
     // For the whole workspace, as the tests are: another selection of packages means other features, and every
-    // dependency compiled twice.
+    // dependency compiled twice. That is still less than all, for who wants some tests of one package.
+    let (with_binary, selection) = match some {
+        None => (vec!["--workspace"], vec!["--workspace"]),
+        Some(Selection { package, tests }) => {
+            let tests = tests.iter().flat_map(|test| ["--test", test.as_str()]);
+            (vec!["--package", "stillpoint"], ["--package", package].into_iter().chain(tests).collect())
+        }
+    };
     let mut binary = cargo();
-    binary.args(["build", "--workspace", "--locked", "--quiet", "--bin", "stillpoint"]).args(profile).current_dir(root);
-    if !binary.status().context("start cargo")?.success() {
+    binary.arg("build").args(with_binary).args(["--locked", "--quiet", "--bin", "stillpoint"]);
+    binary.args(profile).current_dir(root);
+    // One that the environment names is not built.
+    let named = std::env::var_os("STILLPOINT_BIN").is_some();
+    if !named && !binary.status().context("start cargo")?.success() {
         bail!("`stillpoint` does not build; mend what the compiler says above");
     }
     let stillpoint = target_dir(root).join(if release { "release" } else { "debug" }).join("stillpoint");
     let mut command = cargo();
-    command.args(["test", "--workspace", "--locked", "--no-run", "--message-format=json-render-diagnostics"]);
+    command.arg("test").args(selection).args(["--locked", "--no-run", "--message-format=json-render-diagnostics"]);
     command.args(profile);
     let mut child =
         command.current_dir(root).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("start cargo")?;

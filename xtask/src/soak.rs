@@ -4,11 +4,14 @@
 //! goes on with the round it was in: what counts is what stands in the file for the commit that is checked out.
 //! `SOAK_HOURS` says for how long (8), `SOAK_ONLY` names the test programs (all), `SOAK_TESTS` words that the names of
 //! tests contain (all), `SOAK_PROFILE=dev` takes the build that the tests use. `SOAK_PIECES=N` makes N steps of each test,
-//! for tests that can do an Nth of their rounds at a time.
+//! for tests that can do an Nth of their rounds at a time; `SOAK_STEPS=N` ends the run after so many steps, and
+//! `SOAK_PACKAGE` builds those of one package only. A test says what it counted by lines `COUNT what number`: they are
+//! kept with its step.
 
 use crate::runner::{self, TestProgram};
 use crate::step::{self, Counts};
 use anyhow::{Context, Result, bail};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
@@ -19,7 +22,7 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(3 * 3600);
 
 /// What a round begins with: the counts that the product promises. The others follow in the order of `make test`.
-const FIRST: [&str; 3] = ["crash", "victims", "storm"];
+const FIRST: [&str; 4] = ["crash", "victims", "storm", "exceptions_live"];
 
 /// One line of the file.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -34,6 +37,9 @@ struct Line {
     /// Where it ran; lines of before there was one have none.
     #[serde(default)]
     machine: String,
+    /// What the test counted.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    counts: BTreeMap<String, u64>,
 }
 
 /// One test of one program.
@@ -65,8 +71,10 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     lines.retain(|line| line.commit == commit);
     let release = std::env::var("SOAK_PROFILE").map_or(true, |profile| profile != "dev");
     let only = std::env::var("SOAK_ONLY").unwrap_or_default();
+    let named = only.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect();
+    let some = std::env::var("SOAK_PACKAGE").ok().map(|package| runner::Selection { package, tests: named });
     let wanted = |program: &TestProgram| only.is_empty() || only.split(',').any(|name| program.is_called(name));
-    let mut programs: Vec<TestProgram> = runner::build_tests(root, release)?;
+    let mut programs: Vec<TestProgram> = runner::build_tests(root, release, some.as_ref())?;
     programs.retain(|program| program.has_long_form() && wanted(program));
     programs.sort_by_key(|program| FIRST.iter().position(|name| program.is_called(name)).unwrap_or(FIRST.len()));
     let pieces = std::env::var("SOAK_PIECES").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
@@ -79,11 +87,13 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     let names: Vec<String> = steps.iter().map(Step::name).collect();
     let logs = root.join("target/test-logs");
     fs::create_dir_all(&logs)?;
-    while seconds(&lines) < hours * 3600.0 {
+    let most = std::env::var("SOAK_STEPS").ok().and_then(|n| n.parse().ok()).unwrap_or(usize::MAX);
+    let earlier = lines.len();
+    while seconds(&lines) < hours * 3600.0 && lines.len() - earlier < most {
         let (round, at) = next(&lines, &names);
         let mut command = steps[at].program.command(root);
         command.env("STILLPOINT_SOAK_PIECES", steps[at].piece.1.to_string());
-        command.env("STILLPOINT_SOAK", "1").args(["--exact", &steps[at].test, "--nocapture"]);
+        command.env("STILLPOINT_SOAK", "1").args(["--exact", &steps[at].test, "--include-ignored", "--nocapture"]);
         let log = logs.join(format!("soak-{}.log", names[at].replace([' ', ':', '/'], "-")));
         let outcome = step::run(&names[at], &mut command, &log, LIMIT)?;
         let counts = step::counts(&outcome);
@@ -98,6 +108,7 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
             failed,
             skipped,
             machine: machine(),
+            counts: counted(&outcome.output),
         };
         append(&path, &line)?;
         lines.push(line);
@@ -127,6 +138,17 @@ fn steps<'p>(root: &Path, programs: &'p [TestProgram], pieces: u32) -> Result<Ve
     // a piece of each before the next of any
     steps.sort_by_key(|step| step.piece.0);
     Ok(steps)
+}
+
+/// What a test says that it counted.
+fn counted(output: &str) -> BTreeMap<String, u64> {
+    let mut all = BTreeMap::new();
+    for line in output.lines().filter_map(|line| line.strip_prefix("COUNT ")) {
+        if let Some((what, number)) = line.rsplit_once(' ').and_then(|(what, n)| Some((what, n.parse::<u64>().ok()?))) {
+            *all.entry(what.to_owned()).or_default() += number;
+        }
+    }
+    all
 }
 
 /// Processor, memory and kernel.
@@ -171,10 +193,15 @@ fn append(path: &Path, line: &Line) -> Result<()> {
     Ok(writeln!(file, "{}", serde_json::to_string(line)?)?)
 }
 
+/// The commit that is checked out; `-dirty` when anything differs from it but the file that this run writes.
 fn commit(root: &Path) -> Result<String> {
-    let output = Command::new("git").args(["describe", "--always", "--dirty"]).current_dir(root).output();
-    let output = output.context("run git")?;
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    let git = |arguments: &[&str]| -> Result<String> {
+        let output = Command::new("git").args(arguments).current_dir(root).output().context("run git")?;
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let changed =
+        git(&["status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)experiments/soak.jsonl"])?;
+    Ok(git(&["describe", "--always"])? + if changed.is_empty() { "" } else { "-dirty" })
 }
 
 #[cfg(test)]
@@ -182,8 +209,8 @@ mod tests {
     use super::*;
 
     fn line(round: u32, step: &str) -> Line {
-        let (commit, step, machine) = ("c".into(), step.into(), machine());
-        Line { commit, round, step, seconds: 1.0, passed: 1, failed: 0, skipped: 0, machine }
+        let (commit, step, machine, counts) = ("c".into(), step.into(), machine(), BTreeMap::new());
+        Line { commit, round, step, seconds: 1.0, passed: 1, failed: 0, skipped: 0, machine, counts }
     }
 
     #[test]
@@ -193,6 +220,12 @@ mod tests {
         assert_eq!(next(&[line(1, "a")], &names), (1, 1));
         assert_eq!(next(&[line(1, "a"), line(1, "b")], &names), (2, 0));
         assert_eq!(next(&[line(1, "a"), line(1, "b"), line(2, "a")], &names), (2, 1));
+    }
+
+    #[test]
+    fn counts_of_one_name_add_up() {
+        let counts = counted("COUNT a b 3\nsomething else\nCOUNT a b 4\nCOUNT nothing\n");
+        assert_eq!(counts, BTreeMap::from([("a b".to_owned(), 7)]));
     }
 
     #[test]

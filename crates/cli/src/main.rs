@@ -4,6 +4,7 @@
 //! what it reports goes through [`output::Output`], what goes wrong comes back as [`output::Failure`], which carries
 //! the exit code, the state of the service and what to try next. Nothing else prints or exits.
 
+mod kernel;
 mod measure;
 mod migrate;
 mod output;
@@ -32,6 +33,9 @@ enum Command {
     /// Move a PostgreSQL database to another server while its clients work.
     #[command(subcommand)]
     Migrate(migrate::Command),
+    /// Take running programs, connections and memory, into images and back.
+    #[command(subcommand)]
+    Kernel(kernel::Command),
     /// Load a server, record every latency, and report.
     Measure(measure::Args),
 }
@@ -46,6 +50,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Patch(command) => patch::run(*command, &output),
         Command::Migrate(command) => migrate::run(command, &output),
+        Command::Kernel(command) => kernel::run(command, &output),
         Command::Measure(args) => measure::run(args, &output),
     };
     match result {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 use serde::Serialize;
 use stillpoint_measure::compare::compare;
-use stillpoint_measure::load::{Arrivals, Finished, Load, Mix, Plan, Protocol, Snapshot, Target, fill};
+use stillpoint_measure::load::{Arrivals, Counters, Finished, Load, Mix, Plan, Protocol, Snapshot, Target, fill};
 use stillpoint_measure::record::Record;
 use stillpoint_measure::report::Report;
 use stillpoint_measure::summary::{Latency, Summary};
@@ -316,16 +316,21 @@ fn interrupted() -> Result<Arc<AtomicBool>, Failure> {
     Ok(interrupted)
 }
 
+/// Shows how a load goes until it has ended; once interrupted, nothing more of it becomes due.
+fn attend(counters: &Counters, is_finished: impl Fn() -> bool, interrupted: &AtomicBool, output: &Output) {
+    while !is_finished() {
+        if interrupted.load(Ordering::Relaxed) {
+            counters.stop();
+        }
+        output.progress(&live(&counters.snapshot()));
+        sleep(Duration::from_millis(50));
+    }
+}
+
 fn run_plan(plan: Plan, strict: bool, output: &Output) -> Result<(), Failure> {
     let interrupted = interrupted()?;
     let load = Load::start(plan).map_err(failure)?;
-    while !load.is_finished() {
-        if interrupted.load(Ordering::Relaxed) {
-            load.stop();
-        }
-        output.progress(&live(&load.counters().snapshot()));
-        sleep(Duration::from_millis(50));
-    }
+    attend(load.counters(), || load.is_finished(), &interrupted, output);
     let finished = load.wait().map_err(failure)?;
     output.progress_done();
     output.line(describe(&finished));

@@ -126,6 +126,9 @@ impl Output {
                 let (done, all, rate) = (mib(bytes), mib(bytes_total), mib(bytes_per_s));
                 self.progress(&format!("copy: {done:.0} of about {all:.0} MiB, {rate:.1} MiB/s"));
             }
+            EventKind::Throttled { kept_percent, .. } => {
+                self.progress(&format!("clients keep {kept_percent} % of their throughput: going on with care"));
+            }
             EventKind::Following { lag_bytes, tps, estimate_s, .. } => {
                 let kib = lag_bytes >> 10;
                 let left = estimate_s.map_or_else(String::new, |seconds| format!(", about {seconds} s"));

@@ -98,6 +98,13 @@ pub enum EventKind {
         /// Copied in a second, now.
         bytes_per_s: u64,
     },
+    /// A migration goes slower, or faster again, for the sake of clients.
+    Throttled {
+        /// Of their usual throughput clients keep so much.
+        kept_percent: u64,
+        /// What may be moved in a second from now on: bytes while rows are copied, transactions while it catches up.
+        allowed_per_s: u64,
+    },
     /// The target of a migration repeats what commits on the source.
     Following {
         /// From a commit on the source to its being repeated.

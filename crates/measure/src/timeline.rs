@@ -217,6 +217,7 @@ impl Builder {
             EventKind::PhaseStarted { .. }
             | EventKind::Warning { .. }
             | EventKind::Copying { .. }
+            | EventKind::Throttled { .. }
             | EventKind::Following { .. }
             | EventKind::Compared { .. } => {}
         }

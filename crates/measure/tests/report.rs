@@ -117,6 +117,39 @@ fn the_page_shows_failures_and_escapes_names() {
     balanced(&html);
 }
 
+/// Phases one after another, and how the operation ended.
+fn switch(name: &str, from_ms: u64, phases: &[&str], ending: EventKind) -> Vec<Event> {
+    let mut events = Vec::new();
+    let mut at = START + from_ms * MS;
+    for phase in phases {
+        let (operation, phase) = (name.to_owned(), phase.to_string());
+        let begin = EventKind::PhaseStarted { operation: operation.clone(), phase: phase.clone() };
+        events.push(Event::new(at, None, begin));
+        at += MS;
+        events.push(Event::new(at, None, EventKind::PhaseEnded { operation, phase, duration_ns: MS }));
+    }
+    events.push(Event::new(at, None, ending));
+    events
+}
+
+#[test]
+fn another_kernel_is_told_of_in_its_own_words() {
+    let back = EventKind::FellBack { transition: 0, reason: "it panicked".into() };
+    let through = EventKind::Committed { transition: 0, active: vec!["6.12".into()], duration_ns: MS, threads: 0 };
+    let mut events = switch("switch", 100, &["freeze", "jump", "boot", "fill"], through);
+    events.extend(switch("switch back", 120, &["freeze", "jump", "boot", "jump again", "boot again", "fill"], back));
+    let html = Report::of(vec![record()], Timeline::of(events)).unwrap().html();
+    assert!(html.contains("changed to another kernel once, and went back to the old one by itself once"), "{html}");
+    for words in ["running code", "a thread was stopped", "to full", "operations / otherwise"] {
+        assert!(!html.contains(words), "{words}: {html}");
+    }
+    // what only one of them has stands where it has it
+    let rows = ["freeze", "jump", "boot", "jump again", "boot again", "fill", "<b>blackout</b>"];
+    let places: Vec<usize> = rows.map(|row| html.find(&format!("<td class=\"l\">{row}</td>")).unwrap()).to_vec();
+    assert!(places.is_sorted(), "{places:?}");
+    balanced(&html);
+}
+
 #[test]
 fn a_run_without_operations_and_a_record_that_is_cut_off_are_shown() {
     let report = Report::of(vec![Record { end: None, ..record() }], Timeline::default()).unwrap();

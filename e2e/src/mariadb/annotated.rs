@@ -147,7 +147,7 @@ fn run(command: &mut Command) {
 }
 
 impl Annotated {
-    /// Builds a patch of one unit from edits to it.
+    /// Builds a patch of one unit from edits to it, named as its file is.
     pub fn patch(&self, edits: &str, output: &Path) -> Run {
         let parsed = Edits::parse("the test", edits).unwrap_or_else(|e| panic!("{e}"));
         let (file, edit) = parsed.files().next().expect("edits of one file");
@@ -159,7 +159,8 @@ impl Annotated {
             .expect("write the edited unit");
         let labels = ["a", "b"].map(|side| format!("--label={side}/{file}"));
         let diff = Command::new("diff").arg("-u").args(labels).args([&shipped, &edited]).output().expect("run diff");
-        let change = dir.path().join("change.diff");
+        let name = output.file_stem().expect("the patch has a name");
+        let change = dir.path().join(name).with_extension("diff");
         std::fs::write(&change, diff.stdout).expect("write the diff");
         let build = Stillpoint::new().args(["patch", "build", "--source"]).arg(&self.tree).arg("--compile-commands");
         let build = build.arg(self.build.join("compile_commands.json")).arg("--unit-filter").arg(file);

@@ -105,6 +105,11 @@ impl Change {
         Ok(Change { name: name.into(), about: about.into(), file, ask, before, after, edits: text.into() })
     }
 
+    /// The edits, in the form of `stillpoint_integrations`.
+    pub fn edits(&self) -> &str {
+        &self.edits
+    }
+
     /// The change as a diff of the source.
     pub fn diff(&self, source: &Path) -> Result<String, String> {
         let edits = Edits::parse(&self.name, &self.edits).map_err(|e| e.to_string())?;

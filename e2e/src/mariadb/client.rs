@@ -1,9 +1,16 @@
 //! A client of MariaDB with no more than tests need: one connection, text queries, every answer looked at.
 
 use std::fmt;
+use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
+
+/// No answer for so long is none.
+const LIMIT: Duration = crate::wait::LIMIT.saturating_mul(5);
 
 const CLIENT_PROTOCOL_41: u32 = 0x200;
 const CLIENT_TRANSACTIONS: u32 = 0x2000;
@@ -48,7 +55,7 @@ impl fmt::Display for Answer {
 /// A connection as `root`, who has no password.
 #[derive(Debug)]
 pub struct Client {
-    stream: BufReader<UnixStream>,
+    stream: BufReader<File>,
     sequence: u8,
 }
 
@@ -56,8 +63,19 @@ impl Client {
     /// Connects by the server's socket.
     pub fn connect(socket: &Path, database: &str) -> io::Result<Client> {
         let stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(crate::wait::LIMIT * 5))?;
-        let mut client = Client { stream: BufReader::new(stream), sequence: 0 };
+        stream.set_read_timeout(Some(LIMIT))?;
+        Client::log_in(OwnedFd::from(stream), database)
+    }
+
+    /// Connects by TCP.
+    pub fn connect_tcp(port: u16, database: &str) -> io::Result<Client> {
+        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+        stream.set_read_timeout(Some(LIMIT))?;
+        Client::log_in(OwnedFd::from(stream), database)
+    }
+
+    fn log_in(stream: OwnedFd, database: &str) -> io::Result<Client> {
+        let mut client = Client { stream: BufReader::new(File::from(stream)), sequence: 0 };
         let greeting = client.receive()?;
         if greeting.first() == Some(&0xff) {
             return Err(refused(&greeting));
@@ -148,6 +166,16 @@ impl Client {
         let mut packet = vec![0; u32::from_le_bytes([header[0], header[1], header[2], 0]) as usize];
         self.stream.read_exact(&mut packet)?;
         Ok(packet)
+    }
+}
+
+/// Takes its leave, so that the server does not count it as lost.
+impl Drop for Client {
+    fn drop(&mut self) {
+        const QUIT: u8 = 1;
+        self.sequence = 0;
+        // Nobody is left to be told.
+        let _ = self.send(&[QUIT]);
     }
 }
 

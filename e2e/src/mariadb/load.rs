@@ -6,7 +6,7 @@ use crate::packages;
 use crate::server::{Guarded, tied};
 use crate::wait;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -94,7 +94,7 @@ pub struct Sysbench {
 }
 
 /// What sysbench counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counted {
     /// Statements answered.
     pub queries: u64,
@@ -107,28 +107,22 @@ pub struct Counted {
 impl Sysbench {
     /// Fills its tables and starts `threads` connections of read-write transactions for `seconds`.
     pub fn start(server: &MariaDb, threads: u32, seconds: u32) -> Result<Sysbench, String> {
-        let binary = packages::binary(&["sysbench"], None, "usr/bin/sysbench")?;
-        let scripts = binary.path.ancestors().nth(2).expect("usr/bin lies in usr").join("share/sysbench");
-        let mut client = server.client();
-        client.done("CREATE DATABASE IF NOT EXISTS sbtest").map_err(|e| e.to_string())?;
-        let command = |step: &str| {
-            let mut command = tied(&binary.path);
-            command.arg(scripts.join("oltp_read_write.lua")).envs(binary.environment()).current_dir(&scripts);
-            command.args(["--db-driver=mysql", "--mysql-user=root", "--mysql-db=sbtest", "--tables=2"]);
-            command.args(["--table-size=2000", "--rand-type=uniform", "--skip-trx=off"]);
-            command.arg(format!("--mysql-socket={}", server.socket().display()));
-            command.arg(format!("--threads={threads}")).arg(format!("--time={seconds}")).arg(step);
-            command.stdin(Stdio::null());
-            command
-        };
-        let prepared = command("prepare").output().map_err(|e| format!("run sysbench: {e}"))?;
+        server.client().done("CREATE DATABASE IF NOT EXISTS sbtest").map_err(|e| e.to_string())?;
+        let prepared =
+            sysbench(server, threads, seconds, "prepare")?.output().map_err(|e| format!("run sysbench: {e}"))?;
         if !prepared.status.success() {
             return Err(format!("sysbench prepare: {}", String::from_utf8_lossy(&prepared.stdout)));
         }
+        Sysbench::again(server, threads, seconds)
+    }
+
+    /// The same on tables that are filled.
+    pub fn again(server: &MariaDb, threads: u32, seconds: u32) -> Result<Sysbench, String> {
         let output = server.dir().join("sysbench.out");
         let file = std::fs::File::create(&output).map_err(|e| format!("make {}: {e}", output.display()))?;
         let errors = file.try_clone().map_err(|e| format!("share {}: {e}", output.display()))?;
-        let child = command("run").stdout(file).stderr(errors).spawn().map_err(|e| format!("run sysbench: {e}"))?;
+        let mut command = sysbench(server, threads, seconds, "run")?;
+        let child = command.stdout(file).stderr(errors).spawn().map_err(|e| format!("run sysbench: {e}"))?;
         Ok(Sysbench { process: Guarded::from_child(child), output })
     }
 
@@ -148,8 +142,29 @@ impl Sysbench {
     }
 }
 
+fn sysbench(server: &MariaDb, threads: u32, seconds: u32, step: &str) -> Result<Command, String> {
+    let binary = packages::binary(&["sysbench"], None, "usr/bin/sysbench")?;
+    let scripts = binary.path.ancestors().nth(2).expect("usr/bin lies in usr").join("share/sysbench");
+    let mut command = tied(&binary.path);
+    command.arg(scripts.join("oltp_read_write.lua")).envs(binary.environment()).current_dir(&scripts);
+    command.args(["--db-driver=mysql", "--mysql-user=root", "--mysql-db=sbtest", "--tables=2"]);
+    command.args(["--table-size=2000", "--rand-type=uniform", "--skip-trx=off"]);
+    command.arg(format!("--mysql-socket={}", server.socket().display()));
+    command.arg(format!("--threads={threads}")).arg(format!("--time={seconds}")).arg(step);
+    command.stdin(Stdio::null());
+    Ok(command)
+}
+
 fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
+}
+
+impl std::ops::AddAssign for Counted {
+    fn add_assign(&mut self, other: Counted) {
+        self.queries += other.queries;
+        self.ignored += other.ignored;
+        self.reconnects += other.reconnects;
+    }
 }
 
 impl Counted {

@@ -3,11 +3,16 @@
 pub mod annotated;
 pub mod change;
 pub mod client;
+pub mod effect;
 pub mod load;
+pub mod repeated;
+pub mod tpc;
+pub mod traffic;
 
 use crate::packages::{self, Binary};
 use crate::server::Server;
 use crate::shipped;
+use crate::wait;
 use client::Client;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -39,6 +44,14 @@ pub enum Policy {
 impl Policy {
     /// Both.
     pub const ALL: [Policy; 2] = [Policy::ThreadPerConnection, Policy::Pool];
+
+    /// For people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::ThreadPerConnection => "a thread per connection",
+            Policy::Pool => "pool of threads",
+        }
+    }
 
     fn argument(self) -> &'static str {
         match self {
@@ -124,20 +137,47 @@ impl Packaged {
     /// Starts a server; `extra` are further options.
     pub fn start(&self, policy: Policy, extra: &[&str]) -> MariaDb {
         let fresh = self.fresh_data().unwrap_or_else(|e| panic!("{e}"));
+        self.start_on(&fresh, policy, extra)
+    }
+
+    /// Starts a server on a copy of `data`.
+    pub fn start_on(&self, data: &Path, policy: Policy, extra: &[&str]) -> MariaDb {
         let server = Server::start(&self.binary, |port, dir| {
-            let data = dir.join("data");
-            let status = Command::new("cp").arg("-a").arg(&fresh).arg(&data).status().expect("run cp");
+            let copy = dir.join("data");
+            let status = Command::new("cp").arg("-a").arg(data).arg(&copy).status().expect("run cp");
             assert!(status.success(), "cp ended with {status}");
-            let mut socket = OsString::from("--socket=");
-            socket.push(dir.join("socket"));
-            let mut words = self.arguments(&data);
-            words.extend([socket, format!("--port={port}").into(), policy.argument().into()]);
-            words.extend(["--bind-address=127.0.0.1", "--max-connections=1500", "--back-log=500"].map(OsString::from));
-            words.extend(["--loose-performance-schema=off", "--max-connect-errors=1000000"].map(OsString::from));
-            words.extend(extra.iter().map(OsString::from));
-            words
+            self.all_arguments(port, dir, policy, extra)
         });
-        MariaDb { server }
+        MariaDb::ready(server)
+    }
+
+    /// Program and arguments of a server on a port, with data of its own in `dir`, for whoever starts it in another way.
+    pub fn command(&self, port: u16, dir: &Path, extra: &[&str]) -> Result<(Binary, Vec<OsString>), String> {
+        let fresh = self.fresh_data()?;
+        let copied = Command::new("cp").arg("-a").arg(&fresh).arg(dir.join("data")).status();
+        match copied {
+            Ok(status) if status.success() => {
+                Ok((self.binary.clone(), self.all_arguments(port, dir, Policy::ThreadPerConnection, extra)))
+            }
+            other => Err(format!("copy {}: {other:?}", fresh.display())),
+        }
+    }
+
+    /// Ends a server in order and starts it again on its data.
+    pub fn restart(&self, mariadb: MariaDb, policy: Policy, extra: &[&str]) -> MariaDb {
+        let server = mariadb.server.restart(&self.binary, |port, dir| self.all_arguments(port, dir, policy, extra));
+        MariaDb::ready(server)
+    }
+
+    fn all_arguments(&self, port: u16, dir: &Path, policy: Policy, extra: &[&str]) -> Vec<OsString> {
+        let mut socket = OsString::from("--socket=");
+        socket.push(dir.join("socket"));
+        let mut words = self.arguments(&dir.join("data"));
+        words.extend([socket, format!("--port={port}").into(), policy.argument().into()]);
+        words.extend(["--bind-address=127.0.0.1", "--max-connections=1500", "--back-log=500"].map(OsString::from));
+        words.extend(["--loose-performance-schema=off", "--max-connect-errors=1000000"].map(OsString::from));
+        words.extend(extra.iter().map(OsString::from));
+        words
     }
 }
 
@@ -148,6 +188,13 @@ pub struct MariaDb {
 }
 
 impl MariaDb {
+    /// It listens on its port a moment before there is a socket.
+    fn ready(server: Server) -> MariaDb {
+        let mariadb = MariaDb { server };
+        wait::until("mariadbd to let a client in", || Client::connect(&mariadb.socket(), "").ok());
+        mariadb
+    }
+
     /// Where it listens.
     pub fn socket(&self) -> PathBuf {
         self.server.dir().join("socket")
@@ -159,11 +206,19 @@ impl MariaDb {
         Client::connect(&self.socket(), "test").unwrap_or_else(|e| panic!("connect: {e}\n{}", self.server.log_text()))
     }
 
+    /// The answer to one statement, on a connection of its own.
+    #[track_caller]
+    pub fn asked(&self, statement: &str) -> String {
+        match self.client().done(statement) {
+            Ok(answer) => answer.to_string(),
+            Err(error) => panic!("{statement}: {error}\n{}", self.server.log_text()),
+        }
+    }
+
     /// A status variable.
     #[track_caller]
     pub fn status(&self, name: &str) -> u64 {
-        let answer = self.client().done(&format!("SHOW GLOBAL STATUS LIKE '{name}'")).expect("SHOW STATUS is answered");
-        let text = answer.to_string();
+        let text = self.asked(&format!("SHOW GLOBAL STATUS LIKE '{name}'"));
         text.split('\t').nth(1).and_then(|v| v.parse().ok()).unwrap_or_else(|| panic!("{name} is {text:?}"))
     }
 }

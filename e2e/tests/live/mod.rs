@@ -18,7 +18,9 @@ pub(crate) fn check(name: &str) {
     if let Live::No(reason) = &case.live {
         skip!("{reason}");
     }
-    let results = driver::variants(&case, VARIANTS).into_iter().filter_map(|variant| {
+    let variants = driver::variants(&case, VARIANTS);
+    println!("COUNT ways to compile {}", variants.len());
+    let results = variants.into_iter().filter_map(|variant| {
         let why = check_variant(&case, &variant).err()?;
         Some(format!("{variant}: {why}"))
     });

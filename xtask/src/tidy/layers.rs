@@ -26,6 +26,8 @@ pub(super) enum Pillar {
     Patch,
     /// `stillpoint migrate`.
     Migrate,
+    /// `stillpoint kernel`.
+    Kernel,
     /// `stillpoint measure`: reaches the engines through `events` only.
     Measure,
 }
@@ -40,17 +42,26 @@ const PLACES: &[(&str, Layer, Pillar)] = &[
     ("stillpoint-migrate-wire", Layer::Pure, Pillar::Migrate),
     ("stillpoint-migrate-replay", Layer::Pure, Pillar::Migrate),
     ("stillpoint-migrate-capture", Layer::Pure, Pillar::Migrate),
+    ("stillpoint-kernel-foam", Layer::Pure, Pillar::Kernel),
+    ("stillpoint-kernel-criu", Layer::Pure, Pillar::Kernel),
     ("stillpoint-integrations", Layer::Edge, Pillar::Shared),
     ("stillpoint-patch-tracee", Layer::Edge, Pillar::Patch),
     ("stillpoint-patch-builder", Layer::Engine, Pillar::Patch),
     ("stillpoint-patch-engine", Layer::Engine, Pillar::Patch),
     ("stillpoint-migrate-proxy", Layer::Edge, Pillar::Migrate),
     ("stillpoint-migrate-engine", Layer::Engine, Pillar::Migrate),
+    ("stillpoint-kernel-repair", Layer::Edge, Pillar::Kernel),
+    ("stillpoint-kernel-uffd", Layer::Edge, Pillar::Kernel),
+    ("stillpoint-kernel-engine", Layer::Engine, Pillar::Kernel),
+    ("stillpoint-kernel-demo", Layer::Tool, Pillar::Shared),
+    ("stillpoint-kernel-machine", Layer::Tool, Pillar::Kernel),
     ("stillpoint-migrate-demo", Layer::Tool, Pillar::Shared),
     ("stillpoint-migrate-testbed", Layer::Tool, Pillar::Migrate),
+    ("stillpoint-migrate-trials", Layer::Tool, Pillar::Shared),
     ("stillpoint-measure", Layer::Engine, Pillar::Measure),
     ("stillpoint", Layer::Cli, Pillar::Shared),
     ("stillpoint-e2e", Layer::Tool, Pillar::Shared),
+    ("stillpoint-testing", Layer::Tool, Pillar::Shared),
     ("xtask", Layer::Tool, Pillar::Shared),
 ];
 

@@ -1,8 +1,6 @@
 //! `stillpoint measure postgres` and `stillpoint measure check`.
 
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
-use std::thread::sleep;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -10,7 +8,7 @@ use stillpoint_measure::history::{Anomaly, History, check};
 use stillpoint_measure::load::Mix;
 use stillpoint_measure::postgres::{Isolation, PostgresFinished, PostgresLoad, PostgresPlan, Work, prepare};
 
-use super::{describe, failure, interrupted, json, live, seconds};
+use super::{attend, describe, failure, interrupted, json, seconds};
 use crate::output::{Failure, Output};
 
 /// Anomalies that are shown; the JSON has all.
@@ -119,13 +117,7 @@ pub(super) fn run(args: PostgresArgs, output: &Output) -> Result<(), Failure> {
         prepare(&plan).map_err(failure)?;
     }
     let load = PostgresLoad::start(plan).map_err(failure)?;
-    while !load.is_finished() {
-        if interrupted.load(Ordering::Relaxed) {
-            load.stop();
-        }
-        output.progress(&live(&load.counters().snapshot()));
-        sleep(Duration::from_millis(50));
-    }
+    attend(load.counters(), || load.is_finished(), &interrupted, output);
     let finished = load.wait().map_err(failure)?;
     output.progress_done();
     show(&finished, output);

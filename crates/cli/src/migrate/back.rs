@@ -47,18 +47,22 @@ pub(crate) fn fallback(args: &FallbackArgs, output: &Output) -> Result<(), Failu
             "what was committed on the target would be repeated on the source, and clients sent there",
         );
     }
-    let paused = watched(&options, output, |observer| engine::fallback(&options, observer))?.map_err(failure)?;
+    let outcome = watched(&args.servers, &options, output, |observer| engine::fallback(&options, observer))?;
     let database = options.source.database_name();
-    output.json(&Line {
-        v: stillpoint_events::VERSION,
-        event: "returned",
-        database,
-        paused_us: Some(paused.as_micros() as u64),
-    });
-    output.line(format_args!(
-        "{database}: clients are on the source again; they were paused for {:.1} ms, nothing of the migration is left",
-        paused.as_secs_f64() * 1e3
-    ));
+    let paused_us = match outcome {
+        engine::Outcome::Switched { paused } => Some(paused.as_micros() as u64),
+        engine::Outcome::AlreadyThere => None,
+    };
+    output.json(&Line { v: stillpoint_events::VERSION, event: "returned", database, paused_us });
+    match paused_us {
+        Some(us) => output.line(format_args!(
+            "{database}: clients are on the source again; they were paused for {:.1} ms, nothing of the migration is left",
+            us as f64 / 1e3
+        )),
+        None => output.line(format_args!(
+            "{database}: clients were on the source already; what was left of the migration is gone"
+        )),
+    }
     Ok(())
 }
 

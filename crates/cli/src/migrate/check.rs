@@ -3,20 +3,13 @@
 use super::servers::{REACH, Servers, quietly};
 use crate::output::{Failure, Output};
 use serde::Serialize;
-use stillpoint_migrate_engine::{Accepted, Report, Verdict, check};
+use stillpoint_migrate_engine::{Accepted, Options, Report, Verdict, check};
 
-/// Arguments of `stillpoint migrate check`.
+/// What is moved, and what the user accepts knowingly: the arguments of `stillpoint migrate check`, and of `run`.
 #[derive(clap::Args)]
-pub(crate) struct Args {
+pub(crate) struct What {
     #[command(flatten)]
-    servers: Servers,
-    #[command(flatten)]
-    accept: Accept,
-}
-
-/// What the user accepts knowingly.
-#[derive(clap::Args)]
-pub(super) struct Accept {
+    pub(super) servers: Servers,
     /// Unlogged tables arrive empty.
     #[arg(long)]
     unlogged_empty: bool,
@@ -25,9 +18,12 @@ pub(super) struct Accept {
     no_fallback: bool,
 }
 
-impl Accept {
-    pub(super) fn accepted(&self) -> Accepted {
-        Accepted { unlogged_empty: self.unlogged_empty, no_fallback: self.no_fallback }
+impl What {
+    /// The options that these arguments give.
+    pub(super) fn options(&self) -> Result<Options, Failure> {
+        let mut options = self.servers.options()?;
+        options.accepted = Accepted { unlogged_empty: self.unlogged_empty, no_fallback: self.no_fallback };
+        Ok(options)
     }
 }
 
@@ -40,15 +36,14 @@ struct Line<'a> {
 }
 
 /// Runs `stillpoint migrate check`.
-pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
-    let options = args.servers.options()?;
-    let report = quietly(check(&options.source, &options.target, args.accept.accepted()))?;
+pub(crate) fn run(args: &What, output: &Output) -> Result<(), Failure> {
+    let report = quietly(check(&args.options()?))?;
     let report = report.map_err(|error| Failure::failed(error, "nothing was touched").hint(REACH))?;
     show(&report, output);
     report.accepted().map_err(|error| Failure::refused(error).hint("change what is named, then check again"))
 }
 
-pub(super) fn show(report: &Report, output: &Output) {
+fn show(report: &Report, output: &Output) {
     output.json(&Line { v: stillpoint_events::VERSION, event: "checked", report });
     output.line(format_args!("capture: {}", report.capture));
     output.line(format_args!("tables: {:.1} MiB", report.bytes as f64 / (1 << 20) as f64));

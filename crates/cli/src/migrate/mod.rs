@@ -1,7 +1,9 @@
 //! `stillpoint migrate`: one file per subcommand.
 
+mod attach;
 mod back;
 mod check;
+mod guardian;
 mod proxy;
 mod run;
 mod servers;
@@ -14,8 +16,12 @@ use crate::output::{Failure, Output};
 pub(crate) enum Command {
     /// Serve clients of PostgreSQL servers, so that their sessions can be moved.
     Proxy(proxy::Args),
+    /// Lead clients that connect to a server directly to the proxy, without restarting them.
+    Attach(attach::AttachArgs),
+    /// Lead new connections to the server itself again.
+    Detach(attach::DetachArgs),
     /// What a database holds, what will become of it, and whether it can be moved.
-    Check(check::Args),
+    Check(check::What),
     /// Move a database to another server.
     Run(Box<run::Args>),
     /// Where a migration stands.
@@ -26,17 +32,23 @@ pub(crate) enum Command {
     Fallback(back::FallbackArgs),
     /// After a migration: give up the way back.
     Finish(back::EndArgs),
+    /// Outlive the command that starts it, and open what its death would leave shut.
+    #[command(hide = true)]
+    Guardian,
 }
 
 /// Runs `stillpoint migrate ...`.
 pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
     match command {
         Command::Proxy(args) => proxy::run(args, output),
+        Command::Attach(args) => attach::run(&args, output),
+        Command::Detach(args) => attach::run_detach(&args, output),
         Command::Check(args) => check::run(&args, output),
         Command::Run(args) => run::run(&args, output),
         Command::Status(args) => status::run(&args, output),
         Command::Abort(args) => back::abort(&args, output),
         Command::Fallback(args) => back::fallback(&args, output),
         Command::Finish(args) => back::finish(&args, output),
+        Command::Guardian => guardian::run(),
     }
 }

@@ -1,7 +1,7 @@
 //! `stillpoint migrate run`: move a database, clients and all.
 
-use super::check::Accept;
-use super::servers::{REACH, Servers, failure, watched};
+use super::check;
+use super::servers::watched;
 use crate::output::{Failure, Output};
 use std::time::Duration;
 use stillpoint_migrate_engine::{Outcome, run as migrate};
@@ -10,15 +10,14 @@ use stillpoint_migrate_engine::{Outcome, run as migrate};
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    servers: Servers,
-    #[command(flatten)]
-    accept: Accept,
+    what: check::What,
     #[command(flatten)]
     how: How,
     /// Tables that are copied, and indexes that are made, at the same time.
     #[arg(long, default_value_t = 2, value_name = "N")]
     copy_jobs: usize,
-    /// The part of their throughput that clients keep while rows are copied; 0 copies as fast as it goes.
+    /// The part of their throughput that clients keep while rows are copied, changes repeated and both sides compared; 0
+    /// goes as fast as it can.
     #[arg(long, default_value_t = 0.85, value_name = "PART")]
     share: f64,
     /// How long the snapshot may wait for older transactions to end.
@@ -61,21 +60,17 @@ impl How {
 
 /// Runs `stillpoint migrate run`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
-    let mut options = args.servers.options()?;
+    let mut options = args.what.options()?;
     args.how.apply(&mut options)?;
     if args.copy_jobs == 0 || args.copy_jobs > 64 || !(0.0..1.0).contains(&args.share) {
         return Err(Failure::usage("--copy-jobs is 1 to 64, --share from 0 to below 1"));
     }
     (options.copy_jobs, options.share) = (args.copy_jobs, args.share);
-    (options.snapshot_limit, options.accepted) = (args.snapshot_timeout, args.accept.accepted());
+    options.snapshot_limit = args.snapshot_timeout;
     if args.dry_run {
-        let report = stillpoint_migrate_engine::check(&options.source, &options.target, options.accepted);
-        let report = super::servers::quietly(report)?;
-        let report = report.map_err(|error| Failure::failed(error, "nothing was touched").hint(REACH))?;
-        super::check::show(&report, output);
-        return report.accepted().map_err(Failure::refused);
+        return check::run(&args.what, output);
     }
-    match watched(&options, output, |observer| migrate(&options, observer))?.map_err(failure)? {
+    match watched(&args.what.servers, &options, output, |observer| migrate(&options, observer))? {
         Outcome::Switched { paused } => output.line(format_args!(
             "{}: clients are on the target; they were paused for {:.1} ms. `fallback` returns, `finish` ends the migration",
             options.source.database_name(),

@@ -1,19 +1,22 @@
 //! Arguments that all commands of a migration share.
 
+use super::guardian::Guardian;
 use crate::output::{Exit, Failure, Output};
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use stillpoint_events::Event;
-use stillpoint_migrate_engine::{Error, Observer, Options, Server, State};
+use stillpoint_migrate_engine::{self as engine, Error, Observer, Options, Server, State};
+use tokio::signal::unix::{SignalKind, signal};
 
 /// What to try when a server cannot be asked.
 pub(super) const REACH: &str = "see that both servers run, and that --source and --target say how they are reached";
 
 /// Which database, from where to where.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args, Serialize, Deserialize)]
 pub(super) struct Servers {
-    /// The server that holds the database: libpq's connection string, `host=... port=... user=... dbname=...`. Passwords
-    /// are better given in PGPASSWORD.
+    /// The server that holds the database: libpq's connection string, `host=... port=... user=... dbname=...`, with
+    /// `sslmode=require` or `verify-full` for TLS. Passwords are better given in PGPASSWORD.
     #[arg(long, value_name = "CONNINFO")]
     source: String,
     /// The server that it goes to.
@@ -50,32 +53,47 @@ impl Servers {
     }
 }
 
-/// Runs `work` on threads of its own while its events are shown; Ctrl-C asks it to end.
-pub(super) fn watched<T: Send, F: Future<Output = T>>(
+/// Runs `work`, which may move clients, on threads of its own while its events are shown; Ctrl-C and SIGTERM ask it to end.
+/// Should this process be killed, a guardian opens what it left shut.
+pub(super) fn watched<T: Send, F: Future<Output = Result<T, engine::Failure>>>(
+    servers: &Servers,
     options: &Options,
     output: &Output,
     work: impl FnOnce(Observer) -> F + Send,
 ) -> Result<T, Failure> {
+    let guardian = Guardian::start(servers)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Failure::refused)?;
     let (sender, receiver) = mpsc::channel::<Event>();
     let observer: Observer = Arc::new(move |event| {
         let _ = sender.send(event);
     });
     let interrupt = Arc::clone(&options.interrupt);
+    let mut asked = [SignalKind::interrupt(), SignalKind::terminate()].map(|kind| {
+        let _context = runtime.enter();
+        signal(kind)
+    });
     runtime.spawn(async move {
-        while tokio::signal::ctrl_c().await.is_ok() {
+        let [Ok(interrupted), Ok(terminated)] = &mut asked else { return };
+        loop {
+            tokio::select! { _ = interrupted.recv() => {}, _ = terminated.recv() => {} }
             interrupt.notify_one();
         }
     });
     let result = std::thread::scope(|scope| {
-        let working = scope.spawn(|| runtime.block_on(work(observer)));
+        let working = scope.spawn(|| runtime.block_on(work(observer)).map_err(Box::new));
         for event in receiver {
             output.event(&event);
         }
         working.join()
     });
     output.progress_done();
-    Ok(result.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    let result = result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    // What could not be reached may be reached later: the guardian, taking us for dead, then opens what is shut.
+    match result {
+        Ok(_) => guardian.dismiss(),
+        Err(_) => drop(guardian),
+    }
+    result.map_err(|failed| failure(*failed))
 }
 
 /// Runs `work` where nothing is to be shown meanwhile.

@@ -41,6 +41,9 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         Some(side) => output.line(format_args!("clients are on the {side}")),
         None => output.line("the proxy does not say where clients are"),
     }
+    if let Some(advice) = status.advice() {
+        output.line(advice);
+    }
     for orphan in &status.orphans {
         output.line(format_args!("slot {orphan} belongs to no migration: `stillpoint migrate abort` drops it"));
     }

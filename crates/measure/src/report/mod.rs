@@ -6,6 +6,7 @@
 mod page;
 mod plot;
 mod series;
+mod subject;
 
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +16,7 @@ use crate::record::{End, Header, Mark, MarkKind, Outcome, Record, Sample};
 use crate::summary::{Counts, Distribution, Latency, Summary};
 use crate::timeline::{Ending, Operation, Timeline};
 use series::Series;
+use subject::Subject;
 
 /// A window before or after an operation is no longer than this.
 pub const WINDOW_NS: u64 = 5_000_000_000;
@@ -161,14 +163,13 @@ impl Report {
         ratio(self.during.latency.p999_ns, self.outside.latency.p999_ns)
     }
 
-    /// Whether what changed is the server and not the code.
-    fn is_of_moves(&self) -> bool {
-        self.operations.iter().any(|op| ["migrate", "fallback"].contains(&op.operation.operation.as_str()))
+    fn subject(&self) -> Subject {
+        Subject::of(self)
     }
 
-    /// What requests are coloured by, and what it is at first.
-    fn coloured_by(&self) -> (&'static str, &'static str) {
-        if self.is_of_moves() { ("server", "source") } else { ("code version", "as shipped") }
+    /// Whether threads change over one by one: neither a database that moves nor another kernel knows of any.
+    fn has_threads(&self) -> bool {
+        self.subject() == Subject::Code
     }
 
     fn committed(&self) -> usize {

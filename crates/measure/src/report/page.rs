@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{OperationReport, Part, Report, WINDOW_NS, plot};
+use super::{OperationReport, Part, Report, Subject, WINDOW_NS, plot};
 use crate::record::MarkKind;
 use crate::summary::Latency;
 use crate::timeline::Ending;
@@ -31,11 +31,12 @@ pub(super) fn render(report: &Report) -> String {
     header(&mut out, report, &title);
     tiles(&mut out, report);
     latency_figure(&mut out, report);
+    phase_table(&mut out, report);
     operation_table(&mut out, report);
     other_figures(&mut out, report);
     kind_table(&mut out, report);
     notes(&mut out, report);
-    definitions(&mut out);
+    definitions(&mut out, report);
     put!(out, "</main></body></html>\n");
     out
 }
@@ -53,14 +54,7 @@ fn version_colours(versions: usize) -> String {
 fn header(out: &mut String, report: &Report, title: &str) {
     let summary = &report.summary;
     let failed = summary.counts.failed();
-    let committed = report.committed();
-    let what = match (report.operations.len(), committed) {
-        (0, _) => String::new(),
-        (_, 1) if report.is_of_moves() => " while the database moved to another server".into(),
-        (_, times) if report.is_of_moves() => format!(" while the database changed servers {times} times"),
-        (1, 1) => " while 1 change went into the running code".into(),
-        (_, done) => format!(" while {done} changes went into the running code"),
-    };
+    let what = if report.operations.is_empty() { String::new() } else { report.subject().meanwhile(report) };
     let (class, sign) = if report.is_clean() { ("good", "✓") } else { ("bad", "✗") };
     let dropped = report.dropped;
     put!(
@@ -141,6 +135,11 @@ fn tiles(out: &mut String, report: &Report) {
     tile(out, "", &time(latency.p50_ns), "median latency", &format!("p99 {}", time(latency.p99_ns)));
     if report.operations.is_empty() {
         tile(out, "", &time(latency.p999_ns), "p99.9", &format!("max {}", time(latency.max_ns)));
+    } else if report.subject() == Subject::Kernel {
+        // every request that meets a switch waits for it: a ratio to others would only say how long a kernel boots
+        let outside = &report.outside.latency;
+        let detail = format!("of the {} requests that met none; max {}", count(outside.count), time(outside.max_ns));
+        tile(out, "", &time(outside.p999_ns), "p99.9 outside of switches", &detail);
     } else {
         let ratio = report.p999_ratio().map_or("–".into(), |ratio| format!("{ratio:.2}×"));
         let (during, outside) = (&report.during.latency, &report.outside.latency);
@@ -151,7 +150,7 @@ fn tiles(out: &mut String, report: &Report) {
         let detail = format!("p99 {}, max {}", time(report.stop.p99_ns), time(report.stop.max_ns));
         tile(out, "", &time(report.stop.p50_ns), "median stop of a thread", &detail);
     }
-    if report.migration.count > 0 {
+    if report.has_threads() && report.migration.count > 0 {
         let detail = format!("median of {}; max {}", report.migration.count, time(report.migration.max_ns));
         tile(out, "", &time(report.migration.p50_ns), "to full migration", &detail);
     }
@@ -174,7 +173,7 @@ fn latency_figure(out: &mut String, report: &Report) {
         "<figure><h2>Latency over time</h2><p class=\"legend\"><i class=\"key dot-key\"></i>single requests, coloured by \
          {} <i class=\"key max-key\"></i>maximum <i class=\"key p99-key\"></i>p99 \
          <i class=\"key p50-key\"></i>median of each {}</p><div class=\"scroll\">{}</div>",
-        report.coloured_by().0,
+        report.subject().coloured_by(),
         time(report.series.bucket_ns),
         plot::latency(report)
     );
@@ -182,7 +181,7 @@ fn latency_figure(out: &mut String, report: &Report) {
         put!(out, "<ul class=\"versions\">");
         for (number, names) in report.series.versions.iter().enumerate() {
             let name = match names.split_last() {
-                None => report.coloured_by().1.into(),
+                None => report.subject().at_first().into(),
                 Some((last, [])) => last.clone(),
                 Some((last, below)) => format!("{last} and {} below", below.len()),
             };
@@ -215,6 +214,48 @@ fn other_figures(out: &mut String, report: &Report) {
     }
 }
 
+/// How long each phase of each operation took, and what happens in it; only where phases need to be told.
+fn phase_table(out: &mut String, report: &Report) {
+    let subject = report.subject();
+    let mut names: Vec<&str> = Vec::new();
+    for op in &report.operations {
+        // what one has and others have not stands where it has it
+        let mut next = 0;
+        for phase in &op.by_phase {
+            next = 1 + names.iter().position(|name| *name == phase.phase).unwrap_or_else(|| {
+                names.insert(next, &phase.phase);
+                next
+            });
+        }
+    }
+    if !names.iter().any(|name| subject.explain(name).is_some()) {
+        return;
+    }
+    put!(
+        out,
+        "<section><h2>Phase by phase</h2><p class=\"legend\">In the order of time. “Again” is what comes after the way back to \
+         the old kernel.</p><div class=\"scroll\"><table><thead><tr><th class=\"l\">phase</th>"
+    );
+    for (number, op) in report.operations.iter().enumerate() {
+        put!(out, "<th class=\"wrap\">{} {}</th>", number + 1, escape(&op.operation.operation));
+    }
+    put!(out, "<th class=\"l\">what happens</th></tr></thead><tbody>");
+    for name in names {
+        put!(out, "<tr><td class=\"l\">{}</td>", escape(name));
+        for op in &report.operations {
+            let took = op.by_phase.iter().find(|phase| phase.phase == name).map(|phase| time(phase.duration_ns));
+            put!(out, "<td>{}</td>", took.unwrap_or_else(|| "–".into()));
+        }
+        put!(out, "<td class=\"l wrap\">{}</td></tr>", subject.explain(name).unwrap_or(""));
+    }
+    put!(out, "<tr><td class=\"l\"><b>blackout</b></td>");
+    for op in &report.operations {
+        put!(out, "<td><b>{}</b></td>", time(op.during.blackout_ns));
+    }
+    put!(out, "<td class=\"l wrap\">the longest interval in which clients waited and none got an answer</td></tr>");
+    put!(out, "</tbody></table></div></section>\n");
+}
+
 fn operation_table(out: &mut String, report: &Report) {
     if report.operations.is_empty() {
         return;
@@ -222,27 +263,34 @@ fn operation_table(out: &mut String, report: &Report) {
     put!(
         out,
         "<section><h2>Each operation, before, during and after</h2><div class=\"scroll\"><table class=\"wide\"><thead>\
-         <tr><th rowspan=\"2\" class=\"l\">operation</th><th rowspan=\"2\">threads</th><th rowspan=\"2\">to full<br>\
-         migration</th><th colspan=\"3\" class=\"g\">a thread was stopped</th><th colspan=\"7\" class=\"g\">requests</th></tr>\
-         <tr><th class=\"g\">median</th><th>p99</th><th>max</th><th class=\"g l\">when</th><th>number</th><th>p50</th>\
-         <th>p99</th><th>p99.9</th><th>max</th><th>blackout</th></tr></thead>"
+         <tr><th rowspan=\"2\" class=\"l\">operation</th>{}<th colspan=\"7\" class=\"g\">requests</th></tr>\
+         <tr>{}<th class=\"g l\">when</th><th>number</th><th>p50</th>\
+         <th>p99</th><th>p99.9</th><th>max</th><th>blackout</th></tr></thead>",
+        if report.has_threads() {
+            "<th rowspan=\"2\">threads</th><th rowspan=\"2\">to full<br>migration</th>\
+             <th colspan=\"3\" class=\"g\">a thread was stopped</th>"
+        } else {
+            ""
+        },
+        if report.has_threads() { "<th class=\"g\">median</th><th>p99</th><th>max</th>" } else { "" }
     );
     for (number, op) in report.operations.iter().enumerate() {
         operation_rows(out, report, number, op);
     }
-    put!(
-        out,
-        "<tbody class=\"all\"><tr><td class=\"l\" rowspan=\"2\"><b>all</b></td><td rowspan=\"2\"></td><td rowspan=\"2\">{}</td>",
-        if report.migration.count > 0 { time(report.migration.p50_ns) } else { "–".into() }
-    );
-    stop_cells(out, &report.stop, 2);
+    put!(out, "<tbody class=\"all\"><tr><td class=\"l\" rowspan=\"2\"><b>all</b></td>");
+    if report.has_threads() {
+        let migration = if report.migration.count > 0 { time(report.migration.p50_ns) } else { "–".into() };
+        put!(out, "<td rowspan=\"2\"></td><td rowspan=\"2\">{migration}</td>");
+        stop_cells(out, &report.stop, 2);
+    }
     part_cells(out, "outside", &report.outside);
     put!(out, "</tr><tr class=\"during\">");
     part_cells(out, "during", &report.during);
     put!(
         out,
-        "</tr></tbody></table></div><p class=\"legend\">Last rows: the median time to full migration; all requests that \
-         met no operation (outside), and all that met one (during).</p></section>\n"
+        "</tr></tbody></table></div><p class=\"legend\">Last rows: {}all requests that \
+         met no operation (outside), and all that met one (during).</p></section>\n",
+        if report.has_threads() { "the median time to full migration; " } else { "" }
     );
 }
 
@@ -260,21 +308,24 @@ fn operation_rows(out: &mut String, report: &Report, number: usize, op: &Operati
         if busy.is_empty() { String::new() } else { format!("<small>waited for {}</small>", escape(&busy.join(", "))) };
     let phases: Vec<String> =
         op.by_phase.iter().map(|phase| format!("{} {}", phase.phase, time(phase.duration_ns))).collect();
-    let phases = format!("<small>{}</small>", escape(&phases.join(" · ")));
+    // where phases are explained they stand in a table of their own
+    let explained = op.by_phase.iter().any(|phase| report.subject().explain(&phase.phase).is_some());
+    let phases = if explained { String::new() } else { format!("<small>{}</small>", escape(&phases.join(" · "))) };
     let failed = op.during.counts.failed();
     let failed = if failed == 0 { String::new() } else { format!("<small class=\"bad\">{failed} failed</small>") };
     let version = report.series.version_at(told.ended_ns);
     let names = escape(&told.patches.join(", "));
     put!(
         out,
-        "<tbody><tr><td class=\"l\" rowspan=\"3\"><i class=\"v{version}\"></i>{} {} <b>{names}</b>{result}{phases}{busy}{failed}</td>\
-         <td rowspan=\"3\">{}</td><td rowspan=\"3\">{}</td>",
+        "<tbody><tr><td class=\"l\" rowspan=\"3\"><i class=\"v{version}\"></i>{} {} <b>{names}</b>{result}{phases}{busy}{failed}</td>",
         number + 1,
-        escape(&told.operation),
-        told.threads,
-        told.migration_ns.map_or("–".into(), time)
+        escape(&told.operation)
     );
-    stop_cells(out, &op.stop, 3);
+    if report.has_threads() {
+        let migration = told.migration_ns.map_or("–".into(), time);
+        put!(out, "<td rowspan=\"3\">{}</td><td rowspan=\"3\">{migration}</td>", told.threads);
+        stop_cells(out, &op.stop, 3);
+    }
     part_cells(out, "before", &op.before);
     put!(out, "</tr><tr class=\"during\">");
     part_cells(out, "during", &op.during);
@@ -346,7 +397,7 @@ fn notes(out: &mut String, report: &Report) {
     put!(out, "</ul></section>\n");
 }
 
-fn definitions(out: &mut String) {
+fn definitions(out: &mut String, report: &Report) {
     let window_s = WINDOW_NS / 1_000_000_000;
     let terms = [
         ("latency", "From the moment a request was due to the last byte of its answer. Requests are due by a schedule that does not wait for answers, so a pause of the server delays every request that was due meanwhile and shows in all of them. A request that failed counts with the time until it was given up.".to_owned()),
@@ -360,7 +411,8 @@ fn definitions(out: &mut String) {
         ("percentiles", "Of an HDR histogram with three digits (at most 0.1 % too high); maxima are exact. All times are CLOCK_MONOTONIC of one machine, in nanoseconds.".into()),
     ];
     put!(out, "<section><h2>Definitions</h2><dl>");
-    for (term, text) in terms {
+    let of_threads = ["stopped", "to full migration"];
+    for (term, text) in terms.into_iter().filter(|(term, _)| report.has_threads() || !of_threads.contains(term)) {
         put!(out, "<dt>{term}</dt><dd>{}</dd>", escape(&text));
     }
     put!(out, "</dl></section>\n");

@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use super::Report;
 use super::page::{count, escape, time};
 use super::series::{Bucket, Series};
+use super::{Report, Subject};
 use crate::timeline::{Ending, Operation};
 
 const WIDTH: f64 = 1120.0;
@@ -152,7 +152,8 @@ pub(super) fn latency(report: &Report) -> String {
     let named = !report.operations.is_empty();
     let top = if named { NAMES + STRIP + 6.0 } else { STRIP + 12.0 };
     let bottom = top + 360.0;
-    let mut svg = Svg::new(bottom + 28.0, &format!("latency over time, coloured by {}", report.coloured_by().0));
+    let mut svg =
+        Svg::new(bottom + 28.0, &format!("latency over time, coloured by {}", report.subject().coloured_by()));
     let across = Across::of(series);
     let low = series.buckets.iter().filter(|b| b.right + b.failed > 0).map(|b| b.p50_ns).min().unwrap_or(1);
     let low = low.min(series.dots.iter().map(|dot| dot.latency_ns).min().unwrap_or(low));
@@ -196,7 +197,7 @@ fn failures(svg: &mut Svg, series: &Series, across: &Across, log: &Log) {
 
 /// The version of the code as a coloured bar with the number of active patches; of a migration the server.
 fn strip(svg: &mut Svg, report: &Report, across: &Across, y: f64) {
-    let (series, at_first) = (&report.series, report.coloured_by().1);
+    let (series, at_first) = (&report.series, report.subject().at_first());
     let end = series.from_ns + series.bucket_ns * series.buckets.len() as u64;
     for (number, &(from, version)) in series.changes.iter().enumerate() {
         let to = series.changes.get(number + 1).map_or(end, |next| next.0).min(end);
@@ -206,7 +207,7 @@ fn strip(svg: &mut Svg, report: &Report, across: &Across, y: f64) {
         }
         let names = &series.versions[version];
         let title = if names.is_empty() { at_first.to_owned() } else { names.join(", ") };
-        let short = if report.is_of_moves() { title.clone() } else { names.len().to_string() };
+        let short = if report.subject() == Subject::Code { names.len().to_string() } else { title.clone() };
         let (width, height) = (x2 - x1, STRIP - 4.0);
         draw!(
             svg,
@@ -217,7 +218,7 @@ fn strip(svg: &mut Svg, report: &Report, across: &Across, y: f64) {
             svg.text("strip mid", (x1 + x2) / 2.0, y + STRIP - 7.0, &short);
         }
     }
-    svg.text("tick end", LEFT - 8.0, y + STRIP - 7.0, if report.is_of_moves() { "server" } else { "patches" });
+    svg.text("tick end", LEFT - 8.0, y + STRIP - 7.0, report.subject().strip());
 }
 
 /// A band from the beginning to the end of each operation, and its name above.

@@ -1,6 +1,7 @@
 //! What must be known of the database: facts, filled in by whoever can ask it.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 /// A relation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -13,6 +14,8 @@ pub struct Table {
     pub name: String,
     /// What it is, when it is not a table: `view`, `foreign table`.
     pub kind: Option<&'static str>,
+    /// It belongs to one session, and is not moved.
+    pub temporary: bool,
     /// Columns that are stored, in their order.
     pub columns: Vec<Column>,
     /// Positions of the columns of the replica identity.
@@ -34,6 +37,8 @@ pub struct Column {
     pub name: String,
     /// Computed from the others: not part of an image.
     pub generated: bool,
+    /// `GENERATED ALWAYS AS IDENTITY`: it is given at INSERT only.
+    pub identity_always: bool,
 }
 
 /// A unique index.
@@ -78,24 +83,29 @@ pub struct WritesMore {
 pub struct Catalogue {
     /// Schemas in which names without one are looked up.
     pub search_path: Vec<String>,
-    /// Functions that are known not to write.
-    pub harmless: HashSet<String>,
-    tables: HashMap<(String, String), Table>,
+    /// Names of functions that may write.
+    pub may_write: HashSet<String>,
+    tables: HashMap<(String, String), Arc<Table>>,
 }
 
 impl Catalogue {
-    /// No tables yet, and no function that is known to be harmless.
+    /// No tables yet, and no function that may write.
     pub fn new(search_path: impl IntoIterator<Item = String>) -> Catalogue {
         Catalogue { search_path: search_path.into_iter().collect(), ..Catalogue::default() }
     }
 
     /// Adds a table.
     pub fn add(&mut self, table: Table) {
-        self.tables.insert((table.schema.clone(), table.name.clone()), table);
+        self.tables.insert((table.schema.clone(), table.name.clone()), Arc::new(table));
+    }
+
+    /// All tables, in no order.
+    pub fn tables(&self) -> impl Iterator<Item = &Arc<Table>> {
+        self.tables.values()
     }
 
     /// Finds a table by the name that a statement gives it.
-    pub fn table(&self, schema: Option<&str>, name: &str) -> Option<&Table> {
+    pub fn table(&self, schema: Option<&str>, name: &str) -> Option<&Arc<Table>> {
         let find = |schema: &str| self.tables.get(&(schema.to_owned(), name.to_owned()));
         match schema {
             Some(schema) => find(schema),

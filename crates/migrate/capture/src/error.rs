@@ -47,4 +47,7 @@ pub enum Refusal {
     /// Writes inside WITH.
     #[error("WITH holds a statement that writes")]
     WritingWith,
+    /// The hidden column does not hold what was asked for.
+    #[error("an image of a row of table {0} is malformed")]
+    Image(u32),
 }

@@ -1,8 +1,8 @@
 //! Row images from statements: statement and catalogue facts in, the statement with hidden columns behind RETURNING out.
 //!
 //! **The caller must** fill the [`Catalogue`] from the database as it is when the statement runs, split texts of several
-//! statements, and take the hidden columns out of what the client gets: the last [`Rewritten::hidden`] fields of every
-//! row, or all rows when [`Rewritten::client_sees_rows`] is false.
+//! statements, and take the hidden column out of what the client gets: the last field of every row, or all rows when
+//! [`Rewritten::client_sees_rows`] is false.
 //!
 //! **Guaranteed:** the statement's own text is untouched, only appended to, so what it does, its parameters and their
 //! numbers stay the same. Every row that it writes comes back with its image and with the hashes of its tokens, computed
@@ -15,22 +15,36 @@
 //! ```text
 //! UPDATE item SET stock = 1 WHERE id = $1
 //! UPDATE item SET stock = 1 WHERE id = $1
-//! RETURNING "item"."id", "item"."stock", pg_catalog.hash_record_extended(ROW("item"."id"), 0)
-//!           \__________ image __________/  \________________ token of the row _____________/
+//! RETURNING ROW("item"."id", "item"."stock", pg_catalog.hash_record_extended(ROW("item"."id"), 0))::pg_catalog.text
+//!               \__________ image __________/  \________________ token of the row _____________/
 //! ```
+//!
+//! The hidden column is one text, so that it looks the same in every format that a client may ask for, and depends only on
+//! how the session writes dates, intervals and floating-point numbers.
+//!
+//! | statement | becomes |
+//! |---|---|
+//! | INSERT; INSERT ... ON CONFLICT, UPDATE, DELETE of a table with a key; with or without RETURNING | row images |
+//! | the same of a temporary table; SELECT, SET, cursors, COPY TO, COPY FROM into a temporary table, VACUUM, EXPLAIN without ANALYZE | nothing |
+//! | BEGIN, COMMIT, ROLLBACK, SAVEPOINT, RELEASE, ROLLBACK TO | [`Seen::Control`] |
+//! | TRUNCATE, DDL, SELECT INTO | a barrier |
+//! | COPY FROM, MERGE, CALL, DO, EXECUTE, two-phase commit, writes inside WITH, EXPLAIN ANALYZE of a write | refused |
+//! | UPDATE of a key; UPDATE and DELETE of a table without one; tables with triggers, rules or cascades at that statement, views, row security, \
+//!   no SELECT right; functions that may write | refused |
 //!
 //! An example:
 //!
 //! ```
 //! use stillpoint_migrate_capture::{Catalogue, Column, Seen, Table, rewrite};
 //!
-//! let columns = ["id", "stock"].map(|name| Column { name: name.into(), generated: false }).to_vec();
+//! let columns = ["id", "stock"].map(|name| Column { name: name.into(), ..Column::default() }).to_vec();
 //! let mut catalogue = Catalogue::new(["public".to_owned()]);
 //! let (schema, name) = ("public".into(), "item".into());
 //! catalogue.add(Table { oid: 7, schema, name, columns, key: Some(vec![0]), ..Table::default() });
 //! let Seen::Writes(rewritten) = rewrite("DELETE FROM item WHERE stock = 0", &catalogue)? else { unreachable!() };
-//! assert!(rewritten.text.starts_with("DELETE FROM item WHERE stock = 0\nRETURNING \"item\".\"id\", \"item\".\"stock\""));
-//! assert_eq!((rewritten.hidden, rewritten.client_sees_rows), (3, false));
+//! assert!(rewritten.text.starts_with("DELETE FROM item WHERE stock = 0\nRETURNING ROW(\"item\".\"id\", \"item\".\"stock\""));
+//! let image = rewritten.read("(5,0,-77)")?;
+//! assert_eq!(image.values, [Some("5".to_owned()), Some("0".to_owned())]);
 //! # Ok::<(), stillpoint_migrate_capture::Refusal>(())
 //! ```
 //!
@@ -38,9 +52,14 @@
 #![forbid(unsafe_code)]
 
 mod catalogue;
+mod control;
 mod error;
+mod image;
 mod rewrite;
+mod split;
 
 pub use catalogue::{Catalogue, Column, Reference, Table, Unique, WritesMore};
 pub use error::Refusal;
-pub use rewrite::{Action, Hash, Rewritten, Seen, rewrite};
+pub use image::Image;
+pub use rewrite::{Action, Control, Hash, Rewritten, Seen, rewrite};
+pub use split::split;

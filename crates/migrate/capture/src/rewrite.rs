@@ -1,10 +1,11 @@
 //! From a statement to the same statement with more behind RETURNING.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use sqlparser::ast::{
-    Assignment, AssignmentTarget, Expr, FromTable, Ident, ObjectName, OnConflictAction, OnInsert, Query, SetExpr,
-    Statement, TableFactor, TableObject, TableWithJoins, Visit, Visitor,
+    Assignment, AssignmentTarget, CopySource, Expr, FromTable, Ident, ObjectName, ObjectType, OnConflictAction,
+    OnInsert, Query, SetExpr, Statement, TableFactor, TableObject, TableWithJoins, Visit, Visitor,
 };
 use sqlparser::dialect::PostgreSqlDialect;
 use sqlparser::parser::Parser;
@@ -12,6 +13,7 @@ use sqlparser::tokenizer::{Token as SqlToken, Tokenizer};
 use stillpoint_migrate_replay::Token;
 
 use crate::catalogue::{Catalogue, Table};
+use crate::control::by_first_words;
 use crate::error::Refusal;
 
 /// What a statement does, as far as capture is concerned.
@@ -21,8 +23,33 @@ pub enum Seen {
     Nothing,
     /// It writes rows, and shows them.
     Writes(Rewritten),
+    /// It begins or ends a transaction or a part of one.
+    Control(Control),
     /// It changes whole tables or the schema: it is replayed as text, and conflicts with this.
     Barrier(Vec<Token>),
+}
+
+/// What a statement does to the transaction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Control {
+    /// One begins.
+    Begin,
+    /// It is to be committed.
+    Commit {
+        /// And another begins.
+        chain: bool,
+    },
+    /// It is rolled back.
+    Rollback {
+        /// And another begins.
+        chain: bool,
+    },
+    /// A name for this place.
+    Savepoint(String),
+    /// The name is forgotten.
+    Release(String),
+    /// Back to the place with this name.
+    RollbackTo(String),
 }
 
 /// What happened to each row that comes back.
@@ -62,18 +89,16 @@ pub enum Hash {
 pub struct Rewritten {
     /// Its text.
     pub text: String,
-    /// Object identifier of the table.
-    pub table: u32,
+    /// The table.
+    pub table: Arc<Table>,
     /// What happens to each row.
     pub action: Action,
-    /// Positions of the table's columns whose values come first among the hidden ones.
+    /// Positions of the table's columns whose values come first in the hidden column.
     pub image: Vec<usize>,
     /// What the hashes behind the image stand for.
     pub hashes: Vec<Hash>,
     /// Tokens that the transaction takes whatever comes back, when anything does.
     pub tokens: Vec<Token>,
-    /// How many columns at the end are hidden.
-    pub hidden: usize,
     /// The client asked for rows itself; otherwise it gets none, and no description of any.
     pub client_sees_rows: bool,
 }
@@ -83,6 +108,9 @@ pub struct Rewritten {
 /// # Errors
 /// [`Refusal`]: the statement is to be treated as a barrier, or its tables are to be captured in another way.
 pub fn rewrite(text: &str, catalogue: &Catalogue) -> Result<Seen, Refusal> {
+    if let Some(judged) = by_first_words(text) {
+        return judged;
+    }
     let parsed = Parser::parse_sql(&PostgreSqlDialect {}, text);
     let mut statements = parsed.map_err(|error| Refusal::Unparsable(error.to_string()))?;
     let statement = match statements.len() {
@@ -91,7 +119,8 @@ pub fn rewrite(text: &str, catalogue: &Catalogue) -> Result<Seen, Refusal> {
         several => return Err(Refusal::Several(several)),
     };
     if changes_schema(&statement) {
-        return Ok(Seen::Barrier(vec![Token::Everything]));
+        let barrier = Seen::Barrier(vec![Token::Everything]);
+        return Ok(if is_temporary(&statement, catalogue) { Seen::Nothing } else { barrier });
     }
     only_harmless_functions(&statement, catalogue)?;
     match &statement {
@@ -137,36 +166,43 @@ pub fn rewrite(text: &str, catalogue: &Catalogue) -> Result<Seen, Refusal> {
             Ok(Seen::Barrier(tokens))
         }
         Statement::Query(query) if writes_inside(query) => Err(Refusal::WritingWith),
+        Statement::Query(query) if makes_table(query) => Ok(Seen::Barrier(vec![Token::Everything])),
         Statement::Query(_) => Ok(Seen::Nothing),
+        Statement::Explain { analyze: true, statement, .. } if !matches!(**statement, Statement::Query(_)) => {
+            Err(Refusal::NoReturning("EXPLAIN ANALYZE"))
+        }
         Statement::Merge(_) => Err(Refusal::NoReturning("MERGE")),
+        Statement::Copy { source: CopySource::Table { table_name, .. }, to: false, .. }
+            if Target::find(table_name, None, catalogue).is_ok_and(|target| target.table.temporary) =>
+        {
+            Ok(Seen::Nothing)
+        }
         Statement::Copy { to: false, .. } => Err(Refusal::NoReturning("COPY FROM")),
-        Statement::Call(_) => Err(Refusal::NoReturning("CALL")),
         statement if is_harmless(statement) => Ok(Seen::Nothing),
         _ => Ok(Seen::Barrier(vec![Token::Everything])),
     }
 }
 
-/// Statements that change no row of any table.
+/// Statements that change no row of any table, beside those known by their first words.
 fn is_harmless(statement: &Statement) -> bool {
-    matches!(
-        statement,
-        Statement::StartTransaction { .. }
-            | Statement::Commit { .. }
-            | Statement::Rollback { .. }
-            | Statement::Savepoint { .. }
-            | Statement::ReleaseSavepoint { .. }
-            | Statement::Set(_)
-            | Statement::ShowVariable { .. }
-            | Statement::ShowVariables { .. }
-            | Statement::Copy { to: true, .. }
-            | Statement::Fetch { .. }
-            | Statement::Close { .. }
-            | Statement::Deallocate { .. }
-            | Statement::Discard { .. }
-            | Statement::LISTEN { .. }
-            | Statement::UNLISTEN { .. }
-            | Statement::NOTIFY { .. }
-    )
+    matches!(statement, Statement::Copy { to: true, .. } | Statement::Declare { .. } | Statement::Explain { .. })
+}
+
+/// Whether only the session's own tables are made or dropped.
+fn is_temporary(statement: &Statement, catalogue: &Catalogue) -> bool {
+    match statement {
+        Statement::CreateTable(table) => table.temporary,
+        Statement::CreateView(view) => view.temporary,
+        Statement::Drop { object_type: ObjectType::Table, names, .. } => {
+            names.iter().all(|name| Target::find(name, None, catalogue).is_ok_and(|target| target.table.temporary))
+        }
+        _ => false,
+    }
+}
+
+/// `SELECT ... INTO`.
+fn makes_table(query: &Query) -> bool {
+    matches!(&*query.body, SetExpr::Select(select) if select.into.is_some())
 }
 
 fn changes_schema(statement: &Statement) -> bool {
@@ -182,20 +218,32 @@ fn writes_inside(query: &Query) -> bool {
     in_body || with.into_iter().any(|cte| writes_inside(&cte.query))
 }
 
-/// A function that is not known to be harmless may write, also inside SELECT.
+/// A function may write, also inside SELECT.
 fn only_harmless_functions(statement: &Statement, catalogue: &Catalogue) -> Result<(), Refusal> {
     struct Functions<'a>(&'a Catalogue);
+    impl Functions<'_> {
+        fn judge(&self, name: &ObjectName) -> ControlFlow<String> {
+            let parts: Vec<String> = name.0.iter().filter_map(|part| part.as_ident()).map(folded).collect();
+            match parts.last() {
+                Some(last) if self.0.may_write.contains(last) => ControlFlow::Break(parts.join(".")),
+                _ => ControlFlow::Continue(()),
+            }
+        }
+    }
     impl Visitor for Functions<'_> {
         type Break = String;
 
         fn pre_visit_expr(&mut self, expr: &Expr) -> ControlFlow<String> {
-            let Expr::Function(function) = expr else { return ControlFlow::Continue(()) };
-            let name = function.name.0.iter().filter_map(|part| part.as_ident()).map(folded);
-            let name = name.collect::<Vec<_>>().join(".");
-            if self.0.harmless.contains(name.trim_start_matches("pg_catalog.")) {
-                ControlFlow::Continue(())
-            } else {
-                ControlFlow::Break(name)
+            match expr {
+                Expr::Function(function) => self.judge(&function.name),
+                _ => ControlFlow::Continue(()),
+            }
+        }
+
+        fn pre_visit_table_factor(&mut self, table: &TableFactor) -> ControlFlow<String> {
+            match table {
+                TableFactor::Table { name, args: Some(_), .. } | TableFactor::Function { name, .. } => self.judge(name),
+                _ => ControlFlow::Continue(()),
             }
         }
     }
@@ -240,7 +288,7 @@ fn without_semicolon(text: &str) -> &str {
 
 /// The table that a statement writes.
 struct Target<'a> {
-    table: &'a Table,
+    table: &'a Arc<Table>,
     /// What its columns are qualified by.
     qualifier: String,
 }
@@ -281,11 +329,17 @@ impl<'a> Target<'a> {
     }
 
     fn returning(&self, text: &str, action: Action, changed: &[usize], has_returning: bool) -> Result<Seen, Refusal> {
+        if self.table.temporary {
+            return Ok(Seen::Nothing);
+        }
         let key = self.may_capture(action, changed)?;
         let image: Vec<usize> = (0..self.table.columns.len()).filter(|at| !self.table.columns[*at].generated).collect();
         let mut columns: Vec<String> = image.iter().map(|at| self.column(*at)).collect();
-        let mut hashes = vec![Hash::Row];
-        columns.push(self.hash(key, true));
+        let mut hashes = Vec::new();
+        if let Some(key) = key {
+            hashes.push(Hash::Row);
+            columns.push(self.hash(key, true));
+        }
         let (tokens, more) = self.values(action, changed);
         for (hash, value) in more {
             hashes.push(hash);
@@ -294,19 +348,19 @@ impl<'a> Target<'a> {
         let text = without_semicolon(text);
         let word = if has_returning { "," } else { "RETURNING" };
         Ok(Seen::Writes(Rewritten {
-            text: format!("{text}\n{word} {}", columns.join(", ")),
-            table: self.table.oid,
+            // One column, and a text: it looks the same in whatever format the client asks for.
+            text: format!("{text}\n{word} ROW({})::pg_catalog.text", columns.join(", ")),
+            table: Arc::clone(self.table),
             action,
             image,
             hashes,
             tokens,
-            hidden: columns.len(),
             client_sees_rows: has_returning,
         }))
     }
 
-    /// Refuses what RETURNING would not show; answers the key.
-    fn may_capture(&self, action: Action, changed: &[usize]) -> Result<&[usize], Refusal> {
+    /// Refuses what RETURNING would not show; answers the key, which rows that are only ever added need not have.
+    fn may_capture(&self, action: Action, changed: &[usize]) -> Result<Option<&[usize]>, Refusal> {
         let table = self.table;
         let (insert, update, delete) = match action {
             Action::Insert => (true, false, false),
@@ -322,13 +376,21 @@ impl<'a> Target<'a> {
         if let Some(why) = table.unreadable {
             return Err(Refusal::NotReadable(table.name.clone(), why));
         }
-        let key = table.key.as_deref().ok_or_else(|| Refusal::NoKey(table.name.clone()))?;
+        let Some(key) = table.key.as_deref() else {
+            return if action == Action::Insert { Ok(None) } else { Err(Refusal::NoKey(table.name.clone())) };
+        };
+        // What the server computes from other columns changes with them.
+        let generated = |at: &&usize| self.table.columns[**at].generated;
+        if let Some(at) = key.iter().find(generated) {
+            let column = table.columns[*at].name.clone();
+            return Err(Refusal::KeyChanged { table: table.name.clone(), column });
+        }
         match changed.iter().find(|at| key.contains(at)) {
             Some(at) => {
                 let column = table.columns[*at].name.clone();
                 Err(Refusal::KeyChanged { table: table.name.clone(), column })
             }
-            None => Ok(key),
+            None => Ok(Some(key)),
         }
     }
 

@@ -1,5 +1,6 @@
 //! After the switch: going back, or deciding that it stays.
 
+use crate::fault::{FaultPoint, reach};
 use crate::follow::{Follower, Plan};
 use crate::inventory::Inventory;
 use crate::journal::{Journal, Phase};
@@ -7,7 +8,7 @@ use crate::link::{Link, Purpose};
 use crate::options::{Failure, Options, State};
 use crate::outfit::{self, PUBLICATIONS};
 use crate::progress::{Observer, Teller};
-use crate::run::{Following, catch_up, compare_between, fingerprint};
+use crate::run::{Following, Outcome, catch_up, compare_between, fingerprint};
 use crate::switch::{self, Direction};
 use crate::{Error, fence, undo};
 use std::time::Duration;
@@ -16,23 +17,32 @@ use stillpoint_events::EventKind;
 const LOCK_LIMIT: Duration = Duration::from_secs(10);
 
 /// Repeats on the source what was committed on the target since the switch, and sends clients back. A failure before
-/// they are sent leaves them on the target, and the way back open.
-pub async fn fallback(options: &Options, observer: Observer) -> Result<Duration, Failure> {
+/// they are sent leaves them on the target, and the way back open. Where they are on the source already it removes what an
+/// earlier command left.
+pub async fn fallback(options: &Options, observer: Observer) -> Result<Outcome, Failure> {
     let teller = Teller::new(observer, "fallback");
     let mut journal = Journal::open(&options.state, &options.source.database).map_err(Failure::untouched)?;
-    if !matches!(journal.record.phase, Phase::Switched | Phase::Returning) || !journal.record.way_back {
-        let text = match journal.record.phase {
-            Phase::Switched | Phase::Returning => "this migration was told to keep no way back (--no-fallback)",
-            _ => "clients are on the source: there is nothing to return from",
-        };
-        return Err(Failure::untouched(Error::WrongPhase(text.into())));
+    match journal.record.phase {
+        Phase::Returned => return taken_away(options, journal, Outcome::AlreadyThere).await,
+        Phase::Switched | Phase::Returning if journal.record.way_back => {}
+        Phase::Switched | Phase::Returning => {
+            let text = "this migration was told to keep no way back (--no-fallback)";
+            return Err(Failure::untouched(Error::WrongPhase(text.into())));
+        }
+        _ => {
+            let text = "clients are on the source: there is nothing to return from";
+            return Err(Failure::untouched(Error::WrongPhase(text.into())));
+        }
     }
     if journal.record.phase == Phase::Returning {
         // An earlier attempt was cut off: it may have come to pass.
         let returned = switch::serves(options, &options.source).await;
         match returned {
-            Ok(true) => return taken_away(options, journal, Duration::ZERO).await,
-            Ok(false) => {}
+            Ok(true) => return taken_away(options, journal, Outcome::AlreadyThere).await,
+            Ok(false) => {
+                let lifted = fence::lift_if_shut(&options.target, journal.record.fenced_target.as_ref()).await;
+                lifted.map_err(Failure::on_target)?;
+            }
             Err(error) => return Err(Failure { state: State::Unknown(error.to_string()), error }),
         }
     }
@@ -46,29 +56,24 @@ pub async fn fallback(options: &Options, observer: Observer) -> Result<Duration,
         _ => Ok(false),
     };
     match (ended, returned) {
-        (Ok(paused), _) => taken_away(options, journal, paused).await,
+        (Ok(paused), _) => taken_away(options, journal, Outcome::Switched { paused }).await,
         (Err(error), Ok(true)) => {
             let state = State::OnSourceWithRemains("the migration's own things".into());
             Err(Failure { error, state })
         }
         (Err(error), Ok(false)) => {
             teller.tell(EventKind::FellBack { transition: 0, reason: error.to_string() });
-            let refenced = fence_source(options, &mut journal).await;
-            Err(Failure::on_target(refenced.err().unwrap_or(error)))
+            let stayed = stay_on_target(options, &mut journal).await;
+            Err(Failure::on_target(stayed.err().unwrap_or(error)))
         }
         (Err(error), Err(unknown)) => Err(Failure { error, state: State::Unknown(unknown.to_string()) }),
     }
 }
 
 /// Clients are on the source: what is left of the migration goes, the target's database with it.
-async fn taken_away(options: &Options, mut journal: Journal, paused: Duration) -> Result<Duration, Failure> {
-    let written = journal.update(|record| record.phase = Phase::Returned);
-    let state = match written {
-        Ok(()) => undo::undo(options, journal).await,
-        Err(error) => State::OnSourceWithRemains(error.to_string()),
-    };
-    match state {
-        State::OnSource => Ok(paused),
+async fn taken_away(options: &Options, journal: Journal, outcome: Outcome) -> Result<Outcome, Failure> {
+    match undo::undo(options, journal).await {
+        State::OnSource => Ok(outcome),
         state => Err(Failure { error: Error::WrongPhase("not everything could be removed".into()), state }),
     }
 }
@@ -78,14 +83,18 @@ async fn steps(options: &Options, journal: &mut Journal, teller: &Teller) -> Res
     let following = teller.phase("catch-up", follow_back(options, journal, teller)).await?;
     let following =
         teller.phase("compare", compare_between(options, following, &direction.from, &direction.to, teller)).await?;
+    journal.update(|record| record.phase = Phase::Returning)?;
     // Sessions that are prepared on a fenced side would be read-only for good.
-    let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-    fence::lift(&mut source, &options.source.database, &journal.record.fenced).await?;
+    fence::lift_if_shut(&options.source, journal.record.fenced.as_ref()).await?;
     let prepared = teller.phase("prepare", switch::prepare(options, journal, following, &direction)).await?;
-    teller.phase("switch-over", switch::switch(options, journal, prepared, &direction, teller)).await
+    let switching = switch::switch(options, journal, prepared, &direction, teller);
+    let (paused, _) = teller.phase("switch-over", switching).await?;
+    reach(&options.faults, FaultPoint::Returned)?;
+    Ok(paused)
 }
 
 async fn follow_back(options: &Options, journal: &mut Journal, teller: &Teller) -> Result<Following, Error> {
+    fence::open(&options.source).await?;
     let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
     let inventory = Inventory::read(&mut target).await?;
     let slot = journal.record.back_slot();
@@ -97,16 +106,23 @@ async fn follow_back(options: &Options, journal: &mut Journal, teller: &Teller) 
         inventory: &inventory,
         from: journal.record.back_from,
         players: options.players,
+        pace: std::sync::Arc::new(crate::throttle::Throttle::free()),
     })
     .await?;
     let fingerprint = fingerprint(&mut target).await?;
-    catch_up(Following { follower, inventory, fingerprint }, &mut target, teller).await
+    let mut following = Following { follower, inventory, fingerprint, guide: None };
+    catch_up(&mut following, &mut target, teller).await?;
+    Ok(following)
 }
 
-/// The side that clients do not use stays shut.
-async fn fence_source(options: &Options, journal: &mut Journal) -> Result<(), Error> {
-    let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-    fence::raise(&mut source, &options.source.database, &journal.record.fenced).await?;
+/// Clients stay where they are: that side's door is open, should an attempt that was cut off have shut it, and the other
+/// side's is shut. Until both is done the journal says that they are on their way.
+pub(crate) async fn stay_on_target(options: &Options, journal: &mut Journal) -> Result<(), Error> {
+    fence::lift_if_shut(&options.target, journal.record.fenced_target.as_ref()).await?;
+    let grantees = journal.record.fenced.clone().unwrap_or_default();
+    let mut door = fence::at_the_door(&options.source).await?;
+    fence::shut(&mut door, &options.source.database, &grantees).await?;
+    fence::clear(&mut door, &options.source.database).await?;
     journal.update(|record| record.phase = Phase::Switched)
 }
 
@@ -127,7 +143,7 @@ async fn take_away(options: &Options, journal: &Journal) -> Result<(), Error> {
     outfit::drop_slot(&mut target, &journal.record.back_slot()).await?;
     outfit::uninstall(&mut target).await?;
     outfit::restore_identities(&mut target, &journal.record.identities, LOCK_LIMIT).await?;
-    let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+    let mut source = fence::enter(&options.source).await?;
     outfit::drop_slot(&mut source, &journal.record.slot()).await?;
     outfit::uninstall(&mut source).await?;
     outfit::restore_identities(&mut source, &journal.record.identities, LOCK_LIMIT).await

@@ -3,9 +3,10 @@
 //! One row of [`SURVEY`] for each kind of thing that a database can hold; the query names the things of that kind, and
 //! says of each what will become of it.
 
+use crate::front::Front;
 use crate::inventory::{Inventory, NOT_OF_EXTENSION, USER_SCHEMA, number, text};
 use crate::link::{Link, Purpose, literal};
-use crate::{Error, Server};
+use crate::{Error, Options, Server, fence};
 use serde::Serialize;
 
 /// What becomes of something.
@@ -69,19 +70,42 @@ pub struct Accepted {
     pub no_fallback: bool,
 }
 
-/// Looks at both servers and changes nothing.
-pub async fn check(source: &Server, target: &Server, accepted: Accepted) -> Result<Report, Error> {
+/// Looks at both servers and the proxy, and changes nothing.
+pub async fn check(options: &Options) -> Result<Report, Error> {
+    let Options { source, target, accepted, .. } = options;
     let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
     let mut there = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
     let mut findings = Vec::new();
     let capture = source_facts(&mut link, &mut findings).await?;
-    target_facts(&mut link, &mut there, source, target, accepted, &mut findings).await?;
+    target_facts(&mut link, &mut there, source, target, *accepted, &mut findings).await?;
     let inventory = Inventory::read(&mut link).await?;
     tables(&inventory, &mut findings);
-    survey(&mut link, accepted, &mut findings).await?;
+    survey(&mut link, *accepted, &mut findings).await?;
     there_needed(&mut link, &mut there, &mut findings).await?;
+    strangers(&mut link, options, &mut findings).await?;
     findings.sort_by(|a, b| (&a.kind, &a.name).cmp(&(&b.kind, &b.name)));
     Ok(Report { capture, bytes: inventory.bytes(), findings })
+}
+
+/// Sessions that do not come through the proxy. Those that can be told apart are no reason to refuse: what they write
+/// meanwhile is repeated like everything else.
+async fn strangers(link: &mut Link, options: &Options, findings: &mut Vec<Finding>) -> Result<(), Error> {
+    let asking = async { Front::connect(&options.proxy, &options.tenant).await?.backends().await };
+    let note =
+        |kind: &str, name: String, note: String| Finding { kind: kind.into(), name, verdict: Verdict::NotMoved, note };
+    let proxied = match asking.await {
+        Ok(proxied) => proxied,
+        Err(error) => {
+            let why = format!("{error}; `run` needs it, and which sessions bypass it is not known");
+            findings.push(note("proxy", options.tenant.clone(), why));
+            return Ok(());
+        }
+    };
+    for row in link.query(&fence::strangers(&options.source.database, &proxied)).await? {
+        let why = "does not come through the proxy: it is ended at the switch-over, and must connect to the proxy then";
+        findings.push(note("session", format!("{} (process {})", text(&row, 1), text(&row, 0)), why.into()));
+    }
+    Ok(())
 }
 
 fn refuse(findings: &mut Vec<Finding>, kind: &str, name: impl Into<String>, note: impl Into<String>) {

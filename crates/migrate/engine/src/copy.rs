@@ -15,12 +15,20 @@ const PIECE_PAGES: u64 = 8192;
 
 /// A table, or a part of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Piece {
-    table: usize,
+pub(crate) struct Piece {
+    pub(crate) table: usize,
     /// From this page on.
     first: u64,
     /// To before this page; the last piece is open, since the table may have grown by the time of the snapshot.
     end: Option<u64>,
+}
+
+impl Piece {
+    /// The condition that finds its rows.
+    pub(crate) fn place(&self) -> String {
+        let from = format!("ctid >= '({},0)'", self.first);
+        self.end.map_or_else(|| from.clone(), |end| format!("{from} AND ctid < '({end},0)'"))
+    }
 }
 
 /// What is copied so far.
@@ -30,14 +38,14 @@ pub(crate) struct Copied {
 }
 
 /// Largest tables first, so that no long one is left for the end.
-fn pieces(tables: &[TableDef]) -> VecDeque<Piece> {
+pub(crate) fn pieces(tables: &[TableDef], pages: u64) -> VecDeque<Piece> {
     let mut order: Vec<usize> = (0..tables.len()).collect();
     order.sort_by_key(|table| std::cmp::Reverse(tables[*table].pages));
     let of_table = |table: usize| {
-        let count = tables[table].pages.div_ceil(PIECE_PAGES).max(1);
+        let count = tables[table].pages.div_ceil(pages).max(1);
         (0..count).map(move |number| {
-            let end = (number + 1 < count).then_some((number + 1) * PIECE_PAGES);
-            Piece { table, first: number * PIECE_PAGES, end }
+            let end = (number + 1 < count).then_some((number + 1) * pages);
+            Piece { table, first: number * pages, end }
         })
     };
     order.into_iter().flat_map(of_table).collect()
@@ -54,7 +62,7 @@ pub(crate) async fn copy(
     throttle: &Arc<Throttle>,
 ) -> Result<(), Error> {
     let tables: Arc<[TableDef]> = inventory.tables.clone().into();
-    let queue = Arc::new(Mutex::new(pieces(&tables)));
+    let queue = Arc::new(Mutex::new(pieces(&tables, PIECE_PAGES)));
     let mut workers = JoinSet::new();
     for _ in 0..jobs {
         let (mut from, mut to) = connect(source, target, snapshot).await?;
@@ -92,10 +100,7 @@ async fn copy_piece(
 ) -> Result<(), Error> {
     let (name, columns) = (table.qualified(), table.column_list());
     let format = if table.binary() { "binary" } else { "text" };
-    let mut place = format!("ctid >= '({},0)'", piece.first);
-    if let Some(end) = piece.end {
-        place += &format!(" AND ctid < '({end},0)'");
-    }
+    let place = piece.place();
     let list = if columns.is_empty() { String::new() } else { format!("({columns}) ") };
     from.begin_copy(&format!("COPY (SELECT {columns} FROM ONLY {name} WHERE {place}) TO STDOUT (FORMAT {format})"))
         .await?;
@@ -129,7 +134,7 @@ mod tests {
     #[test]
     fn pieces_cover_every_page_once_and_the_last_is_open() {
         for pages in [0, 1, PIECE_PAGES - 1, PIECE_PAGES, PIECE_PAGES + 1, 5 * PIECE_PAGES + 3] {
-            let pieces: Vec<Piece> = pieces(&[table(pages)]).into();
+            let pieces: Vec<Piece> = pieces(&[table(pages)], PIECE_PAGES).into();
             assert_eq!(pieces[0].first, 0);
             for pair in pieces.windows(2) {
                 assert_eq!(pair[0].end, Some(pair[1].first));
@@ -140,7 +145,8 @@ mod tests {
 
     #[test]
     fn large_tables_come_first() {
-        let order: Vec<usize> = pieces(&[table(1), table(9), table(5)]).iter().map(|piece| piece.table).collect();
+        let order: Vec<usize> =
+            pieces(&[table(1), table(9), table(5)], PIECE_PAGES).iter().map(|piece| piece.table).collect();
         assert_eq!(order, [1, 2, 0]);
     }
 }

@@ -25,6 +25,14 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// A connection could not be encrypted, and must be.
+    #[error("encrypt the connection to {server}: {why}")]
+    Tls {
+        /// To which server.
+        server: String,
+        /// Why not.
+        why: String,
+    },
     /// A connection broke.
     #[error("connection to {server} lost while {doing}")]
     Lost {
@@ -109,6 +117,12 @@ pub enum Error {
         /// How far behind.
         lag_bytes: u64,
     },
+    /// Clients of a server cannot be led to the proxy; nothing has been touched.
+    #[error("clients cannot be led to the proxy: {}", .0.join("; "))]
+    Attach(Vec<String>),
+    /// Clients cannot be led to the server itself again; nothing has been touched.
+    #[error("clients are not led back to the server: {}", .0.join("; "))]
+    Detach(Vec<String>),
     /// The proxy cannot be talked to, or refused.
     #[error("proxy: {0}")]
     Proxy(String),

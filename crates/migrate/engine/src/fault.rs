@@ -15,13 +15,16 @@ pub enum FaultPoint {
     CaughtUp,
     /// The proxy has sessions on the target. Promised: as before, and the sessions go on where they are.
     Prepared,
-    /// The tenant is paused and the last change is on the target. Promised: clients go on on the source, nothing lost.
-    Drained,
-    /// The source is fenced, the proxy not yet told to switch. Promised: the fence is lifted, clients go on on the
-    /// source.
+    /// The tenant is paused, nobody connects to the source any more and strangers are gone. Promised: the fence is lifted,
+    /// clients go on on the source.
     Fenced,
+    /// The last change is on the target and safe there, the proxy not yet told to switch. Promised: as before, nothing
+    /// lost.
+    Drained,
     /// Clients are on the target. Promised: they stay there; the next command completes the migration.
     Switched,
+    /// Clients are on the source again, and nothing is removed yet. Promised: the next command removes it, whichever it is.
+    Returned,
 }
 
 /// The failure, when `point` is among those wished for.

@@ -1,50 +1,195 @@
-//! Fencing the side that clients have left: nobody but us connects, and whoever still does cannot write.
+//! Fencing the side that clients leave: nobody connects to the database there any more, and nobody who is connected writes.
+//!
+//! Whoever does not come through the proxy may write at any moment, also behind the last change that is repeated. A lock
+//! on every table would meet autovacuum, and end with our connection; so the order of things sees to it:
+//!
+//! ```text
+//! clients stand --> door shut --> strangers ended --> marker in the log --> all before it applied --> clients go over
+//! ```
+//!
+//! What strangers committed is in the log before the marker; what they had not committed failed with an error, as does
+//! every new connection. Who was let in before the door was shut is waited for, and ended like the others. The
+//! proxy's own server processes stay: they do nothing until it has switched, and go on should it not switch.
 
-use crate::Error;
 use crate::inventory::text;
-use crate::link::{Link, identifier};
+use crate::link::{Link, Purpose, identifier, literal};
+use crate::{APPLICATION, Error, Server};
+use std::time::{Duration, Instant};
 
-/// Who can connect to the database: what [`raise`] takes and [`lift`] gives back.
-pub(crate) async fn grantees(link: &mut Link) -> Result<Vec<String>, Error> {
-    let rows = link
-        .query(
-            "SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END \
-             FROM pg_database d, aclexplode(coalesce(d.datacl, acldefault('d', d.datdba))) a \
-             WHERE d.datname = current_database() AND a.privilege_type = 'CONNECT' AND a.grantee <> d.datdba",
-        )
-        .await?;
-    Ok(rows.iter().map(|row| text(row, 0)).collect())
+/// How long sessions may take to end outside of a pause.
+const ENDING: Duration = Duration::from_secs(10);
+/// How long the proxy has for leaving; it takes less than two seconds.
+const LEAVING: Duration = Duration::from_secs(3);
+/// First half of the key of the lock that [`at_the_door`] takes; the other is made of the database's name.
+const DOOR: u32 = 0x0053_544d;
+/// Between two looks at sessions that end.
+const LOOKING: Duration = Duration::from_millis(1);
+
+/// A connection beside the database: whoever is in it cannot shut its door.
+pub(crate) async fn beside(server: &Server) -> Result<Link, Error> {
+    Link::connect(&server.database("postgres"), Purpose::Statements, &[("synchronous_commit", "on")]).await
 }
 
-/// Shuts the database. One commit: it stands in the pause.
+/// A connection beside the database that alone shuts and opens its door.
 ///
-/// Superusers pass every right, so new sessions are read-only as well; ours say otherwise when they log in.
-pub(crate) async fn raise(link: &mut Link, database: &str, grantees: &[String]) -> Result<(), Error> {
+/// A command that was cut off, or whose network stands still, may have told the server what to do with the door, and the
+/// server may do it at any later moment. So each of these connections holds a lock, and whoever comes next ends the one who
+/// holds it: nothing that was said before is done after.
+pub(crate) async fn at_the_door(server: &Server) -> Result<Link, Error> {
+    let mut link = beside(server).await?;
+    let name = literal(&server.database);
+    let earlier = format!(
+        "SELECT pg_terminate_backend(l.pid, {}) FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
+         WHERE l.locktype = 'advisory' AND l.classid = {DOOR} AND l.objid = (hashtext({name})::bigint & 4294967295)::oid \
+         AND l.pid <> pg_backend_pid() AND a.application_name = {} AND a.datname = current_database()",
+        ENDING.as_millis(),
+        literal(APPLICATION)
+    );
+    link.query(&earlier).await?;
+    match link.text(&format!("SELECT pg_try_advisory_lock({DOOR}, hashtext({name}))")).await?.as_str() {
+        "t" => Ok(link),
+        _ => Err(Error::WrongPhase(format!("another command is at the door of {server}"))),
+    }
+}
+
+/// Who can connect to the database: what [`shut`] takes and [`lift`] gives back.
+pub(crate) async fn grantees(beside: &mut Link, database: &str) -> Result<Vec<String>, Error> {
+    let sql = format!(
+        "SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END \
+         FROM pg_database d, aclexplode(coalesce(d.datacl, acldefault('d', d.datdba))) a \
+         WHERE d.datname = {} AND a.privilege_type = 'CONNECT'",
+        literal(database)
+    );
+    Ok(beside.query(&sql).await?.iter().map(|row| text(row, 0)).collect())
+}
+
+/// Shuts the door, on a connection [`at_the_door`]. One commit: it stands in the pause.
+///
+/// No right and no setting keeps a superuser out, so connections are not allowed at all; the rest holds while the door is
+/// open for us.
+pub(crate) async fn shut(beside: &mut Link, database: &str, grantees: &[String]) -> Result<(), Error> {
     let name = identifier(database);
-    let mut sql = format!("ALTER DATABASE {name} SET default_transaction_read_only = on");
+    let mut sql = format!(
+        "ALTER DATABASE {name} ALLOW_CONNECTIONS false; ALTER DATABASE {name} SET default_transaction_read_only = on"
+    );
     for grantee in grantees {
         sql += &format!("; REVOKE CONNECT ON DATABASE {name} FROM {grantee}");
     }
-    link.query(&sql).await.map(drop)
+    beside.query(&sql).await.map(drop)
 }
 
-/// Takes [`raise`] back.
-pub(crate) async fn lift(link: &mut Link, database: &str, grantees: &[String]) -> Result<(), Error> {
-    let name = identifier(database);
-    let mut sql = format!("ALTER DATABASE {name} RESET default_transaction_read_only");
+/// Takes back what an earlier attempt has shut, if it came to that; harmless where the door is open again already.
+pub(crate) async fn lift_if_shut(server: &Server, fenced: Option<&Vec<String>>) -> Result<(), Error> {
+    match fenced {
+        Some(grantees) => lift(server, grantees).await,
+        None => Ok(()),
+    }
+}
+
+/// Takes [`shut`] back, and whoever was at it when it was cut off does not finish it later.
+pub(crate) async fn lift(server: &Server, grantees: &[String]) -> Result<(), Error> {
+    let name = identifier(&server.database);
+    let mut beside = at_the_door(server).await?;
+    let mut sql = format!(
+        "ALTER DATABASE {name} ALLOW_CONNECTIONS true; ALTER DATABASE {name} RESET default_transaction_read_only"
+    );
     for grantee in grantees {
         sql += &format!("; GRANT CONNECT ON DATABASE {name} TO {grantee}");
     }
-    link.query(&sql).await.map(drop)
+    beside.query(&sql).await.map(drop)
 }
 
-/// Ends every session that is not ours: the proxy has left them.
-pub(crate) async fn clear(link: &mut Link) -> Result<(), Error> {
-    link.query(&format!(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() \
-         AND backend_type = 'client backend' AND pid <> pg_backend_pid() AND application_name <> '{}'",
-        crate::APPLICATION
-    ))
-    .await
-    .map(drop)
+/// Opens the door for us: rights are not given back, and new sessions stay read-only unless they say otherwise, as ours do.
+pub(crate) async fn open(server: &Server) -> Result<(), Error> {
+    let name = identifier(&server.database);
+    at_the_door(server).await?.query(&format!("ALTER DATABASE {name} ALLOW_CONNECTIONS true")).await.map(drop)
+}
+
+/// Connects to a database whose door is shut: it is open while we step through, and whoever came along is ended. A superuser
+/// who tries all the time and overrides what keeps him from writing may write in that moment: only for what comes after a
+/// crash, or when the migration ends.
+pub(crate) async fn enter(server: &Server) -> Result<Link, Error> {
+    open(server).await?;
+    let link = Link::connect(server, Purpose::Statements, &[]).await;
+    let mut beside = at_the_door(server).await?;
+    beside.query(&format!("ALTER DATABASE {} ALLOW_CONNECTIONS false", identifier(&server.database))).await?;
+    empty(&mut beside, &server.database, &[], ENDING).await?;
+    link
+}
+
+/// Sessions of the database that are neither ours nor come through the proxy, whose server processes are `proxied`: number
+/// of the process, and a description for people. Workers of the server itself are none.
+pub(crate) fn strangers(database: &str, proxied: &[u32]) -> String {
+    format!(
+        "SELECT pid, format('%s of %s from %s', coalesce(nullif(application_name, ''), backend_type), \
+         coalesce(usename, '-'), coalesce(host(client_addr), 'this machine')) \
+         FROM pg_stat_activity WHERE datname = {} AND pid <> ALL ('{{{}}}') \
+         AND backend_type NOT IN ('autovacuum worker', 'parallel worker') \
+         AND application_name IS DISTINCT FROM {}",
+        literal(database),
+        proxied.iter().map(u32::to_string).collect::<Vec<_>>().join(","),
+        literal(APPLICATION)
+    )
+}
+
+/// Ends all strangers behind a shut door, and tells who they were. When it returns, nobody but us and the proxy is left.
+pub(crate) async fn empty(
+    beside: &mut Link,
+    database: &str,
+    proxied: &[u32],
+    limit: Duration,
+) -> Result<Vec<String>, Error> {
+    // A session that logs in shows among the activities at the end of that, and holds a lock on its database from before
+    // it looks whether it may.
+    let sql = format!(
+        "SELECT pid, who, pg_terminate_backend(pid) FROM ({}) AS strangers (pid, who) UNION ALL \
+         SELECT l.pid, '', false FROM pg_locks l WHERE l.locktype = 'object' AND l.mode = 'RowExclusiveLock' \
+         AND l.classid = 'pg_database'::regclass AND l.pid <> pg_backend_pid() \
+         AND l.objid = (SELECT oid FROM pg_database WHERE datname = {})",
+        strangers(database, proxied),
+        literal(database)
+    );
+    let begun = Instant::now();
+    let mut ended: Vec<(String, String)> = Vec::new();
+    loop {
+        let rows = beside.query(&sql).await?;
+        for row in &rows {
+            let known = ended.iter().any(|(pid, _)| *pid == text(row, 0));
+            if !known && !text(row, 1).is_empty() {
+                ended.push((text(row, 0), text(row, 1)));
+            }
+        }
+        if rows.is_empty() {
+            return Ok(ended.into_iter().map(|(_, who)| who).collect());
+        }
+        if begun.elapsed() >= limit {
+            let who = ended.into_iter().map(|(_, who)| who).collect();
+            return Err(Error::TimedOut { what: "ending sessions that bypass the proxy".into(), limit, who });
+        }
+        tokio::time::sleep(LOOKING).await;
+    }
+}
+
+/// Ends every session that is not ours. The proxy's end by themselves, one after another: all at once would take the
+/// machine from the clients, who have just begun elsewhere.
+pub(crate) async fn leave(server: &Server) -> Result<(), Error> {
+    let mut beside = beside(server).await?;
+    let begun = Instant::now();
+    while begun.elapsed() < LEAVING && !beside.query(&strangers(&server.database, &[])).await?.is_empty() {
+        tokio::time::sleep(LEAVING / 60).await;
+    }
+    empty(&mut beside, &server.database, &[], ENDING).await.map(drop)
+}
+
+/// Ends every session that is not ours, at once.
+pub(crate) async fn clear(beside: &mut Link, database: &str) -> Result<(), Error> {
+    empty(beside, database, &[], ENDING).await.map(drop)
+}
+
+/// Transactions that are prepared and not decided would be left behind.
+pub(crate) async fn undecided(beside: &mut Link, database: &str, limit: Duration) -> Result<(), Error> {
+    let sql = format!("SELECT gid FROM pg_prepared_xacts WHERE database = {}", literal(database));
+    let who: Vec<String> = beside.query(&sql).await?.iter().map(|row| text(row, 0)).collect();
+    let what = "deciding prepared transactions".into();
+    if who.is_empty() { Ok(()) } else { Err(Error::TimedOut { what, limit, who }) }
 }

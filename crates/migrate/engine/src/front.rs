@@ -1,21 +1,21 @@
-//! The proxy in front of both servers, as far as the manager needs it: its control socket.
+//! The proxy in front of both servers, as far as the manager needs it: its control socket, asked about one tenant.
 
 use crate::{Error, Server};
-use serde_json::{Value, json};
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, HashMap};
+use std::error::Error as _;
+use std::path::Path;
 use std::time::Duration;
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::net::UnixStream;
+use stillpoint_migrate_proxy::control::{
+    Client, ControlError, Phase, Remark, Reply, Request, Status, TargetSpec, TenantStatus,
+};
 
 /// More than the proxy's own limits; it is the proxy that falls back by itself.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
 /// A conversation with the proxy about one tenant. Dropping it ends a pause: clients go on where they are.
 pub(crate) struct Front {
-    stream: BufReader<UnixStream>,
+    client: Client,
     tenant: String,
-    path: PathBuf,
 }
 
 /// Sessions that are ready to go over.
@@ -26,42 +26,53 @@ pub(crate) struct Ready {
 
 impl Front {
     pub(crate) async fn connect(path: &Path, tenant: &str) -> Result<Front, Error> {
-        let stream = UnixStream::connect(path).await;
-        let stream = stream.map_err(|error| Error::Proxy(format!("control socket {}: {error}", path.display())))?;
-        Ok(Front { stream: BufReader::new(stream), tenant: tenant.into(), path: path.into() })
+        let client = Client::connect(path).await.map_err(|error| broken(&error))?;
+        Ok(Front { client, tenant: tenant.into() })
     }
 
-    async fn ask(&mut self, request: Value) -> Result<Value, Error> {
-        let broken = |what: String| Error::Proxy(what);
-        let asking = async {
-            let mut line = request.to_string();
-            line.push('\n');
-            self.stream.get_mut().write_all(line.as_bytes()).await?;
-            let mut answer = String::new();
-            self.stream.read_line(&mut answer).await?;
-            Ok::<String, std::io::Error>(answer)
-        };
-        let answer = tokio::time::timeout(ANSWER_LIMIT, asking).await;
-        let answer = answer.map_err(|_| broken(format!("no answer from {}", self.path.display())))?;
-        let answer = answer.map_err(|error| broken(error.to_string()))?;
-        let answer: Value =
-            serde_json::from_str(&answer).map_err(|_| broken(format!("answered `{}`", answer.trim())))?;
-        match answer["reply"].as_str() {
-            Some("error") => Err(broken(answer["message"].as_str().unwrap_or("refused").to_owned())),
-            _ => Ok(answer),
+    async fn ask(&mut self, request: Request) -> Result<Reply, Error> {
+        let answer = tokio::time::timeout(ANSWER_LIMIT, self.client.ask(&request)).await;
+        answer.map_err(|_| Error::Proxy(format!("no answer to {request:?}")))?.map_err(|error| broken(&error))
+    }
+
+    async fn status(&mut self) -> Result<Status, Error> {
+        match self.ask(Request::Status).await? {
+            Reply::Status(status) => Ok(status),
+            reply => Err(out_of_turn(&reply)),
         }
+    }
+
+    async fn of_tenant(&mut self) -> Result<Option<TenantStatus>, Error> {
+        Ok(self.status().await?.tenants.into_iter().find(|tenant| tenant.name == self.tenant))
     }
 
     /// Where the tenant is served now, and whether the proxy knows it.
     pub(crate) async fn serving(&mut self) -> Result<Option<(String, u16)>, Error> {
-        let status = self.ask(json!({ "request": "status" })).await?;
-        let tenants = status["tenants"].as_array().cloned().unwrap_or_default();
-        let tenant = tenants.iter().find(|tenant| tenant["name"] == self.tenant.as_str());
-        Ok(tenant.map(|tenant| {
-            let server = &tenant["server"];
-            let port = server["port"].as_u64().and_then(|port| port.try_into().ok()).unwrap_or(5432);
-            (server["host"].as_str().unwrap_or_default().to_owned(), port)
-        }))
+        Ok(self.of_tenant().await?.map(|tenant| (tenant.server.host, tenant.server.port)))
+    }
+
+    /// The same, once nobody holds a pause: a request to switch that was cut off may still come to pass until then.
+    pub(crate) async fn settled(&mut self) -> Result<Option<(String, u16)>, Error> {
+        let begun = tokio::time::Instant::now();
+        while self.of_tenant().await?.is_some_and(|tenant| tenant.phase == Phase::Paused) {
+            if begun.elapsed() > ANSWER_LIMIT {
+                return Err(Error::Proxy(format!("tenant {} is paused by somebody else", self.tenant)));
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        self.serving().await
+    }
+
+    /// Process numbers of the tenant's server processes: those through which its clients come.
+    pub(crate) async fn backends(&mut self) -> Result<Vec<u32>, Error> {
+        let sessions = self.status().await?.sessions;
+        Ok(sessions.into_iter().filter(|session| session.tenant == self.tenant).filter_map(|s| s.backend).collect())
+    }
+
+    /// How many statements each of the tenant's sessions has sent so far, by its number.
+    pub(crate) async fn statements(&mut self) -> Result<HashMap<u32, u64>, Error> {
+        let sessions = self.status().await?.sessions;
+        Ok(sessions.into_iter().filter(|s| s.tenant == self.tenant).map(|s| (s.id, s.statements)).collect())
     }
 
     /// Opens a session on the target for each of the tenant's; waits until all are ready. `verifiers` are stored passwords
@@ -72,22 +83,24 @@ impl Front {
         verifiers: &BTreeMap<String, String>,
         limit: Duration,
     ) -> Result<Ready, Error> {
-        let (host, port) = target.host_and_port();
+        let server = target.as_the_proxy_has_it();
+        let request = Request::Prepare {
+            tenant: self.tenant.clone(),
+            target: TargetSpec::Server(server),
+            verifiers: verifiers.clone(),
+            limit_ms: limit.as_millis() as u64,
+        };
         let begun = tokio::time::Instant::now();
         loop {
-            let server = json!({ "host": host, "port": port });
-            let request = json!({
-                "request": "prepare", "tenant": self.tenant, "target": server, "verifiers": verifiers,
-                "limit_ms": limit.as_millis() as u64
-            });
-            let answer = self.ask(request).await?;
-            let who = [remarks(&answer["pinned"]), remarks(&answer["failed"])].concat();
-            let waiting = remarks(&answer["waiting"]);
-            if who.is_empty() && waiting.is_empty() {
-                return Ok(Ready { sessions: answer["sessions"].as_u64().unwrap_or(0) });
+            let (sessions, waiting, pinned, failed) = match self.ask(request.clone()).await? {
+                Reply::Prepared { sessions, waiting, pinned, failed } => (sessions, waiting, pinned, failed),
+                reply => return Err(out_of_turn(&reply)),
+            };
+            if [&waiting, &pinned, &failed].iter().all(|list| list.is_empty()) {
+                return Ok(Ready { sessions: sessions as u64 });
             }
-            if begun.elapsed() >= limit || !remarks(&answer["failed"]).is_empty() {
-                let who = [who, waiting].concat();
+            if begun.elapsed() >= limit || !failed.is_empty() {
+                let who = [pinned, failed, waiting].iter().flatten().map(remark).collect();
                 return Err(Error::TimedOut { what: "preparing sessions on the target".into(), limit, who });
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -97,38 +110,43 @@ impl Front {
     /// Lets no transaction begin and waits until none runs. After `limit`, which counts until the switch, clients go on
     /// by themselves.
     pub(crate) async fn pause(&mut self, limit: Duration) -> Result<(), Error> {
-        let request = json!({ "request": "pause", "tenant": self.tenant, "limit_ms": limit.as_millis() as u64 });
-        let answer = self.ask(request).await?;
-        if answer["reply"] == "drained" {
-            return Ok(());
+        let request = Request::Pause { tenant: self.tenant.clone(), limit_ms: limit.as_millis() as u64 };
+        match self.ask(request).await? {
+            Reply::Drained { .. } => Ok(()),
+            Reply::Blocked { sessions } => {
+                let who = sessions.iter().map(remark).collect();
+                Err(Error::TimedOut { what: "waiting for running transactions to end".into(), limit, who })
+            }
+            reply => Err(out_of_turn(&reply)),
         }
-        let who = remarks(&answer["sessions"]);
-        Err(Error::TimedOut { what: "waiting for running transactions to end".into(), limit, who })
     }
 
     /// Sends clients on to the target; only in a pause.
     pub(crate) async fn switch(&mut self) -> Result<(), Error> {
-        self.ask(json!({ "request": "switch", "tenant": self.tenant })).await.map(drop)
+        self.ask(Request::Switch { tenant: self.tenant.clone() }).await.map(drop)
     }
 
     /// Sends clients on to where they were.
     pub(crate) async fn resume(&mut self) -> Result<(), Error> {
-        self.ask(json!({ "request": "resume", "tenant": self.tenant })).await.map(drop)
+        self.ask(Request::Resume { tenant: self.tenant.clone() }).await.map(drop)
     }
 
     /// Closes the sessions on the target.
     pub(crate) async fn abandon(&mut self) -> Result<(), Error> {
-        self.ask(json!({ "request": "abandon", "tenant": self.tenant })).await.map(drop)
+        self.ask(Request::Abandon { tenant: self.tenant.clone() }).await.map(drop)
     }
 }
 
-/// Sessions and what is to be said of them, for people.
-fn remarks(list: &Value) -> Vec<String> {
-    let text = |remark: &Value| {
-        let why = remark["why"].as_str().unwrap_or("busy");
-        let since = remark["transaction_ms"].as_u64().map_or_else(String::new, |ms| format!(" for {ms} ms"));
-        let user = remark["user"].as_str().map_or_else(String::new, |user| format!(" of {user}"));
-        format!("session {}{user}: {why}{since}", remark["id"])
-    };
-    list.as_array().map(|list| list.iter().map(text).collect()).unwrap_or_default()
+fn broken(error: &ControlError) -> Error {
+    Error::Proxy(error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {source}")))
+}
+
+fn out_of_turn(reply: &Reply) -> Error {
+    Error::Proxy(format!("answered {reply:?} out of turn"))
+}
+
+/// A session and what is to be said of it, for people.
+fn remark(remark: &Remark) -> String {
+    let since = remark.transaction_ms.map_or_else(String::new, |ms| format!(" for {ms} ms"));
+    format!("session {} of {}: {}{since}", remark.id, remark.user, remark.why)
 }

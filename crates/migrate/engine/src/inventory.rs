@@ -27,6 +27,8 @@ pub(crate) struct ColumnDef {
     plain: bool,
     /// Whether its binary form means the same on both servers.
     binary: bool,
+    /// Its type, where values of many rows can be sent as one array.
+    pub(crate) element: Option<String>,
 }
 
 /// A unique index other than the replica identity.
@@ -163,7 +165,9 @@ async fn read_columns(
     let rows = link
         .query(
             "SELECT a.attrelid, a.attnum, a.attname, a.attidentity = 'a', t.oid, t.typtype, t.typelem <> 0, \
-             t.typsend <> 0, coalesce(l.collisdeterministic, true), b.oid FROM pg_attribute a \
+             t.typsend <> 0, coalesce(l.collisdeterministic, true), b.oid, \
+             CASE WHEN t.typtype IN ('b', 'e') AND t.typelem = 0 AND t.typarray <> 0 AND t.typdelim = ',' \
+             THEN t.typnamespace::regnamespace::text || '.' || quote_ident(t.typname) END FROM pg_attribute a \
              JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_type b ON b.oid = t.typbasetype \
              LEFT JOIN pg_collation l ON l.oid = a.attcollation \
              WHERE a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY 1, 2",
@@ -184,6 +188,7 @@ async fn read_columns(
             plain: (PLAIN_TYPES.contains(&compared) || kind == "e") && flag(8),
             // Enums go by label; composites, arrays and ranges of the user's carry type numbers.
             binary: flag(7) && (!of_user || kind == "e" || (kind == "b" && !flag(6))),
+            element: row[10].clone(),
         });
     }
     Ok(positions)
@@ -238,6 +243,6 @@ pub(crate) fn number<T: std::str::FromStr + Default>(row: &Row, at: usize) -> T 
 impl ColumnDef {
     /// A column for tests.
     pub(crate) fn of(name: &str, plain: bool) -> ColumnDef {
-        ColumnDef { name: name.into(), identity_always: false, plain, binary: true }
+        ColumnDef { name: name.into(), identity_always: false, plain, binary: true, element: Some("text".into()) }
     }
 }

@@ -7,6 +7,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// How far a migration is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -26,7 +27,8 @@ pub enum Phase {
     Switched,
     /// Clients are going back.
     Returning,
-    /// Clients are on the source again.
+    /// Clients are on the source, to stay: again, or because the migration was given up. What is left of it goes; whatever is
+    /// called next sees to that.
     Returned,
 }
 
@@ -57,8 +59,12 @@ pub struct Record {
     pub(crate) fingerprint: String,
     /// Replica identities that were changed.
     pub(crate) identities: Vec<IdentityChange>,
-    /// Who could connect to the fenced side.
-    pub(crate) fenced: Vec<String>,
+    /// Who could connect to the source before it was fenced; none when it never was.
+    #[serde(default)]
+    pub(crate) fenced: Option<Vec<String>>,
+    /// Who could connect to the target before it was fenced, on the way back; none when it never was.
+    #[serde(default)]
+    pub(crate) fenced_target: Option<Vec<String>>,
 }
 
 impl Record {
@@ -99,20 +105,54 @@ pub(crate) fn peek(state: &Path, database: &str) -> Result<Option<Record>, Error
     }
 }
 
+/// Reads all journals of a directory without taking them.
+pub(crate) fn all(state: &Path) -> Result<Vec<Record>, Error> {
+    let wrong = |path: &Path, source| Error::Journal { path: path.into(), source };
+    let entries = match fs::read_dir(state) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(wrong(state, error)),
+    };
+    let mut records = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(|error| wrong(state, error))?.path();
+        if path.extension().is_some_and(|extension| extension == "json") {
+            let bytes = fs::read(&path).map_err(|error| wrong(&path, error))?;
+            records.push(serde_json::from_slice(&bytes).map_err(|error| wrong(&path, error.into()))?);
+        }
+    }
+    Ok(records)
+}
+
+/// For so long a command waits for the one before: its guardian may be at work, which does not take longer.
+const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(8) };
+
 /// Takes the lock of a database's migration; a second process is refused.
 fn lock(state: &Path, database: &str) -> Result<(PathBuf, File), Error> {
+    match try_lock(state, database, PATIENCE)? {
+        Some(locked) => Ok(locked),
+        None => Err(Error::WrongPhase(format!("another process is at work on the migration of {database}"))),
+    }
+}
+
+/// The same; none when somebody holds it for longer than `patience`.
+fn try_lock(state: &Path, database: &str, patience: Duration) -> Result<Option<(PathBuf, File)>, Error> {
     let path = path_of(state, database);
     let wrong = |source| Error::Journal { path: path.clone(), source };
     fs::create_dir_all(state).map_err(wrong)?;
     let held = path.with_extension("lock");
     let mut options = OpenOptions::new();
     let lock = options.write(true).create(true).truncate(false).mode(0o600).open(&held).map_err(wrong)?;
-    match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok((path, lock)),
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            Err(Error::WrongPhase(format!("another process is at work on the migration of {database}")))
+    let begun = Instant::now();
+    loop {
+        match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(Some((path, lock))),
+            Err(rustix::io::Errno::WOULDBLOCK) if begun.elapsed() < patience => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+            Err(error) => return Err(wrong(error.into())),
         }
-        Err(error) => Err(wrong(error.into())),
     }
 }
 
@@ -137,6 +177,12 @@ impl Journal {
         let record =
             peek(state, database)?.ok_or_else(|| Error::WrongPhase(format!("there is no migration of {database}")))?;
         Ok(Journal { path, record, _lock: lock })
+    }
+
+    /// Takes up an existing one at once; none when there is none, or when another process is at work on it.
+    pub(crate) fn try_open(state: &Path, database: &str) -> Result<Option<Journal>, Error> {
+        let Some((path, lock)) = try_lock(state, database, Duration::ZERO)? else { return Ok(None) };
+        Ok(peek(state, database)?.map(|record| Journal { path, record, _lock: lock }))
     }
 
     /// Changes the record; it is on disk when this returns.
@@ -187,7 +233,8 @@ mod tests {
             back_from: 0,
             fingerprint: String::new(),
             identities: Vec::new(),
-            fenced: Vec::new(),
+            fenced: None,
+            fenced_target: None,
         }
     }
 
@@ -197,6 +244,7 @@ mod tests {
         let mut journal = Journal::begin(dir.path(), record()).unwrap();
         journal.update(|record| record.phase = Phase::Following).unwrap();
         assert!(Journal::open(dir.path(), "a/b").unwrap_err().to_string().contains("another process"));
+        assert!(Journal::try_open(dir.path(), "a/b").unwrap().is_none());
         drop(journal);
         assert!(Journal::begin(dir.path(), record()).unwrap_err().to_string().contains("there already"));
         let journal = Journal::open(dir.path(), "a/b").unwrap();

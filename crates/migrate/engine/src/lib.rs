@@ -1,26 +1,31 @@
 //! Moves a PostgreSQL database to another server while it is in use, clients and all.
 //!
 //! **The caller must** name both servers with roles that are superusers there; have the proxy
-//! (`stillpoint-migrate-proxy`) in front as the only way of clients to the database; run one migration of a database at a
+//! (`stillpoint-migrate-proxy`) in front, directly before the servers; run one migration of a database at a
 //! time (the journal's lock sees to it on one machine); call from a tokio runtime.
 //!
 //! **Guaranteed:** [`check`] changes nothing, and names everything that [`run`] would refuse. Until clients change sides
 //! every failure, interruption and time-out leaves them on the source, and takes away what was put on either server: schema,
 //! publications, slots, replica identities, the target's database; [`State`] says so, or what is left. From then on they
 //! are on the target, and [`fallback`] brings them back with all that was committed since, until [`finish`]. A process
-//! that is killed leaves a journal: the next [`run`] goes on from it, or [`abort`] takes everything away. A committed
+//! that is killed leaves a journal: the next [`run`] goes on from it, or [`abort`] takes everything away; where it left the
+//! side that serves shut to new sessions, [`heal`], called by a process that outlives it, opens it at once. A committed
 //! transaction is on the side in service exactly once: it is repeated with its stamp in the same transaction on the
 //! target, and the source is told of it only when the target has flushed it.
 //!
-//! **It does not** capture changes without logical decoding (`wal_level=logical` on the source), encrypt its own
-//! connections, repeat definitions (DDL ends the migration, clients unharmed), move large objects, or hold back clients
-//! whose load the target cannot follow: it tells of that.
+//! **It does not** capture changes without logical decoding (`wal_level=logical` on the source), repeat definitions (DDL
+//! ends the migration, clients unharmed), move large objects, or hold back clients whose load the target cannot follow: it
+//! tells of that.
 //!
 //! ```text
 //!  Begun --> Snapshotted --> Copying --> Following --> Switching --> Switched --> (finish)
 //!    |            |             |        ^   |            |  proxy      |
-//!    +------------+-------------+--undo  |   +--undo      |  decides    +--> Returning --> Returned --> (gone)
-//!                  after a crash: resume-+                +--> Following
+//!    |            |             |        |   |            |  decides    +--> Returning --+
+//!    |            |             |        |   |            +--> Following                 |
+//!    |            |             |        +---|-- after a crash: `run`                    |
+//!    +------------+-------------+------------+-- undo ---------------------> Returned <--+
+//!                                                                               |
+//!                              clients stay on the source: what is left goes    +--> (gone)
 //! ```
 //!
 //! An example:
@@ -43,9 +48,12 @@
 //! 2015); changes come from PostgreSQL's logical decoding instead of the middleware, so that any isolation level is sound.
 #![forbid(unsafe_code)]
 
+mod attach;
 mod back;
 mod check;
 mod checksum;
+mod clients;
+mod conninfo;
 mod copy;
 mod definitions;
 mod error;
@@ -53,6 +61,7 @@ mod fault;
 mod fence;
 mod follow;
 mod front;
+mod heal;
 mod inventory;
 mod journal;
 mod link;
@@ -66,11 +75,13 @@ mod switch;
 mod throttle;
 mod undo;
 
+pub use attach::{AttachOptions, Attached, DetachOptions, Detached, attach, detach};
 pub use back::{fallback, finish};
 pub use check::{Accepted, Finding, Report, Verdict, check};
 pub use checksum::Compared;
 pub use error::Error;
 pub use fault::FaultPoint;
+pub use heal::heal;
 pub use journal::{Phase, Record};
 pub use options::{Failure, Options, State};
 pub use progress::Observer;

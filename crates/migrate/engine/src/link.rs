@@ -9,6 +9,7 @@ use crate::server::{Address, Server};
 use bytes::{Buf, Bytes, BytesMut};
 use postgres_protocol::authentication::{md5_hash, sasl};
 use postgres_protocol::message::frontend;
+use rustix::net::sockopt;
 use std::io;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -17,6 +18,8 @@ use tokio::net::{TcpStream, UnixStream};
 /// No row and no message of the protocol is longer.
 const MESSAGE_MAX: usize = 1 << 30;
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// After this long without a word the system asks the other machine whether it is there.
+const SILENCE: Duration = Duration::from_secs(10);
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +58,8 @@ pub(crate) struct Link {
     pub(crate) sender: Sender,
     /// Process id of the backend.
     pub(crate) pid: i32,
+    /// An answer is under way; one that nobody waited for leaves the connection of no use.
+    asking: bool,
 }
 
 /// One row in text; `None` is NULL.
@@ -67,6 +72,16 @@ impl Receiver {
             let frame = self.any_frame().await?;
             if !matches!(frame.tag, b'N' | b'S' | b'A') {
                 return Ok(frame);
+            }
+        }
+    }
+
+    /// The next message that has been received already.
+    pub(crate) fn waiting(&mut self) -> Result<Option<Frame>, Error> {
+        loop {
+            match self.buffered()? {
+                Some(frame) if matches!(frame.tag, b'N' | b'S' | b'A') => {}
+                other => return Ok(other),
             }
         }
     }
@@ -166,11 +181,24 @@ impl Link {
     async fn open(server: &Server) -> Result<Link, Error> {
         type Halves = (Box<dyn AsyncRead + Send + Unpin>, Box<dyn AsyncWrite + Send + Unpin>);
         let opened: io::Result<Halves> = match &server.address {
-            Address::Tcp(host, port) => TcpStream::connect((host.as_str(), *port)).await.and_then(|stream| {
-                stream.set_nodelay(true)?;
-                let (read, write) = stream.into_split();
-                Ok((Box::new(read) as _, Box::new(write) as _))
-            }),
+            Address::Tcp(host, port) => {
+                let stream = TcpStream::connect((host.as_str(), *port)).await.and_then(|stream| {
+                    stream.set_nodelay(true)?;
+                    watch(&stream)?;
+                    Ok(stream)
+                });
+                match stream {
+                    Ok(stream) if server.is_encrypted() => {
+                        let (read, write) = tokio::io::split(encrypted(stream, server).await?);
+                        Ok((Box::new(read) as _, Box::new(write) as _))
+                    }
+                    Ok(stream) => {
+                        let (read, write) = stream.into_split();
+                        Ok((Box::new(read) as _, Box::new(write) as _))
+                    }
+                    Err(error) => Err(error),
+                }
+            }
             Address::Unix(path) => UnixStream::connect(path).await.map(|stream| {
                 let (read, write) = stream.into_split();
                 (Box::new(read) as _, Box::new(write) as _)
@@ -182,6 +210,7 @@ impl Link {
             receiver: Receiver { stream: read, buffer: BytesMut::with_capacity(64 << 10), server: name.clone() },
             sender: Sender { stream: write, buffer: BytesMut::with_capacity(64 << 10), server: name },
             pid: 0,
+            asking: false,
         })
     }
 
@@ -272,6 +301,9 @@ impl Link {
     /// Runs statements by the simple protocol; the rows of the last one that has any. Several statements in one text
     /// are one transaction.
     pub(crate) async fn query(&mut self, sql: &str) -> Result<Vec<Row>, Error> {
+        if std::mem::replace(&mut self.asking, true) {
+            return Err(self.receiver.lost(io::ErrorKind::Interrupted.into()));
+        }
         self.sender.put(|buffer| frontend::query(sql, buffer))?;
         self.sender.flush().await?;
         let mut rows = Vec::new();
@@ -282,7 +314,10 @@ impl Link {
                 b'T' => rows.clear(),
                 b'D' => rows.push(row(&frame.body).ok_or_else(|| self.receiver.protocol("a broken row".into()))?),
                 b'E' => failure = failure.or(Some(self.receiver.sql_error(&frame.body, sql))),
-                b'Z' => return failure.map_or(Ok(rows), Err),
+                b'Z' => {
+                    self.asking = false;
+                    return failure.map_or(Ok(rows), Err);
+                }
                 b'C' | b'I' | b'n' => {}
                 tag => return Err(self.receiver.protocol(format!("`{}` after {sql}", char::from(tag)))),
             }
@@ -363,6 +398,33 @@ impl Link {
         while self.receiver.frame().await?.tag != b'Z' {}
         Ok(())
     }
+}
+
+/// Asks the server for TLS. A server that will not have it is not spoken to.
+async fn encrypted(
+    mut stream: TcpStream,
+    server: &Server,
+) -> Result<impl AsyncRead + AsyncWrite + Send + Unpin + 'static, Error> {
+    let failed = |why: String| Error::Tls { server: server.to_string(), why };
+    let mut request = BytesMut::new();
+    frontend::ssl_request(&mut request);
+    let mut answer = [0];
+    stream.write_all(&request).await.map_err(|error| failed(error.to_string()))?;
+    // One byte and no more: what came behind it in the clear would be nobody's.
+    stream.read_exact(&mut answer).await.map_err(|error| failed(error.to_string()))?;
+    match answer[0] {
+        b'S' => stillpoint_migrate_proxy::encrypt(stream, &server.as_the_proxy_has_it()).await.map_err(failed),
+        _ => Err(failed("it does not offer TLS".into())),
+    }
+}
+
+/// A peer whose machine or network is gone says nothing: ask it, and give it up when it does not answer.
+fn watch(stream: &TcpStream) -> io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, SILENCE)?;
+    sockopt::set_tcp_keepintvl(stream, SILENCE / 5)?;
+    sockopt::set_tcp_keepcnt(stream, 5)?;
+    Ok(sockopt::set_tcp_user_timeout(stream, 2 * SILENCE.as_millis() as u32)?)
 }
 
 /// The columns of a DataRow.

@@ -24,7 +24,8 @@ pub struct Options {
     pub copy_jobs: usize,
     /// Connections that replay at the same time.
     pub players: usize,
-    /// The part of their throughput that clients keep while rows are copied; 0 copies as fast as it goes.
+    /// The part of their throughput, as the proxy counts it, that clients keep until they are sent over; 0 goes as fast as
+    /// it can.
     pub share: f64,
     /// How long the snapshot may wait for older transactions.
     pub snapshot_limit: Duration,

@@ -23,7 +23,7 @@ pub(crate) struct IdentityChange {
 pub(crate) async fn install(link: &mut Link, position: Lsn) -> Result<(), Error> {
     let sql = format!(
         "CREATE SCHEMA IF NOT EXISTS stillpoint; \
-         CREATE TABLE IF NOT EXISTS stillpoint.applied (stamp bigint NOT NULL); \
+         CREATE TABLE IF NOT EXISTS stillpoint.applied (stamps bigint[] NOT NULL); \
          CREATE TABLE IF NOT EXISTS stillpoint.position (position bigint NOT NULL); \
          CREATE TABLE IF NOT EXISTS stillpoint.epoch (migration text NOT NULL, epoch int NOT NULL, serving bool NOT NULL); \
          TRUNCATE stillpoint.applied, stillpoint.position; \

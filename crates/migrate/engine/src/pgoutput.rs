@@ -10,7 +10,7 @@ use bytes::{Buf, Bytes};
 pub(crate) type Lsn = u64;
 
 /// A column's value in a change.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Value {
     /// NULL.
     Null,

@@ -7,6 +7,7 @@
 //! ```
 
 use crate::checksum::compare;
+use crate::clients::{Clients, Guide};
 use crate::copy::{Copied, copy};
 use crate::definitions;
 use crate::fault::{FaultPoint, reach};
@@ -18,7 +19,7 @@ use crate::options::{Failure, Options, State};
 use crate::outfit::{self, PUBLICATIONS, Slot};
 use crate::progress::{Observer, Teller};
 use crate::switch::{self, Direction, Prepared};
-use crate::throttle::Throttle;
+use crate::throttle::{Bounds, COPIED, Throttle};
 use crate::{Error, Server, undo};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,18 +30,20 @@ use stillpoint_events::EventKind;
 const TELLING: Duration = Duration::from_millis(500);
 /// A replay that is no further behind has caught up.
 const CAUGHT_UP: Duration = Duration::from_millis(200);
+/// Transactions a second that are repeated, as far as clients bear it.
+const REPLAYED: Bounds = Bounds { least: 100, first: 4000 };
 /// How long a barrier may take to be reached.
 pub(crate) const BARRIER_LIMIT: Duration = Duration::from_secs(30);
 
-/// How a migration ended.
+/// How a way there or back ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Clients are on the target.
+    /// Clients have changed sides.
     Switched {
         /// How long they were paused.
         paused: Duration,
     },
-    /// They were there already.
+    /// They had before; what an earlier attempt left undone is done.
     AlreadyThere,
 }
 
@@ -58,6 +61,8 @@ pub(crate) struct Following {
     pub(crate) inventory: Inventory,
     /// Of all definitions.
     pub(crate) fingerprint: String,
+    /// Holds it back for the sake of clients.
+    pub(crate) guide: Option<Guide>,
 }
 
 /// Moves a database. Whatever happens before the switch leaves clients on the source, and what was put on the servers is
@@ -75,7 +80,7 @@ pub async fn run(options: &Options, observer: Observer) -> Result<Outcome, Failu
             let text = "clients are on their way back: `fallback` goes on with it";
             return Err(Failure::on_target(Error::WrongPhase(text.into())));
         }
-        Some(phase) => match undo::recover(options, phase, &teller).await? {
+        Some(_) => match undo::recover(options, &teller).await? {
             undo::Recovered::Following(journal) => *journal,
             undo::Recovered::Switched => return Ok(Outcome::AlreadyThere),
             undo::Recovered::Nothing => begin(options, &teller).await.map_err(Failure::untouched)?,
@@ -106,26 +111,28 @@ pub async fn run(options: &Options, observer: Observer) -> Result<Outcome, Failu
     }
 }
 
-/// Nine lines, one error branch (in [`run`]).
+/// One error branch (in [`run`]).
 async fn steps(options: &Options, journal: &mut Journal, teller: &Teller) -> Result<Duration, Error> {
+    let mut clients = Clients::look(options).await?;
     let inventory = if journal.record.phase == Phase::Following {
         inventory_of(&options.source).await?
     } else {
         let snapshotted = teller.phase("snapshot", snapshot(options, journal)).await?;
-        teller.phase("copy", create(options, journal, snapshotted, teller)).await?
+        teller.phase("copy", create(options, journal, snapshotted, clients.as_mut(), teller)).await?
     };
-    let following = teller.phase("catch-up", follow(options, journal, inventory, teller)).await?;
+    let following = teller.phase("catch-up", follow(options, journal, inventory, clients, teller)).await?;
     let following = teller.phase("compare", compare_sides(options, following, teller)).await?;
     let direction = Direction::forward(options);
     let prepared: Prepared = teller.phase("prepare", switch::prepare(options, journal, following, &direction)).await?;
-    let paused = teller.phase("switch-over", switch::switch(options, journal, prepared, &direction, teller)).await?;
-    teller.phase("settle", switch::settle(options, journal)).await?;
+    let (paused, source) =
+        teller.phase("switch-over", switch::switch(options, journal, prepared, &direction, teller)).await?;
+    teller.phase("settle", switch::settle(options, journal, Some(source))).await?;
     Ok(paused)
 }
 
 /// Checks, and writes down that something begins.
 async fn begin(options: &Options, teller: &Teller) -> Result<Journal, Error> {
-    let checking = crate::check(&options.source, &options.target, options.accepted);
+    let checking = crate::check(options);
     teller.phase("check", checking).await?.accepted()?;
     let mut front = crate::front::Front::connect(&options.proxy, &options.tenant).await?;
     if front.serving().await?.is_none() {
@@ -153,7 +160,8 @@ async fn begin(options: &Options, teller: &Teller) -> Result<Journal, Error> {
         back_from: 0,
         fingerprint: String::new(),
         identities: Vec::new(),
-        fenced: Vec::new(),
+        fenced: None,
+        fenced_target: None,
     };
     Journal::begin(&options.state, record)
 }
@@ -188,6 +196,7 @@ async fn create(
     options: &Options,
     journal: &mut Journal,
     snapshotted: Snapshotted,
+    clients: Option<&mut Clients>,
     teller: &Teller,
 ) -> Result<Inventory, Error> {
     let Snapshotted { mut slot, mut holder, inventory } = snapshotted;
@@ -201,7 +210,7 @@ async fn create(
     let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
     outfit::install(&mut target, slot.position).await?;
     reach(&options.faults, FaultPoint::Defined)?;
-    copy_rows(options, &slot.snapshot, &inventory, &holder, teller).await?;
+    copy_rows(options, &slot.snapshot, &inventory, &holder, clients, teller).await?;
     holder.query("COMMIT").await?;
     // Until here the exported snapshot had to live.
     slot.link.query("IDENTIFY_SYSTEM").await?;
@@ -218,15 +227,13 @@ async fn copy_rows(
     snapshot: &str,
     inventory: &Inventory,
     holder: &Link,
+    clients: Option<&mut Clients>,
     teller: &Teller,
 ) -> Result<(), Error> {
-    let (copied, throttle) = (Arc::new(Copied::default()), Arc::new(Throttle::new()));
-    let mut watch = Watch::connect(options, holder.pid).await?;
-    if options.share > 0.0 {
-        watch.baseline().await?;
-    } else {
-        throttle.free();
-    }
+    let copied = Arc::new(Copied::default());
+    let mut clients = clients.filter(|clients| clients.any());
+    let throttle = Arc::new(if clients.is_some() { Throttle::new(COPIED) } else { Throttle::free() });
+    let mut watch = Link::connect(&options.source, Purpose::Statements, &[]).await?;
     let (source, target) = (&options.source, &options.target);
     let copying = copy(source, target, snapshot, inventory, options.copy_jobs, &copied, &throttle);
     tokio::pin!(copying);
@@ -235,9 +242,9 @@ async fn copy_rows(
         tokio::select! {
             result = &mut copying => return result,
             _ = tick.tick() => {
-                watch.stand_aside().await?;
-                if let Some(kept) = watch.kept(options.share).await? {
-                    throttle.heed(kept, options.share);
+                stand_aside(&mut watch, holder.pid).await?;
+                if let Some(clients) = &mut clients {
+                    clients.heed(&[&throttle], teller).await?;
                 }
                 let bytes = copied.bytes.load(Ordering::Relaxed);
                 let per_s = (bytes - last.1) as f64 / last.0.elapsed().as_secs_f64().max(0.001);
@@ -249,63 +256,15 @@ async fn copy_rows(
     }
 }
 
-/// Looks at the source while rows are copied: how clients fare, and whether the copy stands in somebody's way.
-struct Watch {
-    link: Link,
-    holder: i32,
-    last: Option<(Instant, u64)>,
-    baseline: f64,
-}
-
-impl Watch {
-    async fn connect(options: &Options, holder: i32) -> Result<Watch, Error> {
-        let link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-        Ok(Watch { link, holder, last: None, baseline: 0.0 })
-    }
-
-    async fn commits(&mut self) -> Result<u64, Error> {
-        let sql = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()";
-        Ok(self.link.text(sql).await?.parse().unwrap_or(0))
-    }
-
-    /// Clients' throughput before anything is copied.
-    async fn baseline(&mut self) -> Result<(), Error> {
-        let (begun, before) = (Instant::now(), self.commits().await?);
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        self.baseline = (self.commits().await? - before) as f64 / begun.elapsed().as_secs_f64();
-        Ok(())
-    }
-
-    /// The part of their throughput that clients keep; `None` when there is nothing to tell. Backends report their counts
-    /// once a second.
-    async fn kept(&mut self, share: f64) -> Result<Option<f64>, Error> {
-        // Few transactions tell nothing.
-        if share <= 0.0 || self.baseline < 20.0 {
-            return Ok(None);
-        }
-        let (now, commits) = (Instant::now(), self.commits().await?);
-        let Some((since, before)) = self.last else {
-            self.last = Some((now, commits));
-            return Ok(None);
-        };
-        if since.elapsed() < Duration::from_millis(1500) {
-            return Ok(None);
-        }
-        self.last = Some((now, commits));
-        Ok(Some((commits - before) as f64 / since.elapsed().as_secs_f64() / self.baseline))
-    }
-
-    /// Somebody who waits for a lock behind us would hold up everybody behind him: the copy gives way.
-    async fn stand_aside(&mut self) -> Result<(), Error> {
-        let sql = format!(
-            "SELECT format('process %s (%s): %s', pid, usename, left(query, 80)) FROM pg_stat_activity \
-             WHERE wait_event_type = 'Lock' AND {} = ANY (pg_blocking_pids(pid))",
-            self.holder
-        );
-        match self.link.query(&sql).await?.first() {
-            Some(row) => Err(Error::InTheWay(text(row, 0))),
-            None => Ok(()),
-        }
+/// Somebody who waits for a lock behind us would hold up everybody behind him: the copy gives way.
+async fn stand_aside(watch: &mut Link, holder: i32) -> Result<(), Error> {
+    let sql = format!(
+        "SELECT format('process %s (%s): %s', pid, usename, left(query, 80)) FROM pg_stat_activity \
+         WHERE wait_event_type = 'Lock' AND {holder} = ANY (pg_blocking_pids(pid))"
+    );
+    match watch.query(&sql).await?.first() {
+        Some(row) => Err(Error::InTheWay(text(row, 0))),
+        None => Ok(()),
     }
 }
 
@@ -318,8 +277,15 @@ async fn follow(
     options: &Options,
     journal: &mut Journal,
     inventory: Inventory,
+    clients: Option<Clients>,
     teller: &Teller,
 ) -> Result<Following, Error> {
+    let clients = clients.filter(Clients::any);
+    let pace = Arc::new(if clients.is_some() { Throttle::new(REPLAYED) } else { Throttle::free() });
+    let guide = match clients {
+        Some(clients) => Some(Guide::start(clients, options, Arc::clone(&pace), teller.clone()).await?),
+        None => None,
+    };
     let slot = journal.record.slot();
     let follower = Follower::start(Plan {
         source: &options.source,
@@ -329,17 +295,19 @@ async fn follow(
         inventory: &inventory,
         from: 0,
         players: options.players,
+        pace,
     })
     .await?;
     let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
     let fingerprint = journal.record.fingerprint.clone();
-    let following = catch_up(Following { follower, inventory, fingerprint }, &mut link, teller).await?;
+    let mut following = Following { follower, inventory, fingerprint, guide };
+    catch_up(&mut following, &mut link, teller).await?;
     reach(&options.faults, FaultPoint::CaughtUp)?;
     Ok(following)
 }
 
 /// Waits until the replay is a moment behind; tells how far it is.
-pub(crate) async fn catch_up(mut following: Following, source: &mut Link, teller: &Teller) -> Result<Following, Error> {
+pub(crate) async fn catch_up(following: &mut Following, source: &mut Link, teller: &Teller) -> Result<(), Error> {
     let mut told = (Instant::now(), following.follower.standing().applied, 0.0);
     let mut warned = false;
     loop {
@@ -370,7 +338,7 @@ pub(crate) async fn catch_up(mut following: Following, source: &mut Link, teller
             told = (Instant::now(), standing.applied, lag_bytes as f64);
         }
         if caught_up {
-            return Ok(following);
+            return Ok(());
         }
     }
 }
@@ -397,11 +365,14 @@ pub(crate) async fn compare_between(
     let mut source = Link::connect(from, Purpose::Statements, &[]).await?;
     let mut target = Link::connect(to, Purpose::Statements, &[]).await?;
     following.follower.hold_at(&mut source, &mut target, BARRIER_LIMIT).await?;
-    let compared = compare(&mut source, &mut target, &following.inventory).await?;
+    let reading =
+        following.guide.as_ref().map_or_else(|| Arc::new(Throttle::free()), |guide| Arc::clone(&guide.reading));
+    let compared = compare(&mut source, &mut target, &following.inventory, &reading).await?;
     teller.tell(EventKind::Compared { tables: compared.tables as u64, rows: compared.rows });
     drop((source, target));
     let mut link = Link::connect(from, Purpose::Statements, &[]).await?;
-    catch_up(following, &mut link, teller).await
+    catch_up(&mut following, &mut link, teller).await?;
+    Ok(following)
 }
 
 /// One value for all definitions of the user. Rows of catalogues by who wrote them last, but for pg_class, which TRUNCATE
@@ -443,19 +414,19 @@ pub(crate) async fn fingerprint(link: &mut Link) -> Result<String, Error> {
     link.text(&sql).await
 }
 
-/// Statements that set every sequence of one side to its value on the other.
-pub(crate) async fn sequences(from: &mut Link, to: &mut Link, inventory: &Inventory) -> Result<(), Error> {
+/// Statements that set every sequence to its value on this side; nothing where there is none.
+pub(crate) async fn sequences(from: &mut Link, inventory: &Inventory) -> Result<String, Error> {
     if inventory.sequences.is_empty() {
-        return Ok(());
+        return Ok(String::new());
     }
     let each = inventory.sequences.iter();
     let reads: Vec<String> =
         each.map(|name| format!("SELECT {} AS name, last_value, is_called FROM {name}", literal(name))).collect();
     let rows = from.query(&reads.join(" UNION ALL ")).await?;
     let writes = rows.iter().map(|row| {
-        format!("SELECT setval({}, {}, {})", literal(&text(row, 0)), number::<i64>(row, 1), text(row, 2) == "t")
+        format!("SELECT setval({}, {}, {}); ", literal(&text(row, 0)), number::<i64>(row, 1), text(row, 2) == "t")
     });
-    to.query(&writes.collect::<Vec<_>>().join("; ")).await.map(drop)
+    Ok(writes.collect())
 }
 
 /// The state after a failure in which both servers were reached and cleaned.

@@ -1,9 +1,11 @@
 //! How a server is reached: what the user's connection string says.
 
 use crate::Error;
+use crate::conninfo::take;
 use std::fmt;
 use std::path::PathBuf;
-use tokio_postgres::config::{Config, Host, SslMode};
+use stillpoint_migrate_proxy::ServerTls;
+use tokio_postgres::config::{Config, Host};
 
 /// Where the server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,17 +25,28 @@ pub struct Server {
     pub(crate) user: String,
     pub(crate) password: Option<Vec<u8>>,
     pub(crate) database: String,
+    tls: ServerTls,
+    /// Root certificates, for `verify-full`.
+    ca: Option<PathBuf>,
 }
 
 impl Server {
     /// From a connection string of libpq's two forms; `side` is what messages call the server. Without a user it is
-    /// `postgres`, without a password that of `PGPASSWORD`, without a database `database` must be given.
+    /// `postgres`, without a password that of `PGPASSWORD`, without a database `database` must be given. `sslmode` is `require`
+    /// or `verify-full` (with `sslrootcert`); without one of these the connection is not encrypted.
     pub fn parse(side: &str, conninfo: &str, database: Option<&str>) -> Result<Server, Error> {
         let wrong = |why: String| Error::Conninfo { side: side.into(), why };
-        let config: Config = conninfo.parse().map_err(|error: tokio_postgres::Error| wrong(error.to_string()))?;
-        if config.get_ssl_mode() == SslMode::Require {
-            return Err(wrong("sslmode=require: connections of the manager are not encrypted yet".into()));
-        }
+        let (rest, mode) = take(conninfo, "sslmode");
+        let (rest, ca) = take(&rest, "sslrootcert");
+        let ca = ca.map(PathBuf::from);
+        let tls = match mode.as_deref() {
+            None | Some("disable" | "allow" | "prefer") => ServerTls::Disable,
+            Some("require") => ServerTls::Require,
+            Some("verify-full") if ca.is_some() => ServerTls::VerifyFull,
+            Some("verify-full") => return Err(wrong("sslmode=verify-full needs sslrootcert".into())),
+            Some(mode) => return Err(wrong(format!("sslmode={mode}: disable, require and verify-full are supported"))),
+        };
+        let config: Config = rest.parse().map_err(|error: tokio_postgres::Error| wrong(error.to_string()))?;
         if config.get_hosts().len() > 1 {
             return Err(wrong("several hosts: name the one server".into()));
         }
@@ -43,11 +56,14 @@ impl Server {
             Some(Host::Unix(directory)) => Address::Unix(directory.join(format!(".s.PGSQL.{port}"))),
             None => Address::Unix(PathBuf::from(format!("/var/run/postgresql/.s.PGSQL.{port}"))),
         };
+        if tls != ServerTls::Disable && matches!(address, Address::Unix(_)) {
+            return Err(wrong("it is reached by a socket, where there is no TLS".into()));
+        }
         let database = database.or(config.get_dbname()).ok_or_else(|| wrong("no database is named".into()))?.to_owned();
         let user = config.get_user().unwrap_or("postgres").to_owned();
         let password = config.get_password().map(<[u8]>::to_vec);
         let password = password.or_else(|| std::env::var("PGPASSWORD").ok().map(String::into_bytes));
-        Ok(Server { side: side.into(), address, user, password, database })
+        Ok(Server { side: side.into(), address, user, password, database, tls, ca })
     }
 
     /// The same server under another name and with another database.
@@ -77,10 +93,30 @@ impl Server {
         };
         variables.push(("PGUSER", self.user.clone()));
         variables.push(("PGAPPNAME", crate::APPLICATION.into()));
+        match self.tls {
+            ServerTls::Disable => {}
+            ServerTls::Require => variables.push(("PGSSLMODE", "require".into())),
+            ServerTls::VerifyFull => variables.push(("PGSSLMODE", "verify-full".into())),
+        }
+        if let Some(ca) = &self.ca {
+            variables.push(("PGSSLROOTCERT", ca.display().to_string()));
+        }
         if let Some(password) = &self.password {
             variables.push(("PGPASSWORD", String::from_utf8_lossy(password).into_owned()));
         }
         variables
+    }
+
+    /// Whether connections must be encrypted.
+    pub(crate) fn is_encrypted(&self) -> bool {
+        self.tls != ServerTls::Disable
+    }
+
+    /// The same server in the proxy's words: its sessions go there as safely as ours.
+    pub(crate) fn as_the_proxy_has_it(&self) -> stillpoint_migrate_proxy::Server {
+        let (host, port) = self.host_and_port();
+        let (tls, ca) = (self.tls, self.ca.clone());
+        stillpoint_migrate_proxy::Server { name: String::new(), host, port, database: None, tls, ca }
     }
 
     /// Host (or socket directory) and port, as the proxy wants them.
@@ -134,8 +170,31 @@ mod tests {
 
     #[test]
     fn what_is_not_supported_is_refused() {
-        for wrong in ["host=a,b dbname=x", "host=a sslmode=require dbname=x", "host=a", "nonsense"] {
+        for wrong in [
+            "host=a,b dbname=x",
+            "host=a sslmode=verify-full dbname=x",
+            "host=a sslmode=verify-ca dbname=x",
+            "host=/tmp sslmode=require dbname=x",
+            "host=a",
+            "nonsense",
+        ] {
             assert!(Server::parse("source", wrong, None).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn tls_goes_to_all_who_connect() {
+        let server =
+            Server::parse("target", "host=a sslmode=verify-full sslrootcert='/etc/a b.pem' dbname=x", None).unwrap();
+        let url = "postgresql://a/x?sslrootcert=%2Fetc%2Fa%20b.pem&sslmode=verify-full";
+        for server in [server, Server::parse("target", url, None).unwrap()] {
+            assert!(server.is_encrypted());
+            let environment = server.environment();
+            assert!(environment.contains(&("PGSSLMODE", "verify-full".into())), "{environment:?}");
+            assert!(environment.contains(&("PGSSLROOTCERT", "/etc/a b.pem".into())), "{environment:?}");
+            let proxied = server.as_the_proxy_has_it();
+            assert_eq!((proxied.tls, proxied.ca), (ServerTls::VerifyFull, Some("/etc/a b.pem".into())));
+        }
+        assert!(!Server::parse("target", "host=a dbname=x sslmode=prefer", None).unwrap().is_encrypted());
     }
 }

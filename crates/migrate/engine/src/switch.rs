@@ -1,20 +1,20 @@
 //! Step 4: clients change sides. Everything that takes time is done before the pause; in it only what must be.
 //!
 //! ```text
-//!  Prepared --pause--> (clients wait) --fence, drain, sequences, flush--> --switch--> Switched
+//!  Prepared --pause--> (clients stand) --fence, drain, sequences, flush--> --switch--> Switched
 //!     ^                     |  time-out or failure: lift the fence, resume      |
 //!     +---------------------+                                    no way back but `fallback`
 //! ```
 
 use crate::fault::{FaultPoint, reach};
 use crate::front::Front;
-use crate::inventory::text;
-use crate::journal::{Journal, Phase};
+use crate::inventory::{Inventory, text};
+use crate::journal::{Journal, Phase, Record};
 use crate::link::{Link, Purpose, literal};
 use crate::options::Options;
 use crate::outfit::{self, PUBLICATIONS};
 use crate::progress::Teller;
-use crate::run::{Following, fingerprint, sequences};
+use crate::run::{Following, catch_up, fingerprint, sequences};
 use crate::{Error, Server, fence};
 use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
@@ -52,11 +52,17 @@ impl Direction {
         Direction {
             from: options.target.clone(),
             to: options.source.clone(),
-            before: Phase::Switched,
+            // The source is open from here on.
+            before: Phase::Returning,
             during: Phase::Returning,
             after: Phase::Returned,
             open_way_back: false,
         }
+    }
+
+    /// Where the journal keeps who could connect to the side that is left.
+    fn fenced<'r>(&self, record: &'r mut Record) -> &'r mut Option<Vec<String>> {
+        if self.after == Phase::Returned { &mut record.fenced_target } else { &mut record.fenced }
     }
 }
 
@@ -64,70 +70,92 @@ impl Direction {
 pub(crate) struct Prepared {
     following: Following,
     front: Front,
-    from: Link,
-    /// Asks for the fingerprint while the other one drains.
-    looking: Link,
-    to: Link,
     grantees: Vec<String>,
     sessions: u64,
 }
 
-/// Opens all that the pause needs.
+/// The connections that a pause needs: opened before it, and used once, since a limit may cut off an answer.
+struct Hands {
+    /// Beside the database that is left.
+    beside: Link,
+    from: Link,
+    /// Asks for the fingerprint while the others are busy.
+    looking: Link,
+    to: Link,
+}
+
+impl Hands {
+    async fn open(direction: &Direction, inventory: &Inventory) -> Result<Hands, Error> {
+        // A session of a parallel plan would have to pass the door.
+        let settings = [("synchronous_commit", "on"), ("max_parallel_workers_per_gather", "0")];
+        let mut hands = Hands {
+            beside: fence::at_the_door(&direction.from).await?,
+            from: Link::connect(&direction.from, Purpose::Statements, &settings).await?,
+            looking: Link::connect(&direction.from, Purpose::Statements, &settings).await?,
+            to: Link::connect(&direction.to, Purpose::Statements, &settings).await?,
+        };
+        // Once for nothing: a server process that does it again has read its catalogues.
+        hands.beside.query(&fence::strangers(&direction.from.database, &[])).await?;
+        // What it finds now may be decided by then.
+        let _ = fence::undecided(&mut hands.beside, &direction.from.database, Duration::ZERO).await;
+        sequences(&mut hands.from, inventory).await?;
+        fingerprint(&mut hands.looking).await?;
+        hands.to.query("SELECT FROM stillpoint.epoch").await?;
+        Ok(hands)
+    }
+}
+
+/// Opens what takes time: the way back, and sessions on the other side.
 pub(crate) async fn prepare(
     options: &Options,
     journal: &mut Journal,
-    following: Following,
+    mut following: Following,
     direction: &Direction,
 ) -> Result<Prepared, Error> {
-    let durable = [("synchronous_commit", "on")];
-    let mut from = Link::connect(&direction.from, Purpose::Statements, &durable).await?;
-    let looking = Link::connect(&direction.from, Purpose::Statements, &[]).await?;
-    let mut to = Link::connect(&direction.to, Purpose::Statements, &durable).await?;
+    // From here on every moment of delay is one of the pause.
+    following.guide = None;
+    let mut to = Link::connect(&direction.to, Purpose::Statements, &[]).await?;
     if direction.open_way_back {
         outfit::publish(&mut to, &following.inventory).await?;
         outfit::drop_slot(&mut to, &journal.record.back_slot()).await?;
-        drop(outfit::create_slot(&direction.to, &journal.record.back_slot(), false, options.snapshot_limit).await?);
+        let slot = &journal.record.back_slot();
+        let position = outfit::create_slot(&direction.to, slot, false, options.snapshot_limit).await?.position;
+        // What is repeated from here to the switch carries our stamps, and is not brought back.
+        journal.update(|record| record.back_from = position)?;
     }
     let mut front = Front::connect(&options.proxy, &options.tenant).await?;
     let stored = "SELECT rolname, rolpassword FROM pg_authid WHERE rolcanlogin AND rolpassword IS NOT NULL";
     let stored = to.query(stored).await?;
     let verifiers = stored.iter().map(|row| (text(row, 0), text(row, 1))).collect();
     let ready = front.prepare(&direction.to, &verifiers, options.prepare_limit).await?;
-    let grantees = fence::grantees(&mut from).await?;
+    let grantees = fence::grantees(&mut fence::beside(&direction.from).await?, &direction.from.database).await?;
     reach(&options.faults, FaultPoint::Prepared)?;
-    Ok(Prepared { following, front, from, looking, to, grantees, sessions: ready.sessions })
+    Ok(Prepared { following, front, grantees, sessions: ready.sessions })
 }
 
-/// Pauses clients and sends them on to the other side, several times if need be.
+/// Pauses clients and sends them on to the other side, several times if need be. How long they stood, and a connection to
+/// the side that they have left: it was made before the door was shut, which nobody passes from now on.
 pub(crate) async fn switch(
     options: &Options,
     journal: &mut Journal,
     mut prepared: Prepared,
     direction: &Direction,
     teller: &Teller,
-) -> Result<Duration, Error> {
+) -> Result<(Duration, Link), Error> {
     let mut attempt = 1;
-    let (begun, drained) = loop {
-        let grantees = prepared.grantees.clone();
-        journal.update(|record| (record.phase, record.fenced) = (direction.during, grantees))?;
-        let begun = Instant::now();
-        match prepared.front.pause(options.pause_limit).await {
-            Ok(()) => break (begun, begun.elapsed()),
+    let (begun, drained, left) = loop {
+        match stand_still(options, journal, &mut prepared, direction, teller).await {
+            Ok(standing) => break standing,
             Err(error @ Error::TimedOut { .. }) if attempt < options.pause_attempts => {
                 teller.warn(format!("pause {attempt} of {}: {error}; clients go on", options.pause_attempts));
             }
-            Err(error) => {
-                journal.update(|record| record.phase = direction.before)?;
-                return Err(error);
-            }
+            Err(error) => return Err(error),
         }
         attempt += 1;
         tokio::time::sleep(BETWEEN_PAUSES).await;
+        let mut link = Link::connect(&direction.from, Purpose::Statements, &[]).await?;
+        catch_up(&mut prepared.following, &mut link, teller).await?;
     };
-    if let Err(error) = in_pause(options, journal, &mut prepared, direction, begun).await {
-        back_to_work(journal, &mut prepared, direction).await?;
-        return Err(error);
-    }
     let switched = prepared.front.switch().await;
     let paused = begun.elapsed();
     if let Err(error) = switched {
@@ -143,80 +171,122 @@ pub(crate) async fn switch(
         drained_us: drained.as_micros() as u64,
         sessions: prepared.sessions,
     });
-    fence::clear(&mut prepared.from).await?;
-    Ok(paused)
+    fence::leave(&direction.from).await?;
+    Ok((paused, left))
+}
+
+/// One pause. When it succeeds clients stand, the other side holds all that was ever committed here, and nobody can add to
+/// it; when it does not, clients go on where they were. When it began, and how long transactions took to end.
+async fn stand_still(
+    options: &Options,
+    journal: &mut Journal,
+    prepared: &mut Prepared,
+    direction: &Direction,
+    teller: &Teller,
+) -> Result<(Instant, Duration, Link), Error> {
+    let mut hands = Hands::open(direction, &prepared.following.inventory).await?;
+    let grantees = prepared.grantees.clone();
+    journal.update(|record| {
+        record.phase = direction.during;
+        *direction.fenced(record) = Some(grantees);
+    })?;
+    let begun = Instant::now();
+    if let Err(error) = prepared.front.pause(options.pause_limit).await {
+        journal.update(|record| record.phase = direction.before)?;
+        return Err(error);
+    }
+    let drained = begun.elapsed();
+    // The rest of the limit is for lifting the fence before the proxy lets clients go on by itself.
+    let limit = options.pause_limit.mul_f64(0.8).saturating_sub(drained);
+    let work = in_pause(options, journal, prepared, &mut hands, direction, teller, limit);
+    let done = tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
+        Err(Error::TimedOut { what: "the pause".into(), limit: options.pause_limit, who: Vec::new() })
+    });
+    if let Err(error) = done {
+        back_to_work(journal, prepared, direction).await?;
+        return Err(error);
+    }
+    Ok((begun, drained, hands.from))
 }
 
 /// What cannot be done before clients stand: fence, last changes, sequences, and that all of it is on disk.
 async fn in_pause(
     options: &Options,
-    journal: &mut Journal,
+    journal: &Journal,
     prepared: &mut Prepared,
+    hands: &mut Hands,
     direction: &Direction,
-    begun: Instant,
+    teller: &Teller,
+    limit: Duration,
 ) -> Result<(), Error> {
-    let left = || options.pause_limit.saturating_sub(begun.elapsed());
-    let Prepared { following, from, looking, to, grantees, .. } = prepared;
-    let Following { follower, inventory, fingerprint: before, .. } = following;
-    let (drained, now) = tokio::join!(follower.drain(left()), fingerprint(looking));
-    drained?;
+    let Hands { beside, from, looking, to } = hands;
+    let Prepared { following: Following { follower, inventory, fingerprint: before, .. }, front, grantees, .. } =
+        prepared;
+    let database = &direction.from.database;
+    let fence_and_drain = async {
+        let begun = Instant::now();
+        let (shut, proxied) = tokio::join!(fence::shut(beside, database, grantees), front.backends());
+        shut?;
+        let shut = begun.elapsed();
+        for who in fence::empty(beside, database, &proxied?, limit).await? {
+            teller.warn(format!("{who} does not come through the proxy, and was ended"));
+        }
+        let emptied = begun.elapsed();
+        reach(&options.faults, FaultPoint::Fenced)?;
+        // Nobody is left who could draw a number from a sequence or decide a transaction.
+        let (drained, numbers, undecided) =
+            tokio::join!(follower.drain(limit), sequences(from, inventory), fence::undecided(beside, database, limit));
+        tracing::debug!(?shut, ?emptied, drained = ?begun.elapsed(), "fenced and drained");
+        undecided?;
+        drained.and(numbers)
+    };
+    let begun = Instant::now();
+    let (numbers, now) = tokio::join!(fence_and_drain, fingerprint(looking));
+    let known = begun.elapsed();
+    let numbers = numbers?;
     if now? != *before {
         return Err(Error::SchemaChanged("something was created, altered or dropped".into()));
     }
-    reach(&options.faults, FaultPoint::Drained)?;
-    fence::raise(from, &direction.from.database, grantees).await?;
-    sequences(from, to, inventory).await?;
     // This commit is synchronous: with it all that the players wrote is on disk.
     let migration = literal(&journal.record.migration);
-    to.query(&format!("DELETE FROM stillpoint.epoch; INSERT INTO stillpoint.epoch VALUES ({migration}, 1, true)"))
-        .await?;
-    if direction.open_way_back {
-        let rows = to.query("SELECT pg_current_wal_insert_lsn()").await?;
-        let position = outfit::lsn(&rows.first().map_or_else(String::new, |row| text(row, 0)));
-        journal.update(|record| record.back_from = position)?;
-    }
-    reach(&options.faults, FaultPoint::Fenced)
+    let epoch = format!("DELETE FROM stillpoint.epoch; INSERT INTO stillpoint.epoch VALUES ({migration}, 1, true)");
+    to.query(&(numbers + &epoch)).await?;
+    tracing::debug!(?known, flushed = ?begun.elapsed(), "all of it is on the other side");
+    reach(&options.faults, FaultPoint::Drained)
 }
 
 /// Undoes what was done in the pause; clients go on where they were.
 async fn back_to_work(journal: &mut Journal, prepared: &mut Prepared, direction: &Direction) -> Result<(), Error> {
-    // Sessions that exist are not fenced: clients need not wait for this.
-    let resumed = prepared.front.resume().await;
-    fence::lift(&mut prepared.from, &direction.from.database, &prepared.grantees).await?;
-    journal.update(|record| record.phase = direction.before)?;
-    resumed
+    // First: a client that connects when the pause is over must be let in.
+    let lifted = fence::lift(&direction.from, &prepared.grantees).await;
+    // The proxy may have reached the limit itself, or be gone; then clients have gone on without us.
+    let _ = prepared.front.resume().await;
+    lifted?;
+    journal.update(|record| record.phase = direction.before)
 }
 
 /// Whether the proxy serves the tenant from `server`.
 pub(crate) async fn serves(options: &Options, server: &Server) -> Result<bool, Error> {
     let mut front = Front::connect(&options.proxy, &options.tenant).await?;
-    Ok(front.serving().await? == Some(server.host_and_port()))
+    Ok(front.settled().await? == Some(server.host_and_port()))
 }
 
 /// [`settle`], when it was cut off: the slot on the source tells.
 pub(crate) async fn settle_again(options: &Options) -> Result<(), Error> {
-    let mut journal = Journal::open(&options.state, &options.source.database)?;
-    let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-    let slots = outfit::our_slots(&mut source, &options.source.database).await?;
-    if slots.contains(&journal.record.slot()) { settle(options, &mut journal).await } else { Ok(()) }
+    let journal = Journal::open(&options.state, &options.source.database)?;
+    let slots = outfit::our_slots(&mut fence::beside(&options.source).await?, &options.source.database).await?;
+    if slots.contains(&journal.record.slot()) { settle(options, &journal, None).await } else { Ok(()) }
 }
 
 /// After the switch: the way out is closed, the way back is open.
-pub(crate) async fn settle(options: &Options, journal: &mut Journal) -> Result<(), Error> {
+pub(crate) async fn settle(options: &Options, journal: &Journal, left: Option<Link>) -> Result<(), Error> {
     reach(&options.faults, FaultPoint::Switched)?;
-    let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+    let mut source = match left {
+        Some(link) => link,
+        None => fence::enter(&options.source).await?,
+    };
     if journal.record.way_back {
         outfit::install(&mut source, journal.record.back_from).await?;
-        let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
-        let position = journal.record.back_from;
-        // The log before the switch is of no use to the way back.
-        let sql = format!(
-            "SELECT pg_replication_slot_advance({}, '{:X}/{:X}')",
-            literal(&journal.record.back_slot()),
-            position >> 32,
-            position & 0xffff_ffff
-        );
-        target.query(&sql).await?;
     }
     for publication in PUBLICATIONS {
         source.query(&format!("SET client_min_messages = error; DROP PUBLICATION IF EXISTS {publication}")).await?;

@@ -1,75 +1,126 @@
-//! Holding the copy back so that clients keep their throughput.
+//! Holding the migration back so that clients keep their throughput.
 //!
 //! ```text
-//! clients' throughput / before  <  share           =>  rate * 0.7
-//!                               >= share + margin  =>  rate * 1.15
+//! clients' throughput / usual  <  share                        =>  min(rate, what was really moved) * 0.7
+//!                              >= share + margin, and held     =>  rate * 1.5 before the first fall, * 1.15 after it
 //! ```
-//!
-//! The throughput is the source's own count of commits: it needs no proxy, and closed-loop clients show in it that they
-//! are made to wait.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-/// Where the rate begins, and does not fall below: a copy that never ends keeps log on the source.
-const RATE_MIN: u64 = 2 << 20;
-const RATE_START: u64 = 64 << 20;
-const RATE_MAX: u64 = 4 << 30;
-/// Above the share by so much, the copy may go faster.
+/// Above the share by so much, it may go faster.
 const MARGIN: f64 = 0.03;
+const FREE: u64 = 4 << 30;
 
-/// A rate that several copies share.
+/// Between what and what a rate moves.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bounds {
+    /// It does not fall below: a migration that never ends keeps log on the source.
+    pub(crate) least: u64,
+    /// Where it begins.
+    pub(crate) first: u64,
+}
+
+/// Bytes of rows that are copied.
+pub(crate) const COPIED: Bounds = Bounds { least: 2 << 20, first: 16 << 20 };
+/// Bytes of rows that are compared. The replay stands meanwhile, and what comes is kept in memory.
+pub(crate) const COMPARED: Bounds = Bounds { least: 32 << 20, first: 64 << 20 };
+
+/// A rate that several workers share.
 #[derive(Debug)]
 pub(crate) struct Throttle {
     rate: AtomicU64,
+    least: AtomicU64,
+    spent: AtomicU64,
+    /// Somebody had to wait.
+    held: AtomicBool,
+    fallen: AtomicBool,
     /// When what has been spent so far is paid for.
     paid: Mutex<Option<Instant>>,
 }
 
 impl Throttle {
-    pub(crate) fn new() -> Throttle {
-        Throttle { rate: AtomicU64::new(RATE_START), paid: Mutex::new(None) }
+    pub(crate) fn new(bounds: Bounds) -> Throttle {
+        Throttle {
+            rate: AtomicU64::new(bounds.first),
+            least: AtomicU64::new(bounds.least),
+            spent: AtomicU64::new(0),
+            held: AtomicBool::new(false),
+            fallen: AtomicBool::new(false),
+            paid: Mutex::new(None),
+        }
     }
 
-    /// Bytes a second that are allowed now.
+    /// As fast as it goes.
+    pub(crate) fn free() -> Throttle {
+        Throttle::new(Bounds { least: FREE, first: FREE })
+    }
+
+    /// What is allowed in a second now.
     pub(crate) fn rate(&self) -> u64 {
         self.rate.load(Ordering::Relaxed)
     }
 
-    /// As fast as it goes.
-    pub(crate) fn free(&self) {
-        self.rate.store(RATE_MAX, Ordering::Relaxed);
+    /// As fast as it goes from now on; what waits for its turn goes on waiting.
+    pub(crate) fn release(&self) {
+        self.least(FREE);
     }
 
-    /// Takes in how clients fare: their throughput as a part of what it was before, and the part that they must keep.
-    pub(crate) fn heed(&self, kept: f64, share: f64) {
-        let rate = self.rate();
+    /// It does not fall below this from now on.
+    pub(crate) fn least(&self, least: u64) {
+        self.least.store(least.min(FREE), Ordering::Relaxed);
+        self.rate.fetch_max(least.min(FREE), Ordering::Relaxed);
+    }
+
+    /// Whether it cannot go slower.
+    pub(crate) fn is_least(&self) -> bool {
+        self.rate() <= self.least.load(Ordering::Relaxed)
+    }
+
+    /// Takes in how clients fared in the last `window`: their throughput as a part of the usual one, and the part that
+    /// they must keep. Whether anything was moved, and how fast it may go on.
+    pub(crate) fn heed(&self, kept: f64, share: f64, window: Duration) -> Option<u64> {
+        let (spent, held) = (self.spent.swap(0, Ordering::Relaxed), self.held.swap(false, Ordering::Relaxed));
+        if spent == 0 {
+            return None;
+        }
+        let (rate, moved) = (self.rate() as f64, spent as f64 / window.as_secs_f64().max(0.001));
         let rate = if kept < share {
-            (rate as f64 * 0.7) as u64
-        } else if kept >= share + MARGIN {
-            (rate as f64 * 1.15) as u64
+            self.fallen.store(true, Ordering::Relaxed);
+            rate.min(moved) * 0.7
+        } else if kept >= share + MARGIN && held {
+            rate * if self.fallen.load(Ordering::Relaxed) { 1.15 } else { 1.5 }
         } else {
             rate
         };
-        self.rate.store(rate.clamp(RATE_MIN, RATE_MAX), Ordering::Relaxed);
+        let rate = (rate as u64).clamp(self.least.load(Ordering::Relaxed), FREE);
+        self.rate.store(rate, Ordering::Relaxed);
+        Some(rate)
     }
 
-    /// Waits until so many bytes may have been moved.
-    pub(crate) async fn spend(&self, bytes: u64) {
-        let cost = Duration::from_secs_f64(bytes as f64 / self.rate() as f64);
-        let due = {
-            let mut paid = self.paid.lock().await;
-            let now = Instant::now();
-            // What was not used is not saved up: a burst is what clients notice.
-            let due = paid.map_or(now, |paid| paid.max(now)) + cost;
-            *paid = Some(due);
-            due
-        };
-        if due > Instant::now() + Duration::from_millis(5) {
+    /// Waits until so much may have been moved.
+    pub(crate) async fn spend(&self, amount: u64) {
+        if let Some(due) = self.charge(amount).await {
             tokio::time::sleep_until(due).await;
         }
+    }
+
+    /// Until when that has to be waited for, if it has.
+    pub(crate) async fn charge(&self, amount: u64) -> Option<Instant> {
+        self.spent.fetch_add(amount, Ordering::Relaxed);
+        let cost = Duration::from_secs_f64(amount as f64 / self.rate().max(1) as f64);
+        let now = Instant::now();
+        let mut paid = self.paid.lock().await;
+        // What was not used is not saved up: a burst is what clients notice.
+        let due = paid.map_or(now, |paid| paid.max(now)) + cost;
+        *paid = Some(due);
+        if due <= now + Duration::from_millis(5) {
+            return None;
+        }
+        self.held.store(true, Ordering::Relaxed);
+        Some(due)
     }
 }
 
@@ -77,27 +128,45 @@ impl Throttle {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_rate_falls_while_clients_suffer_and_rises_while_they_do_not() {
-        let throttle = Throttle::new();
-        throttle.heed(0.5, 0.85);
-        assert!(throttle.rate() < RATE_START);
-        let low = throttle.rate();
-        throttle.heed(0.86, 0.85);
-        assert_eq!(throttle.rate(), low, "just enough is left alone");
-        throttle.heed(1.0, 0.85);
-        assert!(throttle.rate() > low);
-        (0..200).for_each(|_| throttle.heed(0.1, 0.85));
-        assert_eq!(throttle.rate(), RATE_MIN);
-        (0..200).for_each(|_| throttle.heed(1.0, 0.85));
-        assert_eq!(throttle.rate(), RATE_MAX);
+    const WINDOW: Duration = Duration::from_secs(1);
+
+    /// As if so much had been moved in a window.
+    async fn heed(throttle: &Throttle, moved: u64, kept: f64) -> u64 {
+        throttle.spend(moved).await;
+        throttle.heed(kept, 0.85, WINDOW).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_rate_falls_while_clients_suffer_and_rises_while_they_do_not() {
+        let throttle = Throttle::new(COPIED);
+        let first = COPIED.first;
+        assert_eq!(heed(&throttle, first, 1.0).await, first * 3 / 2, "at first it looks for what clients bear");
+        let low = heed(&throttle, first, 0.5).await;
+        assert_eq!(low, (first as f64 * 0.7) as u64, "from what was moved, not from what was allowed");
+        assert_eq!(heed(&throttle, low, 0.86).await, low, "just enough is left alone");
+        let high = heed(&throttle, low, 1.0).await;
+        assert!(high > low && high < low * 5 / 4, "then it goes with care: {low}, {high}");
+        for _ in 0..50 {
+            heed(&throttle, high, 0.1).await;
+        }
+        assert_eq!(throttle.rate(), COPIED.least);
+        assert!(throttle.is_least());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rate_that_holds_nobody_does_not_rise() {
+        let throttle = Throttle::new(COPIED);
+        assert_eq!(throttle.heed(1.0, 0.85, WINDOW), None, "nothing was moved");
+        assert_eq!(heed(&throttle, 1, 1.0).await, COPIED.first);
+        throttle.release();
+        assert_eq!(heed(&throttle, 1 << 20, 0.1).await, FREE, "it has been let go");
     }
 
     #[tokio::test(start_paused = true)]
     async fn several_spenders_share_one_rate() {
-        let throttle = Throttle::new();
+        let throttle = Throttle::new(COPIED);
         let begun = Instant::now();
-        tokio::join!(throttle.spend(RATE_START), throttle.spend(RATE_START));
+        tokio::join!(throttle.spend(COPIED.first), throttle.spend(COPIED.first));
         assert_eq!(begun.elapsed().as_secs(), 2);
     }
 }

@@ -37,20 +37,44 @@ pub struct Status {
     pub orphans: Vec<String>,
 }
 
+impl Status {
+    /// What can be done now, for people; nothing when there is no migration.
+    pub fn advice(&self) -> Option<&'static str> {
+        Some(match self.record.as_ref()?.phase {
+            Phase::Begun | Phase::Snapshotted | Phase::Copying => {
+                "unless a command is at it: `run` takes it away and begins anew, `abort` takes it away"
+            }
+            Phase::Following | Phase::Switching => {
+                "unless a command is at it: `run` goes on with it, `abort` takes it away"
+            }
+            Phase::Switched => "`fallback` brings clients back, `finish` ends the migration",
+            Phase::Returning => "unless a command is at it: `fallback` goes on with it",
+            Phase::Returned => {
+                "unless a command is at it: `fallback` or `abort` removes what is left, `run` does and begins anew"
+            }
+        })
+    }
+}
+
 /// Takes up what a crash left: clients were on the source unless the proxy says otherwise.
-pub(crate) async fn recover(options: &Options, phase: Phase, teller: &Teller) -> Result<Recovered, Failure> {
+pub(crate) async fn recover(options: &Options, teller: &Teller) -> Result<Recovered, Failure> {
     let mut journal = Journal::open(&options.state, &options.source.database).map_err(Failure::untouched)?;
     let unknown = |error: Error| Failure { state: State::Unknown(error.to_string()), error };
+    // Not as it was before the lock was had: a guardian may have been at work.
+    let phase = journal.record.phase;
+    if phase == Phase::Switched {
+        crate::switch::settle(options, &journal, None).await.map_err(Failure::on_target)?;
+        return Ok(Recovered::Switched);
+    }
     if phase == Phase::Switching {
         let switched = serves(options, &options.target).await.map_err(unknown)?;
         if switched {
             journal.update(|record| record.phase = Phase::Switched).map_err(Failure::on_target)?;
-            crate::switch::settle(options, &mut journal).await.map_err(Failure::on_target)?;
+            crate::switch::settle(options, &journal, None).await.map_err(Failure::on_target)?;
             return Ok(Recovered::Switched);
         }
         let lifted = async {
-            let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-            fence::lift(&mut link, &options.source.database, &journal.record.fenced).await?;
+            fence::lift_if_shut(&options.source, journal.record.fenced.as_ref()).await?;
             journal.update(|record| record.phase = Phase::Following)
         };
         let lifted: Result<(), Error> = lifted.await;
@@ -60,7 +84,12 @@ pub(crate) async fn recover(options: &Options, phase: Phase, teller: &Teller) ->
         teller.warn("a migration was cut off: it goes on from where the target follows".into());
         return Ok(Recovered::Following(Box::new(journal)));
     }
-    teller.warn("a migration was cut off before the target was complete: it begins anew".into());
+    teller.warn(match phase {
+        Phase::Returned => {
+            "a migration was given up, and something of it is left: that is removed, and it begins anew".into()
+        }
+        _ => "a migration was cut off before the target was complete: it begins anew".into(),
+    });
     match undo(options, journal).await {
         State::OnSource => Ok(Recovered::Nothing),
         state => Err(Failure { error: Error::WrongPhase("what is left of a migration is in the way".into()), state }),
@@ -81,7 +110,12 @@ async fn slot_is_there(options: &Options, journal: &Journal) -> bool {
 
 /// Takes everything away, with clients on the source. Goes on after a failure, so that as little as possible is left;
 /// the journal stays until all is gone.
-pub(crate) async fn undo(options: &Options, journal: Journal) -> State {
+///
+/// It says so before anything goes: whoever finds it half done must not take the migration up on a target that is gone.
+pub(crate) async fn undo(options: &Options, mut journal: Journal) -> State {
+    if let Err(error) = journal.update(|record| record.phase = Phase::Returned) {
+        return clean(vec![error.to_string()]);
+    }
     let mut problems = Vec::new();
     let mut note = |result: Result<(), Error>| {
         if let Err(error) = result {
@@ -103,14 +137,11 @@ pub(crate) async fn undo(options: &Options, journal: Journal) -> State {
 }
 
 async fn undo_source(options: &Options, record: &Record) -> Result<(), Error> {
+    fence::lift_if_shut(&options.source, record.fenced.as_ref()).await?;
     let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
     outfit::drop_slot(&mut link, &record.slot()).await?;
     outfit::uninstall(&mut link).await?;
-    outfit::restore_identities(&mut link, &record.identities, LOCK_LIMIT).await?;
-    if matches!(record.phase, Phase::Switching | Phase::Returned) {
-        fence::lift(&mut link, &options.source.database, &record.fenced).await?;
-    }
-    Ok(())
+    outfit::restore_identities(&mut link, &record.identities, LOCK_LIMIT).await
 }
 
 async fn undo_target(options: &Options, record: &Record) -> Result<(), Error> {
@@ -178,10 +209,11 @@ pub async fn status(options: &Options) -> Result<Status, Error> {
         _ => None,
     });
     let mut status = Status { record, serving, kept_bytes: None, orphans: Vec::new() };
-    let back = status.record.as_ref().is_some_and(|record| record.phase >= Phase::Switched);
+    // Where clients are to stay on the source both slots only wait to be dropped; it is the source's that fills a disk in use.
+    let back = status.record.as_ref().is_some_and(|record| matches!(record.phase, Phase::Switched | Phase::Returning));
     let slot = status.record.as_ref().map(|record| if back { record.back_slot() } else { record.slot() });
     let server = if back { &options.target } else { &options.source };
-    let Ok(mut link) = Link::connect(server, Purpose::Statements, &[]).await else { return Ok(status) };
+    let Ok(mut link) = fence::beside(server).await else { return Ok(status) };
     let rows = link
         .query(&format!(
             "SELECT slot_name, pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint FROM pg_replication_slots \

@@ -1,6 +1,6 @@
 //! Preflight on real servers: what is refused is refused by name, and nothing is touched.
 
-use stillpoint_migrate_engine::{Accepted, Server, Verdict, check};
+use stillpoint_migrate_engine::{Accepted, Options, Server, Verdict, check};
 use stillpoint_migrate_testbed::{Cluster, available};
 
 /// Each of these alone makes a migration impossible; the name that must be in the refusal.
@@ -22,6 +22,25 @@ const REFUSED: &[(&str, &str)] = &[
          CREATE EVENT TRIGGER on_ddl ON ddl_command_end EXECUTE FUNCTION e()",
         "on_ddl",
     ),
+    (
+        "CREATE TABLE ruled (a int PRIMARY KEY); CREATE RULE always_on AS ON INSERT TO ruled DO ALSO SELECT 1; \
+         ALTER TABLE ruled ENABLE ALWAYS RULE always_on",
+        "public.ruled.always_on",
+    ),
+    (
+        "CREATE SUBSCRIPTION theirs CONNECTION 'dbname=nowhere' PUBLICATION p WITH (connect = false)",
+        "subscription theirs",
+    ),
+    (
+        "BEGIN; CREATE TABLE undecided (a int PRIMARY KEY); PREPARE TRANSACTION 'long ago'",
+        "prepared transaction long ago",
+    ),
+    // As an extension's script does for a table whose rows are the user's.
+    (
+        "CREATE TABLE settings (a int PRIMARY KEY); UPDATE pg_extension SET extconfig = ARRAY['settings'::regclass::oid], \
+         extcondition = '{NULL}' WHERE extname = 'plpgsql'",
+        "extension table public.settings",
+    ),
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -29,7 +48,7 @@ async fn what_is_not_supported_is_refused_by_name() {
     if !available() {
         return;
     }
-    let source = Cluster::start(&["wal_level=logical"]);
+    let source = Cluster::start(&["wal_level=logical", "max_prepared_transactions=10"]);
     let target = Cluster::start(&["wal_level=logical"]);
     for (number, (sql, name)) in REFUSED.iter().enumerate() {
         let database = format!("d{number}");
@@ -43,6 +62,8 @@ async fn what_is_not_supported_is_refused_by_name() {
     assert_eq!(target.sql("postgres", "SELECT count(*) FROM pg_database"), "3", "the target is as it was");
     let accepted = Accepted { unlogged_empty: true, ..Accepted::default() };
     assert!(report(&source, &target, "d1", accepted).await.accepted().is_ok(), "an unlogged table can be accepted");
+    // The name of a prepared transaction is the server's, and would keep it from ending.
+    source.sql("d10", "ROLLBACK PREPARED 'long ago'");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -102,5 +123,7 @@ async fn report(
 ) -> stillpoint_migrate_engine::Report {
     let source = Server::parse("source", &source.conninfo(database), None).unwrap();
     let target = Server::parse("target", &target.conninfo(database), None).unwrap();
-    check(&source, &target, accepted).await.unwrap()
+    let nowhere = std::path::PathBuf::from("/nonexistent");
+    let options = Options { accepted, ..Options::new(source, target, nowhere.clone(), nowhere) };
+    check(&options).await.unwrap()
 }

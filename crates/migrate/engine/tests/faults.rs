@@ -2,10 +2,12 @@
 
 mod support;
 
+use std::sync::Arc;
+use stillpoint_events::{Event, EventKind};
 use stillpoint_migrate_engine::{
-    Error, Failure, FaultPoint, Options, Outcome, Phase, State, abort, fallback, finish, run, status,
+    Error, Failure, FaultPoint, Observer, Options, Outcome, Phase, Server, State, abort, fallback, finish, run, status,
 };
-use stillpoint_migrate_testbed::available;
+use stillpoint_migrate_testbed::{Relay, available};
 use support::{Bench, observer};
 
 fn bench() -> Bench {
@@ -37,8 +39,8 @@ async fn before_the_switch_everything_is_taken_away_again() {
         FaultPoint::Copied,
         FaultPoint::CaughtUp,
         FaultPoint::Prepared,
-        FaultPoint::Drained,
         FaultPoint::Fenced,
+        FaultPoint::Drained,
     ] {
         let failing = Options { faults: vec![point], ..options(&bench) };
         let failure = attempt(&failing).await.unwrap_err();
@@ -86,7 +88,7 @@ async fn a_way_back_that_fails_leaves_clients_on_the_target() {
     }
     let bench = bench();
     attempt(&options(&bench)).await.unwrap_or_else(|failure| panic!("{failure:?}"));
-    for point in [FaultPoint::Prepared, FaultPoint::Drained, FaultPoint::Fenced] {
+    for point in [FaultPoint::Prepared, FaultPoint::Fenced, FaultPoint::Drained] {
         let failing = Options { faults: vec![point], ..options(&bench) };
         let failure = fallback(&failing, observer().0).await.unwrap_err();
         assert_eq!(failure.state, State::OnTarget, "{point:?}: {failure:?}");
@@ -97,6 +99,88 @@ async fn a_way_back_that_fails_leaves_clients_on_the_target() {
     fallback(&options(&bench), observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     assert_eq!(bench.source.sql("shop", "SELECT count(*) FROM pgbench_history"), "3");
     bench.assert_clean("shop");
+}
+
+/// The three commands that remove what an interrupted clean-up left; `run` begins anew at once.
+async fn finish_clean_up(which: &str, options: &Options) {
+    match which {
+        "fallback" => {
+            let outcome = fallback(options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+            assert_eq!(outcome, Outcome::AlreadyThere, "nobody is moved");
+        }
+        "abort" => {
+            let state = abort(options).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+            assert_eq!(state, State::OnSource);
+        }
+        _ => {
+            let outcome = attempt(options).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+            assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_are_back_and_the_next_command_cleans_up() {
+    if !available() {
+        return;
+    }
+    let bench = bench();
+    for next in ["fallback", "abort", "run"] {
+        attempt(&options(&bench)).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+        let failing = Options { faults: vec![FaultPoint::Returned], ..options(&bench) };
+        let failure = fallback(&failing, observer().0).await.unwrap_err();
+        assert!(matches!(failure.state, State::OnSourceWithRemains(_)), "{failure:?}");
+        let told = status(&failing).await.unwrap();
+        assert!(told.advice().is_some_and(|advice| advice.contains("`fallback` or `abort`")), "{told:?}");
+        assert_eq!((told.record.map(|record| record.phase), told.serving), (Some(Phase::Returned), Some("source")));
+        bench.source.sql("shop", "INSERT INTO pgbench_history (tid) VALUES (1)");
+        finish_clean_up(next, &options(&bench)).await;
+        if next == "run" {
+            assert_eq!(bench.target.sql("shop", "SELECT count(*) FROM pgbench_history"), "3");
+        } else {
+            bench.assert_clean("shop");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clean_up_that_was_cut_off_is_finished_and_not_taken_for_a_migration() {
+    if !available() {
+        return;
+    }
+    let bench = bench();
+    let network = Arc::new(Relay::to(bench.source.port()));
+    bench.front.lock().unwrap().serving.1 = network.port();
+    let behind = |faults| {
+        let mut options = Options { faults, ..options(&bench) };
+        let place = format!("host=127.0.0.1 port={} user=postgres dbname=shop", network.port());
+        options.source = Server::parse("source", &place, None).unwrap();
+        options
+    };
+    for (point, next) in
+        [(FaultPoint::CaughtUp, "fallback"), (FaultPoint::Prepared, "abort"), (FaultPoint::Drained, "run")]
+    {
+        let cut = Arc::clone(&network);
+        let observer: Observer = Arc::new(move |event: Event| {
+            println!("{:?}", event.kind);
+            if matches!(event.kind, EventKind::FellBack { .. }) {
+                cut.cut();
+            }
+        });
+        let failure = run(&behind(vec![point]), observer).await.unwrap_err();
+        assert!(matches!(failure.state, State::OnSourceWithRemains(_)), "{point:?}: {failure:?}");
+        network.mend();
+        let there = bench.target.sql("postgres", "SELECT count(*) FROM pg_database WHERE datname = 'shop'");
+        assert_eq!(there, "0", "{point:?}: the target could be reached");
+        let told = status(&behind(Vec::new())).await.unwrap();
+        assert!(told.kept_bytes.is_some() && told.orphans.is_empty(), "{point:?}: {told:?}");
+        assert_eq!(told.record.map(|record| record.phase), Some(Phase::Returned), "{point:?}");
+        finish_clean_up(next, &behind(Vec::new())).await;
+        if next != "run" {
+            bench.assert_clean("shop");
+        }
+    }
+    assert_eq!(bench.front.lock().unwrap().serving.1, bench.target.port());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

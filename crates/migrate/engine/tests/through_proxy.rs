@@ -43,20 +43,21 @@ async fn clients_go_over_and_come_back() {
     let mut options = bench.options("shop");
     options.proxy = control;
     let mut load =
-        bench.source.pgbench_load("shop", port, &["-n", "-c", "8", "-T", "25", "-R", "600", "-M", "prepared"]);
+        bench.source.pgbench_load("shop", port, &["-n", "-c", "8", "-T", "600", "-R", "600", "-M", "prepared"]);
     let (observer, _events) = observer();
     let outcome = run(&options, observer.clone()).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     let Outcome::Switched { paused } = outcome else { panic!("{outcome:?}") };
     println!("paused {paused:?} on the way there");
     assert!(load.running(), "the load was there all the time");
     let history = "SELECT count(*) FROM pgbench_history";
+    bench.look_into_source("shop");
     let (there, then) = (bench.target.sql("shop", history), bench.source.sql("shop", history));
     assert!(there.parse::<u64>().unwrap() >= then.parse::<u64>().unwrap(), "{there} {then}");
 
     let back = fallback(&options, observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
-    println!("paused {back:?} on the way back");
+    println!("{back:?} on the way back");
     assert!(load.running(), "the load was there all the time");
-    let outcome = load.finish();
+    let outcome = load.stop();
     assert!(outcome.success && outcome.failed == 0, "{}", outcome.text);
     assert_eq!(bench.source.sql("shop", history), outcome.transactions.to_string(), "every commit exactly once");
     let balance = "SELECT sum(abalance) = (SELECT sum(delta) FROM pgbench_history) FROM pgbench_accounts";

@@ -11,7 +11,7 @@ use crate::error::ConfigError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub struct Config {
     /// Address that serves Prometheus metrics at `/metrics`.
     #[serde(default)]
     pub metrics: Option<SocketAddr>,
-    /// Threads that serve sessions; by default one for each processor.
+    /// Threads that serve sessions; by default one for every two processors.
     #[serde(default)]
     pub workers: Option<usize>,
     /// Permissions of the sockets in `listen`, as octal digits.
@@ -258,6 +258,21 @@ impl Config {
             return invalid(format!("memory_mib = {memory} is enough for {most} connections, not for {connections}"));
         }
         self.socket_mode().map(|_| ())
+    }
+
+    /// The tenant for a database: its own, or the one for every other name.
+    pub(crate) fn tenant(&self, database: &str) -> Option<&TenantConfig> {
+        self.tenants.get(database).or_else(|| self.tenants.get(ANY))
+    }
+
+    /// The server that a database is on unless it has moved.
+    pub fn server_of(&self, database: &str) -> Option<&Server> {
+        self.servers.get(&self.tenant(database)?.server)
+    }
+
+    /// Whether a client at an address is let in.
+    pub fn admits(&self, database: &str, user: &str, from: IpAddr, tls: bool) -> bool {
+        access::allows(&self.allow, database, user, Origin::Address(from), tls)
     }
 
     /// Permissions of sockets for clients.

@@ -6,7 +6,7 @@ use crate::error::StartError;
 use crate::listen::{self, Listener};
 use crate::metrics;
 use crate::proxy::{Proxy, Settings};
-use crate::workers::Workers;
+use crate::workers::{self, Workers};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,7 +44,7 @@ async fn serve(path: &Path, settings: Settings, started: impl FnOnce(&Config)) -
     let mode = config.socket_mode()?;
     let listeners: Vec<Listener> =
         config.listen.iter().map(|at| Listener::bind(at, mode)).collect::<Result<_, StartError>>()?;
-    let count = config.workers.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, Into::into));
+    let count = config.workers.unwrap_or_else(|| workers::default_count(processors()));
     let workers = Arc::new(Workers::start(count, &proxy)?);
     let mut tasks = tokio::task::JoinSet::new();
     if let Some(address) = config.metrics {
@@ -58,9 +58,11 @@ async fn serve(path: &Path, settings: Settings, started: impl FnOnce(&Config)) -
     let (control, control_file) = control;
     let control_task = tokio::spawn(accept_control(control, proxy.clone()));
     tracing::info!(listen = ?config.listen.iter().map(Endpoint::to_string).collect::<Vec<_>>(), workers = count, "serving");
+    // Before anybody can know of us: a signal that nobody waits for ends the process.
+    let signals = Signals::install()?;
     started(&config);
 
-    let patiently = signals(path, &proxy).await?;
+    let patiently = signals.wait(path, &proxy).await;
     // Nobody connects any more; dropping the listeners lets a successor have the addresses.
     tasks.shutdown().await;
     control_task.abort();
@@ -87,19 +89,33 @@ async fn serve(path: &Path, settings: Settings, started: impl FnOnce(&Config)) -
     Ok(())
 }
 
-/// Waits for the signal that ends the process: true when it is to be patient.
-async fn signals(path: &Path, proxy: &Proxy) -> Result<bool, StartError> {
-    let handler = |kind: SignalKind| -> Result<Signal, StartError> {
-        signal(kind).map_err(|source| StartError::System { what: "a signal handler", source })
-    };
-    let mut hangup = handler(SignalKind::hangup())?;
-    let mut terminate = handler(SignalKind::terminate())?;
-    let mut interrupt = handler(SignalKind::interrupt())?;
-    loop {
-        tokio::select! {
-            _ = hangup.recv() => reload(path, proxy),
-            _ = terminate.recv() => return Ok(true),
-            _ = interrupt.recv() => return Ok(false),
+/// What the process is told from outside.
+struct Signals {
+    hangup: Signal,
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn install() -> Result<Signals, StartError> {
+        let handler = |kind: SignalKind| -> Result<Signal, StartError> {
+            signal(kind).map_err(|source| StartError::System { what: "a signal handler", source })
+        };
+        Ok(Signals {
+            hangup: handler(SignalKind::hangup())?,
+            terminate: handler(SignalKind::terminate())?,
+            interrupt: handler(SignalKind::interrupt())?,
+        })
+    }
+
+    /// Waits for the signal that ends the process: true when it is to be patient.
+    async fn wait(mut self, path: &Path, proxy: &Proxy) -> bool {
+        loop {
+            tokio::select! {
+                _ = self.hangup.recv() => reload(path, proxy),
+                _ = self.terminate.recv() => return true,
+                _ = self.interrupt.recv() => return false,
+            }
         }
     }
 }
@@ -120,6 +136,10 @@ fn reload(path: &Path, proxy: &Proxy) {
         }
         Err(error) => tracing::error!(%error, "the configuration cannot be used, the old one stays in force"),
     }
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, Into::into)
 }
 
 async fn accept(listener: Listener, workers: Arc<Workers>) {

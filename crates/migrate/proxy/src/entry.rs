@@ -1,5 +1,6 @@
 //! What others may see of a session, and how they reach it.
 
+use crate::capture::Capture;
 use crate::config::Server;
 use crate::target::Target;
 use std::collections::HashMap;
@@ -34,6 +35,15 @@ pub enum Activity {
 impl Activity {
     const ALL: [Activity; 5] =
         [Activity::Starting, Activity::Idle, Activity::Active, Activity::InTransaction, Activity::Parked];
+
+    /// Why others wait for a session that does this.
+    pub(crate) fn holds_up_by(self) -> &'static str {
+        match self {
+            Activity::Starting => "is logging in",
+            Activity::InTransaction => "its client holds a transaction open",
+            _ => "its statement runs",
+        }
+    }
 }
 
 /// Who reports what to whoever asked all sessions of a tenant for something. Dropping it says that the session is gone.
@@ -57,6 +67,8 @@ pub(crate) enum Command {
     Prepare(Arc<Target>, Option<Reporter>),
     /// Forget the one at the target.
     Abandon,
+    /// Capture what is written from the next boundary on.
+    Capture(Arc<Capture>, Option<Reporter>),
     /// Begin no new transaction; report once none is open.
     Pause(Reporter),
     /// Go on where you are.
@@ -201,6 +213,11 @@ impl Entry {
     /// Where a request to cancel goes.
     pub(crate) fn cancel_at(&self, server: Arc<Server>, key: CancelKey) {
         *lock(&self.cancel) = Some((server, key));
+    }
+
+    /// The process that serves it at the server, once it has logged in there.
+    pub(crate) fn backend(&self) -> Option<u32> {
+        lock(&self.cancel).as_ref().map(|(_, key)| key.pid)
     }
 
     /// Where a request to cancel goes, for whoever has the key.

@@ -11,9 +11,18 @@
 //! one who asked for a pause dies, the sessions go on at the source. After [`control::Request::Switch`] a session is at the
 //! target with its settings, role, prepared statements, channels and advisory locks, or it is closed, and named in the reply.
 //!
-//! It does not: pool connections, parse SQL, rewrite statements, keep passwords. What cannot be taken along pins a session
-//! and is said: temporary tables, WITH HOLD cursors, replication. Not noticed, and so lost: values of `currval` and
-//! `lastval`, how often a lock was taken, libraries that were loaded by LOAD.
+//! While somebody follows a capture ([`control::Request::Capture`]), what the sessions of that tenant write is rewritten so
+//! that every row comes back, and is handed on transaction by transaction in an order that can be repeated; the crate
+//! `stillpoint-migrate-capture` has a table of the statements. Clients see what they see directly, but for
+//! `pg_prepared_statements` and for time. What cannot be captured ends the capture, with its name, and never the client:
+//! [`control::Reply::CaptureOver`] is then the last that the follower gets, and what it has built is of no use. At each
+//! commit an audit compares the server's own counters with what was captured. It does not see what a transaction without
+//! any captured write does (a SELECT of a writing function that says it is STABLE), nor what does not come through the
+//! proxy; a comparison of both sides does.
+//!
+//! It does not: pool connections, parse SQL or rewrite statements where nobody follows, keep passwords. What cannot be
+//! taken along pins a session and is said: temporary tables, WITH HOLD cursors, replication. Not noticed, and so lost:
+//! values of `currval` and `lastval`, how often a lock was taken, libraries that were loaded by LOAD.
 //!
 //! ```text
 //! client ──TLS?── worker thread: [ up: read, look at headers, write ] ──TLS?── server (source)
@@ -40,6 +49,7 @@
 #![forbid(unsafe_code)]
 
 mod buffer;
+mod capture;
 mod config;
 pub mod control;
 mod daemon;
@@ -61,3 +71,4 @@ mod workers;
 pub use config::{Action, Config, Endpoint, Limits, Rule, Server, ServerTls, TenantConfig, TlsFiles, TlsNeed};
 pub use daemon::{check, run};
 pub use error::{ConfigError, StartError};
+pub use tls::encrypt;

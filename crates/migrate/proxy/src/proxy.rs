@@ -8,6 +8,7 @@ use crate::tenant::Tenant;
 use crate::tls;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio_rustls::TlsAcceptor;
 
@@ -43,6 +44,8 @@ pub(crate) struct Proxy {
     pub(crate) routes: Routes,
     /// Sums over sessions that have ended.
     pub(crate) totals: Counters,
+    /// How often the configuration was taken over anew.
+    pub(crate) reloads: AtomicU64,
 }
 
 impl Proxy {
@@ -54,10 +57,16 @@ impl Proxy {
             directory: Directory::default(),
             routes,
             totals: Counters::default(),
+            reloads: AtomicU64::new(0),
         };
-        let named: Vec<String> = proxy.settings().config.tenants.keys().filter(|name| *name != ANY).cloned().collect();
-        named.iter().for_each(|name| drop(proxy.tenant(name)));
+        proxy.know_the_named();
         Ok(proxy)
+    }
+
+    /// Tenants that the configuration names are known before anybody asks for them.
+    fn know_the_named(&self) {
+        let named: Vec<String> = self.settings().config.tenants.keys().filter(|name| *name != ANY).cloned().collect();
+        named.iter().for_each(|name| drop(self.tenant(name)));
     }
 
     /// The configuration of this moment.
@@ -68,7 +77,7 @@ impl Proxy {
     /// The tenant for a database; `None` when the configuration has none.
     pub(crate) fn tenant(&self, name: &str) -> Option<Arc<Tenant>> {
         let settings = self.settings();
-        let config = settings.config.tenants.get(name).or_else(|| settings.config.tenants.get(ANY))?;
+        let config = settings.config.tenant(name)?;
         let mut tenants = lock(&self.tenants);
         if let Some(known) = tenants.get(name) {
             return Some(known.clone());
@@ -101,12 +110,13 @@ impl Proxy {
         let settings = Arc::new(settings);
         *lock(&self.settings) = settings.clone();
         for tenant in self.tenants() {
-            let tenants = &settings.config.tenants;
-            if let Some(config) = tenants.get(&tenant.name).or_else(|| tenants.get(ANY)) {
+            if let Some(config) = settings.config.tenant(&tenant.name) {
                 let server = self.place(&settings, &tenant.name, &config.server, config.database.as_deref());
                 tenant.reload(config.clone(), server);
             }
         }
+        self.know_the_named();
+        self.reloads.fetch_add(1, Ordering::Release);
     }
 
     /// Sums over all sessions that there were.

@@ -4,6 +4,7 @@ use crate::config::Server;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use zeroize::Zeroizing;
 
 /// A server that a tenant may be switched to, and what its sessions need there.
@@ -11,6 +12,22 @@ pub(crate) struct Target {
     pub(crate) server: Arc<Server>,
     /// Stored passwords of roles, as in `pg_authid`.
     pub(crate) verifiers: BTreeMap<String, Zeroizing<String>>,
+    places: Semaphore,
+}
+
+/// Sessions that are prepared at the same time: those of all at once would take the machine from the clients.
+const AT_ONCE: usize = 2;
+
+impl Target {
+    pub(crate) fn new(server: Server, verifiers: BTreeMap<String, Zeroizing<String>>) -> Target {
+        Target { server: Arc::new(server), verifiers, places: Semaphore::new(AT_ONCE) }
+    }
+
+    /// Waits until one more session may be prepared; its place is free again when this is dropped.
+    pub(crate) async fn place(&self) -> Option<SemaphorePermit<'_>> {
+        // It is never closed.
+        self.places.acquire().await.ok()
+    }
 }
 
 impl fmt::Debug for Target {

@@ -1,5 +1,6 @@
 //! A database behind the proxy: where it is, who is in it, and whether it stands still for a switch-over.
 
+use crate::capture::Capture;
 use crate::config::{Server, TenantConfig};
 use crate::entry::{Activity, Command, Entry, Reporter, lock};
 use crate::error::Refusal;
@@ -27,6 +28,7 @@ struct State {
     server: Arc<Server>,
     config: TenantConfig,
     target: Option<Arc<Target>>,
+    capture: Option<Arc<Capture>>,
     service: Service,
     sessions: BTreeMap<u32, Arc<Entry>>,
 }
@@ -65,7 +67,8 @@ pub(crate) struct Pause {
 
 impl Tenant {
     pub(crate) fn new(name: String, config: TenantConfig, server: Arc<Server>) -> Tenant {
-        let state = State { server, config, target: None, service: Service::Open, sessions: BTreeMap::new() };
+        let state =
+            State { server, config, target: None, capture: None, service: Service::Open, sessions: BTreeMap::new() };
         Tenant { name, custom: CustomNames::default(), state: Mutex::new(state), changed: watch::Sender::new(()) }
     }
 
@@ -140,11 +143,54 @@ impl Tenant {
         }
         for entry in &sessions {
             if !said.contains_key(&entry.id) && entry.activity() != Activity::Idle {
-                let activity = format!("{:?}", entry.activity()).to_lowercase();
-                said.insert(entry.id, Err(format!("waiting: {activity}")));
+                said.insert(entry.id, Err(format!("waiting: {}", entry.activity().holds_up_by())));
             }
         }
         Ok(said)
+    }
+
+    /// Captures what every session writes, and those that come later. Once this answers, every commit is captured.
+    pub(crate) async fn capture(&self, limit: Duration) -> Result<(Arc<Capture>, usize), String> {
+        let capture = Arc::new(Capture::new());
+        let (sessions, mut reports) = {
+            let mut state = lock(&self.state);
+            if state.capture.as_ref().is_some_and(|capture| capture.is_live()) {
+                return Err(format!("tenant `{}` is captured already", self.name));
+            }
+            if state.service == Service::Paused {
+                return Err(format!("tenant `{}` is paused", self.name));
+            }
+            state.capture = Some(capture.clone());
+            let sessions: Vec<_> = state.sessions.values().cloned().collect();
+            let arm = |reporter| Command::Capture(capture.clone(), Some(reporter));
+            let reports = Tenant::ask_all(&sessions, arm);
+            (sessions, reports)
+        };
+        let (mut armed, mut failed) = (Vec::new(), Vec::new());
+        let limit = Instant::now() + limit;
+        let all_reported = loop {
+            match tokio::time::timeout_at(limit, reports.recv()).await {
+                Ok(Some((id, Ok(())))) => armed.push(id),
+                Ok(Some((id, Err(why)))) => failed.push(format!("session {id}: {why}")),
+                Ok(None) => break true,
+                Err(_) => break false,
+            }
+        };
+        if !all_reported {
+            let busy = sessions.iter().filter(|entry| !armed.contains(&entry.id) && entry.activity() != Activity::Idle);
+            failed.extend(busy.map(|entry| format!("session {}: {}", entry.id, entry.activity().holds_up_by())));
+        }
+        if all_reported && failed.is_empty() {
+            return Ok((capture, armed.len()));
+        }
+        let why = failed.join(", ");
+        capture.break_off(format!("not begun: {why}"));
+        Err(format!("not every session can be captured: {why}"))
+    }
+
+    /// What is captured, or was.
+    pub(crate) fn captured(&self) -> Option<Arc<Capture>> {
+        lock(&self.state).capture.clone()
     }
 
     /// Forgets the target.
@@ -200,12 +246,8 @@ impl Tenant {
             if let Some((_, why)) = blocked.iter().find(|(id, _)| *id == entry.id) {
                 who.push((entry, why.clone()));
             } else if !parked.contains(&entry.id) && entry.activity() != Activity::Parked {
-                let why = match entry.activity() {
-                    Activity::Starting => "is logging in",
-                    Activity::InTransaction => "its client holds a transaction open",
-                    _ => "its statement runs",
-                };
-                who.push((entry, why.into()));
+                let why = entry.activity().holds_up_by().into();
+                who.push((entry, why));
             }
         }
         Ok(Paused::Blocked(who))
@@ -249,6 +291,9 @@ impl Pause {
             state.server = target.server.clone();
             state.target = None;
             state.service = Service::Open;
+            if let Some(capture) = state.capture.take() {
+                capture.break_off("the tenant was switched over".into());
+            }
             let sessions: Vec<_> = state.sessions.values().cloned().collect();
             let reports = Tenant::ask_all(&sessions, Command::Switch);
             (sessions, reports)
@@ -302,6 +347,9 @@ impl Place {
                     state.sessions.insert(self.entry.id, self.entry.clone());
                     if let Some(target) = &state.target {
                         self.entry.send(Command::Prepare(target.clone(), None));
+                    }
+                    if let Some(capture) = state.capture.as_ref().filter(|capture| capture.is_live()) {
+                        self.entry.send(Command::Capture(capture.clone(), None));
                     }
                     return Ok(state.server.clone());
                 }

@@ -5,6 +5,8 @@ use crate::error::{ConfigError, SessionError};
 use crate::stream::{Raw, Stream};
 use std::path::Path;
 use std::sync::Arc;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -43,11 +45,24 @@ pub(crate) fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, ConfigError> {
 
 /// Encrypts a connection to `server`, which has said that it will.
 pub(crate) async fn connect(raw: Raw, server: &Server) -> Result<Stream, SessionError> {
-    let unreachable = |why: String| SessionError::Unreachable { server: server.to_string(), why };
-    let config = client_config(server).map_err(|error| unreachable(error.to_string()))?;
-    let name = ServerName::try_from(server.host.clone()).map_err(|error| unreachable(error.to_string()))?;
-    let stream = TlsConnector::from(Arc::new(config)).connect(name, raw).await;
-    Ok(Stream::Tls(Box::new(stream.map_err(|error| unreachable(error.to_string()))?.into())))
+    match handshake(raw, server).await {
+        Ok(stream) => Ok(Stream::Tls(Box::new(stream.into()))),
+        Err(why) => Err(SessionError::Unreachable { server: server.to_string(), why }),
+    }
+}
+
+/// The same for other connections to a server that are to be as safe as the proxy's; the error is for people.
+pub async fn encrypt<S>(raw: S, server: &Server) -> Result<impl AsyncRead + AsyncWrite + Send + Unpin + use<S>, String>
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin,
+{
+    handshake(raw, server).await
+}
+
+async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(raw: S, server: &Server) -> Result<TlsStream<S>, String> {
+    let config = client_config(server).map_err(|error| error.to_string())?;
+    let name = ServerName::try_from(server.host.clone()).map_err(|error| error.to_string())?;
+    TlsConnector::from(Arc::new(config)).connect(name, raw).await.map_err(|error| error.to_string())
 }
 
 fn client_config(server: &Server) -> Result<ClientConfig, ConfigError> {

@@ -9,11 +9,20 @@ use crate::stream::Raw;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use tokio::net::{TcpStream, UnixStream};
-use tokio::runtime::Builder;
+use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::task::LocalSet;
+
+/// How many threads serve sessions when nobody says.
+///
+/// The obvious number is one for each processor. But nine tenths of the work is the kernel's, for the ends of connections
+/// that others hold, and a thread that serves twice the sessions finds twice as many ready each time that it wakes up. So
+/// half of the processors are left to them.
+pub(crate) fn default_count(processors: usize) -> usize {
+    (processors / 2).max(1)
+}
 
 /// A connection between two threads: it belongs to no runtime.
 enum Loose {
@@ -56,13 +65,20 @@ impl Workers {
         for number in 0..count {
             let (connections, receiver) = unbounded_channel();
             let load = Arc::new(AtomicUsize::new(0));
-            // What cannot be built is told here, not on the thread.
-            let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
             let (proxy, loaded) = (proxy.clone(), load.clone());
-            let thread = std::thread::Builder::new()
-                .name(format!("sessions-{number}"))
-                .spawn(move || LocalSet::new().block_on(&runtime, work(receiver, proxy, loaded)))
-                .map_err(failed)?;
+            // A runtime of one thread is built there; whether it could be is told here.
+            let (built, told) = sync_channel(1);
+            let serve = move || match Builder::new_current_thread().enable_all().build_local(LocalOptions::default()) {
+                Ok(runtime) => {
+                    drop(built);
+                    runtime.block_on(work(receiver, proxy, loaded));
+                }
+                Err(error) => drop(built.send(error)),
+            };
+            let thread = std::thread::Builder::new().name(format!("sessions-{number}")).spawn(serve).map_err(failed)?;
+            if let Ok(error) = told.recv() {
+                return Err(failed(error));
+            }
             all.push(Worker { connections, load, thread });
         }
         Ok(Workers { all })

@@ -2,20 +2,12 @@
 
 mod support;
 
-use std::process::Command;
 use stillpoint_migrate_testbed::{Cluster, available};
 use support::{Proxy, server};
 use tokio_postgres::{NoTls, SimpleQueryMessage};
 
 fn psql(proxy: &Proxy, user: &str, password: &str, sql: &str) -> Result<String, String> {
-    let output = Command::new("psql")
-        .args(["-XAtq", "-v", "ON_ERROR_STOP=1", "-h", "127.0.0.1", "-p", &proxy.port.to_string()])
-        .args(["-U", user, "-d", "postgres", "-c", sql])
-        .env("PGPASSWORD", password)
-        .output()
-        .expect("run psql");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+    support::psql(&format!("host=127.0.0.1 port={} user={user} dbname=postgres", proxy.port), password, sql)
 }
 
 #[test]

@@ -5,9 +5,9 @@ mod support;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use stillpoint_migrate_proxy::control::{Client, Phase, Reply, Request};
+use stillpoint_migrate_proxy::control::{Phase, Reply, Request};
 use stillpoint_migrate_testbed::{Cluster, available};
-use support::{Proxy, prepare, server};
+use support::{Proxy, prepare, preparing, server, switch};
 use tokio_postgres::{AsyncMessage, NoTls};
 
 /// Two servers that tell who they are, and a proxy in front of the first.
@@ -23,9 +23,18 @@ fn pair() -> (Cluster, Cluster, Proxy) {
 }
 
 async fn connect(proxy: &Proxy) -> tokio_postgres::Client {
-    let (client, connection) = tokio_postgres::connect(&proxy.conninfo("postgres"), NoTls).await.expect("connect");
+    log_in(&proxy.conninfo("postgres")).await
+}
+
+async fn log_in(conninfo: &str) -> tokio_postgres::Client {
+    let (client, connection) = tokio_postgres::connect(conninfo, NoTls).await.expect("connect");
     tokio::spawn(connection);
     client
+}
+
+/// Where a client finds itself that connects now.
+async fn newcomer(conninfo: String) -> String {
+    text(&log_in(&conninfo).await, WHO).await
 }
 
 async fn text(client: &tokio_postgres::Client, sql: &str) -> String {
@@ -59,16 +68,9 @@ fn a_session_keeps_what_it_carries_there_and_back() {
         client.batch_execute("SET ROLE reader").await.unwrap();
         let by_protocol = client.prepare("SELECT $1::int * 2").await.unwrap();
         for (to, at) in [("b", "b"), ("a", "a"), ("b", "b")] {
-            let control = proxy.control.clone();
-            let moved = async {
-                let mut control = Client::connect(&control).await.unwrap();
-                prepare(&mut control, "postgres", to).await;
-                let reply = control.ask(&Request::Pause { tenant: "postgres".into(), limit_ms: 5000 }).await;
-                assert!(matches!(reply, Ok(Reply::Drained { .. })), "{reply:?}");
-                let reply = control.ask(&Request::Switch { tenant: "postgres".into() }).await;
-                assert!(matches!(&reply, Ok(Reply::Switched { sessions: 1, failed }) if failed.is_empty()), "{reply:?}");
-            };
-            moved.await;
+            let mut control = proxy.control().await;
+            prepare(&mut control, "postgres", to).await;
+            assert_eq!(switch(&mut control, "postgres").await, 1);
             assert_eq!(text(&client, WHO).await, at);
             assert_eq!(text(&client, "SHOW work_mem").await, "7MB");
             assert_eq!(text(&client, "SHOW TimeZone").await, "Asia/Tokyo");
@@ -91,7 +93,7 @@ async fn an_open_transaction_blocks_the_pause_and_is_named_and_nothing_happens_t
     }
     let (_a, _b, proxy) = pair();
     let (idle, holder) = (connect(&proxy).await, connect(&proxy).await);
-    let mut control = Client::connect(&proxy.control).await.unwrap();
+    let mut control = proxy.control().await;
     prepare(&mut control, "postgres", "b").await;
     holder.batch_execute("BEGIN").await.unwrap();
     let begun = Instant::now();
@@ -105,10 +107,7 @@ async fn an_open_transaction_blocks_the_pause_and_is_named_and_nothing_happens_t
     let refused = control.ask(&Request::Switch { tenant: "postgres".into() }).await;
     assert!(refused.unwrap_err().to_string().contains("does not hold a pause"));
     holder.batch_execute("COMMIT").await.unwrap();
-    let reply = control.ask(&Request::Pause { tenant: "postgres".into(), limit_ms: 3000 }).await.unwrap();
-    assert!(matches!(reply, Reply::Drained { .. }), "{reply:?}");
-    let reply = control.ask(&Request::Switch { tenant: "postgres".into() }).await.unwrap();
-    assert!(matches!(&reply, Reply::Switched { sessions: 2, failed } if failed.is_empty()), "{reply:?}");
+    assert_eq!(switch(&mut control, "postgres").await, 2);
     for client in [&idle, &holder] {
         assert_eq!(text(client, WHO).await, "b");
     }
@@ -122,25 +121,18 @@ async fn a_pause_ends_at_its_limit_and_with_its_connection_and_new_clients_wait(
     let (_a, _b, proxy) = pair();
     let client = connect(&proxy).await;
     let pause = |limit_ms| Request::Pause { tenant: "postgres".into(), limit_ms };
-    let mut control = Client::connect(&proxy.control).await.unwrap();
+    let mut control = proxy.control().await;
     prepare(&mut control, "postgres", "b").await;
 
-    control.ask(&pause(400)).await.unwrap();
     let begun = Instant::now();
+    control.ask(&pause(400)).await.unwrap();
     assert_eq!(text(&client, WHO).await, "a");
-    assert!(begun.elapsed() >= Duration::from_millis(200), "the statement waited for the limit");
+    assert!(begun.elapsed() >= Duration::from_millis(400), "the statement waited for the limit");
     assert!(control.ask(&Request::Switch { tenant: "postgres".into() }).await.is_err());
 
     control.ask(&pause(60_000)).await.unwrap();
-    let waiting = tokio::spawn({
-        let conninfo = proxy.conninfo("postgres");
-        async move {
-            let (client, connection) = tokio_postgres::connect(&conninfo, NoTls).await.expect("connect");
-            tokio::spawn(connection);
-            text(&client, WHO).await
-        }
-    });
-    let mut other = Client::connect(&proxy.control).await.unwrap();
+    let waiting = tokio::spawn(newcomer(proxy.conninfo("postgres")));
+    let mut other = proxy.control().await;
     let Reply::Status(status) = other.ask(&Request::Status).await.unwrap() else { panic!("status") };
     assert_eq!(status.tenants[0].phase, Phase::Paused);
     assert!(other.ask(&Request::Switch { tenant: "postgres".into() }).await.is_err(), "it does not hold the pause");
@@ -150,15 +142,8 @@ async fn a_pause_ends_at_its_limit_and_with_its_connection_and_new_clients_wait(
     assert_eq!(waiting.await.unwrap(), "a");
 
     prepare(&mut other, "postgres", "b").await;
-    other.ask(&pause(5000)).await.unwrap();
-    let waiting = tokio::spawn({
-        let conninfo = proxy.conninfo("postgres");
-        async move {
-            let (client, connection) = tokio_postgres::connect(&conninfo, NoTls).await.expect("connect");
-            tokio::spawn(connection);
-            text(&client, WHO).await
-        }
-    });
+    other.ask(&pause(60_000)).await.unwrap();
+    let waiting = tokio::spawn(newcomer(proxy.conninfo("postgres")));
     tokio::time::sleep(Duration::from_millis(50)).await;
     other.ask(&Request::Switch { tenant: "postgres".into() }).await.unwrap();
     assert_eq!((text(&client, WHO).await, waiting.await.unwrap()), ("b".into(), "b".into()));
@@ -173,13 +158,8 @@ async fn sessions_that_hold_what_cannot_move_are_pinned_and_said() {
     let (temporary, cursor) = (connect(&proxy).await, connect(&proxy).await);
     temporary.batch_execute("CREATE TEMP TABLE mine (a int)").await.unwrap();
     cursor.batch_execute("BEGIN; DECLARE c CURSOR WITH HOLD FOR SELECT 1; COMMIT").await.unwrap();
-    let mut control = Client::connect(&proxy.control).await.unwrap();
-    let request = Request::Prepare {
-        tenant: "postgres".into(),
-        target: stillpoint_migrate_proxy::control::TargetSpec::Name("b".into()),
-        verifiers: Default::default(),
-        limit_ms: 10_000,
-    };
+    let mut control = proxy.control().await;
+    let request = preparing("postgres", "b", &[]);
     let Reply::Prepared { sessions: 0, pinned, .. } = control.ask(&request).await.unwrap() else { panic!("prepared") };
     let mut why: Vec<&str> = pinned.iter().map(|remark| remark.why.as_str()).collect();
     why.sort_unstable();
@@ -189,7 +169,7 @@ async fn sessions_that_hold_what_cannot_move_are_pinned_and_said() {
     temporary.batch_execute("DROP TABLE mine").await.unwrap();
     cursor.batch_execute("CLOSE c").await.unwrap();
     prepare(&mut control, "postgres", "b").await;
-    let reply = control.ask(&Request::Pause { tenant: "postgres".into(), limit_ms: 3000 }).await.unwrap();
+    let reply = control.ask(&Request::Pause { tenant: "postgres".into(), limit_ms: 60_000 }).await.unwrap();
     assert!(matches!(reply, Reply::Drained { .. }), "{reply:?}");
 }
 
@@ -212,25 +192,19 @@ async fn a_login_that_was_only_heard_opens_the_target_once_the_verifier_is_known
         cluster.sql("postgres", "GRANT INSERT, SELECT ON moods TO alice; SELECT pg_reload_conf()");
     }
     let conninfo = format!("host=127.0.0.1 port={} user=alice password=secret dbname=postgres", proxy.port);
-    let (client, connection) = tokio_postgres::connect(&conninfo, NoTls).await.expect("log in");
-    tokio::spawn(connection);
+    let client = log_in(&conninfo).await;
     assert_eq!(text(&client, WHO).await, "a");
     // its parameter is of a type that has another number at the target
     let insert = client.prepare("INSERT INTO moods SELECT $1::text::mood").await.unwrap();
     client.batch_execute("PREPARE by_type(mood) AS INSERT INTO moods VALUES ($1)").await.unwrap();
-    let mut control = Client::connect(&proxy.control).await.unwrap();
-    let prepare = |verifiers: &[(&str, &str)]| Request::Prepare {
-        tenant: "postgres".into(),
-        target: stillpoint_migrate_proxy::control::TargetSpec::Name("b".into()),
-        verifiers: verifiers.iter().map(|(user, stored)| ((*user).to_owned(), (*stored).to_owned())).collect(),
-        limit_ms: 10_000,
+    let mut control = proxy.control().await;
+    let Reply::Prepared { failed, .. } = control.ask(&preparing("postgres", "b", &[])).await.unwrap() else {
+        panic!("prepared")
     };
-    let Reply::Prepared { failed, .. } = control.ask(&prepare(&[])).await.unwrap() else { panic!("prepared") };
     assert!(failed[0].why.contains("the verifier of this role was not given"), "{failed:?}");
-    let reply = control.ask(&prepare(&[("alice", &stored)])).await.unwrap();
+    let reply = control.ask(&preparing("postgres", "b", &[("alice", &stored)])).await.unwrap();
     assert!(matches!(reply, Reply::Prepared { sessions: 1, .. }), "{reply:?}");
-    control.ask(&Request::Pause { tenant: "postgres".into(), limit_ms: 5000 }).await.unwrap();
-    control.ask(&Request::Switch { tenant: "postgres".into() }).await.unwrap();
+    switch(&mut control, "postgres").await;
     assert_eq!(text(&client, WHO).await, "b");
     client.execute(&insert, &[&"good"]).await.unwrap();
     client.batch_execute("EXECUTE by_type('good')").await.unwrap();
@@ -253,9 +227,7 @@ fn sessions_under_load_move_without_an_error() {
                 for _ in 0..16 {
                     let (stop, answered, conninfo) = (stop.clone(), answered.clone(), conninfo.clone());
                     tasks.spawn(async move {
-                        let (mut client, connection) =
-                            tokio_postgres::connect(&conninfo, NoTls).await.expect("connect");
-                        tokio::spawn(connection);
+                        let mut client = log_in(&conninfo).await;
                         let statement = client.prepare(WHO).await.unwrap();
                         let mut longest = Duration::ZERO;
                         while !stop.load(Ordering::Relaxed) {

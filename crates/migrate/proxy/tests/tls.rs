@@ -4,24 +4,11 @@ mod support;
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::Path;
 use std::process::Command;
-use stillpoint_migrate_proxy::control::{Client, Reply, Request, TargetSpec};
+use stillpoint_migrate_proxy::control::Reply;
 use stillpoint_migrate_testbed::{Cluster, available};
-use support::Proxy;
+use support::{Proxy, certificate, preparing, switch};
 use tempfile::TempDir;
-
-/// A certificate that signs itself, for 127.0.0.1.
-fn certificate(dir: &Path) {
-    let made = Command::new("openssl")
-        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"])
-        .args(["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"])
-        .args(["-addext", "basicConstraints=critical,CA:FALSE", "-keyout", "server.key", "-out", "server.crt"])
-        .current_dir(dir)
-        .output()
-        .expect("run openssl");
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-}
 
 fn encrypted(roles: &str) -> Cluster {
     let cluster = Cluster::start(&[]);
@@ -46,14 +33,11 @@ fn encrypted(roles: &str) -> Cluster {
 
 /// psql's answer, or its error.
 fn psql(proxy: &Proxy, mode: &str, password: &str, sql: &str) -> Result<String, String> {
-    let output = Command::new("psql")
-        .args(["-XAtq", "-v", "ON_ERROR_STOP=1", "-c", sql])
-        .arg(format!("host=127.0.0.1 port={} user=alice dbname=postgres sslmode={mode}", proxy.port))
-        .env("PGPASSWORD", password)
-        .output()
-        .expect("run psql");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+    support::psql(
+        &format!("host=127.0.0.1 port={} user=alice dbname=postgres sslmode={mode}", proxy.port),
+        password,
+        sql,
+    )
 }
 
 fn tables(name: &str, cluster: &Cluster) -> String {
@@ -120,16 +104,9 @@ fn stay(proxy: &Proxy, who: &str) -> String {
 }
 
 async fn move_to(proxy: &Proxy, to: &str, expected: Result<(), &str>) {
-    let mut control = Client::connect(&proxy.control).await.expect("reach the proxy");
-    let tenant = || "postgres".to_owned();
+    let mut control = proxy.control().await;
     loop {
-        let request = Request::Prepare {
-            tenant: tenant(),
-            target: TargetSpec::Name(to.into()),
-            verifiers: Default::default(),
-            limit_ms: 10_000,
-        };
-        match control.ask(&request).await.expect("an answer") {
+        match control.ask(&preparing("postgres", to, &[])).await.expect("an answer") {
             Reply::Prepared { sessions: 1, .. } if expected.is_ok() => break,
             Reply::Prepared { failed, .. } if !failed.is_empty() => {
                 let why = expected.expect_err("it can be prepared");
@@ -140,8 +117,5 @@ async fn move_to(proxy: &Proxy, to: &str, expected: Result<(), &str>) {
             other => panic!("{other:?}"),
         }
     }
-    let reply = control.ask(&Request::Pause { tenant: tenant(), limit_ms: 5000 }).await;
-    assert!(matches!(reply, Ok(Reply::Drained { .. })), "{reply:?}");
-    let reply = control.ask(&Request::Switch { tenant: tenant() }).await;
-    assert!(matches!(&reply, Ok(Reply::Switched { sessions: 1, failed }) if failed.is_empty()), "{reply:?}");
+    assert_eq!(switch(&mut control, "postgres").await, 1);
 }

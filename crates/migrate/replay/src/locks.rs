@@ -25,6 +25,8 @@ struct Lock {
     /// Who holds it, when the access is exclusive.
     holder: Slot,
     waiting: VecDeque<Group>,
+    /// So many groups at the front have been handed out behind the holder: they need not be looked at again.
+    given: usize,
 }
 
 /// The values in granules are hashes already: folding them together is enough.
@@ -62,7 +64,7 @@ impl Locks {
         use std::collections::hash_map::Entry;
         let lock = match self.table.entry(granule) {
             Entry::Vacant(entry) => {
-                entry.insert(Lock { access, holders: 1, holder: slot, waiting: VecDeque::new() });
+                entry.insert(Lock { access, holders: 1, holder: slot, waiting: VecDeque::new(), given: 0 });
                 return true;
             }
             Entry::Occupied(entry) => entry.into_mut(),
@@ -89,6 +91,7 @@ impl Locks {
         match lock.waiting.pop_front() {
             Some(next) => {
                 (lock.access, lock.holders, lock.holder) = (next.access, next.members.len() as u32, next.members[0]);
+                lock.given = lock.given.saturating_sub(1);
                 granted.extend(next.members);
             }
             None => {
@@ -105,6 +108,7 @@ impl Locks {
                 lock.waiting[at].members.retain(|member| *member != slot);
                 if lock.waiting[at].members.is_empty() {
                     lock.waiting.remove(at);
+                    lock.given -= usize::from(at < lock.given);
                 }
             }
             None => self.release(granule, granted),
@@ -118,7 +122,7 @@ impl Locks {
         if lock.access == Access::Shared || !inside(lock.holder) {
             return false;
         }
-        for group in &lock.waiting {
+        for group in lock.waiting.iter().skip(lock.given) {
             if group.members.contains(&slot) {
                 return true;
             }
@@ -135,7 +139,28 @@ impl Locks {
         if lock.access == Access::Shared || !inside(lock.holder) {
             return None;
         }
-        lock.waiting.iter().flat_map(|group| &group.members).copied().find(|&member| !inside(member))
+        let waiting = lock.waiting.iter().skip(lock.given);
+        waiting.flat_map(|group| &group.members).copied().find(|&member| !inside(member))
+    }
+
+    /// Who holds it exclusively.
+    pub(crate) fn holder(&self, granule: Granule) -> Option<Slot> {
+        self.table.get(&granule).filter(|lock| lock.access == Access::Exclusive).map(|lock| lock.holder)
+    }
+
+    /// Somebody was handed out behind the holder: those at the front of whom all were need not be looked at again, or a
+    /// batch on one row would cost its square.
+    pub(crate) fn give(&mut self, granule: Granule, inside: impl Fn(Slot) -> bool) {
+        let Some(lock) = self.table.get_mut(&granule).filter(|lock| inside(lock.holder)) else { return };
+        let given = lock.waiting.iter().skip(lock.given).take_while(|group| group.members.iter().all(|&m| inside(m)));
+        lock.given += given.count();
+    }
+
+    /// What was handed out behind the holder has been given back.
+    pub(crate) fn take_back(&mut self, granule: Granule) {
+        if let Some(lock) = self.table.get_mut(&granule) {
+            lock.given = 0;
+        }
     }
 
     /// Granules that anybody holds.

@@ -100,6 +100,9 @@ enum Phase {
 struct PlayerState {
     /// What it was given whole, in order.
     batch: VecDeque<Slot>,
+    /// Syncsets next in line behind what it was given, lowest first. Some may wait for others as well, and some for nothing
+    /// any more: whether one may run is seen when it is its turn.
+    behind: BinaryHeap<Reverse<(Stamp, Slot)>>,
     /// The transaction of statements that is open on it.
     open: Option<(Slot, Phase)>,
     /// A commit that the open transaction must not see has been done: its first read cannot be repeated.
@@ -327,6 +330,9 @@ impl<P> Scheduler<P> {
             player: None,
             statement,
         });
+        if waiting > 0 && self.chains() {
+            self.note_arrival(slot);
+        }
     }
 
     /// What this player may send now, if anything. It counts as under way until it is reported.
@@ -361,26 +367,83 @@ impl<P> Scheduler<P> {
         })
     }
 
+    /// Whether a syncset may run behind what one player was given, on that player.
+    fn chains(&self) -> bool {
+        self.blocked > 0 && self.mode == Mode::Rows && self.rules.until_commit
+    }
+
+    /// Whether a syncset's time has come when that of `slot` has, as far as `player` goes.
+    fn is_inside(&self, player: Player, slot: Slot) -> bool {
+        let of = self.entry(slot).player;
+        of == Some(player) || (of.is_some() && !self.rules.chain_on_one_player)
+    }
+
     /// The lowest syncset that waits for nothing but what this player has been given.
-    fn chained(&self, player: Player) -> Option<(Stamp, Slot)> {
-        if self.blocked == 0 || self.mode != Mode::Rows || !self.rules.until_commit {
+    fn chained(&mut self, player: Player) -> Option<(Stamp, Slot)> {
+        if !self.chains() {
             return None;
         }
-        let inside = |slot: Slot| {
-            let of = self.entry(slot).player;
-            of == Some(player) || (of.is_some() && !self.rules.chain_on_one_player)
+        while let Some(&Reverse((stamp, slot))) = self.players[player.0 as usize].behind.peek() {
+            if self.is_chained(player, stamp, slot) {
+                return Some((stamp, slot));
+            }
+            // It comes again when the last of those before it is given to this player.
+            self.players[player.0 as usize].behind.pop();
+        }
+        None
+    }
+
+    fn is_chained(&self, player: Player, stamp: Stamp, slot: Slot) -> bool {
+        let Some(entry) = self.entries[slot as usize].as_ref().filter(|entry| entry.stamp == stamp) else {
+            return false;
         };
-        let batch = &self.players[player.0 as usize].batch;
-        let behind = batch.iter().flat_map(|&slot| &self.entry(slot).granules);
-        let behind = behind.filter(|(_, access)| *access == Access::Exclusive);
-        let candidates = behind.filter_map(|(granule, _)| self.locks.first_behind(*granule, inside));
-        let free = candidates.filter(|&slot| {
-            let entry = self.entry(slot);
-            let behind = |granule: Granule| self.locks.waits_behind(granule, slot, inside);
-            entry.attempts == 0
-                && entry.granules.iter().filter(|(granule, _)| behind(*granule)).count() == entry.waiting as usize
-        });
-        free.map(|slot| (self.entry(slot).stamp, slot)).min()
+        let behind = |granule| self.locks.waits_behind(granule, slot, |other| self.is_inside(player, other));
+        entry.player.is_none()
+            && entry.waiting > 0
+            && entry.attempts == 0
+            && entry.granules.iter().filter(|(granule, _)| behind(*granule)).count() == entry.waiting as usize
+    }
+
+    /// Notes who is next in line behind what `player` has just been given: a look at one syncset and not at all of the
+    /// batch each time, which would make a batch on hot rows cost its cube.
+    fn note_behind(&mut self, player: Player, slot: Slot) {
+        let granules = std::mem::take(&mut self.entry_mut(slot).granules);
+        let exclusive = || granules.iter().filter(|(_, access)| *access == Access::Exclusive);
+        let mut locks = std::mem::take(&mut self.locks);
+        exclusive().for_each(|(granule, _)| locks.give(*granule, |other| self.is_inside(player, other)));
+        self.locks = locks;
+        let next = exclusive()
+            .filter_map(|(granule, _)| self.locks.first_behind(*granule, |other| self.is_inside(player, other)))
+            .map(|slot| Reverse((self.entry(slot).stamp, slot)));
+        let next: Vec<_> = next.collect();
+        self.entry_mut(slot).granules = granules;
+        self.players[player.0 as usize].behind.extend(next);
+    }
+
+    /// Notes a syncset that came when those before it had been given already.
+    fn note_arrival(&mut self, slot: Slot) {
+        let entry = self.entry(slot);
+        let next_in_line = |granule: &Granule| {
+            let player = self.entry(self.locks.holder(*granule)?).player?;
+            let first = self.locks.first_behind(*granule, |other| self.is_inside(player, other));
+            (first == Some(slot)).then_some(player)
+        };
+        let exclusive = entry.granules.iter().filter(|(_, access)| *access == Access::Exclusive);
+        let mut players: Vec<Player> = exclusive.filter_map(|(granule, _)| next_in_line(granule)).collect();
+        players.dedup();
+        let stamp = entry.stamp;
+        for player in players {
+            self.players[player.0 as usize].behind.push(Reverse((stamp, slot)));
+        }
+    }
+
+    /// A syncset that was given is to be given again, to whomever.
+    fn take_back(&mut self, slot: Slot) -> &mut Entry<P> {
+        let granules = std::mem::take(&mut self.entry_mut(slot).granules);
+        granules.iter().for_each(|(granule, _)| self.locks.take_back(*granule));
+        let entry = self.entry_mut(slot);
+        (entry.granules, entry.player) = (granules, None);
+        entry
     }
 
     fn give(&mut self, player: Player, slot: Slot) -> Operation {
@@ -388,6 +451,9 @@ impl<P> Scheduler<P> {
         self.entry_mut(slot).player = Some(player);
         self.under_way += 1;
         let stamp = self.entry(slot).stamp;
+        if self.chains() {
+            self.note_behind(player, slot);
+        }
         if !self.rules.until_commit {
             self.release(slot);
         }
@@ -563,15 +629,13 @@ impl<P> Scheduler<P> {
         let behind = std::mem::take(&mut state.batch);
         self.under_way -= 1 + behind.len();
         for &slot in &behind {
-            let entry = self.entry_mut(slot);
-            entry.player = None;
+            let entry = self.take_back(slot);
             if entry.waiting == 0 {
                 let stamp = entry.stamp;
                 self.ready.push(Reverse((stamp, slot)));
             }
         }
-        let entry = self.entry_mut(slot);
-        entry.player = None;
+        let entry = self.take_back(slot);
         entry.attempts += 1;
         let (stamp, attempts, position) = (entry.stamp, entry.attempts, entry.position);
         if attempts >= ATTEMPTS_MAX {

@@ -1,13 +1,15 @@
 //! A cluster: data directory, port and socket of its own.
 
-use crate::program::{MAJOR, as_postgres, free_port, programs, until, within};
-use crate::{Load, LoadOutcome};
+use crate::program::{MAJOR, as_postgres, programs};
+use crate::{Load, LoadOutcome, SmallDisk};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+use stillpoint_testing::port::free_port;
+use stillpoint_testing::wait::{until, within};
 use tempfile::TempDir;
 
 /// What every cluster of ours is set to: the tests are about protocol and state, not about disks.
@@ -29,6 +31,8 @@ pub struct Cluster {
     major: u32,
     port: u16,
     settings: Vec<String>,
+    /// Mounted on the directory.
+    disk: Option<SmallDisk>,
     dir: TempDir,
 }
 
@@ -42,7 +46,19 @@ impl Cluster {
     /// The same with another major version, whose programs must be installed beside Debian's.
     #[track_caller]
     pub fn of_major(major: u32, settings: &[&str]) -> Cluster {
+        Cluster::of_disk(major, None, settings).expect("nothing is mounted")
+    }
+
+    /// The same as [`Cluster::start`], on a disk of so many megabytes; the error says why there is none.
+    #[track_caller]
+    pub fn on_small_disk(mib: u32, settings: &[&str]) -> Result<Cluster, String> {
+        Cluster::of_disk(MAJOR, Some(mib), settings)
+    }
+
+    #[track_caller]
+    fn of_disk(major: u32, disk_mib: Option<u32>, settings: &[&str]) -> Result<Cluster, String> {
         let dir = TempDir::with_prefix("stillpoint-cluster-").expect("make a directory for the cluster");
+        let disk = disk_mib.map(|mib| SmallDisk::mount(dir.path(), mib)).transpose()?;
         let (user, group) = postgres_ids();
         chown(dir.path(), Some(user), Some(group)).expect("give the directory to postgres");
         // Clients of other users reach the socket.
@@ -56,9 +72,14 @@ impl Cluster {
         let settings: Vec<String> = SETTINGS.iter().chain(settings).map(ToString::to_string).collect();
         let port = free_port();
         let postmaster = spawn(major, dir.path(), port, &settings);
-        let mut cluster = Cluster { postmaster, major, port, settings, dir };
+        let mut cluster = Cluster { postmaster, major, port, settings, disk, dir };
         cluster.await_ready();
-        cluster
+        Ok(cluster)
+    }
+
+    /// The disk that it was given.
+    pub fn disk(&self) -> Option<&SmallDisk> {
+        self.disk.as_ref()
     }
 
     /// The port on 127.0.0.1; it stays the same over restarts.
@@ -84,6 +105,39 @@ impl Cluster {
     /// A connection string for one database, over TCP, as the superuser.
     pub fn conninfo(&self, database: &str) -> String {
         format!("host=127.0.0.1 port={} user=postgres dbname={database}", self.port)
+    }
+
+    /// From now on the server takes encrypted connections alone, but for its socket. Its certificate, which is its own root and
+    /// holds for 127.0.0.1.
+    #[track_caller]
+    pub fn encrypt(&self) -> PathBuf {
+        let data = self.data_dir();
+        let mut openssl = as_postgres(Path::new("openssl"));
+        openssl.args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+        ]);
+        openssl.args(["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]);
+        openssl.args(["-addext", "basicConstraints=critical,CA:FALSE", "-keyout", "server.key", "-out", "server.crt"]);
+        let made = openssl.current_dir(&data).output().expect("run openssl");
+        assert!(made.status.success(), "openssl: {}", String::from_utf8_lossy(&made.stderr));
+        let hba = "local all all trust\nhostssl all all all trust\nhostssl replication all all trust\n";
+        std::fs::write(data.join("pg_hba.conf"), hba).expect("write pg_hba.conf");
+        // Before anybody is told to read it: without it nobody gets in.
+        self.sql("postgres", "ALTER SYSTEM SET ssl = on");
+        self.sql("postgres", "SELECT pg_reload_conf()");
+        until("the server to speak TLS", || {
+            let encrypted = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
+            (self.try_sql("postgres", encrypted).as_deref() == Ok("t")).then_some(())
+        });
+        data.join("server.crt")
     }
 
     /// Runs SQL with psql and gives back what it printed: tuples only, unaligned, columns split by `|`. Stops at the
@@ -137,15 +191,17 @@ impl Cluster {
     }
 
     /// Ends every process of the server at once, as a power cut would.
+    #[track_caller]
     pub fn crash(&mut self) {
-        // The postmaster's children notice its death by themselves and end without a checkpoint.
+        // Stopped first, the postmaster makes no child that would be missed.
+        self.signal(Signal::STOP);
+        let children = self.children();
         self.signal(Signal::KILL);
+        signal_all(&children, Signal::KILL);
         let _ = self.postmaster.wait();
-        let children = self.data_dir().join("postmaster.pid");
-        until("the children of a crashed server to end", || {
-            std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, self.port)).ok()
-        });
-        let _ = std::fs::remove_file(children);
+        // One that still lives holds the shared memory, and a new postmaster refuses to start beside it.
+        until("the children of a crashed server to end", || children.iter().all(|pid| has_ended(*pid)).then_some(()));
+        let _ = std::fs::remove_file(self.data_dir().join("postmaster.pid"));
     }
 
     /// Stops every process of the server without ending it: what connects hangs. [`Cluster::thaw`] goes on.
@@ -194,15 +250,29 @@ impl Cluster {
     }
 
     fn signal_family(&self, signal: Signal) {
-        let postmaster = self.postmaster.id();
         self.signal(signal);
-        let children = std::fs::read_to_string(format!("/proc/{postmaster}/task/{postmaster}/children"));
-        for child in children.unwrap_or_default().split_whitespace() {
-            if let Some(pid) = child.parse().ok().and_then(Pid::from_raw) {
-                let _ = kill_process(pid, signal);
-            }
-        }
+        signal_all(&self.children(), signal);
     }
+
+    fn children(&self) -> Vec<Pid> {
+        let postmaster = self.postmaster.id();
+        let children = std::fs::read_to_string(format!("/proc/{postmaster}/task/{postmaster}/children"));
+        let pid = |child: &str| child.parse().ok().and_then(Pid::from_raw);
+        children.unwrap_or_default().split_whitespace().filter_map(pid).collect()
+    }
+}
+
+fn signal_all(pids: &[Pid], signal: Signal) {
+    for pid in pids {
+        // ESRCH: it has ended meanwhile.
+        let _ = kill_process(*pid, signal);
+    }
+}
+
+/// Whether a process that is nobody's child any more is gone, or waits only to be taken note of.
+fn has_ended(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+    stat.map_or(true, |text| text.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X'])))
 }
 
 impl Drop for Cluster {

@@ -1,5 +1,6 @@
 //! Real PostgreSQL clusters for the tests of `stillpoint migrate`: one call starts a server of Debian's on a port and in
-//! a directory of its own, and dropping it ends the server and removes the directory.
+//! a directory of its own, and dropping it ends the server and removes the directory. A [`Relay`] is a network that can be
+//! cut, a [`SmallDisk`] one that gets full.
 //!
 //! The caller must run as root (the server runs as `postgres`) and have `postgresql-15` installed (`setup/` lists it);
 //! [`available`] says so where that does not hold, and with `REQUIRE_ALL=1` the test fails instead of being skipped.
@@ -24,9 +25,17 @@
 #![forbid(unsafe_code)]
 
 mod cluster;
+mod disk;
 mod load;
 mod program;
+mod relay;
 
 pub use cluster::Cluster;
+pub use disk::SmallDisk;
 pub use load::{Load, LoadOutcome};
-pub use program::{available, free_port, until, within};
+pub use program::{NEWER, available, newer_available};
+pub use relay::Relay;
+pub use stillpoint_testing::child::{Guarded, tied};
+pub use stillpoint_testing::port::free_port;
+pub use stillpoint_testing::skipped;
+pub use stillpoint_testing::wait::{until, within};

@@ -1,5 +1,6 @@
 //! pgbench in the background, and what it saw.
 
+use rustix::process::{Pid, Signal, kill_process};
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
@@ -44,6 +45,15 @@ impl Load {
     pub fn end(mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+
+    /// Lets its clients end what they are at, and begin nothing: a load with `-T` whose time is over.
+    pub fn stop(self) -> LoadOutcome {
+        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
+            // ESRCH: it has ended by itself.
+            let _ = kill_process(pid, Signal::ALARM);
+        }
+        self.finish()
     }
 
     /// Waits for its end.

@@ -129,6 +129,14 @@ pub fn put_close_statement(into: &mut Vec<u8>, name: &[u8]) {
     });
 }
 
+/// Appends the Close of a portal.
+pub fn put_close_portal(into: &mut Vec<u8>, name: &[u8]) {
+    put(into, b'C', |body| {
+        body.push(b'P');
+        put_cstr(body, name);
+    });
+}
+
 /// Appends a Sync.
 pub fn put_sync(into: &mut Vec<u8>) {
     put(into, b'S', |_| {});

@@ -32,6 +32,7 @@ mod conversation;
 mod error;
 pub mod frame;
 pub mod frontend;
+pub mod hidden;
 pub mod md5;
 mod read;
 pub mod scram;

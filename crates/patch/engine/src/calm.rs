@@ -65,6 +65,36 @@ impl Window {
     }
 }
 
+/// When threads are stopped one after another, the tracer has one processor nearly for itself, and on a small machine
+/// whoever was to run there waits: so it rests now and then, and the target has all processors meanwhile.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    since: Instant,
+}
+
+/// Stops that follow one another without a rest: less than a client would notice.
+const BURST: Duration = Duration::from_micros(500);
+/// As long as what came before, for so many threads as take some bursts only; with many more the rests get shorter, so
+/// that all of them together stay below a tenth of a second or so.
+const REST: Duration = Duration::from_micros(500);
+const THREADS_IN_FULL: usize = 128;
+
+impl Pace {
+    pub(crate) fn new() -> Pace {
+        Pace { since: Instant::now() }
+    }
+
+    /// Whether it is time to rest.
+    pub(crate) fn is_over(&self) -> bool {
+        self.since.elapsed() >= BURST
+    }
+
+    /// How long to rest with so many threads to bring over.
+    pub(crate) fn rest(threads: usize) -> Duration {
+        REST.mul_f64((THREADS_IN_FULL as f64 / threads.max(1) as f64).min(1.0))
+    }
+}
+
 /// Does `work` on every thread, one after another, each standing alone for that time; those born meanwhile included.
 pub(crate) fn each_thread(
     process: &Process,
@@ -91,7 +121,7 @@ fn visit_each(
     let deadline = Instant::now() + EACH_LIMIT;
     loop {
         let threads = session.threads();
-        asked.retain(|tid| threads.contains(tid));
+        asked.retain(|tid| session.knows(*tid));
         for tid in
             threads.into_iter().filter(|tid| !seen.contains(tid)).take(window.room(asked.len())).collect::<Vec<_>>()
         {

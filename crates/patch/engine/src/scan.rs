@@ -62,6 +62,11 @@ impl Forbidden {
         Forbidden { code, pending, loops, lowest, highest }
     }
 
+    /// Whether nothing is forbidden.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.code.is_empty() && self.pending.is_empty()
+    }
+
     /// A word of the stack or a register: forbidden when it may be a return address into the code. The entry itself is
     /// a function pointer, not a frame; the end is what a trailing call that does not return leaves behind.
     pub(crate) fn word(&self, word: u64) -> Option<&Arc<str>> {

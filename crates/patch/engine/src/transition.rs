@@ -10,7 +10,7 @@
 
 use crate::barrier::abi::Gathered;
 use crate::barrier::{Following, Library};
-use crate::calm::{EVENTS_AT_ONCE, STOP_SLOW, Window};
+use crate::calm::{EVENTS_AT_ONCE, Pace, STOP_SLOW, Window};
 use crate::error::Busy;
 use crate::fault::{self, FaultPoint};
 use crate::ledger::{NamedSpan, Phase, Record, Site, Span, Transition, Unfinished};
@@ -20,14 +20,17 @@ use crate::report::Report;
 use crate::scan::Forbidden;
 use crate::store::Store;
 use crate::walk::Walker;
-use crate::{Error, Quiescence};
+use crate::{Error, Quiescence, guide};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::{DispatchState, JUMP_LEN};
 use stillpoint_patch_tracee::{Asked, Birth, Event, Memory, Pid, Process, Session, Stop, Tid};
 
+/// Whoever stands in a dispatcher or displaced code when entries are restored has left it by then.
+const LEAVING: Duration = Duration::from_millis(20);
 const RETRY_FIRST: Duration = Duration::from_micros(500);
 const SHARER: &str = "another process that uses the same memory";
 const RETRY_MAX: Duration = Duration::from_millis(2);
@@ -257,13 +260,34 @@ impl Mover<'_, '_, '_, '_> {
         Ok(now)
     }
 
-    /// Writes entries. One that changes in a single byte is written at once, for a byte cannot tear; the others are
-    /// written while all threads stand and none of them inside.
+    /// Writes entries, and takes the guide away last: while they lead to dispatchers, threads stand in code that only the
+    /// guide knows of, and somebody may look back from there.
     fn write_entries(
         &mut self,
         entries: &[(&Site, [u8; JUMP_LEN])],
         reason: &str,
         deadline: Instant,
+    ) -> Result<(), Error> {
+        let (guide, others): (Vec<_>, Vec<_>) =
+            entries.iter().partition(|(site, bytes)| guide::is_taken_away(site, *bytes));
+        self.write_some(&others, reason, deadline, &Forbidden::default())?;
+        let left = Forbidden::new(&[], &self.trampolines, &[]);
+        let soon = deadline.min(Instant::now() + LEAVING);
+        match self.write_some(&guide, reason, soon, &left) {
+            // who waits in a function that displaced code has called is not waited for
+            Err(Error::TimedOut { .. }) => self.write_some(&guide, reason, deadline, &Forbidden::default()),
+            other => other,
+        }
+    }
+
+    /// One that changes in a single byte is written at once, for a byte cannot tear; the others are written while all
+    /// threads stand, none of them inside of an entry, nor in `forbidden` code.
+    fn write_some(
+        &mut self,
+        entries: &[(&Site, [u8; JUMP_LEN])],
+        reason: &str,
+        deadline: Instant,
+        forbidden: &Forbidden,
     ) -> Result<(), Error> {
         let mut rest = Vec::new();
         let mut boundaries = Vec::new();
@@ -287,7 +311,7 @@ impl Mover<'_, '_, '_, '_> {
         let pieces: Vec<(Avma, &[u8])> = rest.iter().map(|(at, bytes)| (*at, &bytes[..])).collect();
         let mut wait = RETRY_FIRST;
         loop {
-            match self.write_frozen(&pieces, &boundaries, reason)? {
+            match self.write_frozen(&pieces, &boundaries, forbidden, reason)? {
                 None => return Ok(()),
                 Some(busy) if Instant::now() > deadline => return Err(Error::TimedOut { busy: vec![busy] }),
                 Some(_) => self.serve(Instant::now() + wait)?,
@@ -301,6 +325,7 @@ impl Mover<'_, '_, '_, '_> {
         &mut self,
         pieces: &[(Avma, &[u8])],
         boundaries: &[u64],
+        forbidden: &Forbidden,
         reason: &str,
     ) -> Result<Option<Busy>, Error> {
         let mut frozen = match self.session.freeze() {
@@ -310,11 +335,16 @@ impl Mover<'_, '_, '_, '_> {
             other => other?,
         };
         let mut inside = None;
-        if !boundaries.is_empty() {
+        if !boundaries.is_empty() || !forbidden.is_empty() {
             for tid in frozen.threads() {
                 let mut held = frozen.thread(tid)?;
-                if self.prober.look(self.process, &mut held)?.stands_inside(boundaries) {
+                let look = self.prober.look(self.process, &mut held)?;
+                if look.stands_inside(boundaries) {
                     inside = Some(Busy { tid, function: "the first bytes of a function".into() });
+                    break;
+                }
+                if let Verdict::Busy(finding) = look.verdict(forbidden) {
+                    inside = Some(Busy { tid, function: finding.name.to_string() });
                     break;
                 }
             }
@@ -404,6 +434,7 @@ impl Mover<'_, '_, '_, '_> {
         self.newborn = Some((offset, word));
         let mut done: BTreeMap<Tid, Avma> = BTreeMap::new();
         let mut waiting: BTreeMap<Tid, Traveller> = BTreeMap::new();
+        let mut pace = Pace::new();
         loop {
             self.serve(Instant::now())?;
             for (tid, fs_base) in std::mem::take(&mut self.welcomed) {
@@ -421,14 +452,23 @@ impl Mover<'_, '_, '_, '_> {
                         }
                     }
                     Visit::Gone => {}
-                    Visit::NotYet => drop(waiting.insert(tid, traveller.later())),
+                    Visit::NotYet => {
+                        traveller.put_off();
+                        waiting.insert(tid, traveller);
+                    }
                 }
             }
             let threads = self.session.threads();
-            waiting.retain(|tid, _| threads.contains(tid));
-            done.retain(|tid, _| threads.contains(tid));
+            waiting.retain(|tid, _| self.session.knows(*tid));
+            done.retain(|tid, _| self.session.knows(*tid));
             self.follow(&threads, &mut waiting, &mut done)?;
-            self.ask(&threads, &mut waiting, &done)?;
+            if !pace.is_over() {
+                self.ask(&threads, &mut waiting, &done)?;
+            } else if self.stood.is_empty() && !waiting.values().any(|t| t.asked) {
+                self.rest(Pace::rest(threads.len()))?;
+                pace = Pace::new();
+                continue;
+            }
             let now = Instant::now();
             if waiting.is_empty() && self.stood.is_empty() && self.everybody_known(&done)? {
                 return Ok(done.len() as u32);
@@ -450,7 +490,17 @@ impl Mover<'_, '_, '_, '_> {
         }
     }
 
-    /// Asks threads that are due to stop, not too many at a time.
+    /// Leaves all processors to the target for a while; only what is born or signalled meanwhile is served.
+    fn rest(&mut self, time: Duration) -> Result<(), Error> {
+        let until = Instant::now() + time;
+        self.session.expect_all_to_stop(false);
+        self.serve(until)?;
+        self.session.expect_all_to_stop(true);
+        Ok(())
+    }
+
+    /// Asks threads that are due to stop, not too many at a time: those not yet looked at first, then whoever has waited
+    /// longest, so that nobody waits behind threads that stay busy.
     fn ask(
         &mut self,
         threads: &[Tid],
@@ -459,37 +509,55 @@ impl Mover<'_, '_, '_, '_> {
     ) -> Result<(), Error> {
         let mut asked = waiting.values().filter(|t| t.asked).count();
         let now = Instant::now();
+        let mut again = Vec::new();
         for tid in threads.iter().copied().filter(|tid| !done.contains_key(tid)) {
             if self.window.room(asked) == 0 {
                 return Ok(());
             }
-            let mut traveller = waiting.remove(&tid).unwrap_or_else(Traveller::new);
-            let leave_alone = self.following.own_way(tid) || self.stood.contains(&tid);
-            if traveller.asked || traveller.next > now || leave_alone {
-                waiting.insert(tid, traveller);
+            let traveller = waiting.entry(tid).or_insert_with(Traveller::new);
+            if traveller.asked || traveller.next > now || self.following.own_way(tid) || self.stood.contains(&tid) {
                 continue;
             }
-            // stopping a thread again that has not run would tell nothing new, and begin its time-out anew
-            if traveller.seen.is_some() && traveller.walked && self.session.idle_since_stop(tid)? {
-                waiting.insert(tid, traveller.later());
-                continue;
+            match traveller.seen {
+                None => asked += usize::from(self.ask_one(tid, waiting)?),
+                Some(_) => again.push((traveller.next, tid)),
             }
-            if traveller.seen.is_some() {
-                self.walker.prepare();
+        }
+        again.sort_unstable();
+        for (_, tid) in again {
+            if self.window.room(asked) == 0 {
+                return Ok(());
             }
-            match self.session.request_stop(tid)? {
-                Asked::Asked => traveller.asked = true,
-                Asked::Stands => self.stood.push(tid),
-                Asked::Gone | Asked::Newborn => continue,
-                Asked::InVfork => {
-                    traveller.seen = Some("vfork, whose child uses the same memory".into());
-                    traveller = traveller.later();
-                }
-            }
-            asked += usize::from(traveller.asked);
-            waiting.insert(tid, traveller);
+            asked += usize::from(self.ask_again(tid, waiting)?);
         }
         Ok(())
+    }
+
+    /// As [`Mover::ask_one`], of a thread that was busy when it was looked at.
+    fn ask_again(&mut self, tid: Tid, waiting: &mut BTreeMap<Tid, Traveller>) -> Result<bool, Error> {
+        // stopping a thread again that has not run would tell nothing new, and begin its time-out anew
+        if waiting.get(&tid).is_some_and(|t| t.walked) && self.session.idle_since_stop(tid)? {
+            waiting.entry(tid).and_modify(Traveller::put_off);
+            return Ok(false);
+        }
+        self.walker.prepare();
+        self.ask_one(tid, waiting)
+    }
+
+    /// Asks a thread to stop; whether it is on its way to that.
+    fn ask_one(&mut self, tid: Tid, waiting: &mut BTreeMap<Tid, Traveller>) -> Result<bool, Error> {
+        let asked = self.session.request_stop(tid)?;
+        let Entry::Occupied(mut traveller) = waiting.entry(tid) else { return Ok(false) };
+        match asked {
+            Asked::Asked => traveller.get_mut().asked = true,
+            Asked::Stands => self.stood.push(tid),
+            Asked::Gone | Asked::Newborn => drop(traveller.remove()),
+            Asked::InVfork => {
+                traveller.get_mut().seen = Some("vfork, whose child uses the same memory".into());
+                traveller.get_mut().put_off();
+            }
+        }
+        Ok(asked == Asked::Asked)
     }
 
     /// Two enumerations, the session's and the kernel's, hold nobody who has not gone over; nobody else shares the
@@ -502,7 +570,7 @@ impl Mover<'_, '_, '_, '_> {
         }
         let tracer = Pid(rustix::thread::gettid().as_raw_nonzero().get());
         for thread in self.process.threads()? {
-            if thread.kernel_worker || matches!(thread.state, 'Z' | 'X') || over(&thread.tid) {
+            if !thread.runs_program() || over(&thread.tid) {
                 continue;
             }
             // born so recently that its parent's report is still to come: the kernel has attached it to us and holds it
@@ -636,9 +704,10 @@ impl Traveller {
     }
 
     /// To be looked at again after a while.
-    fn later(self) -> Self {
-        let wait = (self.wait * 2).min(RETRY_MAX);
-        Traveller { next: Instant::now() + wait, wait, asked: false, ..self }
+    fn put_off(&mut self) {
+        self.wait = (self.wait * 2).min(RETRY_MAX);
+        self.next = Instant::now() + self.wait;
+        self.asked = false;
     }
 
     /// It goes by itself and is looked at again after a while; whether that is news.

@@ -1,5 +1,6 @@
 //! All threads standing.
 
+use crate::restart;
 use crate::tracer::{STOP_LIMIT, Seen, State, Tracer};
 use crate::{Error, Event, Held, Session, ThreadInfo, Tid, carrier};
 use std::cmp::Reverse;
@@ -12,10 +13,17 @@ const PAGE: u64 = 4096;
 const LIMIT: Duration = Duration::from_millis(500);
 /// Rounds in which new threads may turn up. Threads that stand bear none, so two would do.
 const ROUNDS: usize = 64;
-/// Rank of threads that run: the last.
-const RUNNING: u8 = 2;
+/// Ranks in which threads are stopped: those that may not stop at all, sleepers whose calls restart by themselves, other
+/// sleepers, and threads that run.
+const UNWILLING: u8 = 0;
+const RESTARTING: u8 = 1;
+const SLEEPING: u8 = 2;
+const RUNNING: u8 = 3;
 /// Sleepers on their way to a stop at the same time, at most.
 const TOGETHER: usize = 32;
+/// Threads asked at once where none needs mending: enough to pay for their turns on a processor together, and so few that
+/// those who use it most, which are the last, do not stand for the others.
+const AT_ONCE: usize = 16;
 /// A stop that takes longer waits for a processor.
 const LOOK: Duration = Duration::from_millis(2);
 const _: () = assert!(LIMIT.as_nanos() < STOP_LIMIT.as_nanos());
@@ -30,7 +38,6 @@ pub struct Frozen<'s, 'p> {
 
 impl<'s, 'p> Frozen<'s, 'p> {
     pub(crate) fn new(session: &'s mut Session<'p>) -> Result<Frozen<'s, 'p>, Error> {
-        session.expect_all_to_stop(true);
         let mut frozen = Frozen { session, order: Vec::new(), thawed: false };
         // On failure, dropping `frozen` thaws whatever stands.
         frozen.stop_all()?;
@@ -45,6 +52,8 @@ impl<'s, 'p> Frozen<'s, 'p> {
             }
             self.session.tracer.seize_new()?;
             let missing = self.missing()?;
+            // not before: who looks through the threads takes no processor from them
+            self.session.expect_all_to_stop(true);
             for group in missing.chunk_by(|a, b| a.0 == b.0) {
                 self.stop_group(group)?;
             }
@@ -53,24 +62,24 @@ impl<'s, 'p> Frozen<'s, 'p> {
         Err(Error::Unstoppable { tid: self.session.process().pid().leader(), why })
     }
 
-    /// Threads that do not stand yet: those that may not stop at all first, then sleeping ones, running ones last, and
-    /// in each group those that have used the processor most, or are the oldest, last: who is busy stands for the
-    /// shortest time.
-    fn missing(&mut self) -> Result<Vec<(u8, i32)>, Error> {
-        let tracer = &mut self.session.tracer;
-        let running = |state: &State| !matches!(state, State::Standing(_));
-        let tids: Vec<i32> = tracer.threads.iter().filter(|(_, t)| running(&t.state)).map(|(&tid, _)| tid).collect();
-        let mut missing = Vec::with_capacity(tids.len());
-        for tid in tids {
-            if tracer.waits_for_vfork(tid) {
+    /// Threads that do not stand yet, by rank, and in each rank those that have used the processor most, or are the
+    /// oldest, last: who is busy stands for the shortest time.
+    fn missing(&self) -> Result<Vec<(u8, i32)>, Error> {
+        let tracer = &self.session.tracer;
+        let running = tracer.threads.iter().filter(|(_, thread)| !matches!(thread.state, State::Standing(_)));
+        let mut missing = Vec::with_capacity(tracer.threads.len());
+        for (&tid, thread) in running {
+            let info = tracer.process.thread_info(Tid(tid))?;
+            if thread.in_vfork || info.is_some_and(|info| tracer.sleeps_in_vfork(&info)) {
                 return Err(in_vfork(tid));
             }
-            let info = tracer.process.thread_info(Tid(tid))?;
             let rank = match info.map(|info| info.state) {
-                Some('D') => 0,
+                Some('D') | None => UNWILLING,
                 Some('R') => RUNNING,
-                Some(_) => 1,
-                None => 0,
+                Some(_) => match tracer.process.sleeps_in(Tid(tid)) {
+                    Some(call) if restart::restarts_by_itself(call) => RESTARTING,
+                    _ => SLEEPING,
+                },
             };
             missing.push((rank, info.map_or(0, |info| info.cpu_ticks), Reverse(tid)));
         }
@@ -79,7 +88,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
     }
 
     fn stop_group(&mut self, group: &[(u8, i32)]) -> Result<(), Error> {
-        if group[0].0 < RUNNING {
+        if matches!(group[0].0, UNWILLING | SLEEPING) {
             let result = self.stop_sleepers(group);
             self.session.tracer.threads.values_mut().for_each(|thread| thread.asked = false);
             // after a failure some may stand that are not counted yet: they are to be thawed as well
@@ -87,15 +96,20 @@ impl<'s, 'p> Frozen<'s, 'p> {
             self.order.extend(stood.into_iter().map(Tid));
             return result;
         }
-        for &(_, tid) in group {
-            self.session.tracer.ask_to_stop(tid)?;
+        let at_once = if group[0].0 == RUNNING { group.len() } else { AT_ONCE };
+        for some in group.chunks(at_once) {
+            for &(_, tid) in some {
+                self.session.tracer.ask_to_stop(tid, false)?;
+            }
+            some.iter().try_for_each(|&(_, tid)| self.await_stop(tid))?;
         }
-        group.iter().try_for_each(|&(_, tid)| self.await_stop(tid))
+        Ok(())
     }
 
-    /// Stops sleeping threads, and takes each as it comes to stand: an interrupted call is mended when its thread is seen
-    /// standing, and that must be soon, so they are asked one at a time. On a busy machine, where each must wait for its
-    /// turn on a processor, that would add up to seconds with everybody standing: there several wait together.
+    /// Stops sleeping threads whose calls may need mending, and takes each as it comes to stand: a call is mended when its
+    /// thread is seen standing, and that must be soon, so they are asked one at a time. On a busy machine, where each must
+    /// wait for its turn on a processor, that would add up to seconds with everybody standing: there several wait
+    /// together.
     fn stop_sleepers(&mut self, group: &[(u8, i32)]) -> Result<(), Error> {
         let mut rest = group.iter().map(|&(_, tid)| tid);
         let mut asked: BTreeSet<i32> = BTreeSet::new();
@@ -142,7 +156,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
 
     fn ask(&mut self, tid: i32, asked: &mut BTreeSet<i32>) -> Result<(), Error> {
         let tracer = &mut self.session.tracer;
-        if !tracer.ask_to_stop(tid)? {
+        if !tracer.ask_to_stop(tid, false)? {
             return Ok(());
         }
         match tracer.threads.get_mut(&tid).map(|thread| (thread.state, &mut thread.asked)) {
@@ -187,16 +201,8 @@ impl<'s, 'p> Frozen<'s, 'p> {
         if !tracer.threads.values().all(|thread| matches!(thread.state, State::Standing(_))) {
             return Ok(false);
         }
-        for tid in tracer.process.tids()? {
-            if tracer.threads.contains_key(&tid) {
-                continue;
-            }
-            let counts = |info: ThreadInfo| !info.kernel_worker && !matches!(info.state, 'Z' | 'X');
-            if tracer.process.thread_info(Tid(tid))?.is_some_and(counts) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        let others = tracer.process.threads_but(|tid| tracer.threads.contains_key(&tid))?;
+        Ok(others.all && !others.threads.iter().any(ThreadInfo::runs_program))
     }
 
     /// The threads, all of them standing (kernel workers not among them), in the order stopped. Threads that were held

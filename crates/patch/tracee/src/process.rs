@@ -3,7 +3,7 @@
 use crate::maps;
 use crate::module;
 use crate::remote::Gadgets;
-use crate::status::Stat;
+use crate::status::{Stat, Threads};
 use crate::{Error, Libc, Mapping, Memory, Module, Pid, Status, ThreadActivity, ThreadInfo, Tid, sys};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -11,6 +11,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+
+/// How often the list of threads is read where nobody is held: a thread that ends may cut it short (see [`Threads`]).
+const LISTINGS: u32 = 16;
 
 /// A running x86-64 process that may be traced. Holds a pidfd and `/proc/PID`, so that a reused number is noticed.
 #[derive(Debug, Clone)]
@@ -129,18 +132,34 @@ impl Process {
         &self.inner.memory
     }
 
-    /// All threads, kernel workers included and marked, in the kernel's order (oldest first).
+    /// All threads, kernel workers included and marked, in the kernel's order (oldest first). Of a process whose threads
+    /// end without a rest, some may be missing.
     pub fn threads(&self) -> Result<Vec<ThreadInfo>, Error> {
-        let mut threads = Vec::new();
-        for tid in self.tids()? {
-            threads.extend(self.thread_info(Tid(tid))?);
+        let mut last = Vec::new();
+        for _ in 0..LISTINGS {
+            let found = self.threads_but(|_| false)?;
+            last = found.threads;
+            if found.all {
+                break;
+            }
         }
-        if threads.is_empty() { Err(Error::Gone(self.pid())) } else { Ok(threads) }
+        if last.is_empty() { Err(Error::Gone(self.pid())) } else { Ok(last) }
     }
 
-    /// The numbers of all threads, of which there is one at least, and nothing else about them: much cheaper while they
-    /// stand.
-    pub(crate) fn tids(&self) -> Result<Vec<i32>, Error> {
+    /// The threads that are not known already: nothing is read for one that is.
+    pub(crate) fn threads_but(&self, known: impl Fn(i32) -> bool) -> Result<Threads, Error> {
+        let mut found = Threads { threads: Vec::new(), all: true };
+        for tid in self.tids()?.into_iter().filter(|&tid| !known(tid)) {
+            match self.thread_info(Tid(tid))? {
+                Some(info) if info.state != 'X' => found.threads.push(info),
+                _ => found.all = false,
+            }
+        }
+        Ok(found)
+    }
+
+    /// The numbers of threads, of which there is one at least.
+    fn tids(&self) -> Result<Vec<i32>, Error> {
         let entries = fs::read_dir(self.path("task")).map_err(|_| Error::Gone(self.pid()))?;
         let names = entries.map_while(Result::ok).filter_map(|e| e.file_name().to_str().and_then(|n| n.parse().ok()));
         let tids: Vec<i32> = names.collect();
@@ -241,6 +260,15 @@ impl Process {
     pub fn activity(&self, tid: Tid) -> Result<ThreadActivity, Error> {
         // The count is read first: a thread that sleeps afterwards may have gone to sleep once more, never once less.
         let switches = self.voluntary_switches(tid)?;
+        self.place(tid, switches)
+    }
+
+    /// The system call that a thread sleeps in.
+    pub(crate) fn sleeps_in(&self, tid: Tid) -> Option<u64> {
+        self.place(tid, 0).ok()?.waits_in.map(|(nr, _)| nr)
+    }
+
+    fn place(&self, tid: Tid, switches: u64) -> Result<ThreadActivity, Error> {
         let mut buf = [0; 256];
         let text = self.read_task(tid, "syscall", &mut buf).ok_or(Error::ThreadGone(tid))?;
         Ok(ThreadActivity::parse(text, switches))
@@ -354,8 +382,10 @@ fn living_thread(base: &Path) -> Option<PathBuf> {
         let text = fs::read_to_string(base.join(task).join("stat")).unwrap_or_default();
         Stat::parse(&text).is_some_and(|stat| !matches!(stat.state, 'Z' | 'X'))
     };
-    let tasks = fs::read_dir(base.join("task")).ok()?.flatten();
-    tasks.map(|entry| Path::new("task").join(entry.file_name())).find(lives)
+    (0..LISTINGS).find_map(|_| {
+        let tasks = fs::read_dir(base.join("task")).ok()?.flatten();
+        tasks.map(|entry| Path::new("task").join(entry.file_name())).find(lives)
+    })
 }
 
 fn malformed(pid: Pid, file: &str, what: &str) -> Error {

@@ -55,6 +55,26 @@ pub(crate) fn restartable(nr: u64, args: &[u64; 6]) -> bool {
     }
 }
 
+/// Whether the kernel restarts the call by itself whenever a stop interrupts it. Of those in which threads of idle
+/// servers wait; a call that does so only on some descriptors does not count.
+pub(crate) fn restarts_by_itself(nr: u64) -> bool {
+    matches!(
+        nr as i64,
+        libc::SYS_futex
+            | libc::SYS_poll
+            | libc::SYS_ppoll
+            | libc::SYS_select
+            | libc::SYS_pselect6
+            | libc::SYS_nanosleep
+            | libc::SYS_clock_nanosleep
+            | libc::SYS_wait4
+            | libc::SYS_waitid
+            | libc::SYS_pause
+            | libc::SYS_rt_sigsuspend
+            | libc::SYS_restart_syscall
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,5 +90,13 @@ mod tests {
         assert!(restartable(libc::SYS_fallocate as u64, &[3, 0x03, 0, 0, 0, 0]));
         assert!(restartable(libc::SYS_sendto as u64, &[3, 0, MSG_FASTOPEN, 0, 0, 0]));
         assert!(restartable(libc::SYS_epoll_wait as u64, &[0; 6]));
+    }
+
+    #[test]
+    fn what_needs_mending_does_not_restart_by_itself() {
+        for nr in 0..512 {
+            assert!(!(restarts_by_itself(nr) && restartable(nr, &[0; 6])), "{nr}");
+        }
+        assert!(restarts_by_itself(libc::SYS_poll as u64));
     }
 }

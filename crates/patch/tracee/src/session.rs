@@ -127,13 +127,20 @@ impl<'p> Session<'p> {
         threads
     }
 
+    /// Whether a thread is among [`Session::threads`].
+    pub fn knows(&self, tid: Tid) -> bool {
+        self.tracer.threads.contains_key(&tid.0)
+    }
+
     /// Asks a thread to stop, without waiting for it: on a busy machine a thread needs its turn on a processor before it
-    /// can stop, and many can wait for theirs together. [`Session::pump`] tells when it stands.
+    /// can stop, and many can wait for theirs together. [`Session::pump`] tells when it stands. Of a thread's first stop
+    /// so requested [`Session::idle_since_stop`] knows nothing: few are stopped twice.
     pub fn request_stop(&mut self, tid: Tid) -> Result<Asked, Error> {
         if self.tracer.waits_for_vfork(tid.0) {
             return Ok(Asked::InVfork);
         }
-        if !self.tracer.ask_to_stop(tid.0)? {
+        let again = self.tracer.threads.get(&tid.0).is_some_and(|thread| thread.stopped);
+        if !self.tracer.ask_to_stop(tid.0, again)? {
             return Ok(Asked::Gone);
         }
         match self.tracer.threads.get_mut(&tid.0) {
@@ -185,7 +192,7 @@ impl<'p> Session<'p> {
         if self.tracer.waits_for_vfork(tid.0) {
             return Ok(Stop::InVfork);
         }
-        if !self.tracer.ask_to_stop(tid.0)? {
+        if !self.tracer.ask_to_stop(tid.0, true)? {
             return Ok(Stop::Gone);
         }
         let seen = self.tracer.await_stop(tid.0, STOP_LIMIT);
@@ -256,7 +263,7 @@ impl<'p> Session<'p> {
         self.process.find_gadgets()?;
         let mut why = "it has no threads".to_owned();
         for tid in crate::carrier::by_fitness(&self.tracer) {
-            if self.tracer.waits_for_vfork(tid) || !self.tracer.ask_to_stop(tid)? {
+            if self.tracer.waits_for_vfork(tid) || !self.tracer.ask_to_stop(tid, true)? {
                 continue;
             }
             match self.tracer.await_stop(tid, STOP_LIMIT) {

@@ -23,6 +23,23 @@ pub struct ThreadInfo {
     pub cpu_ticks: u64,
 }
 
+impl ThreadInfo {
+    /// Whether it runs the program's code: it is no worker of the kernel, and has not ended.
+    pub fn runs_program(&self) -> bool {
+        !self.kernel_worker && !matches!(self.state, 'Z' | 'X')
+    }
+}
+
+/// What one look at the list of threads found.
+#[derive(Debug)]
+pub(crate) struct Threads {
+    pub(crate) threads: Vec<ThreadInfo>,
+    /// No thread was gone before it could be looked at: the kernel ends its list at a thread that is released at the
+    /// moment it is listed, and leaves out those that follow (`next_tid` in fs/proc/base.c). A thread that is traced is
+    /// not released before its tracer has waited for it.
+    pub(crate) all: bool,
+}
+
 /// Fields of a `stat` file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stat {

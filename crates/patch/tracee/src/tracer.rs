@@ -4,7 +4,7 @@ use crate::priority::Priority;
 use crate::registers::{ERESTART_RESTARTBLOCK, ERESTARTNOHAND, Registers};
 use crate::restart;
 use crate::sys::{self, Wait, WaitTimer};
-use crate::{Birth, Error, Event, Pid, Process, ThreadActivity, Tid, process};
+use crate::{Birth, Error, Event, Pid, Process, ThreadActivity, ThreadInfo, Tid, process};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::time::{Duration, Instant};
@@ -43,6 +43,10 @@ pub(crate) struct Thread {
     pub(crate) in_vfork: bool,
     /// It was asked to stop without being waited for: its stop is reported as [`Event::Stood`].
     pub(crate) asked: bool,
+    /// It was born and has not run yet; [`Event::NewThread`] is among the events, or was taken from there.
+    announced: bool,
+    /// It has been stopped before.
+    pub(crate) stopped: bool,
     /// Times it had gone to sleep before it was last stopped.
     switches_before: Option<u64>,
     /// The sleep that it returns to after it was let go.
@@ -53,7 +57,16 @@ pub(crate) struct Thread {
 
 impl Thread {
     fn new(state: State) -> Thread {
-        Thread { state, in_vfork: false, asked: false, switches_before: None, returns_to: None, sleeps_in: None }
+        Thread {
+            state,
+            in_vfork: false,
+            asked: false,
+            announced: false,
+            stopped: false,
+            switches_before: None,
+            returns_to: None,
+            sleeps_in: None,
+        }
     }
 }
 
@@ -123,7 +136,7 @@ impl Tracer {
             replaced: false,
         };
         // Threads born between two enumerations are found by the next one, or attached by the kernel because their
-        // parent was traced already. One that finds nothing new proves that all are known.
+        // parent was traced already. One that is whole and finds nothing new proves that all are known.
         while tracer.seize_new()? {}
         // A process that has ended still shows its leader, until its parent has waited for it.
         match tracer.threads.is_empty() {
@@ -132,28 +145,27 @@ impl Tracer {
         }
     }
 
-    /// Seizes threads not known yet; whether there were any.
+    /// Seizes threads not known yet; whether there may be more.
     pub(crate) fn seize_new(&mut self) -> Result<bool, Error> {
-        let mut found = false;
-        for tid in self.process.tids()? {
-            if self.threads.contains_key(&tid) {
-                continue;
-            }
-            let Some(info) = self.process.thread_info(Tid(tid))? else { continue };
-            if info.kernel_worker || matches!(info.state, 'Z' | 'X') {
-                continue;
-            }
-            match sys::seize(tid) {
-                Ok(()) => drop(self.threads.insert(tid, Thread::new(State::Running))),
-                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => continue,
+        let found = self.process.threads_but(|tid| self.threads.contains_key(&tid))?;
+        let mut more = !found.all;
+        for info in found.threads.into_iter().filter(ThreadInfo::runs_program) {
+            let state = match sys::seize(info.tid.0) {
+                Ok(()) => State::Running,
+                // it has ended, and the list may be cut there
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
+                    more = true;
+                    continue;
+                }
                 Err(error) => match self.seize_refused(info.tid, error)? {
-                    true => drop(self.threads.insert(tid, Thread::new(State::Expected))),
+                    true => State::Expected,
                     false => continue,
                 },
-            }
-            found = true;
+            };
+            self.threads.insert(info.tid.0, Thread::new(state));
+            more = true;
         }
-        Ok(found)
+        Ok(more)
     }
 
     /// Why a thread cannot be seized: `true` when the kernel has attached it to us already, `false` when it has ended.
@@ -247,6 +259,7 @@ impl Tracer {
             thread.note_sleep(&registers);
         }
         if newborn {
+            thread.announced = true;
             self.events.push_back(Event::NewThread(Tid(tid)));
         }
         Seen::Standing
@@ -323,8 +336,9 @@ impl Tracer {
         }
     }
 
-    /// Asks a running thread to stop. `false` when it has ended or will stop by itself.
-    pub(crate) fn ask_to_stop(&mut self, tid: i32) -> Result<bool, Error> {
+    /// Asks a running thread to stop. `false` when it has ended or will stop by itself. With `noting`, what
+    /// [`Tracer::idle_since_stop`] needs is noted, which takes as long as the stop itself.
+    pub(crate) fn ask_to_stop(&mut self, tid: i32, noting: bool) -> Result<bool, Error> {
         match self.threads.get(&tid) {
             Some(Thread { state: State::Running, .. }) => {}
             Some(_) => {
@@ -334,7 +348,7 @@ impl Tracer {
             None => return Ok(false),
         }
         self.priority.raise();
-        let switches = self.process.voluntary_switches(Tid(tid)).ok();
+        let switches = if noting { self.process.voluntary_switches(Tid(tid)).ok() } else { None };
         if let Some(thread) = self.threads.get_mut(&tid) {
             thread.switches_before = switches;
         }
@@ -419,10 +433,14 @@ impl Tracer {
         if thread.in_vfork {
             return true;
         }
-        let Ok(Some(info)) = self.process.thread_info(Tid(tid)) else { return false };
+        matches!(self.process.thread_info(Tid(tid)), Ok(Some(info)) if self.sleeps_in_vfork(&info))
+    }
+
+    /// Whether a thread just looked at sleeps as one does that waits for the child of a vfork.
+    pub(crate) fn sleeps_in_vfork(&self, info: &ThreadInfo) -> bool {
         info.state == 'D'
             && matches!(
-                self.process.activity(Tid(tid)),
+                self.process.activity(info.tid),
                 Ok(ThreadActivity { waits_in: Some((nr, _)), .. })
                     if matches!(nr as i64, libc::SYS_vfork | libc::SYS_clone | libc::SYS_clone3)
             )
@@ -433,6 +451,11 @@ impl Tracer {
         let Some(thread) = self.threads.get_mut(&tid) else { return Ok(0) };
         let State::Standing(standing) = thread.state else { return Ok(0) };
         thread.state = State::Running;
+        thread.stopped = true;
+        // Who runs is no newborn any more: whoever met the event later would take it for a thread without frames.
+        if std::mem::take(&mut thread.announced) {
+            self.events.retain(|event| *event != Event::NewThread(Tid(tid)));
+        }
         let result = if standing.group_stop { sys::listen(tid) } else { sys::cont(tid, 0) };
         let stood_ns = sys::now_ns() - standing.since_ns;
         thread.returns_to = match (standing.registers, thread.switches_before.take()) {

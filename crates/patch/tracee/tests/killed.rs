@@ -63,10 +63,10 @@ fn killed_everywhere(carrier: usize) {
         expect_untouched(&mut target, &process);
         if matches!(outcome, Outcome::Completed) {
             // Only between the request to stop and the mending: killed before waitpid (made anew when its timer runs
-            // out, which the slow supervisor makes it do), GETREGS or POKEUSER, of a stop and of a freeze.
+            // out, which the slow supervisor and a busy machine make it do), GETREGS or POKEUSER, of a stop and of a freeze.
             let interrupted = target.report()["interrupted"];
             println!("killed before each of {n} system calls; {interrupted} times epoll_wait saw it");
-            assert!(n > 100 && interrupted <= 16, "{n} {interrupted}");
+            assert!(n > 100 && interrupted * 10 < n as u64, "{n} {interrupted}");
             break;
         }
     }

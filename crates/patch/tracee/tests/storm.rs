@@ -3,7 +3,7 @@
 mod support;
 
 use std::time::{Duration, Instant};
-use stillpoint_patch_tracee::{Birth, Error, Event, Process, Session, Stop, attach};
+use stillpoint_patch_tracee::{Asked, Birth, Error, Event, Process, Session, Stop, attach};
 use support::{Target, await_that};
 
 const WHILE: Duration = Duration::from_secs(2);
@@ -89,6 +89,35 @@ fn signals_during_remote_calls_are_held_back() {
     target.say("stop");
     let report = target.await_report("all are handled", |r| r["sent"] == r["restart"] + r["plain"]);
     assert_eq!(report["faults"], 0);
+    target.finish();
+}
+
+/// Who is let go with the others, or after having been looked at, is no newborn any more: no event that comes later may
+/// say so, for whoever met it would take the thread for one without frames.
+#[test]
+fn whoever_is_announced_has_not_run_yet() {
+    let target = Target::start_with("storm", &[], &["threads"]);
+    let process = target.process();
+    let announced = attach(&process, |session| {
+        let end = Instant::now() + WHILE;
+        let mut announced = 0;
+        while Instant::now() < end {
+            session.freeze().unwrap().thaw().unwrap();
+            probe_all(session);
+            while Instant::now() < end
+                && let Some(event) = session.pump(Instant::now()).unwrap()
+            {
+                if let Event::NewThread(tid) = event {
+                    assert_eq!(session.request_stop(tid).unwrap(), Asked::Stands, "{tid} runs already");
+                    announced += 1;
+                }
+                serve(session, event);
+            }
+        }
+        announced
+    })
+    .unwrap();
+    assert!(announced > 10, "only {announced} were announced");
     target.finish();
 }
 

@@ -14,7 +14,7 @@ pub(crate) struct Axis {
 pub(crate) struct Curve {
     /// For the legend.
     pub(crate) name: String,
-    /// In the order in which a line joins them.
+    /// In the order in which a line joins them; one that cannot be placed (not a number) parts the line.
     pub(crate) points: Vec<(f64, f64)>,
     /// Whether a line joins them.
     pub(crate) joined: bool,
@@ -53,7 +53,7 @@ impl Scale {
         let (from, to) = match axis.logarithmic {
             _ if values.is_empty() => (0.0, 1.0),
             true => (from.floor(), to.ceil().max(from.floor() + 1.0)),
-            false => (0.0, if to > 0.0 { to * 1.05 } else { 1.0 }),
+            false => (from.min(0.0), if to > 0.0 { to * 1.05 } else { 1.0 }),
         };
         Scale { from, to, logarithmic: axis.logarithmic }
     }
@@ -71,7 +71,8 @@ impl Scale {
         let rough = (self.to - self.from) / 5.0;
         let power = 10f64.powf(rough.log10().floor());
         let step = [1.0, 2.0, 5.0, 10.0].map(|n| n * power).into_iter().find(|step| *step >= rough).unwrap_or(rough);
-        (0..).map(|i| f64::from(i) * step).take_while(|value| *value <= self.to).collect()
+        let first = (self.from / step).ceil() as i32;
+        (first..).map(|i| f64::from(i) * step).take_while(|value| *value <= self.to).collect()
     }
 }
 
@@ -105,14 +106,13 @@ impl Figure {
         }
         for (i, curve) in self.curves.iter().enumerate() {
             let colour = COLOURS[i % COLOURS.len()];
-            let places: Vec<(f64, f64)> = curve.points.iter().filter_map(|&(a, b)| across(a).zip(up(b))).collect();
-            if curve.joined {
-                let path: Vec<String> = places.iter().map(|(a, b)| format!("{a:.1} {b:.1}")).collect();
-                if !path.is_empty() {
-                    let _ = write!(out, r#"<path d="M{}" fill="none" stroke="{colour}"/>"#, path.join("L"));
-                }
+            let place = |&(a, b): &(f64, f64)| across(a).zip(up(b));
+            let places: Vec<Option<(f64, f64)>> = curve.points.iter().map(place).collect();
+            for line in places.split(Option::is_none).filter(|line| curve.joined && line.len() > 1) {
+                let path: Vec<String> = line.iter().flatten().map(|(a, b)| format!("{a:.1} {b:.1}")).collect();
+                let _ = write!(out, r#"<path d="M{}" fill="none" stroke="{colour}"/>"#, path.join("L"));
             }
-            for (a, b) in places {
+            for (a, b) in places.into_iter().flatten() {
                 let _ = write!(out, r#"<circle cx="{a:.1}" cy="{b:.1}" r="2.5" fill="{colour}"/>"#);
             }
             let (at, row) = (WIDTH - RIGHT + 14.0, TOP + 14.0 + 18.0 * i as f64);
@@ -156,6 +156,15 @@ mod tests {
         assert_eq!(svg.matches(r#"r="2.5""#).count(), 1, "zero has no logarithm: {svg}");
         assert!(svg.contains("one &amp; other") && svg.contains("a &lt; b"), "{svg}");
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+    }
+
+    #[test]
+    fn a_line_is_parted_where_there_is_no_number() {
+        let axis = || Axis { label: "", logarithmic: false };
+        let points = vec![(-1.0, 1.0), (2.0, 1.0), (f64::NAN, f64::NAN), (3.0, 2.0), (4.0, 2.0)];
+        let svg = Figure { x: axis(), y: axis(), curves: vec![Curve { name: "".into(), points, joined: true }] }.svg();
+        assert_eq!(svg.matches(r#"fill="none""#).count(), 2, "{svg}");
+        assert!(!svg.contains("NaN"), "{svg}");
     }
 
     #[test]

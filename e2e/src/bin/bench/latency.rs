@@ -1,7 +1,7 @@
 //! What clients notice while a redis is patched once a second, against the same redis left alone.
 
 use crate::results::{Section, number};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::Duration;
 use stillpoint_e2e::load::{Clients, Load, Observed};
@@ -11,18 +11,19 @@ use stillpoint_e2e::server::Redis;
 use stillpoint_measure::clock::now_ns;
 
 /// From and to, nanoseconds of `CLOCK_MONOTONIC`.
-type Span = (u64, u64);
+pub(crate) type Span = (u64, u64);
 
-#[derive(Serialize)]
-struct Window {
-    seconds: f64,
-    requests: u64,
-    failed: u64,
-    p50_us: f64,
-    p99_us: f64,
-    p999_us: f64,
-    max_us: f64,
-    blackout_us: f64,
+/// What clients saw in one window of time.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Window {
+    pub(crate) seconds: f64,
+    pub(crate) requests: u64,
+    pub(crate) failed: u64,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) p999_us: f64,
+    pub(crate) max_us: f64,
+    pub(crate) blackout_us: f64,
 }
 
 #[derive(Serialize)]
@@ -60,7 +61,7 @@ pub(crate) fn latency(redis: &Redis, patch: &Path, clients: &Clients, pairs: usi
                 quiet = timed(|| rest(seconds));
             } else {
                 let before = operations.len();
-                patching = timed(|| operations.extend(once_a_second(redis.pid(), patch, seconds)));
+                patching = timed(|| operations.extend(once_a_second(redis.pid(), patch, seconds, &[])));
                 assert!(operations.len() > before, "nothing was applied in a window of {seconds} s");
             }
             load.assert_running();
@@ -139,11 +140,17 @@ fn section(
     section
 }
 
-fn window(observed: &Observed, span: Span) -> Window {
-    let summary = observed.windows(&[span]);
+/// Of the requests under way in `span`.
+pub(crate) fn window(observed: &Observed, span: Span) -> Window {
+    windows(observed, &[span])
+}
+
+/// Of the requests under way in any of these spans.
+pub(crate) fn windows(observed: &Observed, spans: &[Span]) -> Window {
+    let summary = observed.windows(spans);
     let us = |ns: u64| ns as f64 / 1e3;
     Window {
-        seconds: (span.1 - span.0) as f64 / 1e9,
+        seconds: spans.iter().map(|span| span.1 - span.0).sum::<u64>() as f64 / 1e9,
         requests: summary.counts.requests,
         failed: summary.counts.failed(),
         p50_us: us(summary.latency.p50_ns),
@@ -154,8 +161,8 @@ fn window(observed: &Observed, span: Span) -> Window {
     }
 }
 
-/// Applies and reverts in turn, one a second; the process carries no patch before and after.
-fn once_a_second(pid: i32, patch: &Path, seconds: u64) -> Vec<Operation> {
+/// Applies and reverts in turn, one a second, with these options; the process carries no patch before and after.
+pub(crate) fn once_a_second(pid: i32, patch: &Path, seconds: u64, options: &[&str]) -> Vec<Operation> {
     let start = now_ns();
     let mut done = Vec::new();
     // An even number, so that the patch is taken back at the end.
@@ -163,18 +170,19 @@ fn once_a_second(pid: i32, patch: &Path, seconds: u64) -> Vec<Operation> {
         let due = start + second * 1_000_000_000;
         std::thread::sleep(Duration::from_nanos(due.saturating_sub(now_ns())));
         let call = if second % 2 == 0 { patching::apply(patch, pid) } else { patching::revert(pid) };
-        done.push(Operation::of(call).succeeded());
+        done.push(Operation::of(call.args(options.iter().copied())).succeeded());
     }
     std::thread::sleep(Duration::from_nanos((start + seconds * 1_000_000_000).saturating_sub(now_ns())));
     done
 }
 
-fn timed(body: impl FnOnce()) -> Span {
+/// When `body` ran.
+pub(crate) fn timed(body: impl FnOnce()) -> Span {
     let from = now_ns();
     body();
     (from, now_ns())
 }
 
-fn rest(seconds: u64) {
+pub(crate) fn rest(seconds: u64) {
     std::thread::sleep(Duration::from_secs(seconds));
 }

@@ -8,7 +8,9 @@ mod buildable;
 mod cost;
 mod figure;
 mod latency;
+mod mariadb;
 mod modes;
+mod proxy;
 mod results;
 mod rivals;
 mod series;
@@ -31,14 +33,42 @@ struct Amount {
     cost_rounds: usize,
     keys: u64,
     gigabytes: &'static [f64],
+    /// Of the proxy's comparison.
+    rounds: usize,
+    round_seconds: u64,
 }
 
-const FULL: Amount =
-    Amount { pairs: 5, seconds: 60, runs: 10, cost_rounds: 10, keys: 1_000_000, gigabytes: &[0.1, 1.0, 2.0, 4.0, 8.0] };
-const SHORT: Amount =
-    Amount { pairs: 5, seconds: 10, runs: 3, cost_rounds: 3, keys: 1_000_000, gigabytes: &[0.1, 0.5, 1.0] };
+const FULL: Amount = Amount {
+    pairs: 5,
+    seconds: 60,
+    runs: 10,
+    cost_rounds: 10,
+    keys: 1_000_000,
+    gigabytes: &[0.1, 1.0, 2.0, 4.0, 8.0],
+    rounds: 5,
+    round_seconds: 2,
+};
+const SHORT: Amount = Amount {
+    pairs: 5,
+    seconds: 10,
+    runs: 3,
+    cost_rounds: 3,
+    keys: 1_000_000,
+    gigabytes: &[0.1, 0.5, 1.0],
+    rounds: 3,
+    round_seconds: 2,
+};
 /// To see that a section works.
-const TINY: Amount = Amount { pairs: 1, seconds: 2, runs: 1, cost_rounds: 1, keys: 10_000, gigabytes: &[0.05, 0.1] };
+const TINY: Amount = Amount {
+    pairs: 1,
+    seconds: 2,
+    runs: 1,
+    cost_rounds: 1,
+    keys: 10_000,
+    gigabytes: &[0.05, 0.1],
+    rounds: 1,
+    round_seconds: 2,
+};
 
 /// What the command line asks for.
 struct Wish {
@@ -49,13 +79,13 @@ struct Wish {
 }
 
 /// What `make bench` measures, and after it what only experiments ask for.
-const SECTIONS: [&str; 6] = ["cost", "threads", "series", "latency", "rivals", "sizes"];
+const SECTIONS: [&str; 7] = ["cost", "threads", "series", "latency", "rivals", "sizes", "proxy"];
 const EXPERIMENTS: [&str; 4] = ["patches", "operations", "tail", "buildable"];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let Some(wish) = wish(&arguments) else {
-        let names = [&SECTIONS[..], &EXPERIMENTS[..]].concat().join("|");
+        let names = [&SECTIONS[..], &EXPERIMENTS[..], &mariadb::SECTIONS[..]].concat().join("|");
         eprintln!("usage: bench [--short|--tiny] [--as NAME] [{names}]...");
         return ExitCode::from(2);
     };
@@ -84,7 +114,7 @@ fn wish(arguments: &[String]) -> Option<Wish> {
             "--short" => wish.amount = &SHORT,
             "--tiny" => wish.amount = &TINY,
             "--as" => wish.name = Some(arguments.next()?.clone()),
-            name if SECTIONS.contains(&name) || EXPERIMENTS.contains(&name) => wish.sections.push(name.to_owned()),
+            name if is_section(name) => wish.sections.push(name.to_owned()),
             _ => return None,
         }
     }
@@ -92,6 +122,10 @@ fn wish(arguments: &[String]) -> Option<Wish> {
         wish.sections = SECTIONS.map(str::to_owned).into();
     }
     Some(wish)
+}
+
+fn is_section(name: &str) -> bool {
+    SECTIONS.contains(&name) || EXPERIMENTS.contains(&name) || mariadb::SECTIONS.contains(&name)
 }
 
 impl Wish {
@@ -124,6 +158,11 @@ fn run(wish: &Wish, command: &str) -> Result<String, String> {
     }
     if ["patches", "operations", "tail"].into_iter().any(|name| wish.has(name)) {
         with_points(wish, &mut add)?;
+    }
+    let of_mariadb = mariadb::Amount { seconds: amount.seconds, runs: amount.runs };
+    mariadb::run(&|name| wish.has(name), of_mariadb, &mut add)?;
+    if wish.has("proxy") {
+        add(proxy::proxy(amount.rounds, amount.round_seconds)?)?;
     }
     Ok(results.tables().display().to_string())
 }

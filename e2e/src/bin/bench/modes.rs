@@ -34,6 +34,10 @@ struct Point<'a> {
 }
 
 impl Applied {
+    pub(crate) fn new(server: &'static str, mode: &'static str, patch: &str, operation: Operation) -> Applied {
+        Applied { server, mode, patch: patch.into(), text_bytes: 0, operation }
+    }
+
     fn point(&self) -> Point<'_> {
         let (reached, rest) = self.operation.reached_and_rest_ns();
         let ms = |ns: u64| ns as f64 / 1e6;
@@ -78,7 +82,7 @@ pub(crate) fn memcached(binary: &Binary, patch: &Path, runs: usize) -> Vec<Appli
         for _ in 0..runs {
             for call in [patching::apply(patch, memcached.pid()), patching::revert(memcached.pid())] {
                 let operation = Operation::of(call.args(["--quiescence", mode])).succeeded();
-                done.push(Applied { server: "memcached", mode, patch: "version".into(), text_bytes: 0, operation });
+                done.push(Applied::new("memcached", mode, "version", operation));
             }
         }
     }
@@ -144,7 +148,9 @@ pub(crate) fn extremes(applied: &[Applied]) -> Section {
     ];
     let mut section = Section::new("operations", title, &columns);
     let mut raw = Vec::new();
-    for server in ["redis", "memcached"] {
+    let mut servers: Vec<&'static str> = applied.iter().map(|a| a.server).collect();
+    servers.dedup();
+    for server in servers {
         for mode in MODES {
             let of: Vec<&Applied> = applied.iter().filter(|a| a.server == server && a.mode == mode).collect();
             let stops = |why| Spread::us(of.iter().flat_map(move |a| a.operation.stopped(why)));

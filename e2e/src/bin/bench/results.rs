@@ -117,7 +117,8 @@ fn output(program: &str, arguments: &[&str]) -> String {
     output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
 }
 
-fn machine() -> String {
+/// Processors and kernel.
+pub(crate) fn machine() -> String {
     let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpus
         .lines()

@@ -1,9 +1,11 @@
 //! Builds every change of ours to MariaDB, applies it to Debian's server under load, sees it take effect, takes it
 //! back, and prints a table: `cargo run -p stillpoint-e2e --bin mariadb [NAME...]`. `mariadb mtr [TEST...]` runs
-//! MariaDB's own tests instead, while their servers are patched and reverted.
+//! MariaDB's own tests instead, while their servers are patched and reverted. `mariadb counts` adds up what `make soak` has
+//! counted under the load generators of others.
 //!
 //! It guarantees nothing but the table: a change that cannot be built is a row with the reason.
 
+mod counts;
 mod mtr;
 
 use std::collections::BTreeMap;
@@ -27,6 +29,9 @@ fn main() {
     let names: Vec<String> = std::env::args().skip(1).collect();
     if names.first().is_some_and(|name| name == "mtr") {
         return mtr::run(&names[1..]);
+    }
+    if names.first().is_some_and(|name| name == "counts") {
+        return counts::print();
     }
     let packaged = packaged().as_ref().unwrap_or_else(|e| panic!("{e}"));
     let changes = change::all().into_iter().filter(|c| names.is_empty() || names.contains(&c.name));

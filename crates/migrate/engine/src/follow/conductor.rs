@@ -1,6 +1,6 @@
 //! The conductor: hands what the stream brings to players, in the order that the scheduler allows.
 
-use super::player::Outcome;
+use super::player::{Batch, LONG, Outcome};
 use super::transaction::{Item, Transaction};
 use crate::Error;
 use crate::pgoutput::Lsn;
@@ -9,9 +9,12 @@ use std::sync::Arc;
 use stillpoint_migrate_replay::{Limits, Mode, Player as PlayerId, Scheduler, Stamp, Syncset};
 use tokio::sync::{mpsc, oneshot, watch};
 
-/// Transactions of a batch: enough to spare round trips, few enough that all players have some.
-const BATCH_MAX: usize = 32;
-const BATCH_BYTES_MAX: u64 = 256 << 10;
+/// Transactions of a batch: enough that many rows go out in one statement and hot ones once, few enough that what has to be
+/// repeated after a failure is soon done.
+const BATCH_MAX: usize = 1024;
+const BATCH_BYTES_MAX: u64 = 1 << 20;
+/// Batches of a player that are under way: one that the target works at, and one behind it.
+pub(crate) const BATCHES: usize = 2;
 /// Transactions that are remembered after they were handed in, to tell whether a snapshot of the source has them.
 const RECENT: usize = 4096;
 
@@ -67,8 +70,40 @@ impl SourceSnapshot {
 }
 
 struct PlayerSlot {
-    batches: mpsc::Sender<Vec<Arc<Transaction>>>,
-    under_way: usize,
+    batches: mpsc::Sender<Batch>,
+    /// Transactions of each batch that it was sent and has not reported.
+    under_way: VecDeque<usize>,
+    /// Given to it, and not sent yet.
+    gathered: Vec<Arc<Transaction>>,
+    bytes: u64,
+    retries: u64,
+}
+
+impl PlayerSlot {
+    fn new(batches: mpsc::Sender<Batch>) -> PlayerSlot {
+        PlayerSlot { batches, under_way: VecDeque::new(), gathered: Vec::new(), bytes: 0, retries: 0 }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.under_way.is_empty()
+    }
+
+    /// Whether another batch may be put together behind what it works at.
+    fn may_follow(&self) -> bool {
+        !self.is_idle() && self.under_way.len() < BATCHES && self.under_way.iter().all(|length| *length >= LONG)
+    }
+
+    fn is_full(&self) -> bool {
+        self.gathered.len() >= BATCH_MAX || self.bytes >= BATCH_BYTES_MAX
+    }
+
+    fn send(&mut self) {
+        let transactions = std::mem::take(&mut self.gathered);
+        self.bytes = 0;
+        self.under_way.push_back(transactions.len());
+        // Its channel has room for all batches that are under way; one that is gone reports why.
+        let _ = self.batches.try_send(Batch { transactions, retries: self.retries });
+    }
 }
 
 /// See the module.
@@ -92,13 +127,13 @@ pub(crate) struct Conductor {
 impl Conductor {
     /// `applied` are stamps that were applied before the last end and may come again.
     pub(crate) fn new(
-        players: Vec<mpsc::Sender<Vec<Arc<Transaction>>>>,
+        players: Vec<mpsc::Sender<Batch>>,
         standing: watch::Sender<Standing>,
         applied: Vec<Lsn>,
     ) -> Conductor {
         Conductor {
             scheduler: Scheduler::new(Mode::Rows, players.len() as u32, Limits::default()),
-            players: players.into_iter().map(|batches| PlayerSlot { batches, under_way: 0 }).collect(),
+            players: players.into_iter().map(PlayerSlot::new).collect(),
             intake: VecDeque::new(),
             markers: VecDeque::new(),
             waiting: None,
@@ -115,7 +150,7 @@ impl Conductor {
     /// Runs until the stream ends with an error, a player fails, or nobody commands any more.
     pub(crate) async fn run(
         mut self,
-        mut items: mpsc::Receiver<Result<Item, Error>>,
+        mut items: mpsc::Receiver<Result<Vec<Item>, Error>>,
         mut reports: mpsc::Receiver<(u32, Outcome)>,
         mut commands: mpsc::Receiver<Command>,
     ) -> Result<(), Error> {
@@ -134,7 +169,7 @@ impl Conductor {
                     None => return Ok(()),
                 },
                 item = items.recv(), if room => match item {
-                    Some(item) => self.received(item?),
+                    Some(items) => items?.into_iter().for_each(|item| self.received(item)),
                     None => return Err(Error::WrongPhase("the stream is gone".into())),
                 },
             }
@@ -205,27 +240,36 @@ impl Conductor {
         Ok(())
     }
 
-    /// Gives every idle player a batch.
+    /// Gives idle players a batch first, then busy ones what may be sent behind theirs.
     fn feed(&mut self) -> Result<(), Error> {
         for number in 0..self.players.len() {
-            if self.players[number].under_way > 0 {
-                continue;
+            if self.players[number].is_idle() {
+                self.gather(number)?;
+                if !self.players[number].gathered.is_empty() {
+                    self.players[number].send();
+                }
             }
-            let mut batch = Vec::new();
-            let mut bytes = 0;
-            while batch.len() < BATCH_MAX && bytes < BATCH_BYTES_MAX {
-                let next = self.scheduler.next(PlayerId(number as u32)).map_err(scheduler_error)?;
-                let Some(operation) = next else { break };
-                let transaction = Arc::clone(self.scheduler.payload(operation.syncset));
-                bytes += transaction.bytes;
-                batch.push(transaction);
+        }
+        for number in 0..self.players.len() {
+            if self.players[number].may_follow() {
+                self.gather(number)?;
+                // Short ones are better off with what comes while the target is busy.
+                if self.players[number].is_full() {
+                    self.players[number].send();
+                }
             }
-            if batch.is_empty() {
-                continue;
-            }
-            self.players[number].under_way = batch.len();
-            // An idle player's channel is empty; one that is gone reports why.
-            let _ = self.players[number].batches.try_send(batch);
+        }
+        Ok(())
+    }
+
+    fn gather(&mut self, number: usize) -> Result<(), Error> {
+        let slot = &mut self.players[number];
+        while !slot.is_full() {
+            let next = self.scheduler.next(PlayerId(number as u32)).map_err(scheduler_error)?;
+            let Some(operation) = next else { break };
+            let transaction = Arc::clone(self.scheduler.payload(operation.syncset));
+            slot.bytes += transaction.bytes;
+            slot.gathered.push(transaction);
         }
         Ok(())
     }
@@ -239,10 +283,15 @@ impl Conductor {
         for _ in 0..committed {
             self.scheduler.done(PlayerId(player)).map_err(scheduler_error)?;
         }
+        let slot = &mut self.players[player as usize];
+        slot.under_way.pop_front();
         if retry {
+            // What was behind is given back by the scheduler, and thrown away by the player.
             self.scheduler.failed(PlayerId(player)).map_err(scheduler_error)?;
+            slot.under_way.clear();
+            slot.gathered.clear();
+            (slot.bytes, slot.retries) = (0, slot.retries + 1);
         }
-        self.players[player as usize].under_way = 0;
         Ok(())
     }
 

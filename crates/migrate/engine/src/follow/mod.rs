@@ -10,6 +10,7 @@
 //! flushed, so that a crash of either side, or of ours, loses and repeats nothing: what comes again above the confirmed
 //! position is skipped when its stamp is there.
 
+mod bulk;
 mod conductor;
 mod player;
 mod statement;
@@ -19,8 +20,9 @@ mod transaction;
 use crate::inventory::Inventory;
 use crate::link::{Link, Purpose, literal};
 use crate::pgoutput::Lsn;
+use crate::throttle::Throttle;
 use crate::{Error, Server};
-use conductor::{Command, Conductor};
+use conductor::{BATCHES, Command, Conductor};
 use player::Player;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,8 +36,8 @@ pub(crate) use transaction::MARKER_PREFIX;
 
 /// How often the position on the target is made safe and told to the source.
 const KEEPING: Duration = Duration::from_millis(500);
-/// Received ahead of the conductor.
-const ITEMS: usize = 1024;
+/// Chunks of items received ahead of the conductor.
+const CHUNKS: usize = 16;
 
 /// What is followed, and with how many hands.
 pub(crate) struct Plan<'a> {
@@ -49,6 +51,8 @@ pub(crate) struct Plan<'a> {
     /// Not before here.
     pub(crate) from: Lsn,
     pub(crate) players: usize,
+    /// How many transactions a second all of them may repeat.
+    pub(crate) pace: Arc<Throttle>,
 }
 
 /// A replay that runs. Dropping it ends it; what was confirmed stays confirmed.
@@ -80,11 +84,11 @@ impl Follower {
         let mut others = Vec::new();
         for number in 0..plan.players {
             let player = Player::connect(plan.target, &search_path).await?;
-            let (sender, receiver) = mpsc::channel(1);
+            let (sender, receiver) = mpsc::channel(BATCHES);
             batches.push(sender);
-            others.push(tokio::spawn(player.run(number as u32, receiver, report.clone())));
+            others.push(tokio::spawn(player.run(number as u32, receiver, report.clone(), Arc::clone(&plan.pace))));
         }
-        let (item, items) = mpsc::channel(ITEMS);
+        let (item, items) = mpsc::channel(CHUNKS);
         let (command, commands) = mpsc::channel(4);
         let (publisher, standing) = watch::channel(Standing::default());
         others.push(tokio::spawn(stream.run(item)));
@@ -230,7 +234,8 @@ impl Keeper {
     async fn restore(&mut self) -> Result<(Lsn, Vec<Lsn>), Error> {
         let position = self.link.text("SELECT coalesce(max(position), 0) FROM stillpoint.position").await?;
         let position = position.parse().unwrap_or(0);
-        let stamps = self.link.query(&format!("SELECT stamp FROM stillpoint.applied WHERE stamp > {position}")).await?;
+        let stamps = "SELECT stamp FROM stillpoint.applied, unnest(stamps) AS stamp";
+        let stamps = self.link.query(&format!("{stamps} WHERE stamp > {position}")).await?;
         let stamps = stamps.iter().map(|row| crate::inventory::number(row, 0)).collect();
         Ok((position, stamps))
     }
@@ -246,7 +251,7 @@ impl Keeper {
             // Its commit flushes the log, and with it every commit of a player that came before.
             self.link
                 .query(&format!(
-                    "DELETE FROM stillpoint.applied WHERE stamp <= {position}; \
+                    "DELETE FROM stillpoint.applied WHERE {position} >= ALL (stamps); \
                      UPDATE stillpoint.position SET position = {position}"
                 ))
                 .await?;

@@ -16,9 +16,6 @@ pub(crate) enum Shape {
     Delete(u32),
 }
 
-/// How many rows a statement must have changed.
-pub(crate) const ONE_ROW: [&[u8]; 3] = [b"INSERT 0 1\0", b"UPDATE 1\0", b"DELETE 1\0"];
-
 impl Write {
     /// The shape of its statement; `None` for what is not worth preparing.
     pub(crate) fn shape(&self) -> Option<Shape> {

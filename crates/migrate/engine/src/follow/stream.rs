@@ -2,7 +2,7 @@
 
 use super::transaction::{Assembler, Item};
 use crate::inventory::Inventory;
-use crate::link::{Link, Purpose, identifier, literal};
+use crate::link::{Frame, Link, Purpose, identifier, literal};
 use crate::pgoutput::{self, Lsn, Streamed};
 use crate::{Error, Server};
 use std::sync::Arc;
@@ -12,6 +12,9 @@ use tokio::sync::mpsc;
 
 /// How often the source hears from us; well below its `wal_sender_timeout`.
 const HEARTBEAT: Duration = Duration::from_millis(500);
+
+/// Items that are handed on at once.
+const CHUNK_MAX: usize = 64;
 
 /// An open stream of one slot.
 pub(crate) struct Stream {
@@ -46,14 +49,14 @@ impl Stream {
     }
 
     /// Reads until the receiver of items is gone; the error that ends it goes the same way.
-    pub(crate) async fn run(mut self, items: mpsc::Sender<Result<Item, Error>>) {
+    pub(crate) async fn run(mut self, items: mpsc::Sender<Result<Vec<Item>, Error>>) {
         if let Err(error) = self.pump(&items).await {
             // Nobody listens any more: then nobody is interested.
             let _ = items.send(Err(error)).await;
         }
     }
 
-    async fn pump(&mut self, items: &mpsc::Sender<Result<Item, Error>>) -> Result<(), Error> {
+    async fn pump(&mut self, items: &mpsc::Sender<Result<Vec<Item>, Error>>) -> Result<(), Error> {
         let mut heartbeat = tokio::time::interval(HEARTBEAT);
         loop {
             let frame = tokio::select! {
@@ -64,13 +67,16 @@ impl Stream {
                 }
                 () = items.closed() => return Ok(()),
             };
-            let size = frame.body.len() as u64;
-            let item = match frame.tag {
-                b'd' => self.decode(pgoutput::streamed(frame.body)?, size).await?,
-                b'E' => return Err(self.link.receiver.sql_error(&frame.body, "streaming changes")),
-                tag => return Err(self.link.receiver.protocol(format!("`{}` in the stream", char::from(tag)))),
-            };
-            let Some(item) = item else { continue };
+            // What has come with it goes the same way, all at once.
+            let mut chunk = Vec::new();
+            chunk.extend(self.item(frame).await?);
+            while chunk.len() < CHUNK_MAX {
+                let Some(frame) = self.link.receiver.waiting()? else { break };
+                chunk.extend(self.item(frame).await?);
+            }
+            if chunk.is_empty() {
+                continue;
+            }
             // The conductor may be busy for longer than the source's patience.
             let permit = loop {
                 tokio::select! {
@@ -79,7 +85,16 @@ impl Stream {
                 }
             };
             let Ok(permit) = permit else { return Ok(()) };
-            permit.send(Ok(item));
+            permit.send(Ok(chunk));
+        }
+    }
+
+    async fn item(&mut self, frame: Frame) -> Result<Option<Item>, Error> {
+        let size = frame.body.len() as u64;
+        match frame.tag {
+            b'd' => self.decode(pgoutput::streamed(frame.body)?, size).await,
+            b'E' => Err(self.link.receiver.sql_error(&frame.body, "streaming changes")),
+            tag => Err(self.link.receiver.protocol(format!("`{}` in the stream", char::from(tag)))),
         }
     }
 

@@ -1,13 +1,16 @@
 //! What the tests of whole migrations share: two servers, a stand-in for the proxy's control socket, a comparison.
 #![allow(dead_code, reason = "each test uses a part")]
 
-use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use stillpoint_events::Event;
 use stillpoint_migrate_engine::{Observer, Options, Server};
+use stillpoint_migrate_proxy::control::{
+    Activity, CounterStatus, Phase, Reply, Request, SessionStatus, Status, TargetSpec, TenantStatus,
+};
+use stillpoint_migrate_proxy::{Server as ProxyServer, ServerTls};
 use stillpoint_migrate_testbed::{Cluster, Load, until};
 
 /// Two servers with a state directory and a control socket that behaves as the proxy's, with load that is ended by a
@@ -31,11 +34,54 @@ pub(crate) struct FakeFront {
     pub(crate) asked: Vec<String>,
     /// Requests that are answered with an error.
     pub(crate) refuse: Vec<&'static str>,
+    /// Clients whose statements the proxy counts.
+    pub(crate) clients: Option<FakeClients>,
+}
+
+/// Clients as the proxy counts them.
+pub(crate) struct FakeClients {
+    rate: f64,
+    since: std::time::Instant,
+    sent: f64,
+}
+
+impl FakeClients {
+    pub(crate) fn at(rate: f64) -> FakeClients {
+        FakeClients { rate, since: std::time::Instant::now(), sent: 0.0 }
+    }
+
+    /// So many statements a second from now on.
+    pub(crate) fn go_at(&mut self, rate: f64) {
+        self.sent += self.rate * self.since.elapsed().as_secs_f64();
+        (self.rate, self.since) = (rate, std::time::Instant::now());
+    }
+
+    fn session(&mut self) -> SessionStatus {
+        self.go_at(self.rate);
+        SessionStatus {
+            id: 1,
+            tenant: "shop".into(),
+            user: "postgres".into(),
+            database: "shop".into(),
+            client: "-".into(),
+            state: Activity::Idle,
+            pinned: None,
+            backend: None,
+            prepared: true,
+            transaction_ms: None,
+            statements: self.sent as u64,
+        }
+    }
 }
 
 impl Bench {
     pub(crate) fn start() -> Bench {
-        let settings = ["wal_level=logical", "autovacuum_naptime=1s"];
+        Bench::start_with(&[])
+    }
+
+    /// The same with more settings of both servers.
+    pub(crate) fn start_with(more: &[&str]) -> Bench {
+        let settings = [&["wal_level=logical", "autovacuum_naptime=1s"], more].concat();
         let (source, target) = (Cluster::start(&settings), Cluster::start(&settings));
         let dir = tempfile::tempdir().expect("make a directory");
         let front = FakeFront {
@@ -45,6 +91,7 @@ impl Bench {
             load: None,
             asked: Vec::new(),
             refuse: Vec::new(),
+            clients: None,
         };
         let front = Arc::new(Mutex::new(front));
         let listener = UnixListener::bind(dir.path().join("control")).expect("bind the control socket");
@@ -71,8 +118,14 @@ impl Bench {
         self.dir.path().join("state")
     }
 
+    /// Opens the fenced source for a look.
+    pub(crate) fn look_into_source(&self, database: &str) {
+        self.source.sql("postgres", &format!("ALTER DATABASE {database} ALLOW_CONNECTIONS true"));
+    }
+
     /// One line for each table of both sides; equal when they hold the same.
     pub(crate) fn sums(&self, database: &str) -> (String, String) {
+        self.look_into_source(database);
         (sums(&self.source, database), sums(&self.target, database))
     }
 
@@ -117,12 +170,16 @@ fn serve(stream: UnixStream, front: &Mutex<FakeFront>) {
     let mut lines = BufReader::new(stream.try_clone().expect("share a socket")).lines();
     let mut out = stream;
     while let Some(Ok(line)) = lines.next() {
-        let request: Value = serde_json::from_str(&line).expect("requests are JSON");
+        let request: Request = serde_json::from_str(&line).expect("requests are understood");
         let reply = front.lock().expect("no test thread panicked").answer(&request);
-        if writeln!(out, "{reply}").is_err() {
+        if writeln!(out, "{}", serde_json::to_string(&reply).expect("replies are JSON")).is_err() {
             return;
         }
     }
+}
+
+fn place((host, port): (String, u16)) -> ProxyServer {
+    ProxyServer { name: String::new(), host, port, database: None, tls: ServerTls::Disable, ca: None }
 }
 
 impl FakeFront {
@@ -138,43 +195,57 @@ impl FakeFront {
         });
     }
 
-    fn answer(&mut self, request: &Value) -> Value {
-        let kind = request["request"].as_str().expect("requests have a kind").to_owned();
-        if kind != "status" {
-            self.asked.push(kind.clone());
+    fn answer(&mut self, request: &Request) -> Reply {
+        let kind = match request {
+            Request::Status => return Reply::Status(self.status()),
+            Request::Prepare { .. } => "prepare",
+            Request::Pause { .. } => "pause",
+            Request::Switch { .. } => "switch",
+            Request::Resume { .. } => "resume",
+            Request::Abandon { .. } => "abandon",
+            // The proxy may be asked for more than the manager asks.
+            #[allow(unreachable_patterns, reason = "whatever else there is")]
+            _ => return Reply::Error { message: "the stand-in knows nothing of it".into() },
+        };
+        self.asked.push(kind.to_owned());
+        let refused = |why: &str| Reply::Error { message: format!("{kind} {why}") };
+        if self.refuse.contains(&kind) {
+            return refused("is refused by the test");
         }
-        if self.refuse.contains(&kind.as_str()) {
-            return json!({ "reply": "error", "message": format!("{kind} is refused by the test") });
-        }
-        match kind.as_str() {
-            "status" => json!({ "reply": "status", "tenants": [
-                { "name": request["tenant"].as_str().unwrap_or("shop"),
-                  "server": { "host": self.serving.0, "port": self.serving.1 } } ] }),
-            "prepare" => {
-                let target = &request["target"];
-                let port = target["port"].as_u64().expect("a port") as u16;
-                self.prepared = Some((target["host"].as_str().expect("a host").to_owned(), port));
-                json!({ "reply": "prepared", "sessions": 0, "waiting": [], "pinned": [], "failed": [] })
+        match request {
+            Request::Prepare { target: TargetSpec::Server(server), .. } => {
+                self.prepared = Some((server.host.clone(), server.port));
+                Reply::Prepared { sessions: 0, waiting: Vec::new(), pinned: Vec::new(), failed: Vec::new() }
             }
-            "pause" => {
+            Request::Pause { .. } => {
                 if let Some(load) = self.load.take() {
                     load.end();
                     self.until_quiet();
                 }
                 self.paused = true;
-                json!({ "reply": "drained", "waited_us": 1 })
+                Reply::Drained { waited_us: 1 }
             }
-            "switch" if self.paused => {
+            Request::Switch { .. } if self.paused => {
                 self.serving = self.prepared.clone().expect("prepared before");
                 self.paused = false;
-                json!({ "reply": "switched", "sessions": 0, "failed": [] })
+                Reply::Switched { sessions: 0, failed: Vec::new() }
             }
-            "resume" => {
+            Request::Resume { .. } => {
                 self.paused = false;
-                json!({ "reply": "resumed" })
+                Reply::Resumed
             }
-            "abandon" => json!({ "reply": "abandoned" }),
-            other => json!({ "reply": "error", "message": format!("{other} out of turn") }),
+            Request::Abandon { .. } => Reply::Abandoned,
+            _ => refused("out of turn"),
+        }
+    }
+
+    fn status(&mut self) -> Status {
+        let (server, phase) = (place(self.serving.clone()), Phase::Serving);
+        let tenant = TenantStatus { name: "shop".into(), server, phase, target: None };
+        Status {
+            tenants: vec![tenant],
+            sessions: self.clients.iter_mut().map(FakeClients::session).collect(),
+            counters: CounterStatus::default(),
         }
     }
 }

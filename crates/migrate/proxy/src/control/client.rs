@@ -35,6 +35,8 @@ pub enum ControlError {
 #[derive(Debug)]
 pub struct Client {
     stream: BufReader<UnixStream>,
+    /// The beginning of a line.
+    line: Vec<u8>,
 }
 
 impl Client {
@@ -42,7 +44,18 @@ impl Client {
     pub async fn connect(path: &Path) -> Result<Client, ControlError> {
         let stream = UnixStream::connect(path).await;
         let stream = stream.map_err(|source| ControlError::Connect { path: path.into(), source })?;
-        Ok(Client { stream: BufReader::new(stream) })
+        Ok(Client { stream: BufReader::new(stream), line: Vec::new() })
+    }
+
+    /// The next line of a capture. Nothing is lost when this is dropped before it is there.
+    pub async fn next(&mut self) -> Result<Reply, ControlError> {
+        self.stream.read_until(b'\n', &mut self.line).await?;
+        if self.line.pop() != Some(b'\n') {
+            return Err(ControlError::Closed);
+        }
+        let line = std::mem::take(&mut self.line);
+        serde_json::from_slice(&line)
+            .map_err(|_| ControlError::NotUnderstood(String::from_utf8_lossy(&line).trim_end().to_owned()))
     }
 
     /// Asks, and waits for the reply; a refusal is an error.
@@ -51,14 +64,9 @@ impl Client {
             serde_json::to_string(request).map_err(|error| ControlError::NotUnderstood(error.to_string()))?;
         line.push('\n');
         self.stream.get_mut().write_all(line.as_bytes()).await?;
-        let mut reply = String::new();
-        if self.stream.read_line(&mut reply).await? == 0 {
-            return Err(ControlError::Closed);
-        }
-        match serde_json::from_str(&reply) {
-            Ok(Reply::Error { message }) => Err(ControlError::Refused(message)),
-            Ok(reply) => Ok(reply),
-            Err(_) => Err(ControlError::NotUnderstood(reply.trim_end().to_owned())),
+        match self.next().await? {
+            Reply::Error { message } => Err(ControlError::Refused(message)),
+            reply => Ok(reply),
         }
     }
 }

@@ -3,6 +3,7 @@
 //! The connection that asked for a pause holds it: when it ends, or the limit is reached, the sessions go on where they are.
 
 mod client;
+pub mod rows;
 pub(crate) mod server;
 
 pub use crate::entry::Activity;
@@ -31,6 +32,20 @@ pub enum Request {
         /// Sessions that are not ready by then are reported as waiting.
         #[serde(default = "default_prepare_ms")]
         limit_ms: u64,
+    },
+    /// Capture what the sessions of a tenant write. After [`Reply::Capturing`] this connection brings one line for each
+    /// committed transaction; when it ends, so does the capture.
+    Capture {
+        /// The tenant.
+        tenant: String,
+        /// Sessions whose transaction has not ended by then are named, and nothing is captured.
+        #[serde(default = "default_prepare_ms")]
+        limit_ms: u64,
+    },
+    /// How far the capture of a tenant is.
+    Captured {
+        /// The tenant.
+        tenant: String,
     },
     /// Let no transaction begin, and wait until none is open.
     Pause {
@@ -63,6 +78,8 @@ impl fmt::Debug for Request {
             Request::Prepare { tenant, target, verifiers, limit_ms } => {
                 write!(f, "Prepare({tenant} to {target:?}, {} verifiers, {limit_ms} ms)", verifiers.len())
             }
+            Request::Capture { tenant, limit_ms } => write!(f, "Capture({tenant}, {limit_ms} ms)"),
+            Request::Captured { tenant } => write!(f, "Captured({tenant})"),
             Request::Pause { tenant, limit_ms } => write!(f, "Pause({tenant}, {limit_ms} ms)"),
             Request::Switch { tenant } => write!(f, "Switch({tenant})"),
             Request::Resume { tenant } => write!(f, "Resume({tenant})"),
@@ -115,6 +132,29 @@ pub enum Reply {
         pinned: Vec<Remark>,
         /// Their counterpart could not be made.
         failed: Vec<Remark>,
+    },
+    /// To [`Request::Capture`]: every commit from now on comes on this connection, in order.
+    Capturing {
+        /// Sessions that there are.
+        sessions: usize,
+        /// Tables whose rows cannot be captured, and why: a write to one ends the capture. Known once there is a session.
+        uncovered: Vec<(String, String)>,
+    },
+    /// A table, before the first transaction that wrote to it.
+    Table(rows::TableShape),
+    /// A committed transaction; empty when it was rolled back after its stamp was taken.
+    Syncset(rows::Syncset),
+    /// Nothing more is captured.
+    CaptureOver {
+        /// Why.
+        why: String,
+    },
+    /// To [`Request::Captured`].
+    Captured {
+        /// The last stamp that was taken. When no transaction is open, nothing later comes than this.
+        stamp: u64,
+        /// Why it is over.
+        over: Option<String>,
     },
     /// To [`Request::Pause`]: no transaction is open.
     Drained {
@@ -199,11 +239,17 @@ pub struct SessionStatus {
     /// What it holds that cannot be taken along.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned: Option<String>,
+    /// Process number of its server process, once it has logged in there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backend: Option<u32>,
     /// Whether it has a counterpart at the target that carries the same.
     pub prepared: bool,
     /// For how long it has been busy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transaction_ms: Option<u64>,
+    /// Answers of ReadyForQuery that it has had.
+    #[serde(default)]
+    pub statements: u64,
 }
 
 /// Sums since the proxy started.
@@ -215,6 +261,9 @@ pub struct CounterStatus {
     pub bytes_up: u64,
     /// Bytes to clients.
     pub bytes_down: u64,
+    /// How often the configuration was read anew.
+    #[serde(default)]
+    pub reloads: u64,
 }
 
 #[cfg(test)]

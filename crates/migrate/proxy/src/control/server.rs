@@ -1,6 +1,8 @@
 //! The side that answers.
 
+use super::rows;
 use super::{CounterStatus, Phase, Remark, Reply, Request, SessionStatus, Status, TargetSpec, TenantStatus};
+use crate::capture::{Capture, Next};
 use crate::entry::Entry;
 use crate::proxy::Proxy;
 use crate::target::Target;
@@ -51,17 +53,63 @@ pub(crate) async fn serve(stream: UnixStream, proxy: Arc<Proxy>) {
             _ => return,
         }
         let reply = match serde_json::from_str::<Request>(&line) {
+            Ok(Request::Capture { tenant, limit_ms }) => {
+                tracing::debug!(tenant, "capture");
+                match capture(&proxy, &tenant, Duration::from_millis(limit_ms)).await {
+                    Ok((capture, reply)) => return stream_rows(stream, &capture, &reply).await,
+                    Err(message) => Reply::Error { message },
+                }
+            }
             Ok(request) => {
                 tracing::debug!(?request, "control");
                 answer(&proxy, request, &mut pause).await
             }
             Err(error) => Reply::Error { message: format!("not a request: {error}") },
         };
-        let mut text =
-            serde_json::to_string(&reply).unwrap_or_else(|error| format!(r#"{{"reply":"error","message":"{error}"}}"#));
-        text.push('\n');
-        if stream.get_mut().write_all(text.as_bytes()).await.is_err() {
+        if say(stream.get_mut(), &reply).await.is_err() {
             return;
+        }
+    }
+}
+
+async fn say(stream: &mut UnixStream, reply: &Reply) -> std::io::Result<()> {
+    let mut text =
+        serde_json::to_string(reply).unwrap_or_else(|error| format!(r#"{{"reply":"error","message":"{error}"}}"#));
+    text.push('\n');
+    stream.write_all(text.as_bytes()).await
+}
+
+async fn capture(proxy: &Proxy, tenant: &str, limit: Duration) -> Result<(Arc<Capture>, Reply), String> {
+    let tenant = proxy.tenant(tenant).ok_or_else(|| unknown(tenant))?;
+    let (capture, sessions) = tenant.capture(limit).await?;
+    let uncovered = capture.uncovered();
+    Ok((capture, Reply::Capturing { sessions, uncovered }))
+}
+
+/// Hands on what is captured until it is over, or the follower is gone.
+async fn stream_rows(mut stream: BufReader<UnixStream>, capture: &Capture, reply: &Reply) {
+    if say(stream.get_mut(), reply).await.is_err() {
+        return capture.break_off("the follower is gone".into());
+    }
+    let mut known = BTreeMap::new();
+    let mut nothing = String::new();
+    loop {
+        let next = tokio::select! {
+            next = capture.next() => next,
+            // It says nothing more: whatever is read is its end.
+            _ = stream.read_line(&mut nothing) => return capture.break_off("the follower is gone".into()),
+        };
+        let lines = match next {
+            Next::Written(stamp, written) => rows::lines(stamp, written, &mut known),
+            Next::Over(why) => {
+                let _ = say(stream.get_mut(), &Reply::CaptureOver { why }).await;
+                return;
+            }
+        };
+        for line in &lines {
+            if say(stream.get_mut(), line).await.is_err() {
+                return capture.break_off("the follower is gone".into());
+            }
         }
     }
 }
@@ -72,6 +120,15 @@ async fn answer(proxy: &Arc<Proxy>, request: Request, pause: &mut Option<Pause>)
         Request::Prepare { tenant, target, verifiers, limit_ms } => {
             prepare(proxy, &tenant, target, verifiers, Duration::from_millis(limit_ms)).await
         }
+        // It is answered by whoever reads the connection.
+        Request::Capture { tenant, .. } => Err(format!("tenant `{tenant}` is captured by another way")),
+        Request::Captured { tenant } => match proxy.tenant(&tenant) {
+            Some(found) => match found.captured() {
+                Some(capture) => Ok(Reply::Captured { stamp: capture.last(), over: capture.over() }),
+                None => Err(format!("tenant `{tenant}` is not captured")),
+            },
+            None => Err(unknown(&tenant)),
+        },
         Request::Pause { tenant, limit_ms } => {
             begin_pause(proxy, &tenant, Duration::from_millis(limit_ms).min(PAUSE_MAX), pause).await
         }
@@ -144,7 +201,7 @@ async fn prepare(
         verifiers.into_iter().map(|(user, stored)| (user, Zeroizing::new(stored))).collect();
     let target = match tenant.target() {
         Some(known) if *known.server == server && known.verifiers == verifiers => known,
-        _ => Arc::new(Target { server: Arc::new(server), verifiers }),
+        _ => Arc::new(Target::new(server, verifiers)),
     };
     let said = tenant.prepare(target, limit).await?;
     let entries = entries(proxy);
@@ -208,8 +265,10 @@ fn status(proxy: &Proxy) -> Status {
         client: entry.origin.clone(),
         state: entry.activity(),
         pinned: entry.pinned(),
+        backend: entry.backend(),
         prepared: entry.is_prepared(),
         transaction_ms: entry.busy_for().map(|busy| busy.as_millis() as u64),
+        statements: entry.counters.statements.load(Ordering::Relaxed),
     };
     let entries = proxy.directory.all();
     let counters = proxy.sum();
@@ -221,6 +280,7 @@ fn status(proxy: &Proxy) -> Status {
             statements: load(&counters.statements),
             bytes_up: load(&counters.bytes_up),
             bytes_down: load(&counters.bytes_down),
+            reloads: proxy.reloads.load(Ordering::Acquire),
         },
     }
 }

@@ -18,7 +18,7 @@ UNION ALL SELECT 'custom', n, pg_catalog.current_setting(n, true), '' FROM pg_ca
 UNION ALL SELECT 'role', session_user::pg_catalog.text, pg_catalog.current_setting('role'), '' \
 UNION ALL SELECT CASE WHEN from_sql THEN 'prepare' ELSE 'parse' END, name, statement, \
   pg_catalog.array_to_string(parameter_types::pg_catalog.oid[], ',') FROM pg_catalog.pg_prepared_statements \
-  WHERE name <> 'stillpoint_carried' \
+  WHERE name !~ '^stillpoint_' \
 UNION ALL SELECT 'listen', c, '', '' FROM pg_catalog.pg_listening_channels() c \
 UNION ALL SELECT 'lock', mode, pg_catalog.concat_ws(',', classid, objid, objsubid), '' FROM pg_catalog.pg_locks \
   WHERE locktype = 'advisory' AND pid = pg_catalog.pg_backend_pid() AND granted \

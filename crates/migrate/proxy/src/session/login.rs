@@ -56,6 +56,8 @@ impl Session {
             shadow: None,
             preparing: None,
             pausing: None,
+            arming: None,
+            captured: None,
             ending: false,
             replicates,
         }

@@ -1,6 +1,6 @@
 //! The beginning of a connection: encryption, requests to cancel, who wants to go where.
 
-use super::{Session, login};
+use super::{LAST_WORDS, Session, login};
 use crate::config::Origin;
 use crate::config::access;
 use crate::entry::Who;
@@ -9,7 +9,6 @@ use crate::link;
 use crate::proxy::{Proxy, Settings};
 use crate::stream::{Raw, Stream};
 use std::sync::Arc;
-use std::time::Duration;
 use stillpoint_migrate_wire::WireError;
 use stillpoint_migrate_wire::backend::put_fatal;
 use stillpoint_migrate_wire::frontend::CancelKey;
@@ -25,13 +24,17 @@ const LONG_SECRET: usize = 32;
 pub(crate) async fn serve(raw: Raw, origin: Origin, proxy: Arc<Proxy>) {
     let settings = proxy.settings();
     let opening = tokio::time::timeout(settings.config.limits.startup(), open(raw, origin, &settings));
-    let (client, opening) = match opening.await {
+    let (mut client, opening) = match opening.await {
         Ok(Ok(opened)) => opened,
         Ok(Err(error)) => return tracing::debug!(%error, "a connection began wrongly"),
         Err(_) => return tracing::debug!("a connection said nothing in time"),
     };
     match opening {
-        Opening::Cancel(key) => cancel(&proxy, &key).await,
+        Opening::Cancel(key) => {
+            cancel(&proxy, &key).await;
+            // libpq takes the end of an encrypted connection without TLS's good-bye for a failure.
+            let _ = tokio::time::timeout(LAST_WORDS, client.shutdown()).await;
+        }
         Opening::Startup(startup) => session(client, startup, origin, &proxy, &settings).await,
         Opening::Ssl | Opening::GssEnc => {}
     }
@@ -93,7 +96,7 @@ async fn tell(client: &mut Stream, error: SessionError) -> SessionError {
             let _ = client.flush().await;
             let _ = client.shutdown().await;
         };
-        let _ = tokio::time::timeout(Duration::from_secs(1), say).await;
+        let _ = tokio::time::timeout(LAST_WORDS, say).await;
     }
     error
 }

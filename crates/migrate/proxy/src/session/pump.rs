@@ -10,6 +10,7 @@ use crate::session::notes::Notes;
 use crate::stream::Stream;
 use std::collections::BTreeMap;
 use std::future::poll_fn;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -44,6 +45,8 @@ pub(crate) enum Event {
     Command(Command),
     /// No transaction is open, as was asked for.
     Boundary,
+    /// No transaction is open, and nothing is captured any more.
+    CaptureOver,
 }
 
 /// One direction.
@@ -53,18 +56,66 @@ struct Lane {
     scanner: Scanner,
     /// The end was read.
     ended: bool,
+    /// Nothing more has come, and what comes will wake the task: it need not be asked again.
+    drained: bool,
+    /// Bytes may lie in an encrypted stream that have not gone to the kernel.
+    unflushed: bool,
 }
 
 impl Lane {
     fn new() -> Lane {
-        Lane { buffer: Buffer::default(), scanner: Scanner::new(MESSAGE_MAX), ended: false }
+        Lane {
+            buffer: Buffer::default(),
+            scanner: Scanner::new(MESSAGE_MAX),
+            ended: false,
+            drained: false,
+            unflushed: false,
+        }
+    }
+
+    /// Reads what has come, if there is room for it; how much that was.
+    #[inline]
+    fn fill(&mut self, from: &mut Stream, cx: &mut Context<'_>) -> io::Result<usize> {
+        if self.ended || self.drained || !self.buffer.has_room() {
+            return Ok(0);
+        }
+        match from.poll_fill(cx, self.buffer.room())? {
+            Poll::Ready(0) => self.ended = true,
+            Poll::Ready(n) => {
+                self.buffer.filled(n);
+                return Ok(n);
+            }
+            Poll::Pending => self.drained = true,
+        }
+        Ok(0)
+    }
+
+    /// Sends what may be sent, as far as it is taken; true when something was.
+    #[inline]
+    fn send(&mut self, to: &mut Stream, cx: &mut Context<'_>) -> io::Result<bool> {
+        let mut moved = false;
+        while !self.buffer.all_sent() {
+            match Pin::new(&mut *to).poll_write(cx, self.buffer.sendable())? {
+                Poll::Ready(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Poll::Ready(n) => {
+                    self.buffer.sent(n);
+                    moved = true;
+                    self.unflushed = to.is_tls();
+                }
+                Poll::Pending => break,
+            }
+        }
+        if self.unflushed && Pin::new(to).poll_flush(cx)?.is_ready() {
+            self.unflushed = false;
+        }
+        Ok(moved)
     }
 }
 
 /// A session whose client and server talk.
 #[derive(Debug)]
 pub(crate) struct Pump {
-    client: Stream,
+    pub(super) client: Stream,
     pub(crate) server: Stream,
     up: Lane,
     down: Lane,
@@ -75,11 +126,11 @@ pub(crate) struct Pump {
     pub(crate) admission: Admission,
     /// Stop at the next boundary.
     pub(crate) wants_boundary: bool,
+    /// The client has said good-bye: the server will close, and is asked nothing any more.
+    leaving: bool,
     /// There is a counterpart to keep alike; stop at a boundary after this time when something may have changed.
     pub(crate) follows: Option<Instant>,
-    /// Bytes may lie in an encrypted stream that have not gone to the kernel.
-    unflushed: [bool; 2],
-    entry: Arc<Entry>,
+    pub(super) entry: Arc<Entry>,
 }
 
 impl Pump {
@@ -94,8 +145,8 @@ impl Pump {
             parameters: BTreeMap::new(),
             admission: Admission::Open,
             wants_boundary: false,
+            leaving: false,
             follows: None,
-            unflushed: [false; 2],
             entry,
         }
     }
@@ -103,6 +154,21 @@ impl Pump {
     /// Adds bytes as if they had come from the server.
     pub(crate) fn inject(&mut self, bytes: &[u8]) {
         self.down.buffer.append(bytes);
+    }
+
+    /// Takes what is under way: what the client sent and nobody has looked at; what it is to get; what the server sent and
+    /// nobody has looked at. Only at a boundary, or when nothing has gone through the pump since.
+    pub(super) fn lanes_taken(&mut self) -> (Vec<u8>, Vec<u8>, Vec<u8>) {
+        let (up, down) = (&self.up.buffer, &self.down.buffer);
+        let taken = (up.unscanned().to_vec(), down.sendable().to_vec(), down.unscanned().to_vec());
+        (self.up.buffer, self.down.buffer) = (Buffer::default(), Buffer::default());
+        taken
+    }
+
+    /// Gives it back: what the client sent, and what it is to get.
+    pub(super) fn lanes_given(&mut self, up: &[u8], down: &[u8]) {
+        self.up.buffer.append(up);
+        self.down.buffer.append(down);
     }
 
     /// Passes bytes on until something is to be decided.
@@ -115,10 +181,11 @@ impl Pump {
         cx: &mut Context<'_>,
         commands: &mut UnboundedReceiver<Command>,
     ) -> Poll<Result<Event, SessionError>> {
+        if let Poll::Ready(Some(command)) = commands.poll_recv(cx) {
+            return Poll::Ready(Ok(Event::Command(command)));
+        }
+        (self.up.drained, self.down.drained) = (false, false);
         loop {
-            if let Poll::Ready(Some(command)) = commands.poll_recv(cx) {
-                return Poll::Ready(Ok(Event::Command(command)));
-            }
             let down = self.poll_down(cx)?;
             let up = self.poll_up(cx)?;
             if (self.wants_boundary || self.has_news()) && self.at_boundary() {
@@ -139,13 +206,14 @@ impl Pump {
         }
     }
 
-    fn has_news(&self) -> bool {
+    pub(super) fn has_news(&self) -> bool {
         self.notes.dirty && self.follows.is_some_and(|after| Instant::now() >= after)
     }
 
     /// Nothing is under way in any direction, but for what a slow client has not taken yet.
     fn at_boundary(&self) -> bool {
-        self.conversation.at_boundary()
+        !self.leaving
+            && self.conversation.at_boundary()
             && self.up.scanner.at_edge()
             && self.up.buffer.all_sent()
             && self.down.scanner.at_edge()
@@ -153,43 +221,19 @@ impl Pump {
     }
 
     fn poll_up(&mut self, cx: &mut Context<'_>) -> Result<bool, SessionError> {
-        let mut moved = false;
-        if !self.up.ended && self.up.buffer.has_room() {
-            match self.client.poll_fill(cx, self.up.buffer.room()) {
-                Poll::Ready(Ok(0)) => self.up.ended = true,
-                Poll::Ready(Ok(n)) => {
-                    self.up.buffer.filled(n);
-                    Counters::add(&self.entry.counters.bytes_up, n as u64);
-                    moved = true;
-                }
-                Poll::Ready(Err(error)) => return Err(SessionError::Client(error)),
-                Poll::Pending => {}
-            }
-        }
+        let n = self.up.fill(&mut self.client, cx).map_err(SessionError::Client)?;
+        Counters::add(&self.entry.counters.bytes_up, n as u64);
         self.scan_up().map_err(SessionError::ClientProtocol)?;
-        moved |=
-            send(&mut self.server, &mut self.up.buffer, &mut self.unflushed[0], cx).map_err(SessionError::Server)?;
-        Ok(moved)
+        let sent = self.up.send(&mut self.server, cx).map_err(SessionError::Server)?;
+        Ok(n > 0 || sent)
     }
 
     fn poll_down(&mut self, cx: &mut Context<'_>) -> Result<bool, SessionError> {
-        let mut moved = false;
-        if !self.down.ended && self.down.buffer.has_room() {
-            match self.server.poll_fill(cx, self.down.buffer.room()) {
-                Poll::Ready(Ok(0)) => self.down.ended = true,
-                Poll::Ready(Ok(n)) => {
-                    self.down.buffer.filled(n);
-                    Counters::add(&self.entry.counters.bytes_down, n as u64);
-                    moved = true;
-                }
-                Poll::Ready(Err(error)) => return Err(SessionError::Server(error)),
-                Poll::Pending => {}
-            }
-        }
+        let n = self.down.fill(&mut self.server, cx).map_err(SessionError::Server)?;
+        Counters::add(&self.entry.counters.bytes_down, n as u64);
         self.scan_down().map_err(SessionError::ServerProtocol)?;
-        moved |=
-            send(&mut self.client, &mut self.down.buffer, &mut self.unflushed[1], cx).map_err(SessionError::Client)?;
-        Ok(moved)
+        let sent = self.down.send(&mut self.client, cx).map_err(SessionError::Client)?;
+        Ok(n > 0 || sent)
     }
 
     /// Whether what comes next from the client would begin a transaction, or may.
@@ -224,6 +268,7 @@ impl Pump {
             if self.conversation.at_boundary() && !matches!(message.tag, b'X' | b'H') {
                 self.entry.begin();
             }
+            self.leaving |= message.tag == b'X';
             self.notes.frontend(&message);
             self.conversation.frontend(message.tag);
             let n = self.up.scanner.take(&message);
@@ -275,25 +320,4 @@ impl Pump {
         }
         let _ = self.client.shutdown().await;
     }
-}
-
-/// Sends what may be sent, as far as it is taken; true when something was.
-#[inline]
-fn send(stream: &mut Stream, buffer: &mut Buffer, unflushed: &mut bool, cx: &mut Context<'_>) -> std::io::Result<bool> {
-    let mut moved = false;
-    while !buffer.all_sent() {
-        match Pin::new(&mut *stream).poll_write(cx, buffer.sendable())? {
-            Poll::Ready(0) => return Err(std::io::ErrorKind::WriteZero.into()),
-            Poll::Ready(n) => {
-                buffer.sent(n);
-                moved = true;
-                *unflushed = stream.is_tls();
-            }
-            Poll::Pending => break,
-        }
-    }
-    if *unflushed && Pin::new(stream).poll_flush(cx)?.is_ready() {
-        *unflushed = false;
-    }
-    Ok(moved)
 }

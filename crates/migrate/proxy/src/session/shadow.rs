@@ -1,10 +1,10 @@
 //! A session's counterpart at the target: opened and kept alike before the switch-over, so that the pause need not wait.
 
-use crate::config::Server;
 use crate::error::SessionError;
 use crate::link::{self, Answers, Ready};
 use crate::secret::Credential;
 use crate::session::carried::Carried;
+use crate::target::Target;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +33,7 @@ enum Order {
 
 /// How to log in at the target.
 pub(crate) struct Access {
-    pub(crate) server: Arc<Server>,
+    pub(crate) target: Arc<Target>,
     pub(crate) packet: Vec<u8>,
     pub(crate) user: String,
     pub(crate) credential: Credential,
@@ -95,14 +95,13 @@ impl Shadow {
 }
 
 async fn live(access: Access, mut orders: mpsc::UnboundedReceiver<Order>) {
-    let login = link::login(&access.server, &access.packet, &access.user, &access.credential, access.limit).await;
-    let mut ready = login.map(Box::new).map_err(|error| error_chain(&error));
+    let mut ready = log_in(&access).await;
     let (mut used, mut verdict) = (false, Ok(()));
     while let Some(order) = orders.recv().await {
         match order {
             Order::Carry(carried, sender) => {
                 let result = match &mut ready {
-                    Ok(ready) => carry(ready, &access.user, &carried, used).await,
+                    Ok(ready) => carry(ready, &access, &carried, used).await,
                     Err(why) => Err(why.clone()),
                 };
                 used = true;
@@ -127,6 +126,16 @@ async fn live(access: Access, mut orders: mpsc::UnboundedReceiver<Order>) {
     }
 }
 
+/// Logs in, and has the server process meet the tables.
+async fn log_in(access: &Access) -> Result<Box<Ready>, String> {
+    let _place = access.target.place().await;
+    let login =
+        link::login(&access.target.server, &access.packet, &access.user, &access.credential, access.limit).await;
+    let mut ready = login.map(Box::new).map_err(|error| error_chain(&error))?;
+    warm_up(&mut ready).await?;
+    Ok(ready)
+}
+
 fn error_chain(error: &SessionError) -> String {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
@@ -145,8 +154,46 @@ async fn ask(ready: &mut Ready, bytes: &[u8], syncs: usize) -> Result<Answers, S
     Ok(answers)
 }
 
-async fn carry(ready: &mut Ready, user: &str, carried: &Carried, used: bool) -> Result<(), String> {
-    let batch = carried.replay(user, used);
+/// Statements that plan a look-up by the key, a change and an insert on each of the largest tables, as far as the user may,
+/// and run nothing. The key is compared to what another look-up brings: a constant would be folded, and no index looked at.
+const WARM_UP: &str = "\
+WITH t AS (SELECT c.oid, c.relpages, c.oid::pg_catalog.regclass::pg_catalog.text AS name, \
+  (SELECT pg_catalog.string_agg(pg_catalog.quote_ident(a.attname), ', ') \
+    FROM pg_catalog.pg_index i JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (i.indkey) \
+    WHERE i.indrelid = c.oid AND i.indisprimary) AS key, \
+  (SELECT pg_catalog.min(pg_catalog.quote_ident(a.attname)) FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid \
+    AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND a.attidentity <> 'a') AS settable, \
+  EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid \
+    AND a.attnum > 0 AND (a.attgenerated <> '' OR a.attidentity = 'a')) AS generated \
+  FROM pg_catalog.pg_class c WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND c.oid >= 16384 \
+  AND pg_catalog.has_table_privilege(c.oid, 'SELECT') ORDER BY c.relpages DESC LIMIT 30), \
+look (oid, place) AS (SELECT oid, CASE WHEN key IS NULL THEN '' ELSE \
+  pg_catalog.format(' WHERE ROW(%1$s) = (SELECT %1$s FROM %2$s LIMIT 1)', key, name) END FROM t) \
+SELECT CASE WHEN pg_catalog.has_table_privilege(oid, 'UPDATE') AND settable IS NOT NULL \
+  THEN pg_catalog.format('EXPLAIN UPDATE %1$s SET %2$s = %2$s%3$s', name, settable, place) \
+  ELSE pg_catalog.format('EXPLAIN SELECT * FROM %s%s', name, place) END FROM t JOIN look USING (oid) \
+UNION ALL SELECT pg_catalog.format('EXPLAIN INSERT INTO %1$s SELECT * FROM %1$s', name) FROM t \
+  WHERE NOT generated AND pg_catalog.has_table_privilege(oid, 'INSERT')";
+
+/// A server process reads the catalogues about a table when it first meets it, some milliseconds' work: that of all sessions
+/// at once, right behind a switch, is what clients would wait for. An error that the server reports here is no harm.
+async fn warm_up(ready: &mut Ready) -> Result<(), String> {
+    let mut question = Vec::new();
+    stillpoint_migrate_wire::frontend::put_query(&mut question, WARM_UP);
+    let statements = ask(ready, &question, 1).await?.rows;
+    let first = |row: Vec<Option<Vec<u8>>>| String::from_utf8(row.into_iter().next()??).ok();
+    let statements: Vec<String> = statements.into_iter().filter_map(first).collect();
+    question.clear();
+    for statement in &statements {
+        // Each by itself: what fails keeps none of the others from being planned.
+        stillpoint_migrate_wire::frontend::put_query(&mut question, statement);
+    }
+    if statements.is_empty() { Ok(()) } else { ask(ready, &question, statements.len()).await.map(drop) }
+}
+
+async fn carry(ready: &mut Ready, access: &Access, carried: &Carried, used: bool) -> Result<(), String> {
+    let _place = access.target.place().await;
+    let batch = carried.replay(&access.user, used);
     let answers = ask(ready, &batch.bytes, batch.syncs).await?;
     if let Some((code, message)) = answers.error {
         return Err(format!("the target does not take over its state: {code}: {message}"));

@@ -1,8 +1,12 @@
 //! A proxy in a thread of the test, in front of real servers.
 #![allow(dead_code, reason = "each test uses its part")]
 
+pub(crate) mod armed;
+pub(crate) mod follower;
+
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::mpsc;
 use stillpoint_migrate_proxy::control::{Client, Reply, Request, TargetSpec};
 use stillpoint_migrate_testbed::{Cluster, free_port};
@@ -59,38 +63,50 @@ impl Proxy {
 
     /// Asks on a control connection of its own.
     pub(crate) fn ask(&self, request: Request) -> Reply {
-        runtime().block_on(async {
-            let mut client = Client::connect(&self.control).await.expect("reach the proxy");
-            client.ask(&request).await.expect("an answer")
-        })
+        runtime().block_on(async { self.control().await.ask(&request).await.expect("an answer") })
+    }
+
+    /// Reaches the control socket.
+    pub(crate) async fn control(&self) -> Client {
+        Client::connect(&self.control).await.expect("reach the proxy")
     }
 
     /// Prepares, pauses and switches a tenant, all of which must work; microseconds of the pause.
     pub(crate) fn move_tenant(&self, tenant: &str, to: &str) -> u64 {
-        let tenant = tenant.to_owned();
         runtime().block_on(async {
-            let mut client = Client::connect(&self.control).await.expect("reach the proxy");
-            prepare(&mut client, &tenant, to).await;
+            let mut client = self.control().await;
+            prepare(&mut client, tenant, to).await;
             let begun = std::time::Instant::now();
-            let reply = client.ask(&Request::Pause { tenant: tenant.clone(), limit_ms: 5000 }).await;
-            assert!(matches!(reply, Ok(Reply::Drained { .. })), "{reply:?}");
-            let reply = client.ask(&Request::Switch { tenant: tenant.clone() }).await;
-            assert!(matches!(&reply, Ok(Reply::Switched { failed, .. }) if failed.is_empty()), "{reply:?}");
+            switch(&mut client, tenant).await;
             begun.elapsed().as_micros() as u64
         })
     }
 }
 
+/// The request to prepare a tenant.
+pub(crate) fn preparing(tenant: &str, to: &str, verifiers: &[(&str, &str)]) -> Request {
+    Request::Prepare {
+        tenant: tenant.into(),
+        target: TargetSpec::Name(to.into()),
+        verifiers: verifiers.iter().map(|(user, stored)| ((*user).to_owned(), (*stored).to_owned())).collect(),
+        limit_ms: 10_000,
+    }
+}
+
+/// Pauses a tenant and goes on at the target, all of its sessions; how many those are.
+pub(crate) async fn switch(client: &mut Client, tenant: &str) -> usize {
+    let reply = client.ask(&Request::Pause { tenant: tenant.into(), limit_ms: 60_000 }).await;
+    assert!(matches!(reply, Ok(Reply::Drained { .. })), "{reply:?}");
+    match client.ask(&Request::Switch { tenant: tenant.into() }).await {
+        Ok(Reply::Switched { sessions, failed }) if failed.is_empty() => sessions,
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Prepares until every session is.
 pub(crate) async fn prepare(client: &mut Client, tenant: &str, to: &str) {
-    for _ in 0..100 {
-        let request = Request::Prepare {
-            tenant: tenant.into(),
-            target: TargetSpec::Name(to.into()),
-            verifiers: Default::default(),
-            limit_ms: 10_000,
-        };
-        match client.ask(&request).await.expect("an answer") {
+    for _ in 0..1000 {
+        match client.ask(&preparing(tenant, to, &[])).await.expect("an answer") {
             Reply::Prepared { waiting, pinned, failed, .. } if waiting.is_empty() => {
                 assert!(pinned.is_empty() && failed.is_empty(), "{pinned:?} {failed:?}");
                 return;
@@ -105,4 +121,25 @@ pub(crate) async fn prepare(client: &mut Client, tenant: &str, to: &str) {
 /// A runtime for clients.
 pub(crate) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+/// A certificate that signs itself, for 127.0.0.1.
+pub(crate) fn certificate(dir: &Path) {
+    let made = Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"])
+        .args(["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"])
+        .args(["-addext", "basicConstraints=critical,CA:FALSE", "-keyout", "server.key", "-out", "server.crt"])
+        .current_dir(dir)
+        .output()
+        .expect("run openssl");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+}
+
+/// What psql prints for one text of statements, or its error.
+pub(crate) fn psql(conninfo: &str, password: &str, sql: &str) -> Result<String, String> {
+    let mut psql = Command::new("psql");
+    psql.args(["-XAtq", "-v", "ON_ERROR_STOP=1", "-c", sql, conninfo]).env("PGPASSWORD", password);
+    let output = psql.output().expect("run psql");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
 }

@@ -2,6 +2,7 @@
 //!
 //! `STILLPOINT_SOAK=1` makes it 100,000 histories and more; `STILLPOINT_SEED=n` plays one of them alone.
 
+mod behind;
 mod database;
 mod history;
 mod paper;

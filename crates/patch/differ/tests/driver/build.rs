@@ -44,12 +44,12 @@ const ROWS: [[usize; 5]; 9] = [
 ];
 
 /// `count` variants of a case, other ones for each case, C++ with both compilers in turn; with `PROGRAMS_ALL=1` all
-/// nine by each compiler, and with `STILLPOINT_ALL=1` every combination of C++.
+/// nine by each compiler, and with `STILLPOINT_ALL=1`, as in the soak form, every combination of C++.
 pub(crate) fn variants(case: &Case, count: usize) -> Vec<Variant> {
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| value == "1");
     let compilers: &[Compiler] = if case.is_cxx() { &case.compilers } else { &[Compiler::Gnu] };
     let seed = case.name.bytes().fold(0usize, |sum, b| sum.wrapping_mul(31).wrapping_add(usize::from(b)));
-    let rows: Vec<([usize; 5], Compiler)> = if case.is_cxx() && set("STILLPOINT_ALL") {
+    let rows: Vec<([usize; 5], Compiler)> = if case.is_cxx() && (set("STILLPOINT_ALL") || set("STILLPOINT_SOAK")) {
         every_combination(compilers)
     } else if set("PROGRAMS_ALL") {
         ROWS.iter().flat_map(|row| compilers.iter().map(|compiler| (*row, *compiler))).collect()

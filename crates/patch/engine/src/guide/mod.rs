@@ -165,6 +165,11 @@ pub(crate) fn site(memory: &Memory, view: &View, after: &[u32]) -> Result<Option
     Ok(Some(Site { name: NAME.to_owned(), entry, from, to, dispatcher, armed, inner_boundaries }))
 }
 
+/// Whether writing these bytes at a site takes the guide away.
+pub(crate) fn is_taken_away(site: &Site, bytes: [u8; JUMP_LEN]) -> bool {
+    site.name == NAME && bytes != site.armed
+}
+
 /// Patches whose code threads may run when those in `active` are in force: these, and those that came into force once and
 /// whose functions' addresses may live on in data.
 fn told(view: &View, active: &[u32]) -> BTreeSet<u32> {

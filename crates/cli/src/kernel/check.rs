@@ -1,0 +1,59 @@
+//! `stillpoint kernel check`: what stands against taking a program along.
+
+use super::program::{GuardArg, Program, WithCriu};
+use super::{failure, rehearse};
+use crate::output::{Failure, Output};
+use serde::Serialize;
+use std::path::PathBuf;
+use stillpoint_kernel_engine::{Report, Weight, check};
+
+/// Arguments of `stillpoint kernel check`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    program: Program,
+    #[command(flatten)]
+    criu: WithCriu,
+    /// Make a real checkpoint as well, let the program run on, and throw the image away: says how long it stands and how
+    /// large the image is.
+    #[arg(long)]
+    rehearse: bool,
+    /// Where the image of a rehearsal lies meanwhile: the file system that the real one is meant for.
+    #[arg(long, value_name = "DIR", default_value = "/dev/shm", requires = "rehearse")]
+    scratch: PathBuf,
+    /// What keeps peers of its connections waiting while it stands in a rehearsal.
+    #[arg(long, value_enum, default_value = "nftables", value_name = "HOW", requires = "rehearse")]
+    guard: GuardArg,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    v: u32,
+    event: &'static str,
+    #[serde(flatten)]
+    report: &'a Report,
+}
+
+/// Runs `stillpoint kernel check`.
+pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
+    let (pid, criu) = (args.program.root()?, args.criu.criu());
+    let report = check(pid, &criu).map_err(|e| failure(e, "nothing was touched"))?;
+    show(&report, output);
+    report.accepted().map_err(Failure::refused)?;
+    if args.rehearse { rehearse::run(pid, criu, &args.scratch, args.guard, output) } else { Ok(()) }
+}
+
+/// Tells everything that was found.
+pub(super) fn show(report: &Report, output: &Output) {
+    output.json(&Line { v: stillpoint_events::VERSION, event: "kernel-check", report });
+    output.line(format_args!("{} processes", report.pids.len()));
+    for finding in &report.findings {
+        let weight = match finding.weight {
+            Weight::Note => "note",
+            Weight::Warning => "warning",
+            Weight::Refusal => "refused",
+        };
+        let who = finding.pid.map_or_else(String::new, |pid| format!("process {pid} "));
+        output.line(format_args!("{weight}: {who}{}", finding.text));
+    }
+}

@@ -1,0 +1,108 @@
+//! `stillpoint kernel checkpoint`: a running program into an image.
+
+use super::program::{GuardArg, PASSES, Program, WithCriu};
+use super::{check, failure};
+use crate::output::{Failure, Output};
+use serde::Serialize;
+use std::path::PathBuf;
+use stillpoint_kernel_engine::{CheckpointOptions, Form, Pass, checkpoint};
+
+/// Arguments of `stillpoint kernel checkpoint`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    program: Program,
+    /// Directory of the image; made if it is not there. On tmpfs or XFS its files are sparse, elsewhere dense.
+    #[arg(long, value_name = "DIR")]
+    image: PathBuf,
+    #[command(flatten)]
+    criu: WithCriu,
+    /// Let the program run on.
+    #[arg(long)]
+    leave_running: bool,
+    /// Make dense files even where sparse ones could be had.
+    #[arg(long)]
+    dense: bool,
+    /// What keeps peers of its connections waiting until the restore.
+    #[arg(long, value_enum, default_value = "nftables", value_name = "HOW")]
+    guard: GuardArg,
+    /// Passes over its memory while it still runs, at most: fewer are made when little is left to be written.
+    #[arg(long, default_value_t = PASSES, value_name = "N")]
+    passes: u32,
+    /// Do everything short of touching: check.
+    #[arg(long)]
+    dry_run: bool,
+    /// Fail when everything has been dumped, before the image is sealed.
+    #[arg(long, hide = true)]
+    fail_before_seal: bool,
+}
+
+#[derive(Serialize)]
+struct Line {
+    v: u32,
+    event: &'static str,
+    memories: usize,
+    pages: u64,
+    bytes_written: u64,
+    bytes_zero: u64,
+    frozen_us: u64,
+    passes: Vec<PassLine>,
+}
+
+/// One pass while the program ran.
+#[derive(Serialize)]
+pub(super) struct PassLine {
+    bytes_written: u64,
+    duration_us: u64,
+}
+
+impl PassLine {
+    pub(super) fn of(passes: &[Pass]) -> Vec<PassLine> {
+        let line = |pass: &Pass| PassLine { bytes_written: pass.written, duration_us: pass.duration_ns / 1000 };
+        passes.iter().map(line).collect()
+    }
+}
+
+/// Runs `stillpoint kernel checkpoint`.
+pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
+    let (pid, criu) = (args.program.root()?, args.criu.criu());
+    if args.dry_run {
+        let report = stillpoint_kernel_engine::check(pid, &criu).map_err(|e| failure(e, "nothing was touched"))?;
+        check::show(&report, output);
+        return report.accepted().map_err(Failure::refused);
+    }
+    let options = CheckpointOptions {
+        pid,
+        image: args.image.clone(),
+        criu,
+        leave_running: args.leave_running,
+        form: args.dense.then_some(Form::Dense),
+        guard: args.guard.into(),
+        passes: args.passes,
+        fail_before_seal: args.fail_before_seal,
+    };
+    let done = checkpoint(&options, &|event| output.event(event))
+        .map_err(|error| failure(error, "the program runs on as before; there is no image"))?;
+    output.json(&Line {
+        v: stillpoint_events::VERSION,
+        event: "checkpointed",
+        memories: done.memories,
+        pages: done.pages,
+        bytes_written: done.written,
+        bytes_zero: done.zeros,
+        frozen_us: done.frozen_ns / 1000,
+        passes: PassLine::of(&done.passes),
+    });
+    let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
+    output.line(format_args!(
+        "{}: {} memories, {:.1} MiB; {} passes while it ran; it stood for {:.0} ms, in which {:.1} MiB were written{}",
+        args.image.display(),
+        done.memories,
+        mib(done.pages * 4096),
+        done.passes.len(),
+        done.frozen_ns as f64 / 1e6,
+        mib(done.written),
+        if args.leave_running { ", and runs on" } else { ", and has ended" }
+    ));
+    Ok(())
+}

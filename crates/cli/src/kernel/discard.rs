@@ -1,0 +1,45 @@
+//! `stillpoint kernel discard`: an image away, and what its checkpoint left in the network's way.
+
+use super::failure;
+use crate::output::{Failure, Output};
+use serde::Serialize;
+use std::path::PathBuf;
+use stillpoint_kernel_engine::{Discarded, check_discard, discard};
+
+/// Arguments of `stillpoint kernel discard`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Directory of the image.
+    #[arg(long, value_name = "DIR")]
+    image: PathBuf,
+    /// Do everything short of touching: check.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Serialize)]
+struct Line {
+    v: u32,
+    event: &'static str,
+    #[serde(flatten)]
+    done: Discarded,
+}
+
+/// Runs `stillpoint kernel discard`.
+pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
+    if args.dry_run {
+        let findings = check_discard(&args.image).map_err(|error| failure(error, "nothing was touched"))?;
+        let texts: Vec<String> = findings.into_iter().map(|found| found.text).collect();
+        return if texts.is_empty() { Ok(()) } else { Err(Failure::refused(anyhow::anyhow!(texts.join("; ")))) };
+    }
+    let done = discard(&args.image).map_err(|error| failure(error, "the image may be there in part"))?;
+    match &done.guard {
+        Some(guard) => output.line(format_args!("{}: gone, with table {guard} of nftables", args.image.display())),
+        None => output.line(format_args!("{}: gone", args.image.display())),
+    }
+    if done.connections > 0 {
+        output.line(format_args!("{} connections go on that a killed checkpoint had left standing", done.connections));
+    }
+    output.json(&Line { v: stillpoint_events::VERSION, event: "discarded", done });
+    Ok(())
+}

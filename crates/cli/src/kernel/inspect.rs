@@ -1,0 +1,112 @@
+//! `stillpoint kernel inspect`: what an image holds.
+
+use super::failure;
+use crate::output::{Failure, Output};
+use serde::Serialize;
+use std::path::PathBuf;
+use stillpoint_kernel_engine::{Form, Image, LAZY, PRESENT};
+
+/// Arguments of `stillpoint kernel inspect`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Directory of the image.
+    image: PathBuf,
+    /// Name every range of pages.
+    #[arg(long)]
+    extents: bool,
+    /// Compare every page with its sum.
+    #[arg(long)]
+    verify: bool,
+}
+
+#[derive(Serialize)]
+struct Line {
+    v: u32,
+    event: &'static str,
+    name: String,
+    pid: i32,
+    machine: String,
+    kernel: String,
+    criu: String,
+    made_s: u64,
+    form: Form,
+    passes: u32,
+    memories: Vec<Memory>,
+    files: usize,
+    verified: bool,
+}
+
+#[derive(Serialize)]
+struct Memory {
+    object: String,
+    pages: u64,
+    pages_lazy: u64,
+    extents: Vec<(u64, u64, u8, u32)>,
+}
+
+/// Runs `stillpoint kernel inspect`.
+pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
+    let untouched = |error| failure(error, "nothing was touched");
+    let image = Image::open(&args.image).map_err(untouched)?;
+    image.verify_beside().map_err(untouched)?;
+    if args.verify {
+        image.verify_pages().map_err(untouched)?;
+    }
+    let index = image.index();
+    let stored = |flags: u8| {
+        move |recorded: &stillpoint_kernel_engine::Recorded| -> u64 {
+            recorded.extents.iter().filter(|e| e.flags & flags == flags).map(|e| e.pages).sum()
+        }
+    };
+    let memories: Vec<Memory> = index
+        .memories
+        .iter()
+        .map(|recorded| Memory {
+            object: recorded.object.to_string(),
+            pages: stored(PRESENT)(recorded),
+            pages_lazy: stored(PRESENT | LAZY)(recorded),
+            extents: recorded.extents.iter().map(|e| (e.start, e.pages, e.flags, e.pass)).collect(),
+        })
+        .collect();
+    let origin = index.origin.clone();
+    output.line(format_args!(
+        "{} (process {}), machine {}, kernel {}, criu {}; {:?}, {} passes, {} files beside{}",
+        origin.name,
+        origin.pid,
+        origin.machine,
+        origin.kernel,
+        origin.criu,
+        index.form,
+        index.passes,
+        index.beside.len(),
+        if args.verify { "; every page is as it was sealed" } else { "" }
+    ));
+    for memory in &memories {
+        let Memory { object, pages, pages_lazy, extents } = memory;
+        output
+            .line(format_args!("{object}: {pages} pages, {pages_lazy} of them can wait, in {} ranges", extents.len()));
+        for (start, pages, flags, pass) in extents.iter().filter(|_| args.extents) {
+            let lazy = if flags & LAZY != 0 { "lazy" } else { "" };
+            output.line(format_args!("  {start:#014x} {pages:8} pages, pass {pass} {lazy}"));
+        }
+    }
+    output.json(&Line {
+        v: stillpoint_events::VERSION,
+        event: "image",
+        name: origin.name,
+        pid: origin.pid,
+        machine: origin.machine,
+        kernel: origin.kernel,
+        criu: origin.criu,
+        made_s: origin.made_s,
+        form: index.form,
+        passes: index.passes,
+        files: index.beside.len(),
+        memories: memories
+            .into_iter()
+            .map(|memory| Memory { extents: if args.extents { memory.extents } else { Vec::new() }, ..memory })
+            .collect(),
+        verified: args.verify,
+    });
+    Ok(())
+}

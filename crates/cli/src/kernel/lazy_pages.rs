@@ -1,0 +1,30 @@
+//! `stillpoint kernel lazy-pages`: the daemon that `restore` starts.
+
+use super::failure;
+use crate::output::Failure;
+use std::io::Write;
+use std::path::PathBuf;
+use stillpoint_kernel_engine::{LazyOptions, READY, serve};
+
+/// Arguments of `stillpoint kernel lazy-pages`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Directory of the image.
+    image: PathBuf,
+    /// Where criu looks for the socket.
+    socket: PathBuf,
+    /// MiB a second of memory that nobody asks for; 0 is as fast as it goes.
+    #[arg(long, default_value_t = 512, value_name = "N")]
+    fill_rate: u64,
+}
+
+/// Runs `stillpoint kernel lazy-pages`.
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let rate = (args.fill_rate > 0).then(|| args.fill_rate.saturating_mul(1 << 20));
+    let options = LazyOptions { image: args.image.clone(), socket: args.socket.clone(), rate };
+    let ready = || {
+        // whoever started us may have gone; then criu will not come either
+        let _ = writeln!(std::io::stdout(), "{READY}");
+    };
+    serve(&options, ready).map_err(|error| failure(error, "processes whose memory could not be brought were killed"))
+}

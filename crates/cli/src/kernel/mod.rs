@@ -1,0 +1,82 @@
+//! `stillpoint kernel`: one file per subcommand.
+
+mod check;
+mod checkpoint;
+mod discard;
+mod inspect;
+mod lazy_pages;
+mod program;
+mod rehearse;
+mod restore;
+mod status;
+mod switch;
+
+use crate::output::{Exit, Failure, Output};
+use stillpoint_kernel_engine::Error;
+
+/// `stillpoint kernel ...`
+#[derive(clap::Subcommand)]
+pub(crate) enum Command {
+    /// What stands against taking a running program along.
+    Check(check::Args),
+    /// Take a running program, connections and memory, into an image.
+    Checkpoint(checkpoint::Args),
+    /// Bring a program back from its image.
+    Restore(restore::Args),
+    /// What an image holds, and whether it is as it was sealed.
+    Inspect(inspect::Args),
+    /// What images are good for: restored and still being filled, by whom; stale; never finished.
+    Status(status::Args),
+    /// Take an image away, and the rules that keep its peers waiting.
+    Discard(discard::Args),
+    /// Go to another kernel while systemd units, their memory and connections, go along.
+    Switch(switch::Args),
+    /// Print the drop-in that a systemd unit needs before it can go along.
+    Dropin(switch::DropinArgs),
+    /// What systemd runs first when a kernel comes up.
+    #[command(hide = true)]
+    Boot(switch::BootArgs),
+    /// Lead what a boot has to do about a switch.
+    #[command(hide = true)]
+    SwitchResume(switch::ResumeArgs),
+    /// Bring one unit of a switch back; systemd starts it in the unit's place.
+    #[command(hide = true)]
+    SwitchUnit(switch::UnitArgs),
+    /// Serve the memory of a restored program; `restore` starts it.
+    #[command(hide = true)]
+    LazyPages(lazy_pages::Args),
+}
+
+/// Runs `stillpoint kernel ...`.
+pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
+    match command {
+        Command::Check(args) => check::run(&args, output),
+        Command::Checkpoint(args) => checkpoint::run(&args, output),
+        Command::Restore(args) => restore::run(&args, output),
+        Command::Inspect(args) => inspect::run(&args, output),
+        Command::Status(args) => status::run(&args, output),
+        Command::Discard(args) => discard::run(&args, output),
+        Command::Switch(args) => switch::run(&args, output),
+        Command::Dropin(args) => switch::run_dropin(&args, output),
+        Command::Boot(args) => switch::run_boot(&args),
+        Command::SwitchResume(args) => switch::run_resume(&args),
+        Command::SwitchUnit(args) => switch::run_unit(&args),
+        Command::LazyPages(args) => lazy_pages::run(&args),
+    }
+}
+
+/// What an error of the engine means; `state` is where things are when it was no refusal.
+fn failure(error: Error, state: &str) -> Failure {
+    let hint = match &error {
+        Error::Criu { .. } => Some("setup/criu puts one into .cache/criu; then --criu .cache/criu/criu"),
+        Error::Occupied(_) => Some("another --image, or stillpoint kernel discard --image DIR"),
+        Error::Unsealed(_) => Some("stillpoint kernel checkpoint --image DIR"),
+        Error::Failed { .. } => Some("the logs of criu in the image's directory"),
+        _ => None,
+    };
+    let failure = match error.is_refusal() {
+        true => Failure::refused(error),
+        false => Failure { exit: Exit::Failed, error: error.into(), state: state.into(), hint: None },
+    };
+    Failure { hint: hint.map(ToOwned::to_owned), ..failure }
+}

@@ -1,0 +1,65 @@
+//! What the subcommands share: which program, which image, which criu.
+
+use super::failure;
+use crate::output::Failure;
+use std::path::PathBuf;
+use stillpoint_kernel_engine::{Criu, Guard, of_unit};
+
+/// Passes over memory before a freeze, at most, where nothing else is said.
+pub(super) const PASSES: u32 = 4;
+
+/// Which running program.
+#[derive(clap::Args)]
+#[group(required = true, multiple = false)]
+pub(super) struct Program {
+    /// This process, and all below it.
+    #[arg(long, value_name = "N")]
+    pid: Option<i32>,
+    /// The processes of this systemd unit.
+    #[arg(long, value_name = "NAME")]
+    unit: Option<String>,
+}
+
+impl Program {
+    /// The process at the root.
+    pub(super) fn root(&self) -> Result<i32, Failure> {
+        match (&self.unit, self.pid) {
+            (Some(unit), _) => of_unit(unit).map_err(|error| failure(error, "nothing was touched")),
+            (None, Some(pid)) => Ok(pid),
+            (None, None) => Err(Failure::usage("--pid or --unit")),
+        }
+    }
+}
+
+/// Which criu.
+#[derive(clap::Args)]
+pub(super) struct WithCriu {
+    /// The criu to use, 4.1 or newer [default: $STILLPOINT_CRIU, or criu].
+    #[arg(long, value_name = "PATH")]
+    criu: Option<PathBuf>,
+}
+
+impl WithCriu {
+    pub(super) fn criu(&self) -> Criu {
+        let named = self.criu.clone().or_else(|| std::env::var_os("STILLPOINT_CRIU").map(PathBuf::from));
+        Criu::new(named.unwrap_or_else(|| "criu".into()))
+    }
+}
+
+/// What keeps the network from sockets that nobody holds.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub(super) enum GuardArg {
+    /// Rules of nftables, put up by criu at the checkpoint and taken away at the restore.
+    Nftables,
+    /// Nothing: a peer that sends meanwhile is reset.
+    None,
+}
+
+impl From<GuardArg> for Guard {
+    fn from(guard: GuardArg) -> Self {
+        match guard {
+            GuardArg::Nftables => Guard::Nftables,
+            GuardArg::None => Guard::None,
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! `stillpoint kernel check --rehearse`: a checkpoint that is made and thrown away.
+
+use super::checkpoint::PassLine;
+use super::failure;
+use super::program::{GuardArg, PASSES};
+use crate::output::{Failure, Output};
+use serde::Serialize;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::Path;
+use stillpoint_kernel_engine::{CheckpointOptions, Criu, checkpoint, discard};
+
+#[derive(Serialize)]
+struct Line {
+    v: u32,
+    event: &'static str,
+    memories: usize,
+    pages: u64,
+    image_bytes: u64,
+    bytes_written: u64,
+    frozen_us: u64,
+    passes: Vec<PassLine>,
+}
+
+/// Rehearses the checkpoint of a program that may be taken along.
+pub(super) fn run(pid: i32, criu: Criu, scratch: &Path, guard: GuardArg, output: &Output) -> Result<(), Failure> {
+    let image = scratch.join(format!("stillpoint-rehearsal-{pid}-{}", std::process::id()));
+    // made here, and by nobody before: others may write to where it lies
+    let made = std::fs::DirBuilder::new().mode(0o700).create(&image);
+    made.map_err(|error| Failure::failed(error, format!("nothing was touched; {} cannot be made", image.display())))?;
+    let options = CheckpointOptions {
+        pid,
+        image: image.clone(),
+        criu,
+        leave_running: true,
+        form: None,
+        guard: guard.into(),
+        passes: PASSES,
+        fail_before_seal: false,
+    };
+    let done = checkpoint(&options, &|event| output.event(event));
+    let image_bytes = size(&image);
+    // what is left of one that failed are logs, which say why
+    if done.is_ok() {
+        let _ = discard(&image);
+        let removed = std::fs::remove_dir_all(&image);
+        removed.map_err(|error| Failure::failed(error, format!("the program runs on; {} is left", image.display())))?;
+    }
+    let done = done.map_err(|error| {
+        failure(error, &format!("the program runs on as before; criu's logs are in {}", image.display()))
+    })?;
+    output.json(&Line {
+        v: stillpoint_events::VERSION,
+        event: "rehearsed",
+        memories: done.memories,
+        pages: done.pages,
+        image_bytes,
+        bytes_written: done.written,
+        frozen_us: done.frozen_ns / 1000,
+        passes: PassLine::of(&done.passes),
+    });
+    output.line(format_args!(
+        "rehearsed: it stood for {:.0} ms and runs on; the image had {} memories and {:.1} MiB, and is gone again",
+        done.frozen_ns as f64 / 1e6,
+        done.memories,
+        image_bytes as f64 / (1 << 20) as f64
+    ));
+    Ok(())
+}
+
+/// What a directory takes on disk: sparse files are longer than that.
+fn size(dir: &Path) -> u64 {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.metadata().ok()).map(|file| file.blocks() * 512).sum()
+}

@@ -1,0 +1,98 @@
+//! `stillpoint kernel restore`: a program back from its image.
+
+use super::failure;
+use super::program::{GuardArg, WithCriu};
+use crate::output::{Failure, Output};
+use serde::Serialize;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use stillpoint_kernel_engine::{Image, Restore, RestoreOptions, check_restore, restore};
+
+/// Arguments of `stillpoint kernel restore`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Directory of the image.
+    #[arg(long, value_name = "DIR")]
+    image: PathBuf,
+    #[command(flatten)]
+    criu: WithCriu,
+    /// When memory comes.
+    #[arg(long, value_enum, default_value = "on-demand", value_name = "WHEN")]
+    restore: When,
+    /// Compare pages with their sums when they are brought, and not all of them before: a damaged one then ends the program.
+    #[arg(long)]
+    verify_on_demand: bool,
+    /// MiB a second of memory that nobody asks for; 0 is as fast as it goes.
+    #[arg(long, default_value_t = 512, value_name = "N")]
+    fill_rate: u64,
+    /// What kept peers of its connections waiting; as at the checkpoint.
+    #[arg(long, value_enum, default_value = "nftables", value_name = "HOW")]
+    guard: GuardArg,
+    /// Restore it although its program has run on since: its files are newer than what it remembers of them.
+    #[arg(long)]
+    again: bool,
+    /// Do everything short of touching: check and verify.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// When memory comes.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum When {
+    /// When it is asked for, and in the background.
+    OnDemand,
+    /// All of it before the program runs.
+    Eager,
+}
+
+#[derive(Serialize)]
+struct Line {
+    v: u32,
+    event: &'static str,
+    pid: i32,
+    keeper: Option<u32>,
+    duration_us: u64,
+}
+
+/// Runs `stillpoint kernel restore`.
+pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
+    let untouched = |error| failure(error, "nothing was touched");
+    if args.dry_run {
+        let image = Image::open(&args.image).map_err(untouched)?;
+        image.verify_beside().and_then(|()| image.verify_pages()).map_err(untouched)?;
+        let findings = check_restore(&image, &args.criu.criu(), args.again).map_err(untouched)?;
+        let texts: Vec<String> = findings.into_iter().map(|found| found.text).collect();
+        if !texts.is_empty() {
+            return Err(Failure::refused(anyhow::anyhow!(texts.join("; "))));
+        }
+        output.line(format_args!("{}: can be restored", args.image.display()));
+        return Ok(());
+    }
+    let program = std::env::current_exe().map_err(|error| Failure::failed(error, "nothing was touched"))?;
+    let mut daemon: Vec<OsString> = vec![program.into(), "kernel".into(), "lazy-pages".into()];
+    daemon.extend(["--fill-rate".into(), args.fill_rate.to_string().into()]);
+    let options = RestoreOptions {
+        image: args.image.clone(),
+        criu: args.criu.criu(),
+        restore: match args.restore {
+            When::OnDemand => Restore::OnDemand,
+            When::Eager => Restore::Eager,
+        },
+        verify: !args.verify_on_demand,
+        guard: args.guard.into(),
+        again: args.again,
+        daemon,
+    };
+    let done = restore(&options, &|event| output.event(event)).map_err(|error| {
+        failure(
+            error,
+            "nothing runs; the image is as it was and can be restored again, its peers wait for it meanwhile",
+        )
+    })?;
+    let duration_us = done.duration_ns / 1000;
+    let (v, pid, keeper) = (stillpoint_events::VERSION, done.pid, done.keeper);
+    output.json(&Line { v, event: "restored", pid, keeper, duration_us });
+    let rest = keeper.map_or_else(String::new, |keeper| format!("; process {keeper} brings the rest of its memory"));
+    output.line(format_args!("process {pid} runs again after {:.0} ms{rest}", duration_us as f64 / 1e3));
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! `stillpoint kernel status`: what images are good for, and what became of the last switch.
+
+use super::failure;
+use crate::output::{Failure, Output};
+use serde::Serialize;
+use std::path::PathBuf;
+use stillpoint_kernel_engine::switch::{CONFIG, Config, Journal};
+use stillpoint_kernel_engine::{Error, Stage, State, Status, filling, guards, status};
+
+/// Arguments of `stillpoint kernel status`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Directories of images; without any, those from which memory is being brought now.
+    #[arg(long = "image", value_name = "DIR")]
+    images: Vec<PathBuf>,
+    /// Where the journal of switches is named.
+    #[arg(long, value_name = "FILE", default_value = CONFIG)]
+    config: PathBuf,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    v: u32,
+    event: &'static str,
+    #[serde(flatten)]
+    status: &'a Status,
+}
+
+#[derive(Serialize)]
+struct Switch<'a> {
+    v: u32,
+    event: &'static str,
+    told: &'a str,
+    journal: &'a Journal,
+}
+
+#[derive(Serialize)]
+struct Guards<'a> {
+    v: u32,
+    event: &'static str,
+    tables: &'a [String],
+}
+
+/// Runs `stillpoint kernel status`.
+pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
+    let untouched = |error| failure(error, "nothing was touched");
+    let images = if args.images.is_empty() { filling().into_keys().collect() } else { args.images.clone() };
+    for image in &images {
+        let status = status(image).map_err(untouched)?;
+        output.json(&Line { v: stillpoint_events::VERSION, event: "kernel-status", status: &status });
+        show(&status, output);
+    }
+    if images.is_empty() {
+        output.line(format_args!("no memory is being brought out of any image"));
+    }
+    if args.images.is_empty() {
+        last_switch(args, output).map_err(untouched)?;
+    }
+    let tables = guards().map_err(untouched)?;
+    output.json(&Guards { v: stillpoint_events::VERSION, event: "kernel-guards", tables: &tables });
+    for table in &tables {
+        output.line(format_args!("guard: table {table} of nftables keeps peers of a program waiting"));
+    }
+    Ok(())
+}
+
+fn last_switch(args: &Args, output: &Output) -> Result<(), Error> {
+    let state = Config::read(&args.config)?.state;
+    if let Some(journal) = Journal::read(&state)? {
+        let told = journal.told();
+        let line = Switch { v: stillpoint_events::VERSION, event: "kernel-switch", told: &told, journal: &journal };
+        output.json(&line);
+        output.line(format_args!("switch from {} to {}: {told}", journal.from, journal.to));
+    }
+    Ok(())
+}
+
+fn show(status: &Status, output: &Output) {
+    let what = match status.stage {
+        Stage::Unsealed => "no finished image; stillpoint kernel discard takes away what is left of it".to_owned(),
+        Stage::Damaged => "damaged: it is not as it was sealed".to_owned(),
+        Stage::Ready => "ready to be restored".to_owned(),
+        Stage::Filling => format!("its program runs; memory is brought by {:?}: leave it alone", status.daemons),
+        Stage::Stale => {
+            let why = status.used.as_ref().map_or("", |used| &used.why);
+            format!("stale ({why}): older than its program's files; stillpoint kernel discard takes it away")
+        }
+    };
+    output.line(format_args!("{}: {what}", status.image.display()));
+    if let (Some(name), Some(pid)) = (&status.name, status.pid) {
+        output.line(format_args!("  {name}, process {pid}, {}", if status.runs { "runs" } else { "does not run" }));
+    }
+    if let Some(fill) = &status.fill {
+        let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
+        let how = match fill.state {
+            State::Filling => "so far",
+            State::Done => "done",
+            State::Failed => "failed, its processes were killed",
+        };
+        let (came, total) = (mib(fill.total.saturating_sub(fill.left)), mib(fill.total));
+        output
+            .line(format_args!("  {came:.1} of {total:.1} MiB have come, {} pages were asked for; {how}", fill.faults));
+        if fill.ended > 0 {
+            output.line(format_args!("  {} processes ended before all of their memory had come", fill.ended));
+        }
+    }
+    if let Some(guard) = &status.guard {
+        output.line(format_args!("  its peers wait: table {guard} of nftables"));
+    }
+    for line in &status.journal {
+        let took = line.duration_us.map_or_else(String::new, |us| format!(" {:.0} ms", us as f64 / 1e3));
+        let failed = line.error.as_ref().map_or_else(String::new, |error| format!(": {error}"));
+        output.line(format_args!("  {} {} {}{took}{failed}", line.at_s, line.operation, line.what));
+    }
+}

@@ -1,0 +1,145 @@
+//! `stillpoint kernel switch`, and what systemd runs for it when a kernel comes up.
+
+use super::failure;
+use super::program::PASSES;
+use crate::output::{Exit, Failure, Output};
+use serde::Serialize;
+use std::path::PathBuf;
+use stillpoint_kernel_engine::switch::{
+    CONFIG, Config, Journal, Memory, Plan, boot, check_switch, dropin, restore_unit, resume, switch,
+};
+
+/// Arguments of `stillpoint kernel switch`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The kernel to go to, as its files in /boot are called: 6.12.95+deb12-amd64.
+    #[arg(long, value_name = "VERSION")]
+    to: String,
+    /// A systemd unit that goes along; more than one if given again [default: all that the configuration names].
+    #[arg(long, value_name = "NAME")]
+    unit: Vec<String>,
+    /// Everything else.
+    #[arg(long, value_name = "FILE", default_value = CONFIG)]
+    config: PathBuf,
+    /// When memory comes back [default: as the configuration says, otherwise on-demand].
+    #[arg(long, value_enum, value_name = "WHEN")]
+    memory: Option<When>,
+    /// Passes over memory while the units run, at most.
+    #[arg(long, default_value_t = PASSES, value_name = "N")]
+    passes: u32,
+    /// Do everything short of touching: check.
+    #[arg(long)]
+    dry_run: bool,
+    /// Fail in this phase.
+    #[arg(long, hide = true, value_name = "PHASE")]
+    fail_in: Option<String>,
+    /// Lose the machine's power when this phase begins.
+    #[arg(long, hide = true, value_name = "PHASE")]
+    lose_power_in: Option<String>,
+}
+
+/// When memory comes back.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum When {
+    /// When it is asked for, and in the background.
+    OnDemand,
+    /// All of it before anything runs.
+    Eager,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    v: u32,
+    event: &'static str,
+    journal: &'a Journal,
+}
+
+/// Runs `stillpoint kernel switch`.
+pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
+    let untouched = |error| failure(error, "nothing was touched");
+    let mut config = Config::read(&args.config).map_err(untouched)?;
+    config.select(&args.unit);
+    match args.memory {
+        Some(When::OnDemand) => config.memory = Memory::OnDemand,
+        Some(When::Eager) => config.memory = Memory::Eager,
+        None => {}
+    }
+    let (fail_in, lose_power_in) = (args.fail_in.clone(), args.lose_power_in.clone());
+    let plan = Plan { to: args.to.clone(), config, passes: args.passes, fail_in, lose_power_in };
+    if args.dry_run {
+        let journal = check_switch(&plan).map_err(untouched)?;
+        output.json(&Line { v: stillpoint_events::VERSION, event: "kernel-switch-check", journal: &journal });
+        for unit in &journal.units {
+            output.line(format_args!("{}: process {}, ports {:?}", unit.name, unit.pid, unit.ports));
+        }
+        output.line(format_args!("from {} to {}: nothing stands against it", journal.from, journal.to));
+        return Ok(());
+    }
+    let Err(error) = switch(&plan, &|event| output.event(event));
+    if error.is_refusal() {
+        return Err(Failure::refused(error));
+    }
+    let state = "the units run on this kernel as before";
+    Err(Failure { exit: Exit::FellBack, error: error.into(), state: state.into(), hint: None })
+}
+
+/// Arguments of `stillpoint kernel dropin`.
+#[derive(clap::Args)]
+pub(crate) struct DropinArgs {
+    /// Which unit.
+    unit: String,
+}
+
+/// Runs `stillpoint kernel dropin`.
+pub(crate) fn run_dropin(args: &DropinArgs, output: &Output) -> Result<(), Failure> {
+    let text = dropin(&args.unit).map_err(|error| failure(error, "nothing was touched"))?;
+    output.line(format_args!("{}", text.as_deref().unwrap_or("# nothing of it stands against a switch").trim_end()));
+    Ok(())
+}
+
+/// Arguments of `stillpoint kernel boot`, which systemd runs as a generator.
+#[derive(clap::Args)]
+pub(crate) struct BootArgs {
+    /// Where the journal of switches is named.
+    #[arg(long, value_name = "FILE", default_value = CONFIG)]
+    config: PathBuf,
+    /// Where generated units go; two more, for other priorities, are not used.
+    #[arg(num_args = 1..=3)]
+    units: Vec<PathBuf>,
+}
+
+/// Runs `stillpoint kernel boot`.
+pub(crate) fn run_boot(args: &BootArgs) -> Result<(), Failure> {
+    let state = "units whose images wait are not started from their files";
+    let config = Config::read(&args.config).map_err(|error| failure(error, state))?;
+    let units = args.units.first().ok_or_else(|| Failure::usage("a directory for units"))?;
+    boot(&config.state, units).map(|_| ()).map_err(|error| failure(error, state))
+}
+
+/// Arguments of the programs that lead a restore.
+#[derive(clap::Args)]
+pub(crate) struct ResumeArgs {
+    /// Where the journal lies.
+    #[arg(long, value_name = "DIR")]
+    state: PathBuf,
+}
+
+/// Runs `stillpoint kernel switch-resume`.
+pub(crate) fn run_resume(args: &ResumeArgs) -> Result<(), Failure> {
+    resume(&args.state).map(|_| ()).map_err(|error| failure(error, "see journal.json in the state directory"))
+}
+
+/// Arguments of the program that systemd starts in a unit's place.
+#[derive(clap::Args)]
+pub(crate) struct UnitArgs {
+    /// Where the journal lies.
+    #[arg(long, value_name = "DIR")]
+    state: PathBuf,
+    /// Which unit.
+    unit: String,
+}
+
+/// Runs `stillpoint kernel switch-unit`.
+pub(crate) fn run_unit(args: &UnitArgs) -> Result<(), Failure> {
+    restore_unit(&args.state, &args.unit).map(|_| ()).map_err(|error| failure(error, "the unit was not let go"))
+}

@@ -1,0 +1,248 @@
+//! Image files: magics, then entries, each with its length before it.
+
+use crate::Error;
+use prost::Message;
+
+const COMMON: u32 = 0x5456_4319;
+/// A longer entry is none.
+const LONGEST: usize = 64 << 20;
+
+/// Kinds of images that are read or written here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `inventory.img`: what all the others depend on.
+    Inventory,
+    /// `pstree.img`: the processes.
+    Pstree,
+    /// `files.img`: open files and sockets.
+    Files,
+    /// `pagemap-*.img`.
+    Pagemap,
+    /// `tcp-stream-*.img`: the queues of a connection.
+    TcpStream,
+}
+
+impl Kind {
+    fn magic(self) -> u32 {
+        match self {
+            Kind::Inventory => 0x5831_3116,
+            Kind::Pstree => 0x5027_3030,
+            Kind::Files => 0x5630_3138,
+            Kind::Pagemap => 0x5608_4025,
+            Kind::TcpStream => 0x5146_5506,
+        }
+    }
+
+    /// The inventory alone has no common magic before its own.
+    fn has_common(self) -> bool {
+        self != Kind::Inventory
+    }
+}
+
+/// The bytes of each entry of an image.
+pub fn entries(kind: Kind, bytes: &[u8]) -> Result<Vec<&[u8]>, Error> {
+    let mut reader = Reader { bytes, at: 0 };
+    if kind.has_common() {
+        reader.magic(COMMON)?;
+    }
+    reader.magic(kind.magic())?;
+    let mut entries = Vec::new();
+    while reader.at < bytes.len() {
+        let length = reader.word()? as usize;
+        if length > LONGEST {
+            return Err(Error::Short(reader.at));
+        }
+        entries.push(reader.take(length)?);
+    }
+    Ok(entries)
+}
+
+/// The head of an image file.
+pub(crate) fn begin(kind: Kind) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    if kind.has_common() {
+        bytes.extend_from_slice(&COMMON.to_le_bytes());
+    }
+    bytes.extend_from_slice(&kind.magic().to_le_bytes());
+    bytes
+}
+
+/// One more entry.
+pub(crate) fn put(bytes: &mut Vec<u8>, entry: &impl Message) {
+    bytes.extend_from_slice(&(entry.encoded_len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&entry.encode_to_vec());
+}
+
+/// Decodes one entry.
+pub(crate) fn message<M: Message + Default>(what: &'static str, bytes: &[u8]) -> Result<M, Error> {
+    M::decode(bytes).map_err(|error| Error::Message { what, why: error.to_string() })
+}
+
+struct Reader<'b> {
+    bytes: &'b [u8],
+    at: usize,
+}
+
+impl<'b> Reader<'b> {
+    fn take(&mut self, length: usize) -> Result<&'b [u8], Error> {
+        let end = self.at.checked_add(length).filter(|end| *end <= self.bytes.len()).ok_or(Error::Short(self.at))?;
+        let taken = &self.bytes[self.at..end];
+        self.at = end;
+        Ok(taken)
+    }
+
+    fn word(&mut self) -> Result<u32, Error> {
+        let mut word = [0; 4];
+        word.copy_from_slice(self.take(4)?);
+        Ok(u32::from_le_bytes(word))
+    }
+
+    fn magic(&mut self, expected: u32) -> Result<(), Error> {
+        match self.word()? {
+            found if found == expected => Ok(()),
+            found => Err(Error::Magic { found, expected }),
+        }
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct Inventory {
+    #[prost(string, optional, tag = "13")]
+    dump_criu_run_id: Option<String>,
+}
+
+/// The run of criu that made a checkpoint, as `inventory.img` has it.
+pub fn run_id(bytes: &[u8]) -> Result<Option<String>, Error> {
+    let entries = entries(Kind::Inventory, bytes)?;
+    let entry = entries.first().ok_or(Error::Short(bytes.len()))?;
+    Ok(message::<Inventory>("the inventory", entry)?.dump_criu_run_id)
+}
+
+/// A process of a checkpoint.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Process {
+    /// Its id.
+    #[prost(uint32, required, tag = "1")]
+    pub pid: u32,
+    /// Its parent's.
+    #[prost(uint32, required, tag = "2")]
+    pub ppid: u32,
+    /// Its process group's.
+    #[prost(uint32, required, tag = "3")]
+    pub pgid: u32,
+    /// Its session's.
+    #[prost(uint32, required, tag = "4")]
+    pub sid: u32,
+    /// Its threads.
+    #[prost(uint32, repeated, packed = "false", tag = "5")]
+    pub threads: Vec<u32>,
+}
+
+/// The processes that `pstree.img` names, the root first.
+pub fn processes(bytes: &[u8]) -> Result<Vec<Process>, Error> {
+    entries(Kind::Pstree, bytes)?.into_iter().map(|entry| message("a process", entry)).collect()
+}
+
+/// A socket of the internet families.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct InetSocket {
+    /// Inode, by which its stream's image is called.
+    #[prost(uint32, required, tag = "2")]
+    pub ino: u32,
+    /// `AF_INET` or `AF_INET6`.
+    #[prost(uint32, required, tag = "3")]
+    pub family: u32,
+    /// `SOCK_STREAM` and others.
+    #[prost(uint32, required, tag = "4")]
+    pub kind: u32,
+    /// `TCP_ESTABLISHED` is 1, `TCP_LISTEN` 10.
+    #[prost(uint32, required, tag = "6")]
+    pub state: u32,
+    /// Our port.
+    #[prost(uint32, required, tag = "7")]
+    pub src_port: u32,
+    /// The peer's port.
+    #[prost(uint32, required, tag = "8")]
+    pub dst_port: u32,
+}
+
+impl InetSocket {
+    /// Whether it is one end of a TCP connection.
+    pub fn is_established(&self) -> bool {
+        (self.kind, self.state) == (1, 1)
+    }
+
+    /// Whether it waits for connections.
+    pub fn listens(&self) -> bool {
+        (self.kind, self.state) == (1, 10)
+    }
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct File {
+    #[prost(message, optional, tag = "4")]
+    inet: Option<InetSocket>,
+}
+
+/// The internet sockets that `files.img` names.
+pub fn inet_sockets(bytes: &[u8]) -> Result<Vec<InetSocket>, Error> {
+    let files: Vec<File> = entries(Kind::Files, bytes)?
+        .into_iter()
+        .map(|entry| message("an open file", entry))
+        .collect::<Result<_, _>>()?;
+    Ok(files.into_iter().filter_map(|file| file.inet).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn tree() -> Vec<u8> {
+        let mut bytes = begin(Kind::Pstree);
+        put(&mut bytes, &Process { pid: 7, ppid: 0, pgid: 7, sid: 7, threads: vec![7, 8, 9] });
+        put(&mut bytes, &Process { pid: 12, ppid: 7, pgid: 7, sid: 7, threads: vec![12] });
+        bytes
+    }
+
+    #[test]
+    fn processes_are_read_as_they_were_written() {
+        let processes = processes(&tree()).unwrap();
+        assert_eq!(
+            processes.iter().map(|p| (p.pid, p.ppid, p.threads.len())).collect::<Vec<_>>(),
+            [(7, 0, 3), (12, 7, 1)]
+        );
+    }
+
+    #[test]
+    fn an_image_of_another_kind_or_a_cut_off_one_is_refused() {
+        assert!(matches!(entries(Kind::Files, &tree()), Err(Error::Magic { .. })));
+        let whole = tree();
+        let ends: Vec<usize> = (8..whole.len()).filter(|end| entries(Kind::Pstree, &whole[..*end]).is_ok()).collect();
+        assert_eq!(ends.len(), 2, "only where an entry ends: {ends:?}");
+    }
+
+    #[test]
+    fn the_inventory_says_which_run_made_it() {
+        let mut bytes = begin(Kind::Inventory);
+        put(&mut bytes, &Inventory { dump_criu_run_id: Some("0f8aff69".into()) });
+        assert_eq!(run_id(&bytes), Ok(Some("0f8aff69".into())));
+        assert!(run_id(&[]).is_err());
+        assert!(run_id(&bytes[..5]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_an_error_or_entries(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            for kind in [Kind::Inventory, Kind::Pstree, Kind::Files, Kind::Pagemap] {
+                let mut image = begin(kind);
+                image.extend_from_slice(&bytes);
+                let _ = entries(kind, &image);
+            }
+            let mut image = begin(Kind::Files);
+            image.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+            image.extend_from_slice(&bytes);
+            let _ = inet_sockets(&image);
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! criu's formats: the page server's messages, images, the lazy-pages socket, RPC. Bytes in, messages out.
+//!
+//! **The caller must** do the input and output, and bring whole messages: headers as long as [`page_server::Form::bytes`]
+//! says, one packet for each RPC message, whole image files.
+//!
+//! **Guaranteed:** no input panics; a message that decodes has only values that can be (ranges of whole pages inside the
+//! address space, kinds of memory that exist). What is encoded here, criu 3.17 to 4.2 reads.
+//!
+//! **It does not** decode every image: only those that restoring, inspecting and checking need.
+//!
+//! An example:
+//!
+//! ```
+//! use stillpoint_kernel_criu::page_server::{Command, Destination, Form};
+//!
+//! # fn main() -> Result<(), stillpoint_kernel_criu::Error> {
+//! let opening = Command::Open { destination: Destination::Task(4121), asks: true };
+//! let mut bytes = Vec::new();
+//! opening.encode(Form::Long, &mut bytes);
+//! let mut first = [0; 24];
+//! first.copy_from_slice(&bytes[..24]);
+//! let form = Form::of_first(&first)?;
+//! assert_eq!(Command::decode(form, &bytes)?, opening);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Follows criu's own headers and `.proto` files, versions 3.17 to 4.2.
+#![forbid(unsafe_code)]
+
+mod error;
+pub mod image;
+pub mod lazy;
+pub mod page_server;
+pub mod pagemap;
+pub mod rpc;
+pub mod tcp;
+
+pub use error::Error;

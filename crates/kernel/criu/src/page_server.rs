@@ -1,0 +1,269 @@
+//! The page server's side of a dump: criu sends pages, and asks now and then.
+//!
+//! Headers have two forms, and nobody says which. The first message of a connection opens a memory or asks for a parent,
+//! always with address 0: that tells them apart.
+//!
+//! ```text
+//! short, to 4.1:   cmd u32  pages u32          address u64  destination u64
+//! long, from 4.2:  cmd u32  0 u32   pages u64  address u64  destination u64
+//! cmd = flags << 16 | command        destination = id << 8 | kind
+//! ```
+
+use crate::Error;
+
+/// More pages than one message may bring: 1 TiB.
+const PAGES_MOST: u64 = 1 << 28;
+
+/// Which form headers have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// 24 bytes.
+    Short,
+    /// 32 bytes.
+    Long,
+}
+
+impl Form {
+    /// How long a header is.
+    pub fn bytes(self) -> usize {
+        match self {
+            Form::Short => 24,
+            Form::Long => 32,
+        }
+    }
+
+    /// Tells the form from the first 24 bytes of a connection.
+    pub fn of_first(bytes: &[u8; 24]) -> Result<Self, Error> {
+        let command = u32_at(bytes, 0) & COMMAND;
+        if !matches!(command, OPEN | OPEN2 | PARENT) {
+            return Err(Error::Form);
+        }
+        // The address is 0 in both, and a destination never is: kind 0 does not exist.
+        match (u64_at(bytes, 8), u64_at(bytes, 16)) {
+            (0, 0) => Ok(Form::Long),
+            (0, _) => Ok(Form::Short),
+            _ => Err(Error::Form),
+        }
+    }
+}
+
+/// Whose memory a message is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Destination {
+    /// A process's, by its id.
+    Task(u32),
+    /// A shared memory, by criu's number for it.
+    Shmem(u64),
+}
+
+/// Pages that are as the parent image has them.
+pub const PE_PARENT: u32 = 1;
+/// Pages that may come after the process runs.
+pub const PE_LAZY: u32 = 2;
+/// Pages that come with the message.
+pub const PE_PRESENT: u32 = 4;
+
+/// What criu says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Command {
+    /// Pages of a memory follow.
+    Open {
+        /// Whose.
+        destination: Destination,
+        /// Whether one byte is awaited: is there a parent?
+        asks: bool,
+    },
+    /// Is there a parent of this memory? Four bytes are awaited.
+    Parent(Destination),
+    /// Pages of the memory.
+    Pages {
+        /// Whose.
+        destination: Destination,
+        /// Address of the first one.
+        start: u64,
+        /// How many; their bytes follow if `flags` have [`PE_PRESENT`].
+        pages: u64,
+        /// [`PE_PARENT`], [`PE_LAZY`], [`PE_PRESENT`].
+        flags: u32,
+    },
+    /// It is over; four bytes are awaited.
+    Close,
+}
+
+const COMMAND: u32 = 0xffff;
+const ADD: u32 = 1;
+const HOLE: u32 = 2;
+const OPEN: u32 = 3;
+const OPEN2: u32 = 4;
+const PARENT: u32 = 5;
+const ADD_F: u32 = 6;
+const CLOSE: u32 = 0x1023;
+const FORCE_CLOSE: u32 = 0x1024;
+
+impl Command {
+    /// Reads one header, as long as [`Form::bytes`] says.
+    pub fn decode(form: Form, header: &[u8]) -> Result<Self, Error> {
+        if header.len() != form.bytes() {
+            return Err(Error::Short(header.len()));
+        }
+        let cmd = u32_at(header, 0);
+        let (pages, start, destination) = match form {
+            Form::Short => (u64::from(u32_at(header, 4)), u64_at(header, 8), u64_at(header, 16)),
+            Form::Long => (u64_at(header, 8), u64_at(header, 16), u64_at(header, 24)),
+        };
+        let of = || Destination::decode(destination);
+        let brings = |flags| {
+            if pages == 0 || pages > PAGES_MOST || !start.is_multiple_of(4096) || start > (1 << 56) {
+                return Err(Error::Pages { start, pages });
+            }
+            Ok(Command::Pages { destination: of()?, start, pages, flags })
+        };
+        match cmd & COMMAND {
+            OPEN => Ok(Command::Open { destination: of()?, asks: false }),
+            OPEN2 => Ok(Command::Open { destination: of()?, asks: true }),
+            PARENT => Ok(Command::Parent(of()?)),
+            ADD => brings(PE_PRESENT),
+            HOLE => brings(PE_PARENT),
+            ADD_F if cmd >> 16 & !(PE_PARENT | PE_LAZY | PE_PRESENT) == 0 => brings(cmd >> 16),
+            CLOSE | FORCE_CLOSE => Ok(Command::Close),
+            _ => Err(Error::Command(cmd)),
+        }
+    }
+
+    /// Writes the message as criu does.
+    pub fn encode(&self, form: Form, into: &mut Vec<u8>) {
+        let (cmd, pages, start, destination) = match *self {
+            Command::Open { destination, asks: false } => (OPEN, 0, 0, destination.encode()),
+            Command::Open { destination, asks: true } => (OPEN2, 0, 0, destination.encode()),
+            Command::Parent(destination) => (PARENT, 0, 0, destination.encode()),
+            Command::Pages { destination, start, pages, flags } => {
+                (flags << 16 | ADD_F, pages, start, destination.encode())
+            }
+            Command::Close => (CLOSE, 0, 0, 0),
+        };
+        into.extend_from_slice(&cmd.to_le_bytes());
+        match form {
+            Form::Short => into.extend_from_slice(&(pages as u32).to_le_bytes()),
+            Form::Long => {
+                into.extend_from_slice(&[0; 4]);
+                into.extend_from_slice(&pages.to_le_bytes());
+            }
+        }
+        into.extend_from_slice(&start.to_le_bytes());
+        into.extend_from_slice(&destination.to_le_bytes());
+    }
+}
+
+impl Destination {
+    fn decode(bits: u64) -> Result<Self, Error> {
+        match (bits & 0xff, bits >> 8) {
+            (1, id) => u32::try_from(id).map(Destination::Task).map_err(|_| Error::Destination(bits)),
+            (2, id) => Ok(Destination::Shmem(id)),
+            _ => Err(Error::Destination(bits)),
+        }
+    }
+
+    fn encode(self) -> u64 {
+        match self {
+            Destination::Task(id) => u64::from(id) << 8 | 1,
+            Destination::Shmem(id) => id << 8 | 2,
+        }
+    }
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(word)
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// What criu 4.2.1 sends for a process 4121: the opening, 3 lazy pages, the vdso's hole in an incremental pass, the end.
+    const LONG: &[&str] = &[
+        "04000000 00000000 0000000000000000 0000000000000000 0119100000000000",
+        "06000600 00000000 0300000000000000 0050555555550000 0119100000000000",
+        "06000100 00000000 0200000000000000 00e0ffffff7f0000 0119100000000000",
+        "23100000 00000000 0000000000000000 0000000000000000 0000000000000000",
+    ];
+    /// The same from 3.17.
+    const SHORT: &[&str] = &[
+        "04000000 00000000 0000000000000000 0119100000000000",
+        "06000600 03000000 0050555555550000 0119100000000000",
+        "06000100 02000000 00e0ffffff7f0000 0119100000000000",
+        "23100000 00000000 0000000000000000 0000000000000000",
+    ];
+
+    fn bytes(hex: &str) -> Vec<u8> {
+        let hex: String = hex.split_whitespace().collect();
+        (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
+    }
+
+    #[test]
+    fn both_forms_are_told_apart_and_say_the_same() {
+        let destination = Destination::Task(4121);
+        let expected = [
+            Command::Open { destination, asks: true },
+            Command::Pages { destination, start: 0x5555_5555_5000, pages: 3, flags: PE_LAZY | PE_PRESENT },
+            Command::Pages { destination, start: 0x7fff_ffff_e000, pages: 2, flags: PE_PARENT },
+            Command::Close,
+        ];
+        for (form, messages) in [(Form::Long, LONG), (Form::Short, SHORT)] {
+            let first: [u8; 24] = bytes(messages[0])[..24].try_into().unwrap();
+            assert_eq!(Form::of_first(&first), Ok(form));
+            for (message, expected) in messages.iter().zip(&expected) {
+                assert_eq!(Command::decode(form, &bytes(message)).as_ref(), Ok(expected));
+                let mut again = Vec::new();
+                expected.encode(form, &mut again);
+                assert_eq!(again, bytes(message));
+            }
+        }
+    }
+
+    #[test]
+    fn a_connection_begins_with_an_opening_or_a_question() {
+        let mut first: [u8; 24] = bytes(LONG[1])[..24].try_into().unwrap();
+        assert_eq!(Form::of_first(&first), Err(Error::Form));
+        first = [0xff; 24];
+        assert_eq!(Form::of_first(&first), Err(Error::Form));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        for (hex, expected) in [
+            ("07000000 00000000 0100000000000000 0050555555550000 0119100000000000", Error::Command(7)),
+            ("06000800 00000000 0100000000000000 0050555555550000 0119100000000000", Error::Command(0x8_0006)),
+            ("04000000 00000000 0000000000000000 0000000000000000 0319100000000000", Error::Destination(0x10_1903)),
+            (
+                "06000600 00000000 0000000000000000 0050555555550000 0119100000000000",
+                Error::Pages { start: 0x5555_5555_5000, pages: 0 },
+            ),
+            (
+                "06000600 00000000 0100000000000000 0150555555550000 0119100000000000",
+                Error::Pages { start: 0x5555_5555_5001, pages: 1 },
+            ),
+        ] {
+            assert_eq!(Command::decode(Form::Long, &bytes(hex)), Err(expected));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_decodes_is_written_as_it_came_or_in_its_newer_words(header: [u8; 32], op in 0u8..7) {
+            let mut header = header;
+            (header[0], header[1], header[2], header[3]) = (op, 0, header[2] & 7, 0);
+            if let Ok(command) = Command::decode(Form::Long, &header) {
+                let mut again = Vec::new();
+                command.encode(Form::Long, &mut again);
+                prop_assert_eq!(Command::decode(Form::Long, &again), Ok(command));
+            }
+        }
+    }
+}

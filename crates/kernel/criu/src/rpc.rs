@@ -1,0 +1,324 @@
+//! criu's RPC: requests to `criu swrk`, its answers, and its questions on the way (notifications), each one message on a
+//! `SOCK_SEQPACKET` socket.
+
+use crate::Error;
+use crate::image::message;
+use prost::Message;
+
+/// What a request asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub enum RequestType {
+    /// Nothing.
+    Empty = 0,
+    /// Freeze and dump.
+    Dump = 1,
+    /// Restore.
+    Restore = 2,
+    /// Whether this kernel has what criu needs.
+    Check = 3,
+    /// A pass of the memory alone.
+    PreDump = 4,
+    /// The answer to a notification, or one.
+    Notify = 6,
+    /// Which optional things there are.
+    FeatureCheck = 9,
+    /// Which version criu is.
+    Version = 10,
+}
+
+/// How criu keeps the network away from sockets that it takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub enum NetworkLock {
+    /// By iptables.
+    Iptables = 1,
+    /// By nftables.
+    Nftables = 2,
+    /// Not at all: somebody else sees to it.
+    Skip = 3,
+}
+
+/// Where pages go.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct PageServer {
+    /// A socket that criu has inherited.
+    #[prost(int32, optional, tag = "4")]
+    pub fd: Option<i32>,
+}
+
+/// A descriptor that takes the place of one that is not dumped.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct InheritFd {
+    /// criu's name of the file.
+    #[prost(string, required, tag = "1")]
+    pub key: String,
+    /// What stands in.
+    #[prost(int32, required, tag = "2")]
+    pub fd: i32,
+}
+
+/// Options of a request; those that this product uses.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Options {
+    /// Directory of the images, as the asking process has it open.
+    #[prost(int32, required, tag = "1")]
+    pub images_dir_fd: i32,
+    /// Root of the tree to dump.
+    #[prost(int32, optional, tag = "2")]
+    pub pid: Option<i32>,
+    /// Let it run after the dump.
+    #[prost(bool, optional, tag = "3")]
+    pub leave_running: Option<bool>,
+    /// Unix sockets whose peers are not dumped.
+    #[prost(bool, optional, tag = "4")]
+    pub ext_unix_sk: Option<bool>,
+    /// Established TCP connections.
+    #[prost(bool, optional, tag = "5")]
+    pub tcp_established: Option<bool>,
+    /// A tree whose session's leader is outside.
+    #[prost(bool, optional, tag = "7")]
+    pub shell_job: Option<bool>,
+    /// File locks.
+    #[prost(bool, optional, tag = "8")]
+    pub file_locks: Option<bool>,
+    /// 0 to 4.
+    #[prost(int32, optional, tag = "9")]
+    pub log_level: Option<i32>,
+    /// Name of the log in the working directory.
+    #[prost(string, optional, tag = "10")]
+    pub log_file: Option<String>,
+    /// Where pages go.
+    #[prost(message, optional, tag = "11")]
+    pub ps: Option<PageServer>,
+    /// Ask back at every step.
+    #[prost(bool, optional, tag = "12")]
+    pub notify_scripts: Option<bool>,
+    /// Images of the pass before, below the directory of images.
+    #[prost(string, optional, tag = "14")]
+    pub parent_img: Option<String>,
+    /// Follow changes of memory.
+    #[prost(bool, optional, tag = "15")]
+    pub track_mem: Option<bool>,
+    /// Where sockets and logs are put.
+    #[prost(int32, optional, tag = "17")]
+    pub work_dir_fd: Option<i32>,
+    /// Keep open files that were deleted by linking them.
+    #[prost(bool, optional, tag = "18")]
+    pub link_remap: Option<bool>,
+    /// Descriptors that stand in.
+    #[prost(message, repeated, tag = "27")]
+    pub inherit_fd: Vec<InheritFd>,
+    /// Control groups: 0 leaves them alone.
+    #[prost(int32, optional, tag = "34")]
+    pub manage_cgroups_mode: Option<i32>,
+    /// Deleted files up to this size are kept in the images.
+    #[prost(uint32, optional, tag = "35")]
+    pub ghost_limit: Option<u32>,
+    /// Things outside.
+    #[prost(string, repeated, tag = "37")]
+    pub external: Vec<String>,
+    /// Seconds.
+    #[prost(uint32, optional, tag = "45")]
+    pub timeout: Option<u32>,
+    /// Leave connections that are being made.
+    #[prost(bool, optional, tag = "46")]
+    pub tcp_skip_in_flight: Option<bool>,
+    /// Restore memory when it is asked for.
+    #[prost(bool, optional, tag = "48")]
+    pub lazy_pages: Option<bool>,
+    /// How the network is kept away.
+    #[prost(enumeration = "NetworkLock", optional, tag = "64")]
+    pub network_lock: Option<i32>,
+}
+
+/// Optional things that criu may have on this kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct Features {
+    /// Changes of memory can be followed.
+    #[prost(bool, optional, tag = "1")]
+    pub mem_track: Option<bool>,
+    /// Memory can come when it is asked for.
+    #[prost(bool, optional, tag = "2")]
+    pub lazy_pages: Option<bool>,
+}
+
+/// A request.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Request {
+    /// For what.
+    #[prost(enumeration = "RequestType", required, tag = "1")]
+    pub kind: i32,
+    /// How.
+    #[prost(message, optional, tag = "2")]
+    pub opts: Option<Options>,
+    /// As the answer to a notification: go on?
+    #[prost(bool, optional, tag = "3")]
+    pub notify_success: Option<bool>,
+    /// More requests follow.
+    #[prost(bool, optional, tag = "4")]
+    pub keep_open: Option<bool>,
+    /// Which are asked after.
+    #[prost(message, optional, tag = "5")]
+    pub features: Option<Features>,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct Restored {
+    #[prost(int32, required, tag = "1")]
+    pid: i32,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct Notification {
+    #[prost(string, optional, tag = "1")]
+    script: Option<String>,
+    #[prost(int32, optional, tag = "2")]
+    pid: Option<i32>,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct VersionAnswer {
+    #[prost(int32, required, tag = "1")]
+    major: i32,
+    #[prost(int32, required, tag = "2")]
+    minor: i32,
+    #[prost(int32, optional, tag = "4")]
+    sublevel: Option<i32>,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct Response {
+    #[prost(enumeration = "RequestType", required, tag = "1")]
+    kind: i32,
+    #[prost(bool, required, tag = "2")]
+    success: bool,
+    #[prost(message, optional, tag = "4")]
+    restore: Option<Restored>,
+    #[prost(message, optional, tag = "5")]
+    notify: Option<Notification>,
+    #[prost(int32, optional, tag = "7")]
+    errno: Option<i32>,
+    #[prost(message, optional, tag = "8")]
+    features: Option<Features>,
+    #[prost(string, optional, tag = "9")]
+    message: Option<String>,
+    #[prost(message, optional, tag = "10")]
+    version: Option<VersionAnswer>,
+}
+
+/// Which criu.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    /// The first number.
+    pub major: i32,
+    /// The second.
+    pub minor: i32,
+    /// The third, 0 where there is none.
+    pub sublevel: i32,
+}
+
+/// What criu answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// It is at a step, and waits to be told to go on.
+    Notify {
+        /// Which step: `post-dump`, `post-restore`, ...
+        step: String,
+        /// The process concerned.
+        pid: Option<i32>,
+    },
+    /// It has done what was asked.
+    Done {
+        /// The root of the restored tree.
+        restored: Option<i32>,
+        /// The features, when they were asked after.
+        features: Option<Features>,
+        /// The version, when it was asked after.
+        version: Option<Version>,
+    },
+    /// It has not.
+    Failed {
+        /// An error number.
+        errno: Option<i32>,
+        /// What criu says.
+        message: Option<String>,
+    },
+}
+
+impl Request {
+    /// A request of a kind, with options.
+    pub fn new(kind: RequestType, opts: Option<Options>) -> Self {
+        Request { kind: kind as i32, opts, notify_success: None, keep_open: None, features: None }
+    }
+
+    /// Asks which optional things there are.
+    pub fn features() -> Self {
+        let features = Some(Features { mem_track: Some(true), lazy_pages: Some(true) });
+        Request { features, ..Request::new(RequestType::FeatureCheck, None) }
+    }
+
+    /// The answer to a notification.
+    pub fn notified(go_on: bool) -> Self {
+        Request { notify_success: Some(go_on), ..Request::new(RequestType::Notify, None) }
+    }
+
+    /// Its bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        self.encode_to_vec()
+    }
+}
+
+impl Answer {
+    /// Reads one message of criu's.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
+        let response: Response = message("an answer of criu", bytes)?;
+        if let (RequestType::Notify, Some(notify)) = (response.kind(), response.notify.clone()) {
+            return Ok(Answer::Notify { step: notify.script.unwrap_or_default(), pid: notify.pid });
+        }
+        if !response.success {
+            return Ok(Answer::Failed { errno: response.errno, message: response.message });
+        }
+        Ok(Answer::Done {
+            restored: response.restore.map(|restored| restored.pid),
+            features: response.features,
+            version: response.version.map(|v| Version {
+                major: v.major,
+                minor: v.minor,
+                sublevel: v.sublevel.unwrap_or_default(),
+            }),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn requests_have_the_bytes_that_criu_reads() {
+        assert_eq!(Request::notified(true).encode(), [0x08, 6, 0x18, 1]);
+        let options = Options { images_dir_fd: 5, pid: Some(4121), network_lock: Some(3), ..Options::default() };
+        let bytes = Request::new(RequestType::Dump, Some(options)).encode();
+        assert_eq!(bytes, [0x08, 1, 0x12, 8, 0x08, 5, 0x10, 0x99, 0x20, 0x80, 0x04, 3]);
+    }
+
+    #[test]
+    fn answers_are_told_apart() {
+        let step = [0x08, 6, 0x10, 1, 0x2a, 11, 0x0a, 9, b'p', b'o', b's', b't', b'-', b'd', b'u', b'm', b'p'];
+        assert_eq!(Answer::decode(&step), Ok(Answer::Notify { step: "post-dump".into(), pid: None }));
+        let restored = Answer::decode(&[0x08, 2, 0x10, 1, 0x22, 2, 0x08, 7]).unwrap();
+        assert_eq!(restored, Answer::Done { restored: Some(7), features: None, version: None });
+        let failed = Answer::decode(&[0x08, 2, 0x10, 0, 0x38, 17]).unwrap();
+        assert_eq!(failed, Answer::Failed { errno: Some(17), message: None });
+        assert!(Answer::decode(&[0x08]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_an_error_or_an_answer(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+            let _ = Answer::decode(&bytes);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! The clients' requests as a record of `stillpoint measure`.
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use stillpoint_kernel_machine::clients::Beat;
+use stillpoint_measure::record::{End, Header, Outcome, Record, Sample};
+
+/// Instants as nanoseconds: any zero will do if records and events share it.
+pub(crate) struct Clock {
+    now: Instant,
+    unix_ns: u64,
+}
+
+impl Clock {
+    pub(crate) fn now() -> Clock {
+        let unix_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        Clock { now: Instant::now(), unix_ns }
+    }
+
+    /// An instant of the past.
+    pub(crate) fn ns(&self, instant: Instant) -> u64 {
+        self.unix_ns.saturating_sub(self.now.saturating_duration_since(instant).as_nanos() as u64)
+    }
+}
+
+/// All that was asked, by kind and connection.
+pub(crate) fn of_beats(beats: &[(u8, Vec<Beat>)], clock: &Clock) -> Record {
+    let mut samples = Vec::new();
+    for (connection, (kind, beats)) in (0..).zip(beats) {
+        samples.extend(beats.iter().map(|beat| Sample {
+            scheduled_ns: clock.ns(beat.asked),
+            latency_ns: beat.took.as_nanos() as u64,
+            late_us: 0,
+            connection,
+            kind: *kind,
+            outcome: Outcome::Ok,
+        }));
+    }
+    samples.sort_by_key(Sample::ended_ns);
+    let started_ns = samples.iter().map(|sample| sample.scheduled_ns).min().unwrap_or(0);
+    let end = samples.last().map(|last| End { ended_ns: last.ended_ns(), ..End::default() });
+    let header = Header {
+        protocol: "redis, memcached and MariaDB".into(),
+        target: "one emulated machine".into(),
+        started_ns,
+        started_unix_s: started_ns / 1_000_000_000,
+        kinds: vec!["mariadb".into(), "memcached".into(), "redis".into()],
+        rate: 0.0,
+        arrivals: "closed".into(),
+        connections: beats.len() as u32,
+        idle: 0,
+        blocking: 0,
+        pipeline: 1,
+        keys: 0,
+        value_bytes: 0,
+    };
+    Record { header, samples, marks: Vec::new(), end }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn requests_become_samples_in_the_order_of_their_ends() {
+        let clock = Clock::now();
+        let asked = clock.now - Duration::from_secs(10);
+        let beat =
+            |after: u64, took: u64| Beat { asked: asked + Duration::from_secs(after), took: Duration::from_secs(took) };
+        let record = of_beats(&[(0, vec![beat(1, 7)]), (2, vec![beat(2, 1)])], &clock);
+        let seen: Vec<(u32, u8)> = record.samples.iter().map(|sample| (sample.connection, sample.kind)).collect();
+        assert_eq!(seen, [(1, 2), (0, 0)]);
+        assert_eq!(record.end.unwrap().ended_ns - record.header.started_ns, 7_000_000_000);
+    }
+}

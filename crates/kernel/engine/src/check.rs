@@ -1,0 +1,358 @@
+//! What stands against taking a process along, as far as it can be seen without touching it.
+
+use crate::checkpoint::GHOST_LIMIT;
+use crate::criu::Criu;
+use crate::tree::tree;
+use crate::unix_peers::unix_peers;
+use crate::{Error, host};
+use procfs::process::{MMPermissions, MMapPath, Process};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// How much a finding matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Weight {
+    /// Good to know.
+    Note,
+    /// It goes, but not as one might expect.
+    Warning,
+    /// It does not go.
+    Refusal,
+}
+
+/// One thing that was found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// How much it matters.
+    pub weight: Weight,
+    /// Whom it concerns.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<i32>,
+    /// What it is, and what to do about it.
+    pub text: String,
+}
+
+impl Finding {
+    pub(crate) fn refusal(pid: Option<i32>, text: String) -> Self {
+        Finding { weight: Weight::Refusal, pid, text }
+    }
+}
+
+/// Everything that was found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// The processes, the root first.
+    pub pids: Vec<i32>,
+    /// What was found.
+    pub findings: Vec<Finding>,
+}
+
+impl Report {
+    /// An error that names every refusal, if there are any.
+    pub fn accepted(&self) -> Result<(), Error> {
+        let refused = self.findings.iter().filter(|found| found.weight == Weight::Refusal);
+        let texts: Vec<String> = refused
+            .map(|found| match found.pid {
+                Some(pid) => format!("process {pid} ({}): {}", crate::tree::name(pid), found.text),
+                None => found.text.clone(),
+            })
+            .collect();
+        if texts.is_empty() { Ok(()) } else { Err(Error::Refused(texts)) }
+    }
+}
+
+/// Looks at a process and all below it, at criu and at the kernel. Nothing is touched.
+pub fn check(pid: i32, criu: &Criu) -> Result<Report, Error> {
+    let mut look = Look::begin(pid)?;
+    look.machine(criu)?;
+    let processes = std::mem::take(&mut look.processes);
+    for process in &processes {
+        // one that ends meanwhile is nobody's hindrance
+        let _ = look.process(process);
+    }
+    look.connections();
+    Ok(Report { pids: processes.iter().map(|process| process.pid).collect(), findings: look.findings })
+}
+
+/// What is known of the machine while processes are looked at.
+struct Look {
+    processes: Vec<Process>,
+    inside: BTreeSet<i32>,
+    /// Who else has a socket or a pipe open, by inode.
+    outside: BTreeMap<u64, i32>,
+    peers: BTreeMap<u32, u32>,
+    ports: BTreeSet<u64>,
+    findings: Vec<Finding>,
+}
+
+impl Look {
+    fn begin(pid: i32) -> Result<Self, Error> {
+        let processes = tree(pid)?;
+        let inside: BTreeSet<i32> = processes.iter().map(|process| process.pid).collect();
+        let mut outside = BTreeMap::new();
+        for other in procfs::process::all_processes().into_iter().flatten().flatten() {
+            if !inside.contains(&other.pid) {
+                for (_, target) in descriptors(other.pid) {
+                    if let Some((_, inode)) = numbered(&target) {
+                        outside.insert(inode, other.pid);
+                    }
+                }
+            }
+        }
+        let peers = unix_peers()?;
+        Ok(Look { processes, inside, outside, peers, ports: BTreeSet::new(), findings: Vec::new() })
+    }
+
+    fn found(&mut self, weight: Weight, pid: Option<i32>, text: impl Into<String>) {
+        let finding = Finding { weight, pid, text: text.into() };
+        if !self.findings.contains(&finding) {
+            self.findings.push(finding);
+        }
+    }
+
+    fn machine(&mut self, criu: &Criu) -> Result<(), Error> {
+        let version = criu.version()?;
+        let (kernel, major, minor) = (host::kernel(), version.major, version.minor);
+        self.found(Weight::Note, None, format!("kernel {kernel}, criu {major}.{minor}"));
+        let features = criu.features()?;
+        if features.lazy_pages != Some(true) {
+            let text = "memory cannot come when it is asked for (userfaultfd): only `--restore eager` works";
+            self.found(Weight::Warning, None, text);
+        }
+        if features.mem_track != Some(true) {
+            let text = "the kernel does not follow changes of memory (CONFIG_MEM_SOFT_DIRTY): passes are read from outside \
+                        and compared with the last one, in which criu brings everything; what has not changed is not \
+                        written again";
+            self.found(Weight::Note, None, text);
+        }
+        Ok(())
+    }
+
+    fn process(&mut self, process: &Process) -> Result<(), procfs::ProcError> {
+        let pid = process.pid;
+        let status = process.status()?;
+        if status.tracerpid != 0 {
+            let text = format!("is traced by process {} ({})", status.tracerpid, crate::tree::name(status.tracerpid));
+            self.found(Weight::Refusal, Some(pid), text);
+        }
+        if process.stat()?.state == 'Z' {
+            return Ok(());
+        }
+        self.namespaces(process);
+        self.maps(process)?;
+        for (number, target) in descriptors(pid) {
+            self.descriptor(pid, number, &target);
+        }
+        if process.exe().is_ok_and(|exe| exe.to_string_lossy().ends_with(" (deleted)")) {
+            let text = "its program was replaced on disk: the image keeps what it has of it";
+            self.found(Weight::Warning, Some(pid), text);
+        }
+        Ok(())
+    }
+
+    fn namespaces(&mut self, process: &Process) {
+        // Not the one of time: criu restores into one, and takes it along the next time.
+        for name in ["mnt", "pid", "net", "ipc", "user", "uts"] {
+            let link = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/{name}")).ok();
+            if link(&process.pid.to_string()) != link("self") {
+                let text = format!("is in another {name} namespace; that is not supported yet");
+                self.found(Weight::Refusal, Some(process.pid), text);
+            }
+        }
+    }
+
+    fn maps(&mut self, process: &Process) -> Result<(), procfs::ProcError> {
+        let pid = process.pid;
+        let most = mappable();
+        for map in process.maps()? {
+            let bytes = map.address.1 - map.address.0;
+            if map.pathname == MMapPath::Anonymous && most.is_some_and(|most| bytes > most) {
+                let text = format!(
+                    "reserves {} GiB of address space at {:#x}, which a restore is not given: set vm.overcommit_memory=1 \
+                     (MariaDB: or innodb_buffer_pool_size_max)",
+                    bytes >> 30,
+                    map.address.0
+                );
+                self.found(Weight::Refusal, Some(pid), text);
+            }
+            match &map.pathname {
+                MMapPath::Vsys(_) => {
+                    let text = format!(
+                        "uses SysV shared memory at {:#x}: run it in an IPC namespace of its own (PrivateIPC=yes)",
+                        map.address.0
+                    );
+                    self.found(Weight::Refusal, Some(pid), text);
+                }
+                MMapPath::Path(path) if path.to_string_lossy().contains("anon_hugepage") => {
+                    self.found(Weight::Note, Some(pid), "has huge pages: they come back before it runs");
+                }
+                MMapPath::Path(path) if path.to_string_lossy().contains("[io_uring]") => {
+                    self.found(Weight::Refusal, Some(pid), IO_URING);
+                }
+                // anonymous shared memory has this name
+                MMapPath::Path(path) if is_memory(path) => {}
+                MMapPath::Path(path) if path.starts_with("/dev/") && map.perms.contains(MMPermissions::SHARED) => {
+                    self.found(Weight::Refusal, Some(pid), format!("maps the device {}", path.display()));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn descriptor(&mut self, pid: i32, number: i32, target: &str) {
+        let refuse = |look: &mut Self, text: String| look.found(Weight::Refusal, Some(pid), text);
+        match numbered(target) {
+            Some(("socket", inode)) => self.socket(pid, number, inode),
+            Some((_, inode)) => {
+                if let Some(other) = self.outside.get(&inode).copied() {
+                    let who = crate::tree::name(other);
+                    refuse(self, format!("descriptor {number} is a pipe to process {other} ({who}), which is outside"));
+                }
+            }
+            None => match target.strip_prefix("anon_inode:").map(|kind| kind.trim_matches(['[', ']'])) {
+                Some("io_uring") => refuse(self, IO_URING.into()),
+                Some("eventfd" | "eventpoll" | "signalfd" | "timerfd" | "inotify" | "fanotify" | "pidfd") => {}
+                Some(kind) => refuse(self, format!("descriptor {number} is a {kind}, which criu does not know")),
+                None => self.file(pid, number, target),
+            },
+        }
+    }
+
+    fn file(&mut self, pid: i32, number: i32, target: &str) {
+        if let Some(path) = target.strip_suffix(" (deleted)") {
+            let size = fs::metadata(format!("/proc/{pid}/fd/{number}")).map_or(0, |file| file.size());
+            let weight = if size > GHOST_LIMIT { Weight::Refusal } else { Weight::Note };
+            let text = format!("has {path} open, which was deleted ({size} bytes; up to {GHOST_LIMIT} come along)");
+            if !path.starts_with("/memfd:") {
+                self.found(weight, Some(pid), text);
+            }
+            return;
+        }
+        let passes = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"];
+        if target.starts_with("/dev/pts/") {
+            let text = format!("descriptor {number} is the terminal {target}: it must be there when it comes back");
+            self.found(Weight::Warning, Some(pid), text);
+        } else if target.starts_with("/dev/") && !target.starts_with("/dev/shm/") && !passes.contains(&target) {
+            self.found(Weight::Refusal, Some(pid), format!("has the device {target} open"));
+        } else if target.starts_with('/') && !Path::new(&format!("/proc/{pid}/root{target}")).exists() {
+            self.found(Weight::Refusal, Some(pid), format!("has {target} open, which cannot be found under that name"));
+        }
+    }
+
+    fn socket(&mut self, pid: i32, number: i32, inode: u64) {
+        let peer = u32::try_from(inode).ok().and_then(|inode| self.peers.get(&inode)).copied();
+        let other = peer.and_then(|peer| self.outside.get(&u64::from(peer))).copied();
+        if let Some(other) = other.filter(|pid| !self.inside.contains(pid)) {
+            let who = crate::tree::name(other);
+            let text = format!("descriptor {number} is connected with process {other} ({who}), which is outside");
+            self.found(Weight::Refusal, Some(pid), text);
+        }
+        if let Some(protocol) = protocol(pid, number).filter(|name| !PROTOCOLS.contains(&name.as_str())) {
+            let text = format!("descriptor {number} is a socket of {protocol}, which criu does not know");
+            self.found(Weight::Refusal, Some(pid), text);
+        }
+        self.ports.insert(inode);
+    }
+
+    /// Connections, told once for all processes.
+    fn connections(&mut self) {
+        use procfs::net::TcpState;
+        let (mut established, mut waiting) = (0, 0);
+        for entry in procfs::net::tcp().into_iter().chain(procfs::net::tcp6()).flatten() {
+            if self.ports.contains(&entry.inode) {
+                established += usize::from(entry.state == TcpState::Established);
+                waiting += if entry.state == TcpState::Listen { entry.rx_queue } else { 0 };
+            }
+        }
+        self.found(Weight::Note, None, format!("{established} established TCP connections come along"));
+        if waiting > 0 {
+            let text =
+                format!("{waiting} connections wait to be accepted; those that still do at the freeze are dropped");
+            self.found(Weight::Warning, None, text);
+        }
+    }
+}
+
+const IO_URING: &str = "uses io_uring, which criu cannot take along; MariaDB: innodb_use_native_aio=OFF";
+
+/// The longest private mapping that the kernel gives; any, where it does not count. criu maps what was only reserved as
+/// memory that can be written, and then the kernel counts it.
+fn mappable() -> Option<u64> {
+    let policy = fs::read_to_string("/proc/sys/vm/overcommit_memory").ok()?;
+    let memory = <procfs::Meminfo as procfs::Current>::current().ok()?;
+    (policy.trim() != "1").then_some(memory.mem_total + memory.swap_total)
+}
+
+/// Names of shared memory that is no device, though it lies in `/dev`.
+fn is_memory(path: &Path) -> bool {
+    let path = path.to_string_lossy();
+    path.starts_with("/dev/zero") || path.starts_with("/dev/shm/")
+}
+
+/// Numbers and targets of a process's descriptors.
+fn descriptors(pid: i32) -> Vec<(i32, String)> {
+    let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Vec::new() };
+    let target = |entry: fs::DirEntry| {
+        let number = entry.file_name().to_string_lossy().parse().ok()?;
+        Some((number, fs::read_link(entry.path()).ok()?.to_string_lossy().into_owned()))
+    };
+    entries.flatten().filter_map(target).collect()
+}
+
+/// `socket:[123]` and `pipe:[123]`.
+fn numbered(target: &str) -> Option<(&str, u64)> {
+    let (kind, number) = target.split_once(":[")?;
+    let number = number.strip_suffix(']')?.parse().ok()?;
+    matches!(kind, "socket" | "pipe").then_some((kind, number))
+}
+
+/// What criu takes along, as the kernel calls it.
+const PROTOCOLS: [&str; 11] =
+    ["TCP", "TCPv6", "UDP", "UDPv6", "UDP-Lite", "UDPLITEv6", "UNIX", "UNIX-STREAM", "NETLINK", "PACKET", "RAW"];
+
+/// The kernel's name for what a socket speaks; sockets that are neither bound nor connected stand in no table.
+fn protocol(pid: i32, number: i32) -> Option<String> {
+    let mut name = [0; 64];
+    let path = format!("/proc/{pid}/fd/{number}");
+    let length = rustix::fs::getxattr(path, "system.sockprotoname", &mut name).ok()?;
+    let name = String::from_utf8_lossy(&name[..length.min(64)]).into_owned();
+    Some(name.trim_end_matches('\0').to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_with_numbers_are_told_from_paths() {
+        assert_eq!(numbered("socket:[4121]"), Some(("socket", 4121)));
+        assert_eq!(numbered("pipe:[7]"), Some(("pipe", 7)));
+        assert_eq!(numbered("/tmp/socket:[7]"), None);
+        assert_eq!(numbered("anon_inode:[eventfd]"), None);
+    }
+
+    #[test]
+    fn sockets_say_what_they_speak() {
+        use std::os::fd::AsRawFd;
+        let pid = std::process::id() as i32;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert_eq!(protocol(pid, listener.as_raw_fd()).as_deref(), Some("TCP"));
+        let (one, _two) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(PROTOCOLS.contains(&protocol(pid, one.as_raw_fd()).unwrap().as_str()));
+    }
+
+    #[test]
+    fn refusals_are_named_with_their_process() {
+        let refusal = Finding::refusal(Some(1), "is traced".into());
+        let note = Finding { weight: Weight::Note, pid: None, text: "fine".into() };
+        assert!(Report { pids: vec![1], findings: vec![note.clone()] }.accepted().is_ok());
+        let error = Report { pids: vec![1], findings: vec![note, refusal] }.accepted().unwrap_err();
+        assert!(error.is_refusal());
+        assert!(error.to_string().starts_with("process 1 (") && error.to_string().ends_with("): is traced"));
+    }
+}

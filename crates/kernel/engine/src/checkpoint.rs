@@ -1,0 +1,281 @@
+//! A running process and all below it, into an image.
+
+use crate::check::check;
+use crate::criu::{Criu, errors_in};
+use crate::error::At;
+use crate::journal::Journal;
+use crate::page_server::{Received, serve};
+use crate::passes::{self, Pass};
+use crate::progress::{Observer, Progress, now_ns};
+use crate::store::{Store, discard};
+use crate::tree::tree;
+use crate::{Error, guard, host, sockets};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use stillpoint_kernel_criu::rpc::{Answer, NetworkLock, Options, PageServer, Request, RequestType, Version};
+use stillpoint_kernel_foam::{Form, PRESENT};
+
+/// criu's log of a dump.
+pub(crate) const DUMP_LOG: &str = "dump.log";
+/// Deleted files that are open are kept in the image up to this size.
+pub(crate) const GHOST_LIMIT: u64 = 64 << 20;
+
+/// How sockets are kept from hearing of the network while nobody holds them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Guard {
+    /// criu's own rules of nftables: packets of established connections are dropped until the restore.
+    Nftables,
+    /// Somebody else sees to it, or nobody: a peer that sends meanwhile is reset.
+    None,
+}
+
+/// What a checkpoint is to be like.
+#[derive(Debug, Clone)]
+pub struct CheckpointOptions {
+    /// The root of the processes.
+    pub pid: i32,
+    /// Where the image goes; made if it is not there.
+    pub image: PathBuf,
+    /// Which criu.
+    pub criu: Criu,
+    /// Let the processes run on; without it they end when the image is sealed.
+    pub leave_running: bool,
+    /// The form of the image's files; found out where it is not given.
+    pub form: Option<Form>,
+    /// What keeps the network away.
+    pub guard: Guard,
+    /// Passes while the processes run, at most; what is left when they stop is written while they stand.
+    pub passes: u32,
+    /// A test's: fail when everything has been dumped, before the seal.
+    pub fail_before_seal: bool,
+}
+
+/// What a checkpoint came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// Processes in it.
+    pub memories: usize,
+    /// Pages in it.
+    pub pages: u64,
+    /// Passes before the processes were stopped.
+    pub passes: Vec<Pass>,
+    /// Bytes that were written while they stood.
+    pub written: u64,
+    /// Bytes of pages that held only zeros, and were not.
+    pub zeros: u64,
+    /// From the processes being stopped to the seal.
+    pub frozen_ns: u64,
+}
+
+/// Takes a process, and all below it, into an image.
+///
+/// The image is sealed while the processes stand. Until then everything that fails lets them run on, and leaves nothing but
+/// logs: also criu's rules of nftables are gone, if it could not take them away itself.
+pub fn checkpoint(options: &CheckpointOptions, observer: Observer<'_>) -> Result<Checkpoint, Error> {
+    checkpoint_then(options, &|_| Ok(()), observer)
+}
+
+/// When somebody else has something to do in a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moment {
+    /// Before the processes are frozen, and after all passes.
+    Freezing,
+    /// When the image has been sealed, and the processes still stand.
+    Sealed,
+}
+
+/// Like [`checkpoint`], with something to be done at its moments. If that fails the processes run on, and there is no image.
+pub fn checkpoint_then(
+    options: &CheckpointOptions,
+    at: &dyn Fn(Moment) -> Result<(), Error>,
+    observer: Observer<'_>,
+) -> Result<Checkpoint, Error> {
+    let progress = Progress::new("checkpoint", Some(options.pid), observer);
+    let version = options.criu.version()?;
+    progress.phase("check", || {
+        check(options.pid, &options.criu)?.accepted()?;
+        room([options.pid], &options.image)
+    })?;
+    let store = Store::create(&options.image, options.form)?;
+    progress.journal_in(&options.image);
+    let done = passes::make(options, &progress, store)
+        .and_then(|(store, passes, parent)| {
+            at(Moment::Freezing)?;
+            progress.phase("dump", || dump(options, store, (passes, parent), version, at))
+        })
+        .inspect_err(|_| undo(options));
+    progress.end(&done);
+    if done.is_ok() && options.leave_running {
+        crate::used::mark(&options.image, "the program ran on after it")?;
+    }
+    done
+}
+
+/// Takes away what a checkpoint that did not come about has left, and notes what criu should have.
+fn undo(options: &CheckpointOptions) {
+    let (dir, journal) = (options.image.as_path(), Journal::of(&options.image).about(Some(options.pid)));
+    let connections = sockets::leave_repair(options.pid);
+    if connections > 0 {
+        journal.note("checkpoint", &format!("let {connections} connections go on that criu left standing"), None, None);
+    }
+    match guard::lift(dir) {
+        Ok(Some(table)) => {
+            journal.note("checkpoint", &format!("took away table {table} of nftables, which criu left"), None, None);
+        }
+        Ok(None) => {}
+        Err(error) => journal.note("checkpoint", "take away criu's rules of nftables", None, Some(&error)),
+    }
+    discard(dir);
+}
+
+/// Refuses images that their file system has no room for: memory is written as it is, with nothing compressed.
+pub(crate) fn room(pids: impl IntoIterator<Item = i32>, image: &Path) -> Result<(), Error> {
+    let nearest = existing(image);
+    let room = rustix::fs::statvfs(nearest).at("look at", nearest)?;
+    let free = room.f_bavail.saturating_mul(room.f_frsize);
+    let needed = pids.into_iter().map(needed).sum::<Result<u64, Error>>()?;
+    if needed > free {
+        let (needed, free) = (needed >> 20, free >> 20);
+        let text = format!("{} has {free} MiB free, the image needs up to {needed}", nearest.display());
+        return Err(Error::Refused(vec![text]));
+    }
+    Ok(())
+}
+
+/// The nearest directory that is there.
+pub(crate) fn existing(path: &Path) -> &Path {
+    let nearest = path.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
+    if nearest.as_os_str().is_empty() { Path::new(".") } else { nearest }
+}
+
+/// Bytes of memory of a process and all below it.
+fn needed(pid: i32) -> Result<u64, Error> {
+    let statuses: Vec<_> = tree(pid)?.iter().filter_map(|process| process.status().ok()).collect();
+    let own = |status: &procfs::process::Status| status.rssanon.unwrap_or(0) + status.vmswap.unwrap_or(0);
+    // all of them count the same shared memory
+    let shared = statuses.iter().filter_map(|status| status.rssshmem).max().unwrap_or(0);
+    Ok((statuses.iter().map(own).sum::<u64>() + shared) * 1024)
+}
+
+/// The last pass: the image is sealed when criu has dumped everything and the processes still stand.
+fn dump(
+    options: &CheckpointOptions,
+    store: Store,
+    (passes, parent): (Vec<Pass>, Option<PathBuf>),
+    version: Version,
+    at: &dyn Fn(Moment) -> Result<(), Error>,
+) -> Result<Checkpoint, Error> {
+    let directory = File::open(&options.image).at("open", &options.image)?;
+    let before = store.written();
+    let begun = now_ns();
+    let request = |pages| {
+        let parent = parent.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+        Request::new(RequestType::Dump, Some(asked(options, &directory, pages, parent)))
+    };
+    let served = through_page_server(&options.criu, store, request, |received, store| {
+        received?;
+        if options.fail_before_seal {
+            return Err(Error::Failed { what: "seal the image", said: vec!["a test made it fail".into()] });
+        }
+        let (written, zeros) = store.written();
+        let index = store.seal(host::origin(options.pid, version))?;
+        at(Moment::Sealed)?;
+        Ok((index, written - before.0, zeros - before.1))
+    })?;
+    match (served.answer?, served.ended) {
+        (Answer::Done { .. }, Some(Ok((index, written, zeros)))) => {
+            let extents = index.memories.iter().flat_map(|memory| memory.extents.iter());
+            let pages = extents.filter(|extent| extent.flags & PRESENT != 0).map(|extent| extent.pages).sum();
+            let (memories, frozen_ns) = (index.memories.len(), now_ns() - begun);
+            Ok(Checkpoint { memories, pages, passes, written, zeros, frozen_ns })
+        }
+        (_, Some(Err(error))) => Err(error),
+        (answer, _) => {
+            let mut said = errors_in(&options.image, DUMP_LOG);
+            if let (true, Answer::Failed { message: Some(message), .. }) = (said.is_empty(), answer) {
+                said.push(message);
+            }
+            if let (true, Some((Err(error), _))) = (said.is_empty(), served.left) {
+                return Err(error);
+            }
+            Err(Error::Failed { what: "dump the processes", said })
+        }
+    }
+}
+
+/// What came of a request whose pages went into a store.
+pub(crate) struct Served<T> {
+    /// criu's answer.
+    pub(crate) answer: Result<Answer, Error>,
+    /// What was made of the store while the processes stood, if criu came so far.
+    pub(crate) ended: Option<Result<T, Error>>,
+    /// The store otherwise.
+    pub(crate) left: Option<(Result<Received, Error>, Store)>,
+}
+
+/// Asks criu for something that sends pages; they go into the store until criu has closed the connection. `at_end` makes
+/// something of it when everything has been dumped and the processes still stand; they go on if that fails.
+pub(crate) fn through_page_server<T>(
+    criu: &Criu,
+    mut store: Store,
+    request: impl FnOnce(i32) -> Request,
+    at_end: impl Fn(Result<Received, Error>, Store) -> Result<T, Error>,
+) -> Result<Served<T>, Error> {
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+        .doing("make a socket for pages")?;
+    let mut worker = criu.worker(&[theirs.as_fd()])?;
+    let request = request(theirs.as_raw_fd());
+    // criu alone holds its end now: when it dies, the page server hears of it
+    drop(theirs);
+    let mut server = Some(std::thread::spawn(move || -> (Result<Received, Error>, Store) {
+        let received = serve(&mut UnixStream::from(ours), &mut store);
+        (received, store)
+    }));
+    let panicked = || Error::Daemon("the page server panicked".into());
+    let mut ended = None;
+    let answer = worker.request(&request, |step, _| {
+        if step != "post-dump" {
+            return true;
+        }
+        ended = server.take().map(|server| {
+            let (received, store) = server.join().map_err(|_| panicked())?;
+            at_end(received, store)
+        });
+        matches!(ended, Some(Ok(_)))
+    });
+    match answer {
+        Ok(_) => worker.end(),
+        Err(_) => worker.kill(),
+    }
+    let left = server.take().and_then(|server| server.join().ok());
+    Ok(Served { answer, ended, left })
+}
+
+fn asked(options: &CheckpointOptions, directory: &File, pages: i32, parent: Option<String>) -> Options {
+    let lock = match options.guard {
+        Guard::Nftables => NetworkLock::Nftables,
+        Guard::None => NetworkLock::Skip,
+    };
+    Options {
+        images_dir_fd: directory.as_raw_fd(),
+        pid: Some(options.pid),
+        leave_running: Some(options.leave_running),
+        tcp_established: Some(true),
+        shell_job: Some(true),
+        file_locks: Some(true),
+        log_level: Some(3),
+        log_file: Some(DUMP_LOG.into()),
+        ps: Some(PageServer { fd: Some(pages) }),
+        notify_scripts: Some(true),
+        link_remap: Some(true),
+        manage_cgroups_mode: Some(0),
+        ghost_limit: Some(GHOST_LIMIT as u32),
+        network_lock: Some(lock as i32),
+        track_mem: parent.is_some().then_some(true),
+        parent_img: parent,
+        ..Options::default()
+    }
+}

@@ -1,0 +1,141 @@
+//! criu as a worker: one process for a request, asked over its RPC.
+
+use crate::Error;
+use crate::error::At;
+use rustix::io::FdFlags;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use stillpoint_kernel_criu::rpc::{Answer, Features, Request, RequestType, Version};
+
+/// The oldest version that is driven: 4.1 restores memory lazily on the kernels that matter.
+const OLDEST: (i32, i32) = (4, 1);
+/// Longer than any message of criu's.
+const MESSAGE: usize = 1 << 16;
+
+/// An installation of criu.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Criu {
+    program: PathBuf,
+}
+
+impl Criu {
+    /// The program at a path, or the one that is found by name.
+    pub fn new(program: impl Into<PathBuf>) -> Self {
+        Criu { program: program.into() }
+    }
+
+    /// Which version it is; versions that cannot do what is needed are refused.
+    pub fn version(&self) -> Result<Version, Error> {
+        match self.ask(&Request::new(RequestType::Version, None))? {
+            Answer::Done { version: Some(version), .. } if (version.major, version.minor) < OLDEST => {
+                let (major, minor) = OLDEST;
+                let why = format!("version {}.{} is older than {major}.{minor}", version.major, version.minor);
+                Err(Error::Criu { program: self.program.clone(), why })
+            }
+            Answer::Done { version: Some(version), .. } => Ok(version),
+            _ => Err(self.wrong("does not say which version it is")),
+        }
+    }
+
+    /// What it can do on this kernel.
+    pub fn features(&self) -> Result<Features, Error> {
+        match self.ask(&Request::features())? {
+            Answer::Done { features: Some(features), .. } => Ok(features),
+            _ => Err(self.wrong("does not say what it can do on this kernel")),
+        }
+    }
+
+    fn ask(&self, request: &Request) -> Result<Answer, Error> {
+        let mut worker = self.worker(&[])?;
+        let answer = worker.request(request, |_, _| true);
+        worker.end();
+        answer.map_err(|_| self.wrong("does not answer as criu does"))
+    }
+
+    /// Starts a worker that inherits descriptors under their numbers.
+    pub(crate) fn worker(&self, inherited: &[BorrowedFd<'_>]) -> Result<Worker, Error> {
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .doing("make a socket for criu")?;
+        let mut command = Command::new(&self.program);
+        command.arg("swrk").arg(theirs.as_raw_fd().to_string());
+        // it changes its directory; what it prints besides its log is of no use
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        // an interrupt from the terminal is for us: criu hears that we are gone, and undoes what it has begun
+        command.process_group(0);
+        let all = || inherited.iter().copied().chain([theirs.as_fd()]);
+        for descriptor in all() {
+            rustix::io::fcntl_setfd(descriptor, FdFlags::empty()).doing("hand a socket to criu")?;
+        }
+        let child = command.spawn();
+        for descriptor in all() {
+            rustix::io::fcntl_setfd(descriptor, FdFlags::CLOEXEC).doing("take a socket back from criu")?;
+        }
+        let child = child.map_err(|error| self.wrong(&error.to_string()))?;
+        Ok(Worker { socket: ours, child })
+    }
+
+    fn wrong(&self, why: &str) -> Error {
+        Error::Criu { program: self.program.clone(), why: why.to_owned() }
+    }
+}
+
+/// One running criu.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    socket: OwnedFd,
+    child: Child,
+}
+
+impl Worker {
+    /// Sends a request and hears it to its end. At each step criu waits for `go_on` to say whether it may.
+    pub(crate) fn request(
+        &mut self,
+        request: &Request,
+        mut go_on: impl FnMut(&str, Option<i32>) -> bool,
+    ) -> Result<Answer, Error> {
+        self.send(request)?;
+        let mut message = vec![0; MESSAGE];
+        loop {
+            let n = recv(&self.socket, message.as_mut_slice(), RecvFlags::empty()).doing("hear criu")?.0;
+            if n == 0 {
+                return Ok(Answer::Failed { errno: None, message: Some("it ended without an answer".into()) });
+            }
+            match Answer::decode(&message[..n])? {
+                Answer::Notify { step, pid } => {
+                    let go_on = go_on(&step, pid);
+                    self.send(&Request::notified(go_on))?;
+                }
+                answer => return Ok(answer),
+            }
+        }
+    }
+
+    fn send(&self, request: &Request) -> Result<(), Error> {
+        send(&self.socket, &request.encode(), SendFlags::NOSIGNAL).doing("ask criu").map(|_| ())
+    }
+
+    /// Waits for it to end. What it restored lives on.
+    pub(crate) fn end(mut self) {
+        drop(self.socket);
+        let _ = self.child.wait();
+    }
+
+    /// Ends it at once.
+    pub(crate) fn kill(mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The errors that stand in a log of criu's: the first is the reason, most others are its consequences.
+pub(crate) fn errors_in(dir: &Path, log: &str) -> Vec<String> {
+    let text = fs::read(dir.join(log)).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let errors = text.lines().filter_map(|line| line.split_once("Error (").map(|(_, error)| error));
+    let plain = errors.map(|error| error.split_once("): ").map_or(error, |(_, plain)| plain).trim().to_owned());
+    plain.take(3).collect()
+}

@@ -1,0 +1,92 @@
+//! What criu reads of an image: pagemaps, and files of pages. They are made from the image each time, so that only the image
+//! is ever trusted.
+
+use crate::error::At;
+use crate::{Error, Image};
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, symlink};
+use std::path::Path;
+use stillpoint_kernel_criu::page_server::{Form, PE_LAZY, PE_PRESENT};
+use stillpoint_kernel_criu::pagemap::{Gaps, Pages, encode};
+use stillpoint_kernel_foam::{Extent, LAZY, Object, PAGE, PRESENT, Placement, Recorded};
+
+/// How memory comes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Restore {
+    /// All of it before the process runs.
+    Eager,
+    /// What can wait, when it is asked for.
+    OnDemand,
+}
+
+/// Puts what criu reads into the image's directory.
+pub(crate) fn for_criu(image: &Image, restore: Restore, form: Form) -> Result<(), Error> {
+    for (number, recorded) in (1u32..).zip(&image.index().memories) {
+        let pagemap = match recorded.object {
+            Object::Task(pid) => format!("pagemap-{pid}.img"),
+            Object::Shmem(id) => format!("pagemap-shmem-{id}.img"),
+        };
+        let gaps = gaps(recorded, restore);
+        let ranges = recorded.extents.iter().map(|extent| pages(extent, restore));
+        let bytes = encode(form, number, gaps.unwrap_or(Gaps::Closed), ranges);
+        write(&image.dir().join(pagemap), &bytes)?;
+        let path = image.dir().join(format!("pages-{number}.img"));
+        let _ = fs::remove_file(&path);
+        match gaps {
+            Some(_) => symlink(recorded.object.file_name(), &path).at("link", &path)?,
+            None => copy(image, recorded, restore, &path)?,
+        }
+    }
+    Ok(())
+}
+
+/// How gaps are told to criu when the image itself can be its file of pages; `None` when it cannot.
+fn gaps(recorded: &Recorded, restore: Restore) -> Option<Gaps> {
+    if recorded.placement != Placement::Sparse {
+        return None;
+    }
+    let mut end = 0;
+    let whole = recorded.extents.iter().all(|extent| {
+        let follows = extent.start == end && extent.flags & PRESENT != 0;
+        end = extent.end();
+        follows
+    });
+    match (whole, restore, recorded.object) {
+        (true, _, _) => Some(Gaps::Closed),
+        // criu passes over lazy pages that no memory asks for, when it restores lazily
+        (false, Restore::OnDemand, Object::Task(_)) => Some(Gaps::Named),
+        _ => None,
+    }
+}
+
+fn pages(extent: &Extent, restore: Restore) -> Pages {
+    let lazy = if extent.flags & LAZY != 0 && restore == Restore::OnDemand { PE_LAZY } else { 0 };
+    let present = if extent.flags & PRESENT != 0 { PE_PRESENT } else { 0 };
+    Pages { start: extent.start, pages: extent.pages, flags: lazy | present }
+}
+
+/// One stored page after another, but for those that criu leaves to us: in their place is a hole.
+fn copy(image: &Image, recorded: &Recorded, restore: Restore, path: &Path) -> Result<(), Error> {
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create_new(true).mode(0o600).open(path).at("make", path)?;
+    let (mut place, mut buffer) = (0, vec![0; 1 << 20]);
+    for extent in recorded.extents.iter().filter(|extent| extent.flags & PRESENT != 0) {
+        let skipped = extent.is_lazy() && restore == Restore::OnDemand;
+        let mut at = extent.start;
+        while at < extent.end() && !skipped {
+            let part = &mut buffer[..(extent.end() - at).min(1 << 20) as usize];
+            image.read(recorded.object, at, part)?;
+            file.write_all_at(part, place + (at - extent.start)).at("write", path)?;
+            at += part.len() as u64;
+        }
+        place += extent.pages * PAGE;
+    }
+    file.set_len(place).at("lengthen", path)
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let _ = fs::remove_file(path);
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create_new(true).mode(0o600).open(path).at("make", path)?;
+    file.write_all_at(bytes, 0).at("write", path)
+}

@@ -1,0 +1,62 @@
+//! The machine, as an image remembers it.
+
+use sha2::{Digest, Sha256};
+use std::fs;
+use std::time::{SystemTime, UNIX_EPOCH};
+use stillpoint_kernel_criu::rpc::Version;
+use stillpoint_kernel_foam::Origin;
+
+/// What an image made now, of this process, by this criu, remembers.
+pub(crate) fn origin(pid: i32, criu: Version) -> Origin {
+    Origin {
+        machine: machine(),
+        kernel: kernel(),
+        processor: processor(),
+        criu: format!("{}.{}.{}", criu.major, criu.minor, criu.sublevel),
+        made_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        pid,
+        name: crate::tree::name(pid),
+    }
+}
+
+/// Which machine this is; its name where it has no id.
+pub(crate) fn machine() -> String {
+    let read =
+        |path| fs::read_to_string(path).ok().map(|text: String| text.trim().to_owned()).filter(|t| !t.is_empty());
+    read("/etc/machine-id").or_else(|| read("/proc/sys/kernel/hostname")).unwrap_or_default()
+}
+
+/// The release of the running kernel.
+pub(crate) fn kernel() -> String {
+    rustix::system::uname().release().to_string_lossy().into_owned()
+}
+
+/// Model and features of the processor: programs have chosen their code by them.
+pub(crate) fn processor() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let of = |key: &str| {
+        let line = text.lines().find(|line| line.split(':').next().is_some_and(|name| name.trim() == key));
+        line.and_then(|line| line.split_once(':')).map(|(_, value)| value.trim().to_owned()).unwrap_or_default()
+    };
+    let mut features: Vec<String> = of("flags").split(' ').map(ToOwned::to_owned).collect();
+    features.sort();
+    let digest: String = Sha256::digest(features.join(" ")).iter().take(6).map(|b| format!("{b:02x}")).collect();
+    format!("{}, features {digest}", of("model name"))
+}
+
+/// Numbers at the front of a release, to compare: `6.18.44-x` is 6, 18, 44.
+pub(crate) fn numbers(release: &str) -> Vec<u64> {
+    let digits = release.split(|c: char| !c.is_ascii_digit());
+    digits.take(3).map_while(|part| part.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_are_compared_by_their_numbers() {
+        assert!(numbers("6.18.44-fc") > numbers("6.12.9+deb13-amd64"));
+        assert!(numbers("7.2-rc1") > numbers("6.18.44"));
+    }
+}

@@ -1,0 +1,289 @@
+//! A sealed checkpoint: opened, verified, read.
+
+use crate::Error;
+use crate::error::At;
+use crate::store::{SEAL, digest};
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use stillpoint_kernel_foam::{Index, Object, PAGE, PRESENT, Recorded, sum};
+
+/// Bytes that are verified at a time.
+const PART: u64 = 1 << 20;
+
+/// A checkpoint on disk. Opening one has verified its seal; [`Image::verify_beside`] and [`Image::verify_pages`] look at the
+/// rest of it.
+#[derive(Debug)]
+pub struct Image {
+    dir: PathBuf,
+    index: Index,
+    files: Vec<File>,
+}
+
+impl Image {
+    /// Opens a sealed one.
+    pub fn open(dir: &Path) -> Result<Self, Error> {
+        let path = dir.join(SEAL);
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(Error::Unsealed(dir.to_owned())),
+            Err(error) => return Err(error).at("read", &path),
+        };
+        let index = Index::decode(&bytes).map_err(|error| Error::Damaged { path, why: error.to_string() })?;
+        let open = |recorded: &Recorded| {
+            let path = dir.join(recorded.object.file_name());
+            File::open(&path).at("open", path)
+        };
+        let files = index.memories.iter().map(open).collect::<Result<_, _>>()?;
+        Ok(Image { dir: dir.to_owned(), index, files })
+    }
+
+    /// What it holds.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// Where it lies.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Compares criu's files with what they were when the checkpoint was sealed.
+    pub fn verify_beside(&self) -> Result<(), Error> {
+        for file in &self.index.beside {
+            let path = self.dir.join(&file.name);
+            let (bytes, found) = digest(&path)?;
+            if (bytes, found) != (file.bytes, file.digest) {
+                let why = format!("{bytes} bytes that are not the {} bytes it was sealed with", file.bytes);
+                return Err(Error::Damaged { path, why });
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares every page with its sum, on all processors.
+    pub fn verify_pages(&self) -> Result<u64, Error> {
+        let mut parts = Vec::new();
+        for recorded in &self.index.memories {
+            for extent in recorded.extents.iter().filter(|extent| extent.flags & PRESENT != 0) {
+                let starts = (extent.start..extent.end()).step_by(PART as usize);
+                parts.extend(starts.map(|at| (recorded.object, at, (extent.end() - at).min(PART))));
+            }
+        }
+        let next = AtomicUsize::new(0);
+        let verify = || {
+            let mut buffer = vec![0; PART as usize];
+            while let Some(&(object, at, bytes)) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
+                self.read(object, at, &mut buffer[..bytes as usize])?;
+            }
+            Ok(())
+        };
+        let workers = std::thread::available_parallelism().map_or(1, usize::from).min(parts.len()).max(1);
+        std::thread::scope(|scope| {
+            let others: Vec<_> = (1..workers).map(|_| scope.spawn(verify)).collect();
+            let mine = verify();
+            let theirs = others.into_iter().map(|other| {
+                other.join().unwrap_or_else(|_| Err(Error::Daemon("a thread that verifies panicked".into())))
+            });
+            std::iter::once(mine).chain(theirs.collect::<Vec<_>>()).collect::<Result<(), Error>>()
+        })?;
+        Ok(parts.iter().map(|(_, _, bytes)| bytes / PAGE).sum())
+    }
+
+    /// Reads stored pages, and compares each with its sum.
+    pub fn read(&self, object: Object, address: u64, into: &mut [u8]) -> Result<(), Error> {
+        let at = self.index.memories.iter().position(|recorded| recorded.object == object);
+        let at = at.ok_or(Error::Page { object, address })?;
+        let (recorded, file) = (&self.index.memories[at], &self.files[at]);
+        let (mut from, mut rest) = (address, &mut *into);
+        while !rest.is_empty() {
+            let (place, until) = recorded.placement.of_address(from).ok_or(Error::Page { object, address: from })?;
+            let part = rest.len().min(usize::try_from(until - from).unwrap_or(usize::MAX));
+            let (now, later) = rest.split_at_mut(part);
+            read_with_holes(file, now, place).at("read", self.dir.join(object.file_name()))?;
+            from += part as u64;
+            rest = later;
+        }
+        for (page, at) in into.chunks(PAGE as usize).zip((address..).step_by(PAGE as usize)) {
+            if recorded.sums.get(at) != Some(sum(page)) {
+                return Err(Error::Page { object, address: at });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads, and takes what lies behind the end of the file for the hole that it is.
+pub(crate) fn read_with_holes(file: &File, mut into: &mut [u8], mut place: u64) -> std::io::Result<()> {
+    while !into.is_empty() {
+        match file.read_at(into, place) {
+            Ok(0) => {
+                into.fill(0);
+                return Ok(());
+            }
+            Ok(n) => {
+                place += n as u64;
+                into = &mut into[n..];
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Store;
+    use stillpoint_kernel_foam::{Form, LAZY, Origin};
+
+    const HEAP: u64 = 0x5555_5555_5000;
+    const STACK: u64 = 0x7fff_ffff_0000;
+
+    fn origin() -> Origin {
+        let (machine, kernel, processor, criu, name) = Default::default();
+        Origin { machine, kernel, processor, criu, made_s: 0, pid: 7, name }
+    }
+
+    fn page(fill: u8) -> Vec<u8> {
+        vec![fill; PAGE as usize]
+    }
+
+    /// Two passes: the second one brings one page again, makes one zero and drops one.
+    fn two_passes(dir: &Path, form: Form) -> (Image, u64) {
+        let object = Object::Task(7);
+        let mut store = Store::create(dir, Some(form)).unwrap();
+        fs::write(dir.join("inventory.img"), "criu's").unwrap();
+        store.begin_pass();
+        store.open(object).unwrap();
+        assert!(!store.has_parent(object));
+        store.add(object, HEAP, 4, LAZY | PRESENT).unwrap();
+        store.put(object, HEAP, &[page(1), page(2), page(0), page(4)].concat()).unwrap();
+        store.add(object, STACK, 1, PRESENT).unwrap();
+        store.put(object, STACK, &page(9)).unwrap();
+        store.end_pass().unwrap();
+        store.begin_pass();
+        assert!(store.has_parent(object));
+        store.open(object).unwrap();
+        store.carry(object, HEAP, 1).unwrap();
+        store.add(object, HEAP + PAGE, 2, LAZY | PRESENT).unwrap();
+        store.put(object, HEAP + PAGE, &[page(0), page(7)].concat()).unwrap();
+        store.carry(object, STACK, 1).unwrap();
+        store.end_pass().unwrap();
+        let (written, _) = store.written();
+        store.seal(origin()).unwrap();
+        (Image::open(dir).unwrap(), written / PAGE)
+    }
+
+    fn read(image: &Image, address: u64) -> Option<u8> {
+        let mut bytes = page(0xee);
+        image.read(Object::Task(7), address, &mut bytes).ok().map(|()| bytes[17])
+    }
+
+    /// Memory file systems take files of any length; where there is none, the dense form is tried alone.
+    fn forms() -> Vec<(Form, tempfile::TempDir)> {
+        let mut forms = vec![(Form::Dense, tempfile::tempdir().unwrap())];
+        forms.extend(tempfile::tempdir_in("/dev/shm").ok().map(|dir| (Form::Sparse, dir)));
+        forms
+    }
+
+    #[test]
+    fn passes_overwrite_in_place_and_leave_no_trace_of_what_is_gone() {
+        for (form, parent) in forms() {
+            let dir = parent.path().join("image");
+            let (image, written) = two_passes(&dir, form);
+            assert_eq!(written, 5, "zeros are not written");
+            let found: Vec<Option<u8>> = (0..4).map(|n| read(&image, HEAP + n * PAGE)).collect();
+            assert_eq!(found, [Some(1), Some(0), Some(7), None], "{form:?}");
+            assert_eq!(read(&image, STACK), Some(9));
+            assert_eq!(image.verify_pages().unwrap(), 4);
+            image.verify_beside().unwrap();
+            let passes: Vec<u32> = image.index().memories[0].extents.iter().map(|extent| extent.pass).collect();
+            assert_eq!(passes, [1, 2, 1]);
+            use std::os::unix::fs::MetadataExt;
+            let blocks = fs::metadata(dir.join("foam-task-7.img")).unwrap().blocks();
+            assert!(blocks * 512 <= 4 * PAGE, "{form:?}: {blocks} blocks: holes were punched");
+        }
+    }
+
+    /// Passes in which pages come, go, become zero and come again as they were, against a list of pages.
+    #[test]
+    fn an_image_is_what_its_last_pass_brought_whatever_came_before() {
+        let object = Object::Task(7);
+        for seed in 1..=60u64 {
+            let mut state = seed;
+            let mut random = |below: u64| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 33) % below
+            };
+            let parent = tempfile::tempdir().unwrap();
+            let dir = parent.path().join("image");
+            let mut store = Store::create(&dir, Some(Form::Dense)).unwrap();
+            store.not_tracked();
+            let mut plain = [None; 24];
+            for _ in 0..1 + random(4) {
+                store.begin_pass();
+                store.open(object).unwrap();
+                plain = plain.map(|before| match random(4) {
+                    0 => None,
+                    1 => before,
+                    _ => Some(random(3) as u8),
+                });
+                let mut at = 0;
+                while at < plain.len() {
+                    let run = plain[at..].iter().take_while(|page| page.is_some()).count();
+                    if run > 0 {
+                        let start = HEAP + at as u64 * PAGE;
+                        store.add(object, start, run as u64, LAZY | PRESENT).unwrap();
+                        let pages: Vec<u8> =
+                            plain[at..at + run].iter().flatten().flat_map(|fill| page(*fill)).collect();
+                        store.put(object, start, &pages).unwrap();
+                    }
+                    at += run.max(1);
+                }
+                store.end_pass().unwrap();
+            }
+            store.seal(origin()).unwrap();
+            let image = Image::open(&dir).unwrap();
+            let found: Vec<Option<u8>> = (0..24).map(|n| read(&image, HEAP + n * PAGE)).collect();
+            assert_eq!(found, plain, "seed {seed}");
+            assert_eq!(image.verify_pages().unwrap(), plain.iter().flatten().count() as u64, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn damage_anywhere_is_found_and_named() {
+        for (form, parent) in forms() {
+            let dir = parent.path().join("image");
+            let (image, _) = two_passes(&dir, form);
+            let (place, _) = image.index().memories[0].placement.of_address(HEAP).unwrap();
+            let data = fs::OpenOptions::new().write(true).open(dir.join("foam-task-7.img")).unwrap();
+            data.write_all_at(&[0xff], place + 100).unwrap();
+            let error = Image::open(&dir).unwrap().verify_pages().unwrap_err();
+            assert_eq!(error.to_string(), format!("page {HEAP:#x} of process 7 is damaged"));
+            assert!(error.is_refusal());
+            fs::write(dir.join("inventory.img"), "critter").unwrap();
+            assert!(image.verify_beside().unwrap_err().to_string().contains("inventory.img is damaged"));
+            let mut seal = fs::read(dir.join(SEAL)).unwrap();
+            *seal.last_mut().unwrap() ^= 1;
+            fs::write(dir.join(SEAL), seal).unwrap();
+            assert!(Image::open(&dir).unwrap_err().to_string().contains("foam.seal is damaged"));
+        }
+    }
+
+    #[test]
+    fn without_a_seal_there_is_no_checkpoint() {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("image");
+        let mut store = Store::create(&dir, None).unwrap();
+        store.begin_pass();
+        store.open(Object::Task(7)).unwrap();
+        assert!(matches!(Image::open(&dir), Err(Error::Unsealed(_))));
+        store.end_pass().unwrap();
+        store.seal(origin()).unwrap();
+        assert!(Image::open(&dir).is_ok());
+        assert!(matches!(Store::create(&dir, None), Err(Error::Occupied(_))));
+    }
+}

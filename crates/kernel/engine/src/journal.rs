@@ -1,0 +1,101 @@
+//! What was done with an image, line by line beside it, for whoever comes later.
+
+use crate::Error;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+const NAME: &str = "journal.log";
+
+/// One line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Line {
+    /// Seconds since 1970.
+    pub at_s: u64,
+    /// `checkpoint`, `restore`, `fill`.
+    pub operation: String,
+    /// The root of its processes, where it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<i32>,
+    /// The phase that ended, or `done`.
+    pub what: String,
+    /// How long it took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub duration_us: Option<u64>,
+    /// Why it failed, if it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// The journal of one image.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    path: PathBuf,
+    pid: Option<i32>,
+}
+
+impl Journal {
+    pub(crate) fn of(dir: &Path) -> Self {
+        Journal { path: dir.join(NAME), pid: None }
+    }
+
+    /// Every line says whose it is.
+    pub(crate) fn about(self, pid: Option<i32>) -> Self {
+        Journal { pid, ..self }
+    }
+
+    /// Adds a line. A journal that cannot be written stops nothing: what it tells of has happened.
+    pub(crate) fn note(&self, operation: &str, what: &str, duration_ns: Option<u64>, error: Option<&Error>) {
+        let line = Line {
+            at_s: now_s(),
+            operation: operation.to_owned(),
+            pid: self.pid,
+            what: what.to_owned(),
+            duration_us: duration_ns.map(|ns| ns / 1000),
+            error: error.map(Error::with_causes),
+        };
+        if let Err(error) = self.append(&line) {
+            tracing::warn!("{}: {error}", self.path.display());
+        }
+    }
+
+    fn append(&self, line: &Line) -> std::io::Result<()> {
+        let mut text = serde_json::to_string(line)?;
+        text.push('\n');
+        let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(&self.path)?;
+        file.write_all(text.as_bytes())
+    }
+
+    /// All lines; those that were cut off are left out.
+    pub(crate) fn lines(&self) -> Vec<Line> {
+        let text = fs::read_to_string(&self.path).unwrap_or_default();
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+}
+
+pub(crate) fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read_as_they_were_written_and_torn_ones_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = Journal::of(dir.path()).about(Some(7));
+        journal.note("checkpoint", "dump", Some(2_000_000), None);
+        journal.note("checkpoint", "done", None, Some(&Error::NoProcess(7)));
+        let mut text = fs::read_to_string(dir.path().join(NAME)).unwrap();
+        text.push_str("{\"at_s\":1,\"oper");
+        fs::write(dir.path().join(NAME), text).unwrap();
+        let lines = journal.lines();
+        assert_eq!((lines.len(), lines[1].pid), (2, Some(7)));
+        assert_eq!((lines[0].what.as_str(), lines[0].duration_us), ("dump", Some(2000)));
+        assert_eq!(lines[1].error.as_deref(), Some("process 7 is not there"));
+    }
+}

@@ -1,0 +1,181 @@
+//! Two processes that watch over each other: the keeper and the server.
+
+use super::fill::failed;
+use super::server::{DONE, End, FAILED, Server};
+use crate::error::At;
+use crate::journal::Journal;
+use crate::{Error, Image};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, getpid, kill_process, pidfd_open, waitpid};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::time::Duration;
+use stillpoint_kernel_uffd::{Log, Record, split};
+
+/// Events of all memories while they are filled: 48 MiB if all are used.
+const RECORDS: usize = 1 << 20;
+/// Servers that die one after another without anything having come: something is wrong with more than one of them.
+const DEATHS: u32 = 100;
+
+/// What a lazy-pages daemon is told.
+#[derive(Debug, Clone)]
+pub struct LazyOptions {
+    /// Directory of the image.
+    pub image: PathBuf,
+    /// Where criu looks for the socket.
+    pub socket: PathBuf,
+    /// Bytes a second in the background; as fast as it goes where there is none.
+    pub rate: Option<u64>,
+}
+
+/// Serves one restore: waits for criu on the socket, brings memory, and returns when all of it has come. `ready` is called
+/// when criu can be started.
+///
+/// The process must have one thread: it is split in two.
+pub fn serve(options: &LazyOptions, ready: impl FnOnce()) -> Result<(), Error> {
+    let image = Image::open(&options.image)?;
+    let log = Log::new(RECORDS)?;
+    let _ = fs::remove_file(&options.socket);
+    let listener = UnixListener::bind(&options.socket).at("listen on", &options.socket)?;
+    fs::set_permissions(&options.socket, PermissionsExt::from_mode(0o600)).at("close to others", &options.socket)?;
+    ready();
+    let (criu, _) = listener.accept().at("wait for criu on", &options.socket)?;
+    drop(listener);
+    let _ = fs::remove_file(&options.socket);
+    let journal = Journal::of(image.dir());
+    let done = Pair { image, log, criu, rate: options.rate }.keep(None);
+    journal.note("fill", "done", None, done.as_ref().err());
+    done
+}
+
+struct Pair {
+    image: Image,
+    log: Log,
+    criu: UnixStream,
+    rate: Option<u64>,
+}
+
+impl Pair {
+    /// The keeper: sees to it that there is a server, which is `other` if it has begun already, until all is done.
+    fn keep(&self, other: Option<Pid>) -> Result<(), Error> {
+        let mut server = other;
+        for _ in 0..DEATHS {
+            let pid = match server.take() {
+                Some(pid) => pid,
+                None => self.spawn_server()?,
+            };
+            wait_for(pid)?;
+            match self.outcome()? {
+                Some(DONE) => return Ok(()),
+                Some(_) => {
+                    self.kill_all()?;
+                    return Err(Error::Daemon("memory cannot be brought any more; the processes were killed".into()));
+                }
+                None => tracing::warn!(pid = pid.as_raw_nonzero().get(), "the server died; another one goes on"),
+            }
+        }
+        self.kill_all()?;
+        Err(Error::Daemon(format!("{DEATHS} servers died one after another; the processes were killed")))
+    }
+
+    fn spawn_server(&self) -> Result<Pid, Error> {
+        let keeper = getpid();
+        Ok(split(|| match self.run(keeper) {
+            Ok(()) => 0,
+            Err(error) => {
+                tracing::error!("{}", error.with_causes());
+                // The keeper kills the processes before the last userfaultfd closes. A log that is full has no room for
+                // the note: then the keeper counts deaths.
+                let _ = self.log.append(Record::Note { kind: FAILED, value: 0 });
+                1
+            }
+        })?)
+    }
+
+    /// The server. When its keeper dies it makes another one, and goes on.
+    fn run(&self, keeper: Pid) -> Result<(), Error> {
+        let mut keeper = keeper;
+        loop {
+            let watched = match pidfd_open(keeper, PidfdFlags::empty()) {
+                Ok(watched) => watched,
+                Err(rustix::io::Errno::SRCH) => {
+                    keeper = self.spawn_keeper()?;
+                    continue;
+                }
+                Err(error) => return Err(error).doing("watch the keeper"),
+            };
+            match Server::new(&self.image, &self.log, self.rate)?.run(self.criu.as_fd(), &watched)? {
+                End::Done(tally) => {
+                    tracing::info!(tally.faults, tally.asked, tally.filled, tally.ended, "everything has come");
+                    self.log.append(Record::Note { kind: DONE, value: tally.faults })?;
+                    return Ok(());
+                }
+                End::Abandoned => {
+                    self.log.append(Record::Note { kind: FAILED, value: 0 })?;
+                    return Err(Error::Daemon("criu ended before it had restored everything".into()));
+                }
+                End::KeeperDied => keeper = self.spawn_keeper()?,
+            }
+        }
+    }
+
+    fn spawn_keeper(&self) -> Result<Pid, Error> {
+        let server = getpid();
+        tracing::warn!("the keeper died; another one takes its place");
+        Ok(split(|| match self.keep(Some(server)) {
+            Ok(()) => 0,
+            Err(error) => {
+                tracing::error!("{error}");
+                1
+            }
+        })?)
+    }
+
+    /// How it ended, if it did.
+    fn outcome(&self) -> Result<Option<u32>, Error> {
+        let ends = |record: &Record| match record {
+            Record::Note { kind, .. } if *kind == DONE || *kind == FAILED => Some(*kind),
+            _ => None,
+        };
+        Ok(self.log.records()?.iter().find_map(ends))
+    }
+
+    /// Memory that will never come must not read as zeros.
+    fn kill_all(&self) -> Result<(), Error> {
+        failed(self.image.dir());
+        let records = self.log.records()?;
+        let roots = records.iter().filter_map(|record| match record {
+            Record::Memory { pid, .. } => Some(*pid as i32),
+            _ => None,
+        });
+        let mut pids: Vec<i32> = roots.collect();
+        // children that were forked since have memories of their own
+        let children = crate::tree::descendants(&pids);
+        pids.extend(children);
+        for pid in pids.into_iter().filter_map(Pid::from_raw) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        Ok(())
+    }
+}
+
+/// Waits for the end of a process, be it a child or not.
+pub(crate) fn wait_for(pid: Pid) -> Result<(), Error> {
+    let watched: OwnedFd = match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(watched) => watched,
+        Err(rustix::io::Errno::SRCH) => return Ok(()),
+        Err(error) => return Err(error).doing("watch the server"),
+    };
+    loop {
+        match poll(&mut [PollFd::new(&watched, PollFlags::IN)], None) {
+            Ok(1..) => break,
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    let _ = waitpid(Some(pid), WaitOptions::NOHANG);
+    Ok(())
+}

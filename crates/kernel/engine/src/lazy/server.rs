@@ -1,0 +1,429 @@
+//! Brings pages: those that are asked for at once, the others in the background.
+
+use super::fill::{Fill, Report, State};
+use super::pace::Pace;
+use crate::error::At;
+use crate::{Error, Image};
+use rustix::event::{Timespec, epoll};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, IntoRawFd};
+use std::time::{Duration, Instant};
+use stillpoint_kernel_criu::lazy::Message;
+use stillpoint_kernel_foam::{Object, PAGE, Pending, Run};
+use stillpoint_kernel_uffd::{Event, Log, Memory, Put, Record};
+
+/// Brought at once when a page is asked for: its neighbours are asked for next.
+const AROUND: u64 = 16 * PAGE;
+/// Brought at once in the background, at most; a thread that asks meanwhile waits for so long.
+const CHUNK: u64 = 256 * PAGE;
+/// Brought at once in the background while pages are being asked for.
+const SMALL: u64 = 16 * PAGE;
+/// So long after a page was asked for, another one is to be expected.
+const BUSY: Duration = Duration::from_millis(5);
+/// Events of one memory before the others have their turn.
+const TURN: usize = 64;
+
+/// Notes in the log.
+pub(super) const FINISHED: u32 = 1;
+pub(super) const DONE: u32 = 2;
+pub(super) const FAILED: u32 = 3;
+
+/// What has been brought.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Pages that were asked for.
+    pub faults: u64,
+    /// Bytes that came because they, or their neighbours, were asked for.
+    pub asked: u64,
+    /// Bytes that came in the background.
+    pub filled: u64,
+    /// Processes that ended before all of their memory had come.
+    pub ended: u64,
+}
+
+/// How a server ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// Every page has come.
+    Done(Tally),
+    /// criu went away before it had restored everything.
+    Abandoned,
+    /// Whoever watches over this process has died.
+    KeeperDied,
+}
+
+struct Served {
+    number: u32,
+    object: Object,
+    memory: Memory,
+    pending: Pending,
+    cursor: u64,
+    /// Bytes brought at once in the background: few where the last server has brought pages already.
+    chunk: u64,
+    /// Pages that wait for the process to have changed its memory.
+    deferred: Vec<u64>,
+    closed: bool,
+}
+
+/// What one process serves. Everything it knows is in the log or in the image.
+pub(super) struct Server<'i> {
+    image: &'i Image,
+    log: &'i Log,
+    served: Vec<Served>,
+    finished: bool,
+    tally: Tally,
+    /// Bytes that all memories were to be given.
+    total: u64,
+    pace: Pace,
+    /// When a page was asked for last.
+    asked: Option<Instant>,
+    buffer: Vec<u8>,
+    report: Report,
+}
+
+/// Where epoll's numbers begin that are no memory's.
+const CRIU: u64 = 1 << 32;
+const KEEPER: u64 = CRIU + 1;
+
+impl<'i> Server<'i> {
+    /// Takes up what the log says.
+    pub(super) fn new(image: &'i Image, log: &'i Log, rate: Option<u64>) -> Result<Self, Error> {
+        let pace = Pace::new(rate, Instant::now());
+        let (tally, buffer) = (Tally::default(), vec![0; CHUNK as usize]);
+        let (served, report) = (Vec::new(), Report::of(image.dir()));
+        let mut server =
+            Server { image, log, served, finished: false, tally, total: 0, pace, asked: None, buffer, report };
+        let records = log.records()?;
+        for record in &records {
+            server.replay(*record)?;
+        }
+        if let Some((number, event)) = log.unfinished()? {
+            // the last server has read it, and the process goes on in the belief that it is known
+            if matches!(event, Event::Fault { .. }) {
+                log.pass()?;
+            } else {
+                server.learn(number, event)?;
+                log.keep();
+            }
+        }
+        // A close that was begun and not noted: nothing was opened since, so the number still means the same, or nothing.
+        if let Some(Record::Closing { memory }) = records.last() {
+            server.close(*memory as usize)?;
+        }
+        // Faults that were read and not answered are lost; who waits asks again.
+        for served in server.served.iter().filter(|served| !served.closed) {
+            served.memory.wake_all()?;
+        }
+        Ok(server)
+    }
+
+    fn replay(&mut self, record: Record) -> Result<(), Error> {
+        match record {
+            Record::Memory { pid, memory } => self.begin(pid, memory),
+            Record::Event { memory, event } => self.learn(memory, event)?,
+            Record::Closing { .. } => {}
+            Record::Closed { memory } => {
+                if let Some(served) = self.served.get_mut(memory as usize) {
+                    served.closed = true;
+                }
+            }
+            Record::Note { kind, .. } => self.finished |= kind == FINISHED,
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, pid: u32, memory: Memory) {
+        let object = Object::Task(pid);
+        let pending =
+            self.image.index().memory(object).map(|recorded| Pending::of(&recorded.extents)).unwrap_or_default();
+        self.push(object, memory, pending);
+    }
+
+    fn push(&mut self, object: Object, memory: Memory, pending: Pending) {
+        let number = self.served.len() as u32;
+        let (cursor, chunk, deferred, closed) = (0, CHUNK, Vec::new(), false);
+        self.total += pending.bytes();
+        self.served.push(Served { number, object, memory, pending, cursor, chunk, deferred, closed });
+    }
+
+    /// What an event changes; the same when it happens and when it is replayed.
+    fn learn(&mut self, number: u32, event: Event) -> Result<(), Error> {
+        let Some(served) = self.served.get_mut(number as usize) else {
+            return Err(Error::Daemon(format!("an event of memory {number}, which is unknown")));
+        };
+        match event {
+            Event::Fault { .. } => {}
+            Event::Remove { start, end } => served.pending.settle(start, end),
+            Event::Remap { from, to, bytes } => served.pending.remap(from, to, bytes),
+            Event::Fork { descriptor } => {
+                let (object, pending) = (served.object, served.pending.clone());
+                self.push(object, Memory::of(descriptor), pending);
+            }
+        }
+        Ok(())
+    }
+
+    /// Serves until there is nothing left to serve.
+    pub(super) fn run(&mut self, criu: BorrowedFd<'_>, keeper: &OwnedFd) -> Result<End, Error> {
+        let poll = epoll::create(epoll::CreateFlags::CLOEXEC).doing("make an epoll set")?;
+        let watch = |what: BorrowedFd<'_>, number| {
+            epoll::add(&poll, what, epoll::EventData::new_u64(number), epoll::EventFlags::IN)
+                .doing("watch a descriptor")
+        };
+        watch(keeper.as_fd(), KEEPER)?;
+        if !self.finished {
+            watch(criu, CRIU)?;
+        }
+        let mut watched = 0;
+        loop {
+            for served in self.served.iter().skip(watched).filter(|served| !served.closed) {
+                watch(served.memory.as_fd(), u64::from(served.number))?;
+            }
+            watched = self.served.len();
+            self.report(false);
+            if self.finished && self.close_finished()? {
+                self.report(true);
+                return Ok(End::Done(self.tally));
+            }
+            let mut events = Vec::with_capacity(64);
+            let timeout = self.until_next()?;
+            match epoll::wait(&poll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error).doing("wait for events"),
+            }
+            for event in &events {
+                match event.data.u64() {
+                    KEEPER => return Ok(End::KeeperDied),
+                    CRIU if !self.hear(criu)? => return Ok(End::Abandoned),
+                    CRIU if self.finished => epoll::delete(&poll, criu).doing("forget criu")?,
+                    CRIU => {}
+                    number => self.turn(number as usize)?,
+                }
+            }
+            self.again()?;
+            self.fill()?;
+        }
+    }
+
+    /// Tells those who ask how far it is.
+    fn report(&mut self, done: bool) {
+        if !self.report.is_due() && !done {
+            return;
+        }
+        let open = self.served.iter().filter(|served| !served.closed);
+        let left = open.map(|served| served.pending.bytes()).sum();
+        let Tally { faults, asked, filled, ended } = self.tally;
+        let state = if done { State::Done } else { State::Filling };
+        self.report.write(&Fill { state, total: self.total, left, faults, asked, filled, ended });
+    }
+
+    /// One message of criu's; false when it has gone before the end.
+    fn hear(&mut self, criu: BorrowedFd<'_>) -> Result<bool, Error> {
+        let mut bytes = [0; 4];
+        let read = rustix::io::read(criu, &mut bytes).doing("hear criu")?;
+        if read != 4 {
+            return Ok(false);
+        }
+        match Message::decode(bytes)? {
+            Message::Process(pid) => {
+                let memory = Memory::of(descriptor(criu)?.into_raw_fd());
+                self.log.append(Record::Memory { pid, memory })?;
+                self.begin(pid, memory);
+            }
+            Message::Zombie(_) => {}
+            Message::Finished => {
+                self.log.append(Record::Note { kind: FINISHED, value: 0 })?;
+                self.finished = true;
+            }
+        }
+        Ok(true)
+    }
+
+    /// The events of one memory, one at a time: what follows from one is done before the next is taken, as taking it lets
+    /// the process go on.
+    fn turn(&mut self, at: usize) -> Result<(), Error> {
+        for _ in 0..TURN {
+            let Some((number, memory)) = self.served.get(at).filter(|s| !s.closed).map(|s| (s.number, s.memory)) else {
+                return Ok(());
+            };
+            // Without room for it no event can be taken: everything is brought first, and the memory closed.
+            if self.is_full() {
+                return Ok(());
+            }
+            let Some(event) = self.log.read(number, memory)? else { return Ok(()) };
+            match event {
+                Event::Fault { address } => {
+                    self.tally.faults += 1;
+                    self.asked = Some(Instant::now());
+                    self.bring(at, address & !(PAGE - 1))?;
+                    self.log.pass()?;
+                }
+                event => {
+                    self.learn(number, event)?;
+                    self.log.keep();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings the page that somebody waits for, and its neighbours.
+    fn bring(&mut self, at: usize, page: u64) -> Result<(), Error> {
+        let put = match self.served[at].pending.at(page) {
+            Some(run) => {
+                let (put, bytes) = self.put(at, run, AROUND)?;
+                self.tally.asked += bytes;
+                put
+            }
+            None => self.served[at].memory.zero(page, PAGE)?,
+        };
+        match put {
+            Put::Changing => self.served[at].deferred.push(page),
+            Put::Dead => self.died(at)?,
+            Put::Done(_) | Put::There | Put::Gone => {}
+        }
+        Ok(())
+    }
+
+    /// Puts the front of a run where it belongs, at most `most` bytes of it.
+    fn put(&mut self, at: usize, run: Run, most: u64) -> Result<(Put, u64), Error> {
+        let served = &mut self.served[at];
+        let pages = &mut self.buffer[..run.bytes.min(most) as usize];
+        self.image.read(served.object, run.image, pages)?;
+        let mut put = served.memory.copy(run.address, pages)?;
+        let mut length = pages.len() as u64;
+        while put == Put::Gone && length > PAGE {
+            // the run goes over the end of a mapping: by halves, as reading page by page up to it would take long
+            length = (length / 2).next_multiple_of(PAGE);
+            put = served.memory.copy(run.address, &pages[..length as usize])?;
+        }
+        let settled = match put {
+            Put::Done(bytes) => bytes,
+            Put::There | Put::Gone => PAGE,
+            Put::Changing | Put::Dead => 0,
+        };
+        served.pending.settle(run.address, run.address + settled);
+        Ok((put, if let Put::Done(bytes) = put { bytes } else { 0 }))
+    }
+
+    /// Pages that had to wait for events.
+    fn again(&mut self) -> Result<(), Error> {
+        for at in 0..self.served.len() {
+            for page in std::mem::take(&mut self.served[at].deferred) {
+                self.bring(at, page)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One chunk in the background.
+    fn fill(&mut self) -> Result<(), Error> {
+        if !self.finished || self.pause().is_some() {
+            return Ok(());
+        }
+        let Some(at) =
+            (0..self.served.len()).find(|at| !self.served[*at].pending.is_empty() && !self.served[*at].closed)
+        else {
+            return Ok(());
+        };
+        let Some(run) = self.served[at].pending.next(self.served[at].cursor) else { return Ok(()) };
+        let chunk = self.served[at].chunk;
+        let (put, bytes) = self.put(at, run, chunk.min(self.step()))?;
+        self.served[at].chunk = if put == Put::There { PAGE } else { (chunk * 2).min(CHUNK) };
+        self.served[at].cursor = run.address + bytes;
+        self.tally.filled += bytes;
+        self.pace.took(bytes);
+        match put {
+            Put::Dead => self.died(at)?,
+            // the event that says how stands in the queue; it is read before anything else is tried
+            Put::Changing => self.turn(at)?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn pause(&mut self) -> Option<Duration> {
+        // with a full log processes wait until everything has come
+        let step = self.step();
+        if self.is_full() { None } else { self.pace.wait(step, Instant::now()) }
+    }
+
+    /// How much is brought at once in the background: little while somebody may be about to ask.
+    fn step(&self) -> u64 {
+        let is_busy = self.asked.is_some_and(|asked| asked.elapsed() < BUSY);
+        if is_busy { SMALL } else { self.pace.step(CHUNK).next_multiple_of(PAGE) }
+    }
+
+    /// Whether the log has room for nothing but what it takes to close all memories.
+    fn is_full(&self) -> bool {
+        self.log.room() < 16 + 2 * self.served.len()
+    }
+
+    /// How long to wait for events: not at all while something else is to be done.
+    fn until_next(&mut self) -> Result<Option<Timespec>, Error> {
+        let idle =
+            |duration: Duration| Timespec::try_from(duration).map_err(|_| Error::Daemon("time runs over".into()));
+        if self.served.iter().any(|served| !served.deferred.is_empty()) {
+            return idle(Duration::ZERO).map(Some);
+        }
+        if !self.finished {
+            return Ok(None);
+        }
+        idle(self.pause().unwrap_or_default()).map(Some)
+    }
+
+    /// Closes memories to which everything has come; true when that is all of them.
+    fn close_finished(&mut self) -> Result<bool, Error> {
+        for at in 0..self.served.len() {
+            let served = &self.served[at];
+            if !served.closed && served.pending.is_empty() && served.deferred.is_empty() {
+                self.turn(at)?;
+                if self.served[at].pending.is_empty() {
+                    self.close(at)?;
+                }
+            }
+        }
+        Ok(self.served.iter().all(|served| served.closed))
+    }
+
+    /// A process that ended needs no memory any more: that is said, and the others go on.
+    fn died(&mut self, at: usize) -> Result<(), Error> {
+        let Some(served) = self.served.get(at).filter(|served| !served.closed) else { return Ok(()) };
+        tracing::warn!(
+            bytes_left = served.pending.bytes(),
+            "{} ended before all of its memory had come",
+            served.object
+        );
+        self.tally.ended += 1;
+        self.close(at)
+    }
+
+    fn close(&mut self, at: usize) -> Result<(), Error> {
+        let Some(served) = self.served.get_mut(at).filter(|served| !served.closed) else { return Ok(()) };
+        let memory = served.number;
+        self.log.append(Record::Closing { memory })?;
+        served.memory.close();
+        served.closed = true;
+        self.log.append(Record::Closed { memory })?;
+        Ok(())
+    }
+}
+
+/// The descriptor that comes with the next byte.
+fn descriptor(criu: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    recvmsg(criu, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
+        .doing("take a userfaultfd")?;
+    let mut found = None;
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+            found = found.or(descriptors.into_iter().next());
+        }
+    }
+    found.ok_or_else(|| Error::Daemon("criu sent a process without its userfaultfd".into()))
+}

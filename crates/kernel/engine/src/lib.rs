@@ -1,0 +1,80 @@
+//! Checkpoints running programs into FOAM images, and brings them back: their memory when it is asked for.
+//!
+//! **The caller must** be root; bring a criu of 4.1 or newer; see to it that nobody changes the files that the processes have
+//! open between checkpoint and restore (an image without its files is worth nothing, and files without their image are
+//! older than they seem); let the lazy-pages daemon ([`serve`]) run in a process of its own with one thread.
+//!
+//! **Guaranteed:** [`check`] touches nothing. A [`checkpoint`] that fails lets the processes run on as they were: they end
+//! only when the image has been sealed on disk. A [`restore`] refuses what is not as it was sealed, what was made on another
+//! machine or a newer kernel, and what is running already. While memory still comes, no page is ever wrong: a daemon that is
+//! killed is replaced, threads wait for it, and if pages cannot be brought any more the processes are killed before they
+//! could read zeros. Pages that a process gives up stay given up.
+//!
+//! Another kernel below running units: [`switch`]. **It does not** take processes of other namespaces, nor undo what a process wrote to files.
+//!
+//! ```text
+//!  checkpoint:  check -> dump (frozen) -> seal -> end          anything fails: thaw, discard
+//!  restore:     check -> verify -> prepare -> daemon -> restore (stopped) -> run -> background fill
+//! ```
+//!
+//! ```no_run
+//! use stillpoint_kernel_engine::{CheckpointOptions, Criu, Guard, checkpoint};
+//! # fn main() -> Result<(), stillpoint_kernel_engine::Error> {
+//! let options = CheckpointOptions {
+//!     pid: 4121,
+//!     image: "/dev/shm/redis".into(),
+//!     criu: Criu::new("criu"),
+//!     leave_running: false,
+//!     form: None,
+//!     guard: Guard::Nftables,
+//!     passes: 4,
+//!     fail_before_seal: false,
+//! };
+//! println!("{} pages", checkpoint(&options, &|event| println!("{:?}", event.kind))?.pages);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Follows "Instant OS Updates via Userspace Checkpoint-and-Restart" (ATC 2016), sections 3 and 5.1, with an unmodified criu
+//! and userfaultfd in the place of a mapped image: a mapping brings pages back that were given up.
+#![forbid(unsafe_code)]
+
+mod check;
+mod checkpoint;
+mod criu;
+mod derive;
+mod error;
+mod guard;
+mod host;
+mod image;
+mod journal;
+mod lazy;
+mod netlink;
+mod page_server;
+mod passes;
+mod progress;
+mod restore;
+mod sockets;
+mod status;
+mod store;
+pub mod switch;
+mod tree;
+mod unix_peers;
+mod used;
+
+pub use check::{Finding, Report, Weight, check};
+pub use checkpoint::{Checkpoint, CheckpointOptions, Guard, Moment, checkpoint, checkpoint_then};
+pub use criu::Criu;
+pub use derive::Restore;
+pub use error::Error;
+pub use guard::{guard_of, guards};
+pub use image::Image;
+pub use journal::Line;
+pub use lazy::{Fill, LazyOptions, State, Tally, serve};
+pub use passes::Pass;
+pub use progress::Observer;
+pub use restore::{READY, RestoreOptions, Restored, check_restore, restore, restore_then};
+pub use status::{Discarded, Stage, Status, check_discard, discard, filling, status};
+pub use stillpoint_kernel_foam::{Form, Index, LAZY, Object, PAGE, PRESENT, Recorded};
+pub use tree::of_unit;
+pub use used::Used;

@@ -1,0 +1,177 @@
+//! The page server of a dump: what criu sends on its socket goes into a store.
+
+use crate::Error;
+use crate::error::At;
+use crate::store::Store;
+use std::io::{Read, Write};
+use stillpoint_kernel_criu::page_server::{Command, Destination, Form, PE_LAZY, PE_PARENT, PE_PRESENT};
+use stillpoint_kernel_foam::{LAZY, Object, PAGE, PRESENT};
+
+/// Bytes taken from the socket at a time.
+const CHUNK: u64 = 1 << 20;
+
+/// What a dump brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Received {
+    /// The form of its headers.
+    pub(crate) form: Form,
+    /// Messages.
+    pub(crate) commands: u64,
+    /// Bytes of pages.
+    pub(crate) bytes: u64,
+}
+
+/// Serves one pass, until criu says that it is over. A connection that ends before is an error: the pass is worth nothing.
+pub(crate) fn serve(socket: &mut (impl Read + Write), store: &mut Store) -> Result<Received, Error> {
+    let mut header = [0; 32];
+    socket.read_exact(&mut header[..24]).doing("read the first message of a dump")?;
+    let mut first = [0; 24];
+    first.copy_from_slice(&header[..24]);
+    let form = Form::of_first(&first)?;
+    socket.read_exact(&mut header[24..form.bytes()]).doing("read the first message of a dump")?;
+    let mut received = Received { form, commands: 0, bytes: 0 };
+    let mut buffer = vec![0; CHUNK as usize];
+    store.begin_pass();
+    loop {
+        received.commands += 1;
+        match Command::decode(form, &header[..form.bytes()])? {
+            Command::Open { destination, asks } => {
+                let object = object(destination);
+                let parent = store.has_parent(object);
+                store.open(object)?;
+                if asks {
+                    socket.write_all(&[u8::from(parent)]).doing("answer a dump")?;
+                }
+            }
+            Command::Parent(destination) => {
+                let parent = i32::from(store.has_parent(object(destination)));
+                socket.write_all(&parent.to_le_bytes()).doing("answer a dump")?;
+            }
+            Command::Pages { destination, start, pages, flags } => {
+                received.bytes += take(socket, store, &mut buffer, (object(destination), start, pages, flags))?;
+            }
+            Command::Close => {
+                store.end_pass()?;
+                socket.write_all(&0i32.to_le_bytes()).doing("answer a dump")?;
+                return Ok(received);
+            }
+        }
+        socket.read_exact(&mut header[..form.bytes()]).doing("read a message of a dump")?;
+    }
+}
+
+fn take(
+    socket: &mut impl Read,
+    store: &mut Store,
+    buffer: &mut [u8],
+    (object, start, pages, flags): (Object, u64, u64, u32),
+) -> Result<u64, Error> {
+    if flags & PE_PARENT != 0 {
+        store.carry(object, start, pages)?;
+        return Ok(0);
+    }
+    let lazy = if flags & PE_LAZY != 0 { LAZY } else { 0 };
+    let present = if flags & PE_PRESENT != 0 { PRESENT } else { 0 };
+    store.add(object, start, pages, lazy | present)?;
+    if present == 0 {
+        return Ok(0);
+    }
+    let bytes = pages * PAGE;
+    let mut at = 0;
+    while at < bytes {
+        let part = &mut buffer[..(bytes - at).min(CHUNK) as usize];
+        socket.read_exact(part).doing("read pages of a dump")?;
+        store.put(object, start + at, part)?;
+        at += part.len() as u64;
+    }
+    Ok(bytes)
+}
+
+fn object(destination: Destination) -> Object {
+    match destination {
+        Destination::Task(pid) => Object::Task(pid),
+        Destination::Shmem(id) => Object::Shmem(id),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{self, Cursor};
+    use stillpoint_kernel_foam::Form as Files;
+
+    struct Peer {
+        says: Cursor<Vec<u8>>,
+        hears: Vec<u8>,
+    }
+
+    impl Read for Peer {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            self.says.read(into)
+        }
+    }
+
+    impl Write for Peer {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.hears.write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    const TASK: Destination = Destination::Task(7);
+
+    fn pass(form: Form, store: &mut Store, commands: &[(Command, &[u8])]) -> (Result<Received, Error>, Vec<u8>) {
+        let mut says = Vec::new();
+        for (command, data) in commands {
+            command.encode(form, &mut says);
+            says.extend_from_slice(data);
+        }
+        let mut peer = Peer { says: Cursor::new(says), hears: Vec::new() };
+        (serve(&mut peer, store), peer.hears)
+    }
+
+    #[test]
+    fn two_passes_of_either_form_become_one_memory() {
+        for form in [Form::Short, Form::Long] {
+            let parent = tempfile::tempdir().unwrap();
+            let mut store = Store::create(&parent.path().join("i"), Some(Files::Dense)).unwrap();
+            let (open, data) = (Command::Open { destination: TASK, asks: true }, vec![7; 2 * PAGE as usize]);
+            let pages = |start, pages, flags| Command::Pages { destination: TASK, start, pages, flags };
+            let first = [
+                (Command::Parent(TASK), &[][..]),
+                (open, &[]),
+                (pages(0x10000, 2, PE_LAZY | PE_PRESENT), &data),
+                (pages(0x7000_0000_0000, 1, PE_PRESENT), &data[..PAGE as usize]),
+                (Command::Close, &[]),
+            ];
+            let (received, heard) = pass(form, &mut store, &first);
+            assert_eq!(received.unwrap(), Received { form, commands: 5, bytes: 3 * PAGE });
+            assert_eq!(heard, [0, 0, 0, 0, 0, 0, 0, 0, 0], "no parent, no parent, all is well");
+            let second = [
+                (Command::Parent(TASK), &[][..]),
+                (open, &[]),
+                (pages(0x10000, 2, PE_PARENT), &[]),
+                (pages(0x7000_0000_0000, 1, PE_PARENT), &[]),
+                (Command::Close, &[]),
+            ];
+            let (received, heard) = pass(form, &mut store, &second);
+            assert_eq!(received.unwrap().bytes, 0);
+            assert_eq!(heard, [1, 0, 0, 0, 1, 0, 0, 0, 0]);
+            assert_eq!(store.written().0, 3 * PAGE);
+        }
+    }
+
+    #[test]
+    fn a_dump_that_breaks_off_is_an_error() {
+        let parent = tempfile::tempdir().unwrap();
+        let mut store = Store::create(&parent.path().join("i"), Some(Files::Dense)).unwrap();
+        let open = Command::Open { destination: TASK, asks: true };
+        let pages = Command::Pages { destination: TASK, start: 0x10000, pages: 2, flags: PE_PRESENT };
+        for commands in [&[(open, &[][..])][..], &[(open, &[]), (pages, &[1; 100])]] {
+            assert!(pass(Form::Long, &mut store, commands).0.is_err());
+        }
+    }
+}

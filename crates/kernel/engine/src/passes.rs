@@ -1,0 +1,264 @@
+//! Passes over memory while the program runs, so that little is left to be written while it stands.
+//!
+//! Where the kernel follows changes (soft-dirty), criu makes them, and sends in each only what has changed. Elsewhere nobody
+//! can tell criu what has not changed: it sends everything in the last pass. Then the passes are read from outside, and what
+//! criu sends is compared with them, byte by byte: what has not changed is not written again, nor waits for the disk. A page
+//! that was read while it changed is no harm, as it differs from the one that comes in the end.
+//!
+//! The obvious way there is a userfaultfd in the program that protects its pages from writing and so marks the changed
+//! ones. It would have to be opened by the program itself, and criu would still send everything.
+
+use crate::checkpoint::{CheckpointOptions, through_page_server};
+use crate::criu::errors_in;
+use crate::error::At;
+use crate::progress::{Progress, now_ns};
+use crate::store::{PASS, Store};
+use crate::{Error, tree};
+use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::path::{Path, PathBuf};
+use stillpoint_kernel_criu::rpc::{Answer, Options, PageServer, Request, RequestType};
+use stillpoint_kernel_foam::{LAZY, Object, PAGE, PRESENT};
+
+/// Bytes read at a time.
+const CHUNK: u64 = 1 << 20;
+/// Entries of a page map read at a time: 256 MiB of memory.
+const ENTRIES: u64 = 1 << 16;
+/// Mappings that are longer are mostly reserved; their page map alone would take long. They come with the last pass.
+const LONGEST: u64 = 64 << 30;
+/// So little is left when passes end: it is written in some milliseconds.
+const SMALL: u64 = 8 << 20;
+
+/// One pass while the program ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pass {
+    /// Bytes that were written, as they were not stored like that.
+    pub written: u64,
+    /// How long it took.
+    pub duration_ns: u64,
+}
+
+/// Makes passes until what is left is small, or does not get smaller, but at most as many as the options say. The directory
+/// of criu's last one comes back, where it made them.
+pub(crate) fn make(
+    options: &CheckpointOptions,
+    progress: &Progress<'_>,
+    mut store: Store,
+) -> Result<(Store, Vec<Pass>, Option<PathBuf>), Error> {
+    let (mut passes, mut parent): (Vec<Pass>, Option<PathBuf>) = (Vec::new(), None);
+    if options.passes == 0 {
+        return Ok((store, passes, parent));
+    }
+    let tracked = options.criu.features()?.mem_track == Some(true);
+    if !tracked {
+        store.not_tracked();
+    }
+    while goes_on(&passes, options.passes) {
+        let (begun, before) = (now_ns(), store.written().0);
+        store = progress.phase(&format!("{PASS}{}", passes.len() + 1), || {
+            if tracked {
+                let (done, dir) = by_criu(options, store, passes.len() + 1, parent.as_deref())?;
+                parent = Some(dir);
+                store = done;
+            } else {
+                read(options.pid, &mut store)?;
+            }
+            store.sync().map(|()| store)
+        })?;
+        passes.push(Pass { written: store.written().0 - before, duration_ns: now_ns() - begun });
+    }
+    Ok((store, passes, parent))
+}
+
+/// Whether one more pass makes the rest smaller.
+fn goes_on(passes: &[Pass], most: u32) -> bool {
+    match passes {
+        _ if passes.len() >= most as usize => false,
+        [.., last] if last.written <= SMALL => false,
+        [.., before, last] => last.written < before.written / 10 * 7,
+        _ => true,
+    }
+}
+
+/// A pass of criu's: it stops the program for a moment, and sends what has changed.
+fn by_criu(
+    options: &CheckpointOptions,
+    store: Store,
+    number: usize,
+    parent: Option<&Path>,
+) -> Result<(Store, PathBuf), Error> {
+    let dir = options.image.join(format!("{PASS}{number}"));
+    fs::DirBuilder::new().mode(0o700).create(&dir).at("make", &dir)?;
+    let images = File::open(&dir).at("open", &dir)?;
+    let log = format!("{PASS}{number}.log");
+    let request = |pages| {
+        let asked = Options {
+            images_dir_fd: images.as_raw_fd(),
+            pid: Some(options.pid),
+            track_mem: Some(true),
+            // as criu follows it from its directory of images
+            parent_img: parent.and_then(Path::file_name).map(|name| format!("../{}", name.to_string_lossy())),
+            log_level: Some(3),
+            log_file: Some(log.clone()),
+            ps: Some(PageServer { fd: Some(pages) }),
+            ..Options::default()
+        };
+        Request::new(RequestType::PreDump, Some(asked))
+    };
+    let served = through_page_server(&options.criu, store, request, |_, _| Ok(()))?;
+    match (served.answer?, served.left) {
+        (Answer::Done { .. }, Some((Ok(_), store))) => Ok((store, dir)),
+        (Answer::Done { .. }, Some((Err(error), _))) => Err(error),
+        _ => Err(Error::Failed { what: "make a pass", said: errors_in(&dir, &log) }),
+    }
+}
+
+/// A pass that is read from outside. Nothing is stopped.
+fn read(root: i32, store: &mut Store) -> Result<(), Error> {
+    store.begin_pass();
+    for process in tree::tree(root)? {
+        // one that ends meanwhile is not there at the freeze either
+        let Ok(maps) = process.maps() else { continue };
+        let Ok(memory) = Open::of(&process) else { continue };
+        let object = Object::Task(process.pid.unsigned_abs());
+        store.open(object)?;
+        for map in maps.into_iter().filter(is_private) {
+            memory.read(map.address, |address, pages| {
+                store.add(object, address, pages.len() as u64 / PAGE, LAZY | PRESENT)?;
+                store.put(object, address, pages)
+            })?;
+        }
+    }
+    store.end_pass()
+}
+
+fn is_private(map: &MemoryMap) -> bool {
+    let special = matches!(map.pathname, MMapPath::Vdso | MMapPath::Vvar | MMapPath::Vsyscall);
+    let bytes = map.address.1 - map.address.0;
+    map.perms.contains(MMPermissions::PRIVATE) && !special && bytes <= LONGEST && map.address.1 < 1 << 47
+}
+
+/// The memory of a process, read from outside.
+struct Open {
+    memory: File,
+    pagemap: File,
+}
+
+impl Open {
+    fn of(process: &Process) -> std::io::Result<Self> {
+        let path = |name: &str| format!("/proc/{}/{name}", process.pid);
+        Ok(Open { memory: File::open(path("mem"))?, pagemap: File::open(path("pagemap"))? })
+    }
+
+    /// Gives the pages of a mapping that are the process's own and in memory.
+    fn read(
+        &self,
+        (start, end): (u64, u64),
+        mut take: impl FnMut(u64, &[u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let (mut entries, mut buffer) = (vec![0; (ENTRIES * 8) as usize], vec![0; CHUNK as usize]);
+        let mut at = start;
+        while at < end {
+            let pages = ((end - at) / PAGE).min(ENTRIES);
+            let entries = &mut entries[..(pages * 8) as usize];
+            // what is not there any more is read no further
+            if self.pagemap.read_exact_at(entries, at / PAGE * 8).is_err() {
+                return Ok(());
+            }
+            for (first, count) in own(entries) {
+                let (mut from, until) = (at + first * PAGE, at + (first + count) * PAGE);
+                while from < until {
+                    let part = &mut buffer[..(until - from).min(CHUNK) as usize];
+                    if self.memory.read_exact_at(part, from).is_ok() {
+                        take(from, part)?;
+                    }
+                    from += part.len() as u64;
+                }
+            }
+            at += pages * PAGE;
+        }
+        Ok(())
+    }
+}
+
+/// Runs of pages that are in memory, and neither of a file nor shared: first page and how many.
+fn own(entries: &[u8]) -> Vec<(u64, u64)> {
+    const PRESENT: u64 = 1 << 63;
+    const SHARED: u64 = 1 << 61;
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for (page, entry) in (0..).zip(entries.chunks_exact(8)) {
+        let mut word = [0; 8];
+        word.copy_from_slice(entry);
+        if u64::from_ne_bytes(word) & (PRESENT | SHARED) != PRESENT {
+            continue;
+        }
+        match runs.last_mut() {
+            Some((first, count)) if *first + *count == page => *count += 1,
+            _ => runs.push((page, 1)),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Image;
+    use std::io::Read;
+    use stillpoint_kernel_foam::{Form, Origin};
+
+    fn pass(written: u64) -> Pass {
+        Pass { written, duration_ns: 1 }
+    }
+
+    #[test]
+    fn passes_end_when_they_bring_little_or_do_not_get_smaller() {
+        let mib = |n: u64| pass(n << 20);
+        assert!(goes_on(&[], 3) && goes_on(&[mib(100)], 3) && goes_on(&[mib(100), mib(30)], 3));
+        assert!(!goes_on(&[], 0));
+        assert!(!goes_on(&[mib(4)], 3), "little is left");
+        assert!(!goes_on(&[mib(100), mib(90)], 3), "it changes as fast as it is read");
+        assert!(!goes_on(&[mib(100), mib(50), mib(20)], 3), "that was the last one");
+    }
+
+    #[test]
+    fn own_pages_are_told_from_shared_and_absent_ones() {
+        let entries = [1 << 63, 1 << 63, 0, 1 << 62, (1 << 63) | (1 << 61), 1 << 63u64];
+        let bytes: Vec<u8> = entries.iter().flat_map(|entry: &u64| entry.to_ne_bytes()).collect();
+        assert_eq!(own(&bytes), [(0, 2), (5, 1)]);
+    }
+
+    #[test]
+    fn the_memory_of_a_running_process_is_read_and_the_second_pass_writes_only_what_changed() {
+        // a shell that holds a long string: its heap changes little while it waits
+        let mut child = std::process::Command::new("bash")
+            .args(["-c", "x=$(head -c 8000000 /dev/zero | tr '\\0' x); echo $$; read"])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = [0; 1];
+        child.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
+        let (pid, parent) = (child.id() as i32, tempfile::tempdir().unwrap());
+        let dir = parent.path().join("image");
+        let mut store = Store::create(&dir, Some(Form::Dense)).unwrap();
+        store.not_tracked();
+        read(pid, &mut store).unwrap();
+        let first = store.written().0;
+        read(pid, &mut store).unwrap();
+        let second = store.written().0 - first;
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(first >= 8_000_000, "{first}");
+        assert!(second < first / 10, "{second} of {first}");
+        let (machine, kernel, processor, criu, name) = Default::default();
+        store.seal(Origin { machine, kernel, processor, criu, made_s: 0, pid, name }).unwrap();
+        let image = Image::open(&dir).unwrap();
+        assert!(image.verify_pages().unwrap() >= 8_000_000 / PAGE);
+        let passes: std::collections::BTreeSet<u32> =
+            image.index().memories[0].extents.iter().map(|extent| extent.pass).collect();
+        assert!(passes.contains(&1), "what has not changed keeps its pass: {passes:?}");
+    }
+}

@@ -1,0 +1,65 @@
+//! Phases, told to whoever asked.
+
+use crate::Error;
+use crate::journal::Journal;
+use rustix::time::{ClockId, clock_gettime};
+use std::cell::OnceCell;
+use std::path::Path;
+use stillpoint_events::{Event, EventKind};
+
+/// Hears what goes on.
+pub type Observer<'o> = &'o (dyn Fn(&Event) + Sync);
+
+/// An operation that is told of phase by phase, and noted in the image's journal.
+pub(crate) struct Progress<'o> {
+    operation: &'static str,
+    pid: Option<i32>,
+    observer: Observer<'o>,
+    journal: OnceCell<Journal>,
+}
+
+impl<'o> Progress<'o> {
+    pub(crate) fn new(operation: &'static str, pid: Option<i32>, observer: Observer<'o>) -> Self {
+        Progress { operation, pid, observer, journal: OnceCell::new() }
+    }
+
+    /// From now on it is noted in the journal of the image in this directory.
+    pub(crate) fn journal_in(&self, dir: &Path) {
+        let _ = self.journal.set(Journal::of(dir).about(self.pid));
+        self.note("begun", None, None);
+    }
+
+    /// Runs a phase, and tells when it begins and how long it took, whatever came of it.
+    pub(crate) fn phase<T>(&self, name: &str, run: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+        let (operation, phase) = (self.operation.to_owned(), name.to_owned());
+        self.tell(EventKind::PhaseStarted { operation: operation.clone(), phase: phase.clone() });
+        let begun = now_ns();
+        let done = run();
+        let duration_ns = now_ns() - begun;
+        self.tell(EventKind::PhaseEnded { operation, phase, duration_ns });
+        self.note(name, Some(duration_ns), done.as_ref().err());
+        done
+    }
+
+    /// The operation is over.
+    pub(crate) fn end<T>(&self, done: &Result<T, Error>) {
+        self.note("done", None, done.as_ref().err());
+    }
+
+    fn note(&self, what: &str, duration_ns: Option<u64>, error: Option<&Error>) {
+        if let Some(journal) = self.journal.get() {
+            journal.note(self.operation, what, duration_ns, error);
+        }
+    }
+
+    /// Tells of something.
+    fn tell(&self, kind: EventKind) {
+        (self.observer)(&Event::new(now_ns(), self.pid, kind));
+    }
+}
+
+/// `CLOCK_MONOTONIC` in nanoseconds.
+pub(crate) fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}

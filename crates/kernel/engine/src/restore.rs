@@ -1,0 +1,283 @@
+//! Processes out of an image.
+
+use crate::check::Finding;
+use crate::criu::{Criu, errors_in};
+use crate::derive::{Restore, for_criu};
+use crate::error::At;
+use crate::progress::{Observer, Progress, now_ns};
+use crate::tree::descendants;
+use crate::{Error, Image, host, used};
+use procfs::process::Process;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use stillpoint_kernel_criu::image::{inet_sockets, processes};
+use stillpoint_kernel_criu::lazy::SOCKET;
+use stillpoint_kernel_criu::page_server::Form;
+use stillpoint_kernel_criu::rpc::{Answer, NetworkLock, Options, Request, RequestType, Version};
+
+/// criu's log of a restore.
+const RESTORE_LOG: &str = "restore.log";
+/// What the daemon says.
+const DAEMON_LOG: &str = "lazy-pages.log";
+/// How long a daemon may take to notice that criu has gone.
+const GOES_BY_ITSELF: Duration = Duration::from_secs(10);
+/// What the daemon prints when criu can be started.
+pub const READY: &str = "ready";
+
+/// How a restore is to be.
+#[derive(Debug, Clone)]
+pub struct RestoreOptions {
+    /// Where the image lies.
+    pub image: PathBuf,
+    /// Which criu.
+    pub criu: Criu,
+    /// How memory comes back.
+    pub restore: Restore,
+    /// Compare every page with its sum before anything runs; without it, each when it is brought.
+    pub verify: bool,
+    /// The image was made without a guard, and none is to be lifted.
+    pub guard: crate::Guard,
+    /// Restore it although its processes have run on since, and its files with them.
+    pub again: bool,
+    /// Program and arguments of the lazy-pages daemon; the image's directory and the socket's path follow.
+    pub daemon: Vec<OsString>,
+}
+
+/// What a restore came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Restored {
+    /// The root of the processes.
+    pub pid: i32,
+    /// The daemon's keeper, while memory still comes.
+    pub keeper: Option<u32>,
+    /// From the beginning to the processes running.
+    pub duration_ns: u64,
+}
+
+/// What stands against restoring an image here and now. Nothing is touched.
+pub fn check_restore(image: &Image, criu: &Criu, again: bool) -> Result<Vec<Finding>, Error> {
+    let mut findings = Vec::new();
+    if let Some(used) = used::of(image.dir())?.filter(|_| !again) {
+        let text =
+            format!("the image is older than the files of its program: {} (--again takes it all the same)", used.why);
+        findings.push(Finding::refusal(None, text));
+    }
+    let origin = &image.index().origin;
+    let mut refuse = |text: String| findings.push(Finding::refusal(None, text));
+    if origin.machine != host::machine() {
+        refuse(format!("the image is of another machine ({})", origin.machine));
+    }
+    // Kernels have names for different features: only under the same one do the lists mean the same.
+    let same_kernel = host::kernel() == origin.kernel;
+    let processor = |text: &str| match text.rsplit_once(", features") {
+        Some((model, _)) if !same_kernel => model.to_owned(),
+        _ => text.to_owned(),
+    };
+    if processor(&origin.processor) != processor(&host::processor()) {
+        refuse(format!("the processor is another one than the image's ({})", origin.processor));
+    }
+    if host::numbers(&host::kernel()) < host::numbers(&origin.kernel) {
+        let now = host::kernel();
+        refuse(format!("kernel {now} is older than {}, on which the image was made", origin.kernel));
+    }
+    for process in processes(&read(image.dir(), "pstree.img")?)? {
+        for tid in process.threads {
+            if Path::new(&format!("/proc/{tid}")).exists() {
+                refuse(format!("process id {tid} of the image is in use by {}", crate::tree::name(tid as i32)));
+            }
+        }
+    }
+    let sockets = inet_sockets(&read(image.dir(), "files.img")?)?;
+    for port in sockets.iter().filter(|socket| socket.listens()).map(|socket| socket.src_port) {
+        if listens(port) {
+            refuse(format!("port {port}, on which the image listens, is in use"));
+        }
+    }
+    criu.version()?;
+    Ok(findings)
+}
+
+fn listens(port: u32) -> bool {
+    let all = procfs::net::tcp().into_iter().chain(procfs::net::tcp6()).flatten();
+    all.into_iter().any(|e| e.state == procfs::net::TcpState::Listen && u32::from(e.local_address.port()) == port)
+}
+
+/// Brings the processes of an image back. Until they run every failure leaves the image as it was, and nothing running;
+/// the rules of nftables stay, as the image can be restored again.
+pub fn restore(options: &RestoreOptions, observer: Observer<'_>) -> Result<Restored, Error> {
+    restore_then(options, &|| Ok(()), observer)
+}
+
+/// Like [`restore`], with something to be done when all processes stand, restored, and nothing has run yet. If that fails
+/// they end, and the image can be restored again.
+pub fn restore_then(
+    options: &RestoreOptions,
+    stopped: &dyn Fn() -> Result<(), Error>,
+    observer: Observer<'_>,
+) -> Result<Restored, Error> {
+    let progress = Progress::new("restore", None, observer);
+    let image = Image::open(&options.image)?;
+    let version = progress.phase("check", || {
+        let findings = check_restore(&image, &options.criu, options.again)?;
+        let refused: Vec<String> = findings.into_iter().map(|found| found.text).collect();
+        if refused.is_empty() { options.criu.version() } else { Err(Error::Refused(refused)) }
+    })?;
+    progress.journal_in(&options.image);
+    let done = checked(options, &image, version, (stopped, &progress));
+    progress.end(&done);
+    done
+}
+
+fn checked(
+    options: &RestoreOptions,
+    image: &Image,
+    version: Version,
+    (stopped, progress): (&dyn Fn() -> Result<(), Error>, &Progress<'_>),
+) -> Result<Restored, Error> {
+    progress.phase("verify", || {
+        image.verify_beside()?;
+        if options.verify { image.verify_pages().map(|_| ()) } else { Ok(()) }
+    })?;
+    let begun = now_ns();
+    progress.phase("prepare", || for_criu(image, options.restore, form_of(version)))?;
+    let daemon = match options.restore {
+        Restore::Eager => None,
+        Restore::OnDemand => Some(progress.phase("daemon", || Daemon::start(options))?),
+    };
+    let pid = progress.phase("restore", || run(options, image, stopped));
+    if pid.is_err() {
+        end_unfinished(image.index().origin.pid);
+    }
+    let keeper = match (&pid, daemon) {
+        (Ok(_), Some(daemon)) => Some(daemon.leave()),
+        (Err(_), Some(daemon)) => {
+            daemon.end(&options.image);
+            None
+        }
+        (_, None) => None,
+    };
+    Ok(Restored { pid: pid?, keeper, duration_ns: now_ns() - begun })
+}
+
+/// Ends what a criu that was killed has restored by half. It is a child of ours: nobody else's process of that number is.
+fn end_unfinished(root: i32) {
+    let ours = std::process::id() as i32;
+    let is_ours = Process::new(root).and_then(|process| process.stat()).is_ok_and(|stat| stat.ppid == ours);
+    if !is_ours {
+        return;
+    }
+    let pids = [root].into_iter().chain(descendants(&[root]));
+    for pid in pids.filter_map(Pid::from_raw) {
+        let _ = kill_process(pid, Signal::KILL);
+    }
+    if let Some(root) = Pid::from_raw(root) {
+        let _ = waitpid(Some(root), WaitOptions::empty());
+    }
+}
+
+fn form_of(version: Version) -> Form {
+    if (version.major, version.minor) < (4, 2) { Form::Short } else { Form::Long }
+}
+
+fn run(options: &RestoreOptions, image: &Image, stopped: &dyn Fn() -> Result<(), Error>) -> Result<i32, Error> {
+    let directory = File::open(image.dir()).at("open", image.dir())?;
+    let lock = match options.guard {
+        crate::Guard::Nftables => NetworkLock::Nftables,
+        crate::Guard::None => NetworkLock::Skip,
+    };
+    let asked = Options {
+        images_dir_fd: directory.as_raw_fd(),
+        tcp_established: Some(true),
+        shell_job: Some(true),
+        file_locks: Some(true),
+        log_level: Some(3),
+        log_file: Some(RESTORE_LOG.into()),
+        link_remap: Some(true),
+        manage_cgroups_mode: Some(0),
+        lazy_pages: Some(options.restore == Restore::OnDemand),
+        notify_scripts: Some(true),
+        network_lock: Some(lock as i32),
+        ..Options::default()
+    };
+    let _ = fs::remove_file(image.dir().join(RESTORE_LOG));
+    let mut worker = options.criu.worker(&[])?;
+    let mut refused = None;
+    let answer = worker.request(&Request::new(RequestType::Restore, Some(asked)), |step, _| {
+        if step == "post-restore" {
+            // from the first instruction on the files of the processes are newer than the image
+            let marked = || used::mark(image.dir(), "it was restored, and its processes have run");
+            refused = stopped().and_then(|()| marked()).err();
+        }
+        refused.is_none()
+    });
+    worker.end();
+    match (answer?, refused) {
+        (_, Some(error)) => Err(error),
+        (Answer::Done { restored: Some(pid), .. }, None) => Ok(pid),
+        _ => Err(Error::Failed { what: "restore the processes", said: errors_in(image.dir(), RESTORE_LOG) }),
+    }
+}
+
+/// The process that serves memory.
+struct Daemon {
+    child: Child,
+}
+
+impl Daemon {
+    fn start(options: &RestoreOptions) -> Result<Self, Error> {
+        let path = options.image.join(DAEMON_LOG);
+        let log = OpenOptions::new().append(true).create(true).mode(0o600).open(&path).at("open", &path)?;
+        let (program, arguments) =
+            options.daemon.split_first().ok_or_else(|| Error::Daemon("no program was named for it".into()))?;
+        let mut command = Command::new(program);
+        command.args(arguments).arg(&options.image).arg(options.image.join(SOCKET));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+        if std::env::var_os("STILLPOINT_LOG").is_none() {
+            command.env("STILLPOINT_LOG", "info");
+        }
+        let mut child = command.spawn().doing("start the lazy-pages daemon")?;
+        let mut line = String::new();
+        if let Some(out) = child.stdout.take() {
+            BufReader::new(out).read_line(&mut line).doing("hear the lazy-pages daemon")?;
+        }
+        if line.trim() != READY {
+            let _ = child.kill();
+            let _ = child.wait();
+            let said = fs::read_to_string(&path).unwrap_or_default();
+            let last = said.lines().last().unwrap_or("it did not say why").to_owned();
+            return Err(Error::Daemon(last));
+        }
+        Ok(Daemon { child })
+    }
+
+    /// It goes on without us.
+    fn leave(self) -> u32 {
+        self.child.id()
+    }
+
+    /// criu has gone. A daemon that had heard of it notices, kills what it has served and ends: were it killed before, its
+    /// successor could do so to what the next restore brings back. One that criu never came to waits for ever.
+    fn end(mut self, image: &Path) {
+        let begun = Instant::now();
+        while begun.elapsed() < GOES_BY_ITSELF && !image.join(SOCKET).exists() {
+            if matches!(self.child.try_wait(), Ok(Some(_))) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn read(dir: &Path, name: &str) -> Result<Vec<u8>, Error> {
+    let path = dir.join(name);
+    fs::read(&path).at("read", path)
+}

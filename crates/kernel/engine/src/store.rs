@@ -1,0 +1,361 @@
+//! A checkpoint on its way to disk: FOAM files that grow, and the seal that makes them one.
+
+use crate::Error;
+use crate::error::At;
+use crate::image::read_with_holes;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use stillpoint_kernel_foam::{Beside, Form, Index, Memory, Object, Origin, PAGE, Placement, Recorded, is_zero, sum};
+
+/// How the directories of criu's own passes begin.
+pub(crate) const PASS: &str = "pass-";
+/// criu's link to the pass before.
+const PARENT: &str = "parent";
+/// The file that makes a checkpoint of what lies beside it.
+pub(crate) const SEAL: &str = "foam.seal";
+/// The end of what a process can address with four-level page tables.
+const LONGEST: u64 = 1 << 47;
+
+/// A checkpoint that has no seal yet.
+#[derive(Debug)]
+pub(crate) struct Store {
+    dir: PathBuf,
+    form: Form,
+    memories: BTreeMap<Object, Growing>,
+    passes: u32,
+    written: u64,
+    zeros: u64,
+    /// Whether the passes so far were criu's own: only then may it leave pages out.
+    tracked: bool,
+    /// What earlier passes stored, while it is compared with what comes.
+    stored: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Growing {
+    memory: Memory,
+    placement: Placement,
+    file: File,
+    path: PathBuf,
+    /// Whether the pass that goes on has opened it.
+    open: bool,
+}
+
+impl Store {
+    /// An empty one in `dir`, which is made if it is not there. `form` is found out where it is not given: sparse, if the
+    /// file system takes files as long as an address space.
+    pub(crate) fn create(dir: &Path, form: Option<Form>) -> Result<Self, Error> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).at("make", dir)?;
+        if dir.join(SEAL).exists() {
+            return Err(Error::Occupied(dir.to_owned()));
+        }
+        if let Some(entry) = fs::read_dir(dir).at("list", dir)?.next() {
+            let name = entry.at("list", dir)?.file_name();
+            return Err(Error::Refused(vec![format!("{} is not empty: it holds {name:?}", dir.display())]));
+        }
+        let form = match form {
+            Some(form) => form,
+            None if takes_sparse(dir)? => Form::Sparse,
+            None => Form::Dense,
+        };
+        Ok(Store {
+            dir: dir.to_owned(),
+            form,
+            memories: BTreeMap::new(),
+            passes: 0,
+            written: 0,
+            zeros: 0,
+            tracked: true,
+            stored: Vec::new(),
+        })
+    }
+
+    /// Whether criu may leave out pages of a memory that an earlier pass has, because it knows that they have not changed.
+    pub(crate) fn has_parent(&self, object: Object) -> bool {
+        self.tracked && self.memories.get(&object).is_some_and(|growing| growing.memory.has_parent())
+    }
+
+    /// The passes that follow are not criu's: it must bring every page in its own, to be compared.
+    pub(crate) fn not_tracked(&mut self) {
+        self.tracked = false;
+    }
+
+    /// A pass goes over all memories.
+    pub(crate) fn begin_pass(&mut self) {
+        self.passes += 1;
+        self.memories.values_mut().for_each(|growing| growing.open = false);
+    }
+
+    /// Pages of a memory follow in this pass.
+    pub(crate) fn open(&mut self, object: Object) -> Result<(), Error> {
+        if !self.memories.contains_key(&object) {
+            let path = self.dir.join(object.file_name());
+            let mut options = OpenOptions::new();
+            let file = options.read(true).write(true).create_new(true).mode(0o600).open(&path).at("make", &path)?;
+            let (memory, placement) = (Memory::new(object), Placement::new(self.form));
+            self.memories.insert(object, Growing { memory, placement, file, path, open: false });
+        }
+        let growing = self.growing(object)?;
+        if !growing.open {
+            growing.open = true;
+            growing.memory.begin_pass();
+        }
+        Ok(())
+    }
+
+    /// Names pages of this pass.
+    pub(crate) fn add(&mut self, object: Object, start: u64, pages: u64, flags: u8) -> Result<(), Error> {
+        Ok(self.growing(object)?.memory.add(start, pages, flags)?)
+    }
+
+    /// Names pages that an earlier pass has.
+    pub(crate) fn carry(&mut self, object: Object, start: u64, pages: u64) -> Result<(), Error> {
+        Ok(self.growing(object)?.memory.carry(start, pages)?)
+    }
+
+    /// Stores whole pages in their place. Zeros become holes; what an earlier pass has stored like that stays as it is.
+    pub(crate) fn put(&mut self, object: Object, start: u64, bytes: &[u8]) -> Result<(), Error> {
+        let first_pass = self.passes == 1;
+        let mut stored = std::mem::take(&mut self.stored);
+        let growing = self.growing(object)?;
+        let known = if first_pass { Vec::new() } else { growing.read_before(start, bytes.len(), &mut stored)? };
+        let (mut written, mut zeros) = (0, 0);
+        let what = |at: usize| {
+            let page = at..(at + PAGE as usize).min(bytes.len());
+            match known.get(at / PAGE as usize) {
+                Some(true) if bytes[page.clone()] == stored[page.clone()] => What::Same,
+                _ if is_zero(&bytes[page]) => What::Zero,
+                _ => What::New,
+            }
+        };
+        let (mut at, mut next) = (0, what(0));
+        while at < bytes.len() {
+            let (begin, now) = (at, next);
+            while at < bytes.len() && next == now {
+                at += PAGE as usize;
+                next = if at < bytes.len() { what(at) } else { now };
+            }
+            let (address, run) = (start + begin as u64, &bytes[begin..at.min(bytes.len())]);
+            if now == What::Same {
+                growing.memory.keep(address, run.len() as u64 / PAGE);
+                continue;
+            }
+            for (page, place) in run.chunks(PAGE as usize).zip((address..).step_by(PAGE as usize)) {
+                growing.memory.sums.set(place, sum(page));
+            }
+            match now {
+                What::New => {
+                    growing.write(address, run)?;
+                    written += run.len() as u64;
+                }
+                _ if first_pass => growing.assign(address, run.len() as u64),
+                _ => growing.punch(address, address + run.len() as u64)?,
+            }
+            zeros += if now == What::Zero { run.len() as u64 } else { 0 };
+        }
+        self.stored = stored;
+        self.written += written;
+        self.zeros += zeros;
+        Ok(())
+    }
+
+    /// The pass has named everything: what memories no longer have is punched out.
+    pub(crate) fn end_pass(&mut self) -> Result<(), Error> {
+        // A memory that the pass did not open belongs to a process that has ended.
+        let gone: Vec<Object> = self.memories.iter().filter(|(_, g)| !g.open).map(|(object, _)| *object).collect();
+        for object in gone {
+            if let Some(growing) = self.memories.remove(&object) {
+                fs::remove_file(&growing.path).at("remove", &growing.path)?;
+            }
+        }
+        for growing in self.memories.values_mut() {
+            for (start, end) in growing.memory.end_pass() {
+                growing.punch(start, end)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts what the passes so far have written on disk, so that the seal need not wait for it.
+    pub(crate) fn sync(&self) -> Result<(), Error> {
+        self.memories.values().try_for_each(|growing| growing.file.sync_data().at("write to disk", &growing.path))
+    }
+
+    /// Bytes written in all passes, and bytes of pages that held only zeros.
+    pub(crate) fn written(&self) -> (u64, u64) {
+        (self.written, self.zeros)
+    }
+
+    /// Puts everything on disk, and then the seal. From then on it is a checkpoint.
+    pub(crate) fn seal(self, origin: Origin) -> Result<Index, Error> {
+        for growing in self.memories.values() {
+            growing.file.sync_all().at("write to disk", &growing.path)?;
+        }
+        self.forget_passes()?;
+        let beside = beside(&self.dir)?;
+        let recorded = |growing: &Growing| Recorded::of(&growing.memory, growing.placement.clone());
+        let memories = self.memories.values().map(recorded).collect();
+        let index = Index { origin, form: self.form, passes: self.passes, memories, beside };
+        let bytes = index.encode()?;
+        let (new, seal) = (self.dir.join("foam.seal.new"), self.dir.join(SEAL));
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create(true).truncate(true).mode(0o600).open(&new).at("make", &new)?;
+        file.write_all_at(&bytes, 0).and_then(|()| file.sync_all()).at("write", &new)?;
+        // all names are on disk before the one that makes them count
+        sync_directory(&self.dir)?;
+        fs::rename(&new, &seal).at("name", &seal)?;
+        sync_directory(&self.dir)?;
+        Ok(index)
+    }
+
+    /// Everything of criu's passes is in one place now: nothing refers to them any more.
+    fn forget_passes(&self) -> Result<(), Error> {
+        let link = self.dir.join(PARENT);
+        if link.is_symlink() {
+            fs::remove_file(&link).at("remove", &link)?;
+        }
+        for entry in fs::read_dir(&self.dir).at("list", &self.dir)?.flatten() {
+            if entry.file_name().to_string_lossy().starts_with(PASS) {
+                fs::remove_dir_all(entry.path()).at("remove", entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn growing(&mut self, object: Object) -> Result<&mut Growing, Error> {
+        let path = self.dir.join(object.file_name());
+        self.memories.get_mut(&object).ok_or(Error::Damaged { path, why: "pages came before it was opened".into() })
+    }
+}
+
+/// What a page that comes is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum What {
+    Same,
+    Zero,
+    New,
+}
+
+impl Growing {
+    /// Reads what earlier passes stored of a range, and tells for each page whether they did.
+    fn read_before(&self, start: u64, bytes: usize, into: &mut Vec<u8>) -> Result<Vec<bool>, Error> {
+        into.resize(bytes.max(into.len()), 0);
+        let mut known = vec![false; bytes.div_ceil(PAGE as usize)];
+        for part in self.memory.stored_before(start, bytes as u64 / PAGE) {
+            let (mut address, end) = (part.start, part.end());
+            while address < end {
+                let Some((place, until)) = self.placement.of_address(address) else { break };
+                let (from, to) = ((address - start) as usize, (end.min(until) - start) as usize);
+                read_with_holes(&self.file, &mut into[from..to], place).at("read", &self.path)?;
+                known[from / PAGE as usize..to / PAGE as usize].fill(true);
+                address = end.min(until);
+            }
+        }
+        Ok(known)
+    }
+
+    /// Gives places to addresses whose pages are holes.
+    fn assign(&mut self, mut address: u64, bytes: u64) {
+        let end = address + bytes;
+        while address < end {
+            address = self.placement.assign(address).1;
+        }
+    }
+
+    fn write(&mut self, mut address: u64, mut bytes: &[u8]) -> Result<(), Error> {
+        while !bytes.is_empty() {
+            let (place, until) = self.placement.assign(address);
+            let part = bytes.len().min(usize::try_from(until - address).unwrap_or(usize::MAX));
+            self.file.write_all_at(&bytes[..part], place).at("write", &self.path)?;
+            address += part as u64;
+            bytes = &bytes[part..];
+        }
+        Ok(())
+    }
+
+    fn punch(&mut self, mut address: u64, end: u64) -> Result<(), Error> {
+        use rustix::fs::{FallocateFlags, fallocate};
+        while address < end {
+            let (place, until) = self.placement.assign(address);
+            let part = (end - address).min(until - address);
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            fallocate(&self.file, flags, place, part).at("punch a hole into", &self.path)?;
+            address += part;
+        }
+        Ok(())
+    }
+}
+
+/// Takes away what an unfinished checkpoint has left, but for criu's logs.
+pub(crate) fn discard(dir: &Path) {
+    let Ok(entries) = fs::read_dir(dir) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) && name.starts_with(PASS) {
+            let _ = fs::remove_dir_all(entry.path());
+        } else if !name.ends_with(".log") {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+fn takes_sparse(dir: &Path) -> Result<bool, Error> {
+    let path = dir.join("foam.probe");
+    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path).at("make", &path)?;
+    let probed = file.set_len(LONGEST);
+    fs::remove_file(&path).at("remove", &path)?;
+    match probed {
+        Ok(()) => Ok(true),
+        Err(error) if matches!(error.raw_os_error(), Some(code) if code == rustix::io::Errno::FBIG.raw_os_error()) => {
+            Ok(false)
+        }
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(false),
+        Err(error) => Err(error).at("lengthen", &path),
+    }
+}
+
+/// Names that are no part of a checkpoint: logs, sockets, what a restore makes anew.
+fn is_ours_or_passing(name: &str) -> bool {
+    let derived = name.starts_with("pagemap-") || name.starts_with("pages-");
+    name.starts_with("foam") || name.starts_with("stats-") || name.ends_with(".log") || derived
+}
+
+fn beside(dir: &Path) -> Result<Vec<Beside>, Error> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir).at("list", dir)? {
+        let entry = entry.at("list", dir)?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if is_ours_or_passing(&name) || !entry.file_type().at("look at", entry.path())?.is_file() {
+            continue;
+        }
+        let path = entry.path();
+        File::open(&path).and_then(|file| file.sync_all()).at("write to disk", &path)?;
+        let (bytes, digest) = digest(&path)?;
+        files.push(Beside { name, bytes, digest });
+    }
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(files)
+}
+
+/// Length and SHA-256 of a file.
+pub(crate) fn digest(path: &Path) -> Result<(u64, [u8; 32]), Error> {
+    let mut file = File::open(path).at("open", path)?;
+    let (mut hasher, mut buffer, mut bytes) = (Sha256::new(), vec![0; 1 << 16], 0);
+    loop {
+        match file.read(&mut buffer).at("read", path)? {
+            0 => return Ok((bytes, hasher.finalize().into())),
+            n => {
+                hasher.update(&buffer[..n]);
+                bytes += n as u64;
+            }
+        }
+    }
+}
+
+fn sync_directory(dir: &Path) -> Result<(), Error> {
+    File::open(dir).and_then(|dir| dir.sync_all()).at("write to disk", dir)
+}

@@ -1,0 +1,109 @@
+//! What a switch is to be like: one file.
+
+use crate::Error;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Where it is looked for.
+pub const CONFIG: &str = "/etc/stillpoint/kernel.toml";
+
+/// When memory comes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Memory {
+    /// When it is asked for, and in the background.
+    #[default]
+    OnDemand,
+    /// All of it before anything runs.
+    Eager,
+}
+
+/// One unit that is taken along.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct UnitConfig {
+    /// A command that succeeds when the unit serves, run beside it after the switch.
+    #[serde(default)]
+    pub health: Vec<String>,
+}
+
+/// All there is to say about a switch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct Config {
+    /// Which criu.
+    pub criu: PathBuf,
+    /// Where images and the journal lie: a directory that is there when a kernel has mounted its root file system.
+    pub state: PathBuf,
+    /// Where kernels and their initramfs lie, named as Debian names them.
+    pub boot: PathBuf,
+    /// When memory comes back.
+    pub memory: Memory,
+    /// MiB a second of memory that nobody asks for; 0 is as fast as it goes.
+    pub fill_rate: u64,
+    /// More of a command line for the new kernel.
+    pub append: String,
+    /// Until all units must be back, stopped; after that the old kernel comes again.
+    pub restore_limit_s: u64,
+    /// Until all health commands must have succeeded; after that the old kernel starts the units afresh.
+    pub health_limit_s: u64,
+    /// The units, by name.
+    pub units: BTreeMap<String, UnitConfig>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            criu: "criu".into(),
+            state: "/var/lib/stillpoint/switch".into(),
+            boot: "/boot".into(),
+            memory: Memory::OnDemand,
+            fill_rate: 512,
+            append: String::new(),
+            restore_limit_s: 300,
+            health_limit_s: 120,
+            units: BTreeMap::new(),
+        }
+    }
+}
+
+impl Config {
+    /// Reads a file; one that is not there says nothing.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        match std::fs::read_to_string(path) {
+            Ok(text) => Config::parse(&text)
+                .map_err(|why| Error::Refused(vec![format!("{}: {}", path.display(), why.trim_end())])),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Config::default()),
+            Err(source) => Err(Error::File { doing: "read", path: path.to_owned(), source }),
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        toml::from_str(text).map_err(|error| error.to_string())
+    }
+
+    /// Only these units, in place of all that the file names.
+    pub fn select(&mut self, names: &[String]) {
+        if !names.is_empty() {
+            let known = std::mem::take(&mut self.units);
+            let take = |name: &String| (name.clone(), known.get(name).cloned().unwrap_or_default());
+            self.units = names.iter().map(take).collect();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_says_what_differs_and_nothing_unknown() {
+        let text = "criu = \"/usr/local/bin/criu\"\nmemory = \"eager\"\n[units.redis-server]\nhealth = [\"redis-cli\", \"ping\"]\n";
+        let mut config = Config::parse(text).unwrap();
+        assert_eq!((config.memory, config.fill_rate), (Memory::Eager, 512));
+        config.select(&["memcached".into()]);
+        assert_eq!(config.units.keys().collect::<Vec<_>>(), ["memcached"]);
+        assert!(Config::parse("unit = 1").unwrap_err().contains("unknown field `unit`"));
+    }
+}

@@ -1,0 +1,248 @@
+//! What is known of a switch on disk, and what a kernel that comes up makes of it.
+
+use super::config::Config;
+use crate::Error;
+use crate::error::At;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+const NAME: &str = "journal.json";
+
+/// How far a switch has come. What has been written here is on disk before the next step begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// The units run on the old kernel.
+    Prepared,
+    /// Every image is sealed and no process has run since: the images are the units.
+    Sealed,
+    /// Processes have run since: files have gone on, and no image may be used any more.
+    Released,
+    /// They serve, and everything that guarded them is gone.
+    Confirmed,
+    /// Nothing is left to be done.
+    Done,
+    /// Given up before anything was sealed, or taken back: the units run on the old kernel.
+    Aborted,
+    /// The units were started afresh from their files.
+    Cold,
+}
+
+/// A unit as it was when it was taken.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unit {
+    /// Its name, with its suffix.
+    pub name: String,
+    /// The root of its processes.
+    pub pid: i32,
+    /// The ports of TCP that belong to it.
+    pub ports: Vec<u16>,
+    /// The command that tells whether it serves.
+    pub health: Vec<String>,
+}
+
+/// How long something took.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timing {
+    /// What.
+    pub phase: String,
+    /// On which kernel.
+    pub kernel: String,
+    /// How long.
+    pub duration_us: u64,
+    /// When it ended, after 1970. A kernel that has just come up knows the second only.
+    pub ended_unix_us: u64,
+}
+
+/// Everything that the next kernel must know.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Journal {
+    /// The version of this form.
+    pub v: u32,
+    /// The old kernel.
+    pub from: String,
+    /// The new one.
+    pub to: String,
+    /// How far it has come.
+    pub state: State,
+    /// Why it went another way than forward.
+    pub why: Option<String>,
+    /// On which kernels a restore was begun.
+    pub begun_on: Vec<String>,
+    /// The highest process id of the images.
+    pub pid_max: u32,
+    /// What was taken.
+    pub units: Vec<Unit>,
+    /// How it was to be.
+    pub config: Config,
+    /// How long each phase took.
+    pub timings: Vec<Timing>,
+}
+
+/// What a kernel that comes up does about a switch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decision {
+    /// There is none under way.
+    Nothing,
+    /// Bring the units back from their images.
+    Restore,
+    /// Go to the old kernel, which brings them back.
+    Return,
+    /// Start them afresh from their files; the images have been used, or cannot be used here.
+    Cold(&'static str),
+}
+
+impl Journal {
+    /// Which way to go on this kernel. An image is used only while no process of it has run, and once on each kernel.
+    pub fn decide(&self, kernel: &str) -> Decision {
+        let tried = |kernel: &str| self.begun_on.iter().any(|begun| begun == kernel);
+        match self.state {
+            State::Released => Decision::Cold("the machine stopped after the processes had run on the new kernel"),
+            State::Sealed if tried(&self.from) => Decision::Cold("the images could not be restored on the old kernel"),
+            State::Sealed if kernel == self.from => Decision::Restore,
+            State::Sealed if kernel != self.to => Decision::Cold("another kernel than the two of the switch came up"),
+            State::Sealed if tried(&self.to) => Decision::Return,
+            State::Sealed => Decision::Restore,
+            State::Prepared | State::Confirmed | State::Done | State::Aborted | State::Cold => Decision::Nothing,
+        }
+    }
+
+    /// What became of it, for people.
+    pub fn told(&self) -> String {
+        let Journal { from, to, .. } = self;
+        let why = self.why.as_deref().unwrap_or("nobody knows why");
+        let ends_on = self.timings.last().map_or(from, |timing| &timing.kernel);
+        match self.state {
+            State::Prepared => "nothing is sealed: the units are what runs, or starts from its files".into(),
+            State::Sealed => "the images are the units: the next boot restores them".into(),
+            State::Released => {
+                "the units were let go and nobody has confirmed them: the next boot starts them afresh".into()
+            }
+            State::Confirmed => format!("the units run on {ends_on}; their memory still comes"),
+            State::Done if ends_on == to => format!("went through: the units run on {to}"),
+            State::Done => format!("fell back to {from}, where the units run on from their images: {why}"),
+            State::Aborted => format!("was given up, and the units ran on: {why}"),
+            State::Cold => format!("the units were started afresh from their files: {why}"),
+        }
+    }
+
+    /// Where the image of a unit lies.
+    pub fn image(&self, unit: &str) -> PathBuf {
+        self.config.state.join("images").join(unit)
+    }
+
+    /// Every guarded port, once.
+    pub fn ports(&self) -> Vec<u16> {
+        let mut ports: Vec<u16> = self.units.iter().flat_map(|unit| unit.ports.iter().copied()).collect();
+        ports.sort_unstable();
+        ports.dedup();
+        ports
+    }
+
+    /// Notes how long something took here.
+    pub fn took(&mut self, phase: &str, duration_us: u64) {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let ended_unix_us = since.as_micros() as u64;
+        self.timings.push(Timing { phase: phase.into(), kernel: crate::host::kernel(), duration_us, ended_unix_us });
+    }
+
+    /// Reads it, if there is one.
+    pub fn read(state: &Path) -> Result<Option<Journal>, Error> {
+        let path = state.join(NAME);
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error).at("read", path),
+        };
+        serde_json::from_slice(&bytes).map(Some).map_err(|error| Error::Damaged { path, why: error.to_string() })
+    }
+
+    /// Writes it whole: after a crash there is the old one or the new one.
+    pub fn write(&self) -> Result<(), Error> {
+        let state = &self.config.state;
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(state).at("make", state)?;
+        let (path, new) = (state.join(NAME), state.join("journal.new"));
+        let bytes = serde_json::to_vec_pretty(self)
+            .map_err(|error| Error::Damaged { path: path.clone(), why: error.to_string() })?;
+        let mut options = OpenOptions::new();
+        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new).at("make", &new)?;
+        file.write_all(&bytes).and_then(|()| file.sync_all()).at("write", &new)?;
+        fs::rename(&new, &path).at("name", &path)?;
+        File::open(state).and_then(|dir| dir.sync_all()).at("write to disk", state)
+    }
+
+    /// Goes on to the next state; on disk when this comes back.
+    pub fn advance(&mut self, state: State) -> Result<(), Error> {
+        self.state = state;
+        self.write()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn journal(state: State, begun_on: &[&str]) -> Journal {
+        Journal {
+            v: 1,
+            from: "6.1".into(),
+            to: "6.12".into(),
+            state,
+            why: None,
+            begun_on: begun_on.iter().map(ToString::to_string).collect(),
+            pid_max: 4000,
+            units: Vec::new(),
+            config: Config::default(),
+            timings: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn an_image_is_used_once_on_each_kernel_and_never_after_its_processes_have_run() {
+        let decide = |state, begun: &[&str], kernel: &str| journal(state, begun).decide(kernel);
+        assert_eq!(decide(State::Sealed, &[], "6.12"), Decision::Restore);
+        // it panicked, or hung, before anything was begun
+        assert_eq!(decide(State::Sealed, &[], "6.1"), Decision::Restore);
+        assert_eq!(decide(State::Sealed, &["6.12"], "6.12"), Decision::Return);
+        assert_eq!(decide(State::Sealed, &["6.12"], "6.1"), Decision::Restore);
+        for (state, begun, kernel) in [
+            (State::Sealed, &["6.12", "6.1"][..], "6.1"),
+            (State::Sealed, &["6.1"], "6.12"),
+            (State::Sealed, &[], "5.10"),
+            (State::Released, &["6.12"], "6.12"),
+            (State::Released, &["6.12"], "6.1"),
+        ] {
+            assert!(matches!(decide(state, begun, kernel), Decision::Cold(_)), "{state:?} {begun:?} {kernel}");
+        }
+        for state in [State::Prepared, State::Confirmed, State::Done, State::Aborted, State::Cold] {
+            assert_eq!(decide(state, &["6.12"], "6.12"), Decision::Nothing);
+        }
+    }
+
+    #[test]
+    fn what_became_of_a_switch_is_told_by_where_it_ended() {
+        let ended_on = |kernel: &str, state| {
+            let timing = Timing { phase: "fill".into(), kernel: kernel.into(), duration_us: 1, ended_unix_us: 1 };
+            Journal { timings: vec![timing], ..journal(state, &[]) }.told()
+        };
+        assert_eq!(ended_on("6.12", State::Done), "went through: the units run on 6.12");
+        assert!(ended_on("6.1", State::Done).starts_with("fell back to 6.1"));
+        assert!(ended_on("6.1", State::Cold).contains("afresh from their files"));
+    }
+
+    #[test]
+    fn what_was_written_is_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = journal(State::Prepared, &[]);
+        journal.config.state = dir.path().join("state");
+        assert_eq!(Journal::read(&journal.config.state).unwrap(), None);
+        journal.advance(State::Sealed).unwrap();
+        assert_eq!(Journal::read(&journal.config.state).unwrap(), Some(journal.clone()));
+        fs::write(journal.config.state.join(NAME), "{").unwrap();
+        assert!(Journal::read(&journal.config.state).is_err());
+    }
+}

@@ -1,0 +1,28 @@
+//! Another kernel under running units: their processes stand still meanwhile, and go on with their memory, files and
+//! connections.
+//!
+//! ```text
+//!  old kernel   check -> preload -> passes -> close -> drain -> guard -> freeze -> seal -> still -> jump
+//!               anything fails: the inverses of what was done, last first; the units run on
+//!  new kernel   guard -> restore (stopped) -> release -> confirm -> lift -> wake -> fill -> drop images
+//!               before release: the old kernel comes again and restores; after it: it starts the units from their files
+//! ```
+//!
+//! Three programs take part after the jump: systemd's generator ([`boot()`]) raises the guard before any address is up, and
+//! has each unit start from its image ([`restore_unit`]); [`resume`] leads them.
+
+mod boot;
+mod config;
+mod journal;
+mod phases;
+mod resume;
+mod system;
+mod unit;
+mod wake;
+
+pub use boot::boot;
+pub use config::{CONFIG, Config, Memory, UnitConfig};
+pub use journal::{Decision, Journal, State, Timing, Unit};
+pub use phases::{Plan, check_switch, switch};
+pub use resume::{Fault, restore_unit, resume};
+pub use unit::{dropin, dropin_path};

@@ -1,0 +1,399 @@
+//! The old kernel's side: one list of phases, each with its inverse.
+
+use super::config::{Config, Memory};
+use super::journal::{Decision, Journal, State, Unit};
+use super::system::{Kernel, Wall, jump, lower, missing, raise, reset, still, unstill};
+use super::unit::{dropin, dropin_path, ports, sockets, waiting};
+use crate::checkpoint::room;
+use crate::error::At;
+use crate::progress::now_ns;
+use crate::tree::{full, of_unit, tree};
+use crate::{Checkpoint, CheckpointOptions, Criu, Error, Guard, Moment, Observer, check, checkpoint_then, host};
+use rustix::fs::FlockOperation;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use stillpoint_events::{Event, EventKind};
+
+/// Connections that are being made have so long to come to their end before the freeze.
+const DRAIN: Duration = Duration::from_secs(10);
+/// Units freeze within this, or the switch is given up.
+const FREEZE: Duration = Duration::from_secs(300);
+
+/// Which switch.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The kernel to go to.
+    pub to: String,
+    /// Everything else.
+    pub config: Config,
+    /// Passes over memory while the units run, at most.
+    pub passes: u32,
+    /// A test's: fail in this phase.
+    pub fail_in: Option<String>,
+    /// A test's: the machine loses its power when this phase begins.
+    pub lose_power_in: Option<String>,
+}
+
+/// A phase, and what takes it back.
+struct Phase {
+    name: &'static str,
+    run: fn(&mut Switch<'_>) -> Result<(), Error>,
+    undo: fn(&mut Switch<'_>) -> Result<(), Error>,
+}
+
+fn nothing(_: &mut Switch<'_>) -> Result<(), Error> {
+    Ok(())
+}
+
+/// The order of a switch; its inverses run from the phase that failed to the front.
+const PHASES: &[Phase] = &[
+    Phase { name: "preload", run: preload, undo: |_| Kernel::unload() },
+    Phase { name: "passes", run: passes, undo: dismiss },
+    Phase { name: "close", run: |s| raise(Wall::Syn, &s.journal.ports()), undo: |_| lower() },
+    Phase { name: "drain", run: drain, undo: nothing },
+    Phase { name: "guard", run: |s| raise(Wall::All, &s.journal.ports()), undo: nothing },
+    Phase { name: "freeze", run: freeze, undo: dismiss },
+    Phase { name: "seal", run: seal, undo: unseal },
+    Phase { name: "still", run: |s| still().map(|mounts| s.mounts = mounts), undo: |s| unstill(&s.mounts) },
+    Phase { name: "jump", run: |_| Err(jump()), undo: nothing },
+];
+
+/// Everything that stands against a switch, all of it at once. Nothing is touched.
+pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
+    let (config, from) = (&plan.config, host::kernel());
+    let mut refused = missing(config);
+    if let Err(why) = Kernel::find(&config.boot, &plan.to) {
+        refused.push(why);
+    }
+    if let Err(why) = Kernel::find(&config.boot, &from) {
+        refused.push(format!("no way back: {why}"));
+    }
+    if host::numbers(&plan.to) < host::numbers(&from) {
+        refused.push(format!("{} is older than {from}, which runs: images do not go back", plan.to));
+    }
+    if plan.to == from {
+        refused.push(format!("{from} runs already"));
+    }
+    if let Some(journal) = Journal::read(&config.state)?
+        && journal.decide(&from) != Decision::Nothing
+    {
+        refused.push(format!("a switch from {} to {} has not ended", journal.from, journal.to));
+    }
+    let criu = Criu::new(&config.criu);
+    let mut units = Vec::new();
+    for (name, settings) in &config.units {
+        match look(name, &criu) {
+            Ok((pid, ports)) => units.push(Unit { name: full(name), pid, ports, health: settings.health.clone() }),
+            Err(Error::Refused(texts)) => refused.extend(texts.into_iter().map(|text| format!("{name}: {text}"))),
+            Err(error) => return Err(error),
+        }
+    }
+    if units.len() == config.units.len()
+        && let Err(Error::Refused(texts)) = room(units.iter().map(|unit| unit.pid), &config.state)
+    {
+        refused.extend(texts);
+    }
+    if !refused.is_empty() {
+        return Err(Error::Refused(refused));
+    }
+    let pids = units.iter().map(|unit| highest(unit.pid)).collect::<Result<Vec<_>, _>>()?;
+    Ok(Journal {
+        v: 1,
+        from,
+        to: plan.to.clone(),
+        state: State::Prepared,
+        why: None,
+        begun_on: Vec::new(),
+        pid_max: pids.into_iter().max().unwrap_or(0),
+        units,
+        config: config.clone(),
+        timings: Vec::new(),
+    })
+}
+
+/// One unit: its root process and its ports.
+fn look(name: &str, criu: &Criu) -> Result<(i32, Vec<u16>), Error> {
+    let pid = of_unit(name)?;
+    if let Some(text) = dropin(name)? {
+        let text = text.trim_end().replace('\n', "\\n");
+        let path = dropin_path(name);
+        return Err(Error::Refused(vec![format!(
+            "its sandbox is closed; put this into {path} and restart it: {text}"
+        )]));
+    }
+    if let [socket, ..] = &sockets(name)?[..] {
+        let text = format!("{socket} starts it, and systemd holds its sockets: systemctl disable --now {socket}");
+        return Err(Error::Refused(vec![text]));
+    }
+    check(pid, criu)?.accepted()?;
+    let ports = ports(pid)?;
+    if ports.is_empty() {
+        return Err(Error::Refused(vec!["has no port of TCP".into()]));
+    }
+    Ok((pid, ports))
+}
+
+/// The highest id among processes and threads.
+fn highest(pid: i32) -> Result<u32, Error> {
+    let tasks = tree(pid)?.into_iter().filter_map(|process| process.tasks().ok());
+    Ok(tasks.flatten().flatten().map(|task| task.tid).max().unwrap_or(pid).unsigned_abs())
+}
+
+/// Goes to another kernel. Comes back only if it did not; the units then run on here as before.
+pub fn switch(plan: &Plan, observer: Observer<'_>) -> Result<std::convert::Infallible, Error> {
+    let state = &plan.config.state;
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(state).at("make", state)?;
+    let path = state.join("lock");
+    let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path).at("open", &path)?;
+    if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        return Err(Error::Refused(vec!["another switch is under way".into()]));
+    }
+    let begun = now_ns();
+    tell(observer, EventKind::PhaseStarted { operation: "switch".into(), phase: "check".into() });
+    let mut journal = check_switch(plan)?;
+    took(&mut journal, "check", begun, observer);
+    let images = state.join("images");
+    let _ = fs::remove_dir_all(&images);
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&images).at("make", &images)?;
+    journal.write()?;
+    let mut switch =
+        Switch { plan, journal, observer, workers: Vec::new(), told: None, mounts: Vec::new(), _lock: lock };
+    let (reached, error) = switch.forward();
+    switch.back(reached, &error);
+    Err(error)
+}
+
+fn tell(observer: Observer<'_>, kind: EventKind) {
+    observer(&Event::new(now_ns(), None, kind));
+}
+
+fn took(journal: &mut Journal, phase: &str, begun: u64, observer: Observer<'_>) {
+    let duration_ns = now_ns() - begun;
+    journal.took(phase, duration_ns / 1000);
+    tell(observer, EventKind::PhaseEnded { operation: "switch".into(), phase: phase.into(), duration_ns });
+}
+
+/// A switch under way.
+struct Switch<'p> {
+    plan: &'p Plan,
+    journal: Journal,
+    observer: Observer<'p>,
+    workers: Vec<Worker>,
+    told: Option<Receiver<(usize, Told)>>,
+    mounts: Vec<String>,
+    _lock: File,
+}
+
+/// The checkpoint of one unit, in a thread of its own.
+struct Worker {
+    unit: String,
+    go_on: Option<Sender<()>>,
+    thread: JoinHandle<Result<Checkpoint, Error>>,
+}
+
+/// What a checkpoint says on its way.
+enum Told {
+    Event(Box<Event>),
+    At(Moment),
+    Ended,
+}
+
+impl Switch<'_> {
+    /// Phase after phase; how many were begun, and why there is no next one.
+    fn forward(&mut self) -> (usize, Error) {
+        for (at, phase) in PHASES.iter().enumerate() {
+            tell(self.observer, EventKind::PhaseStarted { operation: "switch".into(), phase: phase.name.into() });
+            let begun = now_ns();
+            if self.plan.lose_power_in.as_deref() == Some(phase.name) {
+                reset();
+            }
+            let done = match &self.plan.fail_in {
+                Some(name) if name == phase.name => {
+                    Err(Error::Step { what: phase.name, why: "a test made it fail".into() })
+                }
+                _ => (phase.run)(self),
+            };
+            took(&mut self.journal, phase.name, begun, self.observer);
+            if let Err(error) = done {
+                return (at + 1, error);
+            }
+        }
+        (PHASES.len(), Error::Step { what: "jump", why: "nothing came of it".into() })
+    }
+
+    /// The inverses of what was begun, last first.
+    fn back(&mut self, begun: usize, why: &Error) {
+        for phase in PHASES[..begun].iter().rev() {
+            if let Err(error) = (phase.undo)(self) {
+                tracing::error!(phase = phase.name, "could not be taken back: {error}");
+            }
+        }
+        self.journal.why = Some(why.to_string());
+        if let Err(error) = self.journal.advance(State::Aborted) {
+            tracing::error!("the journal could not be written: {error}");
+        }
+        let _ = fs::remove_dir_all(self.plan.config.state.join("images"));
+    }
+
+    /// Waits until every checkpoint has come to a moment.
+    fn until(&mut self, moment: Moment) -> Result<(), Error> {
+        let end = Instant::now() + FREEZE;
+        let mut there = vec![false; self.workers.len()];
+        while there.iter().any(|there| !there) {
+            let left = end.saturating_duration_since(Instant::now());
+            let told = self.told.as_ref().and_then(|told| told.recv_timeout(left).ok());
+            match told {
+                Some((_, Told::Event(event))) => (self.observer)(&event),
+                Some((at, Told::At(reached))) if reached == moment => there[at] = true,
+                Some((_, Told::At(_))) => {}
+                Some((at, Told::Ended)) => {
+                    let worker = self.workers.remove(at);
+                    let why = match worker.thread.join() {
+                        Ok(Err(error)) => error.to_string(),
+                        _ => "it ended".into(),
+                    };
+                    return Err(Error::Unit { unit: worker.unit, why });
+                }
+                None => return Err(Error::Step { what: "freeze", why: format!("not within {} s", FREEZE.as_secs()) }),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The new kernel into memory; what is not on disk yet has no part in the outage.
+fn preload(switch: &mut Switch<'_>) -> Result<(), Error> {
+    let config = &switch.plan.config;
+    let refused = |why| Error::Refused(vec![why]);
+    Kernel::find(&config.boot, &switch.plan.to).map_err(refused)?.load(&config.append)?;
+    rustix::fs::sync();
+    Ok(())
+}
+
+/// A checkpoint of each unit at the same time, up to where its processes are to be frozen.
+fn passes(switch: &mut Switch<'_>) -> Result<(), Error> {
+    let (tell, told) = channel();
+    switch.told = Some(told);
+    for (at, unit) in switch.journal.units.iter().enumerate() {
+        let options = CheckpointOptions {
+            pid: unit.pid,
+            image: switch.journal.image(&unit.name),
+            criu: Criu::new(&switch.plan.config.criu),
+            leave_running: false,
+            form: None,
+            guard: Guard::None,
+            passes: switch.plan.passes,
+            fail_before_seal: false,
+        };
+        let (go_on, heard) = channel();
+        let (tell, name) = (tell.clone(), unit.name.clone());
+        let thread = std::thread::spawn(move || checkpoint_of(&options, &name, at, &tell, heard));
+        switch.workers.push(Worker { unit: unit.name.clone(), go_on: Some(go_on), thread });
+    }
+    switch.until(Moment::Freezing)
+}
+
+/// One checkpoint: it waits at each moment until it may go on, and never comes to its end.
+fn checkpoint_of(
+    options: &CheckpointOptions,
+    unit: &str,
+    at: usize,
+    tell: &Sender<(usize, Told)>,
+    heard: Receiver<()>,
+) -> Result<Checkpoint, Error> {
+    let (say, heard) = (Mutex::new(tell.clone()), Mutex::new(heard));
+    let say = |told| {
+        // nobody listens any more when the switch has been given up
+        let _ = say.lock().unwrap_or_else(PoisonError::into_inner).send((at, told));
+    };
+    let moment = |moment| {
+        say(Told::At(moment));
+        let heard = heard.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        heard.map_err(|_| Error::Unit { unit: unit.to_owned(), why: "the switch was given up".into() })
+    };
+    let done = checkpoint_then(options, &moment, &|event| say(Told::Event(Box::new(event.clone()))));
+    say(Told::Ended);
+    done
+}
+
+/// New connections wait; those that are being made come to their end.
+fn drain(switch: &mut Switch<'_>) -> Result<(), Error> {
+    let (ports, end) = (switch.journal.ports(), Instant::now() + DRAIN);
+    loop {
+        match waiting(&ports) {
+            0 => return Ok(()),
+            left if Instant::now() > end => {
+                return Err(Error::Step { what: "drain", why: format!("{left} connections were not accepted") });
+            }
+            _ => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+fn freeze(switch: &mut Switch<'_>) -> Result<(), Error> {
+    for worker in &switch.workers {
+        if let Some(go_on) = &worker.go_on {
+            // one that has ended says why
+            let _ = go_on.send(());
+        }
+    }
+    switch.until(Moment::Sealed)
+}
+
+/// Every checkpoint that waits is given up, and its processes run on.
+fn dismiss(switch: &mut Switch<'_>) -> Result<(), Error> {
+    for worker in &mut switch.workers {
+        worker.go_on = None;
+    }
+    for worker in switch.workers.drain(..) {
+        if worker.thread.join().is_ok_and(|done| done.is_ok()) {
+            return Err(Error::Unit { unit: worker.unit, why: "its processes ended with their checkpoint".into() });
+        }
+    }
+    Ok(())
+}
+
+/// The images become the units. What these wrote to their files and nobody synced is on disk before: an image would meet
+/// files that are older than it when the power goes after this.
+fn seal(switch: &mut Switch<'_>) -> Result<(), Error> {
+    rustix::fs::sync();
+    switch.journal.advance(State::Sealed)
+}
+
+/// Nobody may run on while the journal says that the images are the units: a later boot would go back to them.
+fn unseal(switch: &mut Switch<'_>) -> Result<(), Error> {
+    if let Err(error) = switch.journal.advance(State::Aborted) {
+        tracing::error!("the seal cannot be taken back, so the machine starts anew and restores: {error}");
+        reset();
+    }
+    Ok(())
+}
+
+impl From<Memory> for crate::Restore {
+    fn from(memory: Memory) -> Self {
+        match memory {
+            Memory::OnDemand => crate::Restore::OnDemand,
+            Memory::Eager => crate::Restore::Eager,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_taken_back_comes_last() {
+        let names: Vec<&str> = PHASES.iter().map(|phase| phase.name).collect();
+        let place = |name| names.iter().position(|known| *known == name).unwrap();
+        assert!(place("close") < place("drain") && place("drain") < place("guard"));
+        assert!(place("guard") < place("freeze") && place("freeze") < place("seal"));
+        // the journal is on disk before nothing can be written any more
+        assert!(place("seal") < place("still"));
+        assert_eq!(names.last(), Some(&"jump"));
+    }
+}

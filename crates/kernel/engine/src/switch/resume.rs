@@ -1,0 +1,385 @@
+//! The new kernel's side, or the old one's when it comes again: every unit back and stopped, then all let go.
+
+use super::journal::{Decision, Journal, State};
+use super::system::{Kernel, jump, lower, reset, run, still};
+use super::{unit, wake};
+use crate::error::At;
+use crate::lazy::wait_for;
+use crate::progress::now_ns;
+use crate::tree::full;
+use crate::{Criu, Error, Guard, RestoreOptions, host, restore_then};
+use rustix::process::Pid;
+use std::ffi::OsString;
+use std::fs::{self, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// Where the units' restores and their leader meet.
+const MEETING: &str = "/run/stillpoint/switch.sock";
+/// systemctl's words for units that nothing has begun to restore here, and for others.
+const START: &str = "start";
+const RESTART: &str = "restart";
+/// Health commands are asked again after this.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// What a test makes go wrong, on the new kernel alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// A restore fails.
+    Restore,
+    /// The kernel panics while units are restored.
+    Panic,
+    /// The machine loses its power when the processes have been let go.
+    Reset,
+    /// A unit does not become healthy.
+    Health,
+    /// A page of each image is not as it was sealed.
+    Damage,
+}
+
+impl Fault {
+    /// What the command line of this kernel asks for.
+    fn asked() -> Option<Fault> {
+        let line = fs::read_to_string("/proc/cmdline").unwrap_or_default();
+        let asked = line.split_whitespace().find_map(|part| part.strip_prefix("stillpoint.fault="));
+        match asked {
+            Some("restore") => Some(Fault::Restore),
+            Some("panic") => Some(Fault::Panic),
+            Some("reset") => Some(Fault::Reset),
+            Some("health") => Some(Fault::Health),
+            Some("damage") => Some(Fault::Damage),
+            _ => None,
+        }
+    }
+}
+
+/// Leads what this boot has to do about a switch. It comes back when there is nothing left to do.
+pub fn resume(state: &Path) -> Result<Decision, Error> {
+    let Some(mut journal) = Journal::read(state)? else { return Ok(Decision::Nothing) };
+    let decision = journal.decide(&host::kernel());
+    match decision {
+        Decision::Nothing => {}
+        Decision::Return => back(&mut journal, "the restore on the new kernel did not come to its end"),
+        Decision::Cold(why) => cold(&mut journal, why, START)?,
+        Decision::Restore => {
+            if let Err(error) = lead(&mut journal) {
+                tracing::error!("{error}");
+                give_up(&mut journal, &error)?;
+            }
+        }
+    }
+    Ok(decision)
+}
+
+/// Where to go from a failure: forward never.
+fn give_up(journal: &mut Journal, error: &Error) -> Result<(), Error> {
+    let why = error.to_string();
+    match journal.state {
+        // no process has run: the images are good
+        State::Sealed if host::kernel() == journal.to => back(journal, &why),
+        // they have run here and do not serve: the old kernel starts them from their files
+        State::Released if host::kernel() == journal.to => back(journal, &why),
+        // their restores may still be under way here
+        State::Sealed | State::Released => cold(journal, &why, RESTART),
+        _ => Ok(()),
+    }
+}
+
+/// To the old kernel.
+fn back(journal: &mut Journal, why: &str) -> ! {
+    journal.why.get_or_insert_with(|| why.to_owned());
+    // nothing may keep this machine from going back, a full disk neither: the old kernel finds its way without this line
+    if let Err(error) = journal.write() {
+        tracing::error!("the journal could not be written: {error}");
+    }
+    let loaded = Kernel::find(&journal.config.boot, &journal.from)
+        .map_err(|why| Error::Refused(vec![why]))
+        .and_then(|kernel| kernel.load(""));
+    if let Err(error) = loaded {
+        tracing::error!("the old kernel cannot be loaded, so the machine starts anew: {error}");
+        reset();
+    }
+    let error = still().map_or_else(|error| error, |_| jump());
+    tracing::error!("{error}, so the machine starts anew");
+    reset()
+}
+
+/// The units from their files, as if the machine had been started. Their clients wait until they serve, and then hear at
+/// once that their connections are gone.
+fn cold(journal: &mut Journal, why: &str, how: &str) -> Result<(), Error> {
+    journal.why.get_or_insert_with(|| why.to_owned());
+    let images = journal.config.state.join("images");
+    if let Err(error) = journal.advance(State::Cold) {
+        // a full disk has room without the images
+        tracing::warn!("{error}; once more without the images");
+        let _ = fs::remove_dir_all(&images);
+        journal.advance(State::Cold)?;
+    }
+    // the generator has nothing more to say
+    run("forget the images", "systemctl", &["daemon-reload"], None)?;
+    let names: Vec<&str> = journal.units.iter().map(|unit| unit.name.as_str()).collect();
+    if how == RESTART {
+        // What is half restored answers no signal, and Debian's MariaDB has fifteen minutes to end. There may be nothing.
+        let _ = run("end what is half restored", "systemctl", &[&["kill", "--signal=KILL"], &names[..]].concat(), None);
+    }
+    let started = run("start the units", "systemctl", &[&[how], &names[..]].concat(), None);
+    // whatever came of that
+    lower()?;
+    wake(journal);
+    let _ = fs::remove_dir_all(&images);
+    started.map(|_| ())
+}
+
+/// Tells the peers of every connection in the images that the way is free.
+fn wake(journal: &Journal) {
+    match wake::peers(journal) {
+        Ok(woken) => tracing::info!(woken, "peers of connections in the images were told"),
+        Err(error) => tracing::warn!("peers wait until they try again: {error}"),
+    }
+}
+
+/// One unit's restore, as its leader sees it.
+struct Member {
+    stream: BufReader<UnixStream>,
+}
+
+fn lead(journal: &mut Journal) -> Result<(), Error> {
+    let begun = now_ns();
+    let kernel = host::kernel();
+    if kernel == journal.from {
+        // nobody else can say so
+        journal.why.get_or_insert_with(|| {
+            "the machine came up with the old kernel: the new one panicked or hung, or power was lost".into()
+        });
+    }
+    journal.begun_on.push(kernel.clone());
+    let up_us = fs::read_to_string("/proc/uptime").ok().and_then(|text| seconds_to_us(&text));
+    journal.took("boot", up_us.unwrap_or(0));
+    journal.write()?;
+    let listener = listen()?;
+    let fault = Fault::asked().filter(|_| kernel == journal.to);
+    if fault == Some(Fault::Panic) {
+        let _ = fs::write("/proc/sysrq-trigger", "c");
+    }
+    let end = Instant::now() + Duration::from_secs(journal.config.restore_limit_s);
+    let mut members = gather(&listener, journal, end)?;
+    if fault == Some(Fault::Restore) {
+        return Err(Error::Step { what: "restore", why: "a test made it fail".into() });
+    }
+    journal.took("restore", (now_ns() - begun) / 1000);
+    let begun = now_ns();
+    // The point of no return: on disk before the first instruction.
+    journal.advance(State::Released)?;
+    for member in &mut members {
+        member.stream.get_mut().write_all(b"go\n").doing("let a unit go")?;
+    }
+    for member in &mut members {
+        let line = hear(member)?;
+        if line != "running" {
+            return Err(Error::Step { what: "release", why: line });
+        }
+    }
+    journal.took("release", (now_ns() - begun) / 1000);
+    if fault == Some(Fault::Reset) {
+        reset();
+    }
+    let begun = now_ns();
+    confirm(journal, fault)?;
+    journal.took("confirm", (now_ns() - begun) / 1000);
+    let begun = now_ns();
+    journal.advance(State::Confirmed)?;
+    lower()?;
+    wake(journal);
+    journal.took("lift", (now_ns() - begun) / 1000);
+    finish(journal, &mut members)
+}
+
+fn seconds_to_us(uptime: &str) -> Option<u64> {
+    let seconds: f64 = uptime.split(' ').next()?.parse().ok()?;
+    Some((seconds * 1e6) as u64)
+}
+
+fn listen() -> Result<UnixListener, Error> {
+    let path = Path::new(MEETING);
+    if let Some(dir) = path.parent() {
+        fs::create_dir_all(dir).at("make", dir)?;
+    }
+    let _ = fs::remove_file(path);
+    let listener = UnixListener::bind(path).at("listen at", path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).at("close", path)?;
+    Ok(listener)
+}
+
+/// Waits until every unit stands restored and stopped.
+fn gather(listener: &UnixListener, journal: &Journal, end: Instant) -> Result<Vec<Member>, Error> {
+    listener.set_nonblocking(true).doing("listen")?;
+    let mut members = Vec::new();
+    while members.len() < journal.units.len() {
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock && Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(2));
+                continue;
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                return Err(Error::Step { what: "restore", why: "not within its limit".into() });
+            }
+            Err(error) => return Err(error).doing("hear a unit"),
+        };
+        stream.set_nonblocking(false).doing("hear a unit")?;
+        stream.set_read_timeout(Some(Duration::from_secs(journal.config.restore_limit_s))).doing("set a limit")?;
+        let mut member = Member { stream: BufReader::new(stream) };
+        let line = hear(&mut member)?;
+        if let Some(why) = line.strip_prefix("failed ") {
+            return Err(Error::Step { what: "restore", why: why.to_owned() });
+        }
+        members.push(member);
+    }
+    Ok(members)
+}
+
+fn hear(member: &mut Member) -> Result<String, Error> {
+    let mut line = String::new();
+    member.stream.read_line(&mut line).doing("hear a unit")?;
+    match line.trim_end() {
+        "" => Err(Error::Step { what: "restore", why: "a unit's restore went away".into() }),
+        line => Ok(line.to_owned()),
+    }
+}
+
+/// Every unit's own command, until all succeed.
+fn confirm(journal: &Journal, fault: Option<Fault>) -> Result<(), Error> {
+    let end = Instant::now() + Duration::from_secs(journal.config.health_limit_s);
+    for unit in &journal.units {
+        let Some((program, arguments)) = unit.health.split_first() else { continue };
+        loop {
+            let mut command = Command::new(program);
+            command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            if command.status().is_ok_and(|status| status.success()) && fault != Some(Fault::Health) {
+                break;
+            }
+            if Instant::now() > end || fault == Some(Fault::Health) {
+                return Err(Error::Unit { unit: unit.name.clone(), why: "does not become healthy".into() });
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+    Ok(())
+}
+
+/// When all memory has come nothing needs the images any more.
+fn finish(journal: &mut Journal, members: &mut [Member]) -> Result<(), Error> {
+    let begun = now_ns();
+    for member in members.iter_mut() {
+        // fills last as long as they last
+        member.stream.get_ref().set_read_timeout(None).doing("set no limit")?;
+        let line = hear(member)?;
+        if line != "filled" {
+            return Err(Error::Step { what: "fill", why: line });
+        }
+    }
+    journal.took("fill", (now_ns() - begun) / 1000);
+    let images = journal.config.state.join("images");
+    fs::remove_dir_all(&images).at("remove", images)?;
+    journal.advance(State::Done)?;
+    // the generator has nothing more to say: units are as they were
+    run("forget the images", "systemctl", &["daemon-reload"], None).map(|_| ())
+}
+
+/// Brings one unit back in its own control group; systemd has started this process in its place.
+pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
+    let journal = Journal::read(state)?.ok_or_else(|| Error::Unsealed(state.to_owned()))?;
+    let name = full(name);
+    if !journal.units.iter().any(|unit| unit.name == name) {
+        return Err(Error::Refused(vec![format!("{name} has no part in the switch")]));
+    }
+    if Fault::asked() == Some(Fault::Damage) && host::kernel() == journal.to {
+        damage(&journal.image(&name))?;
+    }
+    let meeting = Mutex::new(BufReader::new(meet(journal.config.restore_limit_s)?));
+    let say = |text: &str| -> Result<(), Error> {
+        let mut stream = meeting.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        stream.get_mut().write_all(format!("{text}\n").as_bytes()).doing("speak to the leader")
+    };
+    let options = RestoreOptions {
+        image: journal.image(&name),
+        criu: Criu::new(&journal.config.criu),
+        restore: journal.config.memory.into(),
+        verify: true,
+        guard: Guard::None,
+        again: true,
+        daemon: daemon(journal.config.fill_rate)?,
+    };
+    let stopped = || {
+        say(&format!("stopped {name}"))?;
+        let mut line = String::new();
+        meeting
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .read_line(&mut line)
+            .doing("hear the leader")?;
+        match line.trim_end() {
+            "go" => Ok(()),
+            _ => Err(Error::Unit { unit: name.clone(), why: "the switch was given up".into() }),
+        }
+    };
+    let restored = restore_then(&options, &stopped, &|event| tracing::info!("{:?}", event.kind));
+    let restored = restored.inspect_err(|error| {
+        // the leader may have gone
+        let _ = say(&format!("failed {name}: {error}"));
+    })?;
+    unit::notify(&format!("MAINPID={}\nREADY=1\n", restored.pid))?;
+    say("running")?;
+    if let Some(keeper) = restored.keeper.and_then(|keeper| Pid::from_raw(keeper as i32)) {
+        wait_for(keeper)?;
+    }
+    say("filled")?;
+    Ok(restored.pid)
+}
+
+/// A test's: turns the first byte of the first memory of an image.
+fn damage(image: &Path) -> Result<(), Error> {
+    let names = fs::read_dir(image).at("list", image)?.flatten().map(|entry| entry.path());
+    let is_memory =
+        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("foam-task"));
+    let Some(path) = names.filter(is_memory).min() else { return Err(Error::Unsealed(image.to_owned())) };
+    let file = OpenOptions::new().read(true).write(true).open(&path).at("open", &path)?;
+    let place = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(0)).at("look into", &path)?;
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, place).at("read", &path)?;
+    file.write_all_at(&[!byte[0]], place).and_then(|()| file.sync_all()).at("write", &path)
+}
+
+fn daemon(fill_rate: u64) -> Result<Vec<OsString>, Error> {
+    let program: PathBuf = std::env::current_exe().doing("find this program")?;
+    let arguments = ["kernel".into(), "lazy-pages".into(), "--fill-rate".into(), fill_rate.to_string().into()];
+    Ok(std::iter::once(program.into()).chain(arguments).collect())
+}
+
+/// Where the leader waits; it may come up later than this.
+fn meet(limit_s: u64) -> Result<UnixStream, Error> {
+    let end = Instant::now() + Duration::from_secs(limit_s);
+    loop {
+        match UnixStream::connect(MEETING) {
+            Ok(stream) => return Ok(stream),
+            Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
+            Err(error) => return Err(error).at("meet the leader at", MEETING),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_uptime_is_read() {
+        assert_eq!(seconds_to_us("12.34 20.00\n"), Some(12_340_000));
+        assert_eq!(seconds_to_us(""), None);
+    }
+}

@@ -1,0 +1,296 @@
+//! The machine around the units: kernels, file systems, the firewall, process ids. Every step has its inverse beside it.
+
+use super::config::Config;
+use crate::Error;
+use crate::checkpoint::existing;
+use crate::error::At;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Runs a program to its end; what it says on its standard error is why it failed.
+pub(super) fn run(what: &'static str, program: &str, arguments: &[&str], input: Option<&str>) -> Result<String, Error> {
+    let mut command = Command::new(program);
+    command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() });
+    let failed = |why: String| Error::Step { what, why: format!("{program}: {why}") };
+    let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
+    if let (Some(text), Some(mut pipe)) = (input, child.stdin.take()) {
+        // one that does not listen says why on its standard error
+        let _ = pipe.write_all(text.as_bytes());
+    }
+    let output = child.wait_with_output().map_err(|error| failed(error.to_string()))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(failed(if said.is_empty() { output.status.to_string() } else { said }))
+}
+
+/// A kernel that is installed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Kernel {
+    pub(super) version: String,
+    image: PathBuf,
+    initrd: PathBuf,
+}
+
+impl Kernel {
+    /// By its version, where Debian puts it.
+    pub(super) fn find(boot: &Path, version: &str) -> Result<Self, String> {
+        let (image, initrd) = (boot.join(format!("vmlinuz-{version}")), boot.join(format!("initrd.img-{version}")));
+        for file in [&image, &initrd] {
+            if !file.is_file() {
+                return Err(format!("{} is not there", file.display()));
+            }
+        }
+        whole(&image)?;
+        Ok(Kernel { version: version.to_owned(), image, initrd })
+    }
+
+    /// Into memory, to be jumped to. Another one that was there is replaced.
+    pub(super) fn load(&self, append: &str) -> Result<(), Error> {
+        let running = fs::read_to_string("/proc/cmdline").at("read", "/proc/cmdline")?;
+        let line = format!("--command-line={}", command_line(&running, append));
+        let initrd = format!("--initrd={}", self.initrd.display());
+        let image = self.image.to_string_lossy().into_owned();
+        run("load the kernel", "kexec", &["-s", "-l", &image, &initrd, &line], None).map(|_| ())
+    }
+
+    /// Out of memory again.
+    pub(super) fn unload() -> Result<(), Error> {
+        run("unload the kernel", "kexec", &["-s", "-u"], None).map(|_| ())
+    }
+}
+
+/// Refuses what is no kernel, or is cut off: the system call takes that, and the machine hangs after the jump. Linux's boot
+/// protocol for x86 has the sizes.
+fn whole(image: &Path) -> Result<(), String> {
+    let failed = |why: &dyn std::fmt::Display| format!("{} is no kernel that can be started: {why}", image.display());
+    let file = fs::File::open(image).map_err(|error| failed(&error))?;
+    let length = file.metadata().map_err(|error| failed(&error))?.len();
+    let mut header = [0; 0x206];
+    file.read_exact_at(&mut header, 0).map_err(|error| failed(&error))?;
+    if &header[0x202..] != b"HdrS" {
+        return Err(failed(&"it has no header"));
+    }
+    // an old kernel's 0 means 4
+    let setup = if header[0x1f1] == 0 { 4 } else { u64::from(header[0x1f1]) };
+    let paragraphs = u32::from_le_bytes([header[0x1f4], header[0x1f5], header[0x1f6], header[0x1f7]]);
+    let needed = (setup + 1) * 512 + u64::from(paragraphs) * 16;
+    if length < needed {
+        return Err(failed(&format!("it has {length} bytes, and its header says {needed}")));
+    }
+    Ok(())
+}
+
+/// The running kernel's command line for the next one: one that panics must not stand still.
+fn command_line(running: &str, append: &str) -> String {
+    let ours = ["BOOT_IMAGE=", "initrd=", "panic=", "crashkernel=", "stillpoint."];
+    let kept = running.split_whitespace().filter(|part| !ours.iter().any(|prefix| part.starts_with(prefix)));
+    let mut line = kept.collect::<Vec<_>>().join(" ");
+    for part in ["panic=1", append] {
+        if !part.is_empty() {
+            line = format!("{line} {part}");
+        }
+    }
+    line
+}
+
+/// Jumps. Comes back only if it could not.
+pub(super) fn jump() -> Error {
+    match rustix::system::reboot(rustix::system::RebootCommand::Kexec) {
+        Ok(()) => Error::Step { what: "jump", why: "the kernel came back".into() },
+        Err(error) => Error::System { doing: "jump", source: error.into() },
+    }
+}
+
+/// Starts the machine anew, at once: for when nothing may go on.
+pub(super) fn reset() -> ! {
+    let _ = fs::write("/proc/sysrq-trigger", "b");
+    loop {
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+/// Mount points of block devices that can be written.
+fn writable(mounts: &str) -> Vec<String> {
+    let parse = |line: &str| {
+        let (before, after) = line.split_once(" - ")?;
+        let mut after = after.split(' ');
+        let (_, source, options) = (after.next()?, after.next()?, after.next()?);
+        let writable = options.split(',').next() == Some("rw");
+        (source.starts_with("/dev/") && writable).then(|| before.split(' ').nth(4).map(ToOwned::to_owned))?
+    };
+    mounts.lines().filter_map(parse).collect()
+}
+
+/// Everything onto disk, and nothing after it: the page cache does not survive a jump.
+pub(super) fn still() -> Result<Vec<String>, Error> {
+    let path = "/proc/self/mountinfo";
+    let read = || fs::read_to_string(path).at("read", path);
+    let mounts = writable(&read()?);
+    rustix::fs::sync();
+    fs::write("/proc/sysrq-trigger", "u").at("write", "/proc/sysrq-trigger")?;
+    let end = Instant::now() + Duration::from_secs(30);
+    loop {
+        let left = writable(&read()?);
+        if left.is_empty() {
+            rustix::fs::sync();
+            return Ok(mounts);
+        }
+        if Instant::now() > end {
+            unstill(&mounts)?;
+            return Err(Error::Step { what: "stop writing", why: format!("{} can still be written", left.join(", ")) });
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// They can be written again.
+pub(super) fn unstill(mounts: &[String]) -> Result<(), Error> {
+    mounts.iter().try_for_each(|at| run("write again", "mount", &["-o", "remount,rw", at], None).map(|_| ()))
+}
+
+/// The firewall's table.
+const TABLE: &str = "stillpoint_switch";
+
+/// How much of the network is kept away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wall {
+    /// New connections: those that are being made come to their end.
+    Syn,
+    /// Everything.
+    All,
+    /// Everything but what this machine says to itself.
+    Outside,
+}
+
+/// Raises the guard in front of ports, or changes it; there is no moment without it.
+pub(super) fn raise(wall: Wall, ports: &[u16]) -> Result<(), Error> {
+    run("raise the guard", "nft", &["-f", "-"], Some(&rules(wall, ports))).map(|_| ())
+}
+
+fn rules(wall: Wall, ports: &[u16]) -> String {
+    let set = ports.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let mut text = format!("table inet {TABLE}\ndelete table inet {TABLE}\ntable inet {TABLE} {{\n");
+    for (hook, own, here) in [("input", "dport", "iifname"), ("output", "sport", "oifname")] {
+        let _ = writeln!(text, " chain {hook} {{ type filter hook {hook} priority -300; policy accept;");
+        if wall == Wall::Outside {
+            let _ = writeln!(text, "  {here} \"lo\" accept");
+        }
+        match wall {
+            Wall::Syn if hook == "output" => {}
+            Wall::Syn => {
+                let _ = writeln!(text, "  tcp {own} {{ {set} }} tcp flags & (syn | ack) == syn drop");
+            }
+            Wall::All | Wall::Outside => {
+                let _ = writeln!(text, "  tcp {own} {{ {set} }} drop");
+            }
+        }
+        text += " }\n";
+    }
+    text + "}\n"
+}
+
+/// Takes the guard away.
+pub(super) fn lower() -> Result<(), Error> {
+    let text = format!("table inet {TABLE}\ndelete table inet {TABLE}\n");
+    run("lower the guard", "nft", &["-f", "-"], Some(&text)).map(|_| ())
+}
+
+/// Sees to it that new processes have ids above this one.
+pub(super) fn skip_pids(above: u32) -> Result<(), Error> {
+    let path = "/proc/sys/kernel/ns_last_pid";
+    let last: u32 = fs::read_to_string(path).at("read", path)?.trim().parse().unwrap_or(0);
+    if last < above { fs::write(path, above.to_string()).at("write", path) } else { Ok(()) }
+}
+
+/// Whether a directory's file system is gone with the kernel.
+fn is_memory(dir: &Path) -> bool {
+    const TMPFS: i64 = 0x0102_1994;
+    const RAMFS: i64 = 0x8584_58f6;
+    rustix::fs::statfs(dir).is_ok_and(|system| [TMPFS, RAMFS].contains(&system.f_type))
+}
+
+/// What a switch asks of this machine, beside its units.
+pub(super) fn missing(config: &Config) -> Vec<String> {
+    let mut missing = Vec::new();
+    for (program, package) in [("kexec", "kexec-tools"), ("nft", "nftables"), ("systemctl", "systemd")] {
+        let there = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].iter().any(|dir| Path::new(dir).join(program).exists());
+        if !there {
+            missing.push(format!("{program} is not there: install {package}"));
+        }
+    }
+    if fs::read_to_string("/sys/kernel/kexec_loaded").is_err() {
+        missing.push("this kernel cannot load another one (CONFIG_KEXEC)".into());
+    }
+    let line = fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    if line.split_whitespace().any(|part| part.starts_with("ip=")) {
+        missing.push("the command line has ip=: addresses would be up before the guard".into());
+    }
+    if config.units.is_empty() {
+        missing.push("no unit is named".into());
+    }
+    if is_memory(existing(&config.state)) {
+        let state = config.state.display();
+        missing
+            .push(format!("{state} lies in memory, which does not outlive this kernel: the state must be on a disk"));
+    }
+    missing
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_command_line_is_this_one_and_what_a_switch_needs() {
+        let running = "BOOT_IMAGE=/vmlinuz root=/dev/vda console=ttyS0 panic=0\n";
+        assert_eq!(command_line(running, ""), "root=/dev/vda console=ttyS0 panic=1");
+        assert_eq!(command_line("quiet", "a=1 b=2"), "quiet panic=1 a=1 b=2");
+    }
+
+    #[test]
+    fn a_kernel_that_is_cut_off_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("vmlinuz");
+        let mut image = vec![0; 5 * 512 + 32 * 16];
+        image[0x202..0x206].copy_from_slice(b"HdrS");
+        image[0x1f4] = 32;
+        fs::write(&path, &image).unwrap();
+        whole(&path).unwrap();
+        fs::write(&path, &image[..image.len() - 1]).unwrap();
+        assert!(whole(&path).unwrap_err().contains("it has 3071 bytes, and its header says 3072"));
+        image[0x202] = 0;
+        fs::write(&path, &image).unwrap();
+        assert!(whole(&path).unwrap_err().contains("it has no header"));
+    }
+
+    #[test]
+    fn block_devices_that_can_be_written_are_found() {
+        let mounts = "22 1 254:0 / / rw,noatime shared:1 - ext4 /dev/vda rw,errors=continue\n\
+                      23 22 0:5 / /proc rw - proc proc rw\n\
+                      24 22 254:16 / /opt ro - ext4 /dev/vdb ro\n\
+                      25 22 254:32 / /srv ro shared:2 master:1 - xfs /dev/vdc rw,attr2\n";
+        assert_eq!(writable(mounts), ["/", "/srv"]);
+    }
+
+    #[test]
+    fn memory_is_told_from_disks() {
+        assert!(is_memory(Path::new("/dev/shm")));
+        assert!(!is_memory(Path::new("/proc")));
+    }
+
+    #[test]
+    fn rules_name_the_ports_both_ways() {
+        let all = rules(Wall::All, &[6379, 3306]);
+        assert!(all.contains("tcp dport { 6379, 3306 } drop") && all.contains("tcp sport { 6379, 3306 } drop"));
+        assert!(rules(Wall::Outside, &[1]).contains("iifname \"lo\" accept"));
+        assert_eq!(rules(Wall::Syn, &[1]).matches("drop").count(), 1);
+    }
+}

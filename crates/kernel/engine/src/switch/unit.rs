@@ -1,0 +1,174 @@
+//! systemd's units: what of their sandboxes must be open before a switch, and how one is started from an image.
+
+use super::system::run;
+use crate::Error;
+use crate::tree::{full, tree};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::Path;
+
+/// Settings that put processes into namespaces of their own, or tie them to the journal; with the value that does not.
+const OPEN: &[(&str, &str)] = &[
+    ("PrivateDevices", "no"),
+    ("PrivateIPC", "no"),
+    ("PrivateMounts", "no"),
+    ("PrivateNetwork", "no"),
+    ("PrivateTmp", "no"),
+    ("PrivateUsers", "no"),
+    ("ProcSubset", "all"),
+    ("ProtectControlGroups", "no"),
+    ("ProtectHome", "no"),
+    ("ProtectHostname", "no"),
+    ("ProtectKernelLogs", "no"),
+    ("ProtectKernelModules", "no"),
+    ("ProtectKernelTunables", "no"),
+    ("ProtectProc", "default"),
+    ("ProtectSystem", "no"),
+    ("BindPaths", ""),
+    ("BindReadOnlyPaths", ""),
+    ("ExecPaths", ""),
+    ("InaccessiblePaths", ""),
+    ("NoExecPaths", ""),
+    ("ReadOnlyPaths", ""),
+    ("ReadWritePaths", ""),
+    ("RootDirectory", ""),
+    ("RootImage", ""),
+    ("TemporaryFileSystem", ""),
+];
+
+/// What systemd says of a unit.
+fn properties(unit: &str) -> Result<BTreeMap<String, String>, Error> {
+    let text = run("ask about a unit", "systemctl", &["show", unit], None)?;
+    let pair = |line: &str| line.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
+    Ok(text.lines().filter_map(pair).collect())
+}
+
+/// The socket units that start a unit: systemd holds their sockets, also on the next kernel.
+pub(super) fn sockets(unit: &str) -> Result<Vec<String>, Error> {
+    let properties = properties(&full(unit))?;
+    let triggers = properties.get("TriggeredBy").map_or("", String::as_str);
+    Ok(triggers.split_whitespace().filter(|name| name.ends_with(".socket")).map(ToOwned::to_owned).collect())
+}
+
+/// The drop-in without which a unit cannot be taken along; none if it can.
+pub fn dropin(unit: &str) -> Result<Option<String>, Error> {
+    properties(&full(unit)).map(|properties| dropin_for(&properties))
+}
+
+fn dropin_for(properties: &BTreeMap<String, String>) -> Option<String> {
+    let mut text = String::new();
+    for (key, open) in OPEN {
+        if properties.get(*key).is_some_and(|value| value != open && !(open.is_empty() && value == "no")) {
+            let _ = writeln!(text, "{key}={open}");
+        }
+    }
+    for key in ["StandardOutput", "StandardError"] {
+        let value = properties.get(key).map_or("null", String::as_str);
+        // `inherit` is what the other one is, and that is changed too
+        if !["null", "inherit"].contains(&value) && !value.starts_with("file:") && !value.starts_with("append:") {
+            let _ = writeln!(text, "{key}=null");
+        }
+    }
+    (!text.is_empty()).then(|| format!("[Service]\n{text}"))
+}
+
+/// Where such a drop-in goes.
+pub fn dropin_path(unit: &str) -> String {
+    format!("/etc/systemd/system/{}.d/stillpoint.conf", full(unit))
+}
+
+/// The local ports of all TCP sockets of a process and all below it.
+pub(super) fn ports(pid: i32) -> Result<Vec<u16>, Error> {
+    let mut inodes = BTreeSet::new();
+    for process in tree(pid)? {
+        for descriptor in process.fd().into_iter().flatten().flatten() {
+            if let procfs::process::FDTarget::Socket(inode) = descriptor.target {
+                inodes.insert(inode);
+            }
+        }
+    }
+    let all = procfs::net::tcp().into_iter().chain(procfs::net::tcp6()).flatten();
+    let ours = all.filter(|entry| inodes.contains(&entry.inode));
+    Ok(ours.map(|entry| entry.local_address.port()).collect::<BTreeSet<u16>>().into_iter().collect())
+}
+
+/// Connections to these ports that nobody has accepted yet, or that are being made.
+pub(super) fn waiting(ports: &[u16]) -> u32 {
+    use procfs::net::TcpState;
+    let all = procfs::net::tcp().into_iter().chain(procfs::net::tcp6()).flatten();
+    let ours = all.filter(|entry| ports.contains(&entry.local_address.port()));
+    ours.map(|entry| match entry.state {
+        TcpState::Listen => entry.rx_queue,
+        TcpState::SynRecv => 1,
+        _ => 0,
+    })
+    .sum()
+}
+
+/// A unit's drop-in on a kernel that comes up: it starts from its image, by a program that is free of the unit's sandbox.
+pub(super) fn from_image(program: &Path, state: &Path, unit: &str) -> String {
+    format!(
+        "[Service]\nType=notify\nNotifyAccess=all\nPIDFile=\nExecCondition=\nExecStartPre=\nExecStart=\n\
+         ExecStart=+{} kernel switch-unit --state {} {unit}\nExecStartPost=\nTimeoutStartSec=infinity\nRestart=no\n",
+        program.display(),
+        state.display(),
+    )
+}
+
+/// The unit that leads a restore.
+pub(super) fn leader(program: &Path, state: &Path, units: &[String]) -> String {
+    format!(
+        "[Unit]\nDescription=Return of units from before a switch of kernels\nDefaultDependencies=no\n\
+         After=local-fs.target systemd-remount-fs.service\nConflicts=shutdown.target\nWants={}\n[Service]\n\
+         ExecStart={} kernel switch-resume --state {}\nTimeoutStartSec=infinity\nKillMode=process\n",
+        units.join(" "),
+        program.display(),
+        state.display(),
+    )
+}
+
+/// Tells systemd something about the unit that this process belongs to.
+pub(super) fn notify(text: &str) -> Result<(), Error> {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixDatagram};
+    let failed = |why: String| Error::Step { what: "tell systemd", why };
+    let path = std::env::var("NOTIFY_SOCKET").map_err(|_| failed("not started by it".into()))?;
+    let address = match path.strip_prefix('@') {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(&path),
+    };
+    let sent = address.and_then(|address| {
+        let socket = UnixDatagram::unbound()?;
+        socket.send_to_addr(text.as_bytes(), &address)
+    });
+    sent.map(|_| ()).map_err(|error| failed(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dropin_opens_what_is_closed_and_nothing_else() {
+        let pairs = [
+            ("PrivateTmp", "yes"),
+            ("ProtectSystem", "strict"),
+            ("ProtectHome", "no"),
+            ("ReadWritePaths", "-/var/lib/redis"),
+            ("BindPaths", ""),
+            ("StandardOutput", "journal"),
+            ("StandardError", "inherit"),
+        ];
+        let properties = pairs.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+        let expected = "[Service]\nPrivateTmp=no\nProtectSystem=no\nReadWritePaths=\nStandardOutput=null\n";
+        assert_eq!(dropin_for(&properties).as_deref(), Some(expected));
+        let open = [("PrivateTmp", "no"), ("StandardOutput", "null"), ("StandardError", "append:/var/log/x")];
+        let open = open.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+        assert_eq!(dropin_for(&open), None);
+    }
+
+    #[test]
+    fn names_have_a_suffix() {
+        assert_eq!((full("redis-server"), full("a.service")), ("redis-server.service".into(), "a.service".into()));
+    }
+}

@@ -1,0 +1,296 @@
+//! The index of a checkpoint: written last, it is the seal. Without one, or with one that does not hold, there is no
+//! checkpoint.
+//!
+//! ```text
+//! "STPFOAM1"  length of the body (u64)  SHA-256 of the body  body (postcard)
+//! ```
+
+use crate::{Error, Extent, Extents, Form, Memory, Object, PAGE, PRESENT, Placement, Sums};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+const MAGIC: &[u8; 8] = b"STPFOAM1";
+const HEADER: usize = 8 + 8 + 32;
+/// Sums of 4 TiB of memory: longer is no index.
+const LONGEST: u64 = 1 << 33;
+
+/// Where and when a checkpoint was made: what a restore compares with where it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// Of the machine, as `/etc/machine-id` has it.
+    pub machine: String,
+    /// `uname -r` of the kernel below.
+    pub kernel: String,
+    /// The processor's model and features, in short.
+    pub processor: String,
+    /// Which criu wrote the files beside.
+    pub criu: String,
+    /// Seconds since 1970.
+    pub made_s: u64,
+    /// The process at the root of the tree.
+    pub pid: i32,
+    /// Its name.
+    pub name: String,
+}
+
+/// A file of criu's, as it was when the checkpoint was sealed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Beside {
+    /// Its name in the directory.
+    pub name: String,
+    /// How long it is.
+    pub bytes: u64,
+    /// SHA-256.
+    pub digest: [u8; 32],
+}
+
+/// One memory: what the file beside the index holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Recorded {
+    /// Whose.
+    pub object: Object,
+    /// Its pages.
+    pub extents: Extents,
+    /// Where they lie.
+    pub placement: Placement,
+    /// Their sums.
+    pub sums: Sums,
+}
+
+/// A whole checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Index {
+    /// Where it is from.
+    pub origin: Origin,
+    /// The form of its files.
+    pub form: Form,
+    /// How many passes there were.
+    pub passes: u32,
+    /// Memories, by object.
+    pub memories: Vec<Recorded>,
+    /// Files of criu's.
+    pub beside: Vec<Beside>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Body {
+    origin: Origin,
+    form: Form,
+    passes: u32,
+    memories: Vec<Entry>,
+    beside: Vec<Beside>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    object: Object,
+    windows: Vec<u64>,
+    extents: Vec<Extent>,
+    /// Of pages with [`PRESENT`], by address; four bytes each, as sums do not get shorter as numbers do.
+    sums: Vec<[u8; 4]>,
+}
+
+impl Recorded {
+    /// What has been recorded of a memory, with where its pages lie.
+    pub fn of(memory: &Memory, placement: Placement) -> Self {
+        let (extents, sums) = (memory.extents().clone(), memory.sums.clone());
+        Recorded { object: memory.object(), extents, placement, sums }
+    }
+
+    /// Addresses of the pages that are in the file.
+    pub fn stored(&self) -> impl Iterator<Item = u64> {
+        let stored = self.extents.iter().filter(|e| e.flags & PRESENT != 0);
+        stored.flat_map(|e| (0..e.pages).map(move |page| e.start + page * PAGE))
+    }
+
+    fn to_entry(&self) -> Result<Entry, Error> {
+        let sum = |start| {
+            let missing = Error::Page { object: self.object, start, why: "was announced and never stored" };
+            self.sums.get(start).map(u32::to_le_bytes).ok_or(missing)
+        };
+        Ok(Entry {
+            object: self.object,
+            windows: self.placement.windows().to_vec(),
+            extents: self.extents.iter().copied().collect(),
+            sums: self.stored().map(sum).collect::<Result<_, _>>()?,
+        })
+    }
+
+    fn of_entry(entry: Entry, form: Form, passes: u32) -> Result<Self, Error> {
+        let wrong = |what: &str| Error::Index(format!("{what} of {}", entry.object));
+        let placement = Placement::of(form, &entry.windows)?;
+        let (mut end, mut stored) = (0, 0);
+        for extent in &entry.extents {
+            Extent::check(extent.start, extent.pages)?;
+            if extent.start < end || extent.flags & !(crate::LAZY | PRESENT) != 0 || extent.pass > passes {
+                return Err(wrong("has extents that cannot be"));
+            }
+            if extent.flags & PRESENT != 0 {
+                stored += extent.pages;
+            }
+            end = extent.end();
+        }
+        if stored != entry.sums.len() as u64 {
+            return Err(wrong("has not one sum for each page"));
+        }
+        let extents = Extents::of(entry.extents);
+        let mut recorded = Recorded { object: entry.object, extents, placement, sums: Sums::default() };
+        let mut sums = Sums::default();
+        for (address, sum) in recorded.stored().zip(&entry.sums) {
+            if recorded.placement.of_address(address).is_none() {
+                return Err(wrong("has pages without a place"));
+            }
+            sums.set(address, u32::from_le_bytes(*sum));
+        }
+        recorded.sums = sums;
+        Ok(recorded)
+    }
+}
+
+impl Index {
+    /// The bytes of the seal.
+    pub fn encode(&self) -> Result<Vec<u8>, Error> {
+        let memories = self.memories.iter().map(Recorded::to_entry).collect::<Result<_, _>>()?;
+        let (origin, beside) = (self.origin.clone(), self.beside.clone());
+        let body = Body { origin, form: self.form, passes: self.passes, memories, beside };
+        let body = postcard::to_stdvec(&body).map_err(|error| Error::Index(error.to_string()))?;
+        let mut bytes = Vec::with_capacity(HEADER + body.len());
+        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(&(body.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(&Sha256::digest(&body));
+        bytes.extend_from_slice(&body);
+        Ok(bytes)
+    }
+
+    /// Reads a seal, and refuses one that is not whole.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
+        let wrong = |what: &str| Error::Index(what.into());
+        let (header, body) = bytes.split_at_checked(HEADER).ok_or_else(|| wrong("ends within its header"))?;
+        if header[..8] != MAGIC[..] {
+            return Err(wrong("does not begin as one"));
+        }
+        let length: [u8; 8] = header[8..16].try_into().map_err(|_| wrong("ends within its header"))?;
+        let length = u64::from_le_bytes(length);
+        if length > LONGEST || length != body.len() as u64 {
+            return Err(Error::Index(format!("is {} bytes long and says {length}", body.len())));
+        }
+        if Sha256::digest(body)[..] != header[16..] {
+            return Err(wrong("is damaged: its digest does not hold"));
+        }
+        let body: Body = postcard::from_bytes(body).map_err(|error| Error::Index(error.to_string()))?;
+        Self::of_body(body)
+    }
+
+    fn of_body(body: Body) -> Result<Self, Error> {
+        let memories: Vec<Recorded> = body
+            .memories
+            .into_iter()
+            .map(|entry| Recorded::of_entry(entry, body.form, body.passes))
+            .collect::<Result<_, _>>()?;
+        if memories.windows(2).any(|two| two[0].object >= two[1].object) {
+            return Err(Error::Index("names a memory twice".into()));
+        }
+        if let Some(file) = body.beside.iter().find(|file| !is_plain(&file.name)) {
+            return Err(Error::Index(format!("names a file outside: {:?}", file.name)));
+        }
+        let Body { origin, form, passes, beside, .. } = Body { memories: Vec::new(), ..body };
+        Ok(Index { origin, form, passes, memories, beside })
+    }
+
+    /// The memory of an object.
+    pub fn memory(&self, object: Object) -> Option<&Recorded> {
+        self.memories.iter().find(|memory| memory.object == object)
+    }
+}
+
+/// A name of a file in the directory itself.
+fn is_plain(name: &str) -> bool {
+    !name.is_empty() && name.len() < 256 && !name.contains(['/', '\0']) && name != "." && name != ".."
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::LAZY;
+    use proptest::prelude::*;
+
+    fn index(form: Form) -> Index {
+        let mut placement = Placement::new(form);
+        let mut memory = Memory::new(Object::Task(7));
+        memory.begin_pass();
+        for (page, pages, flags) in
+            [(0x55_0000, 3, LAZY | PRESENT), (0x7f_0000_0000, 2, PRESENT), (0x7f_0000_0010, 1, LAZY)]
+        {
+            memory.add(page * PAGE, pages, flags).unwrap();
+            for page in (page..page + pages).filter(|_| flags & PRESENT != 0) {
+                memory.sums.set(page * PAGE, page as u32);
+                placement.assign(page * PAGE);
+            }
+        }
+        memory.end_pass();
+        Index {
+            origin: Origin {
+                machine: "m".into(),
+                kernel: "6.18".into(),
+                processor: "p".into(),
+                criu: "4.2".into(),
+                made_s: 1,
+                pid: 7,
+                name: "redis-server".into(),
+            },
+            form,
+            passes: 1,
+            memories: vec![Recorded::of(&memory, placement)],
+            beside: vec![Beside { name: "inventory.img".into(), bytes: 9, digest: [7; 32] }],
+        }
+    }
+
+    #[test]
+    fn an_index_is_read_as_it_was_written() {
+        for form in [Form::Sparse, Form::Dense] {
+            let index = index(form);
+            assert_eq!(Index::decode(&index.encode().unwrap()).unwrap(), index);
+        }
+    }
+
+    #[test]
+    fn no_byte_can_be_changed_or_left_out() {
+        let bytes = index(Form::Dense).encode().unwrap();
+        for at in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 0x10;
+            assert!(Index::decode(&damaged).is_err(), "byte {at}");
+            assert!(Index::decode(&bytes[..at]).is_err(), "{at} bytes");
+        }
+    }
+
+    #[test]
+    fn a_page_that_was_announced_and_never_stored_is_refused() {
+        let mut index = index(Form::Sparse);
+        index.memories[0].sums.forget(0x55_0000 * PAGE, 0x55_0001 * PAGE);
+        assert!(index.encode().unwrap_err().to_string().contains("never stored"));
+    }
+
+    #[test]
+    fn what_a_digest_covers_is_still_looked_at() {
+        let mut outside = index(Form::Sparse);
+        outside.beside[0].name = "../../etc/passwd".into();
+        assert!(Index::decode(&outside.encode().unwrap()).unwrap_err().to_string().contains("outside"));
+        let mut twice = index(Form::Sparse);
+        twice.memories.push(twice.memories[0].clone());
+        assert!(Index::decode(&twice.encode().unwrap()).unwrap_err().to_string().contains("twice"));
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_no_index(body in prop::collection::vec(any::<u8>(), 0..300)) {
+            let mut bytes = MAGIC.to_vec();
+            bytes.extend_from_slice(&(body.len() as u64).to_le_bytes());
+            bytes.extend_from_slice(&Sha256::digest(&body));
+            bytes.extend_from_slice(&body);
+            if let Ok(index) = Index::decode(&bytes) {
+                prop_assert_eq!(Index::decode(&index.encode().unwrap()).unwrap(), index);
+            }
+        }
+    }
+}

@@ -1,0 +1,463 @@
+//! Clients that must not notice a switch, and what a machine needs before its units can go along.
+
+use crate::{Door, Machine};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use stillpoint_testing::wait;
+
+/// Longer than any outage.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Starts units such that they can go along, and writes the configuration that names them.
+#[track_caller]
+pub fn take_along(machine: &mut Machine, units: &[&str]) {
+    let mut config = String::from("criu = \"/usr/local/bin/criu\"\n");
+    for unit in units {
+        let health = match *unit {
+            "redis-server" => r#"["redis-cli", "ping"]"#,
+            "memcached" => r#"["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/11211"]"#,
+            _ => r#"["mariadb", "-e", "SELECT 1"]"#,
+        };
+        config += &format!("[units.{unit}]\nhealth = {health}\n");
+        if *unit == "mariadb" {
+            // what `check` asks for: no io_uring, no listening socket that systemd holds, no address space for more memory
+            // than there is
+            machine.ok("systemctl disable -q --now mariadb.socket");
+            machine.ok("printf '[mysqld]\\ninnodb_use_native_aio=OFF\\ninnodb_buffer_pool_size=32M\\ninnodb_buffer_pool_size_max=64M\\n' >/etc/mysql/mariadb.conf.d/91-switch.cnf");
+        }
+        machine.ok(&format!(
+            "mkdir -p /etc/systemd/system/{unit}.service.d && stillpoint kernel dropin {unit} \
+             >/etc/systemd/system/{unit}.service.d/stillpoint.conf"
+        ));
+    }
+    machine.ok(&format!("mkdir -p /etc/stillpoint && printf '{config}' >/etc/stillpoint/kernel.toml"));
+    machine.ok(&format!("systemctl daemon-reload && systemctl start {}", units.join(" ")));
+    units.iter().for_each(|unit| until_alone(machine, unit));
+}
+
+/// Waits until nothing is left beside a unit's server: Debian's MariaDB has its tables checked after each start.
+#[track_caller]
+pub fn until_alone(machine: &mut Machine, unit: &str) {
+    let processes = format!("/sys/fs/cgroup/system.slice/{unit}.service/cgroup.procs");
+    machine.until(&format!("systemctl is-active -q {unit} && test $(wc -l <{processes}) = 1"));
+}
+
+/// A client: lines out, answers in.
+pub struct Client {
+    stream: BufReader<TcpStream>,
+}
+
+impl Client {
+    /// From outside of the machine.
+    #[track_caller]
+    pub fn connect(machine: &Machine, port: u16) -> Client {
+        let stream = machine.connect(port);
+        stream.set_read_timeout(Some(PATIENCE)).expect("set a limit");
+        Client { stream: BufReader::new(stream) }
+    }
+
+    /// One request, one line of an answer.
+    #[track_caller]
+    pub fn ask(&mut self, request: &str) -> String {
+        self.send(request);
+        self.line()
+    }
+
+    /// The same, of a server that may go away.
+    pub fn try_ask(&mut self, request: &str) -> std::io::Result<String> {
+        self.stream.get_mut().write_all(format!("{request}\r\n").as_bytes())?;
+        let mut line = String::new();
+        match self.stream.read_line(&mut line)? {
+            0 => Err(ErrorKind::UnexpectedEof.into()),
+            _ => Ok(line.trim_end().to_owned()),
+        }
+    }
+
+    /// A request whose answer is read later.
+    pub fn send(&mut self, request: &str) {
+        self.stream.get_mut().write_all(format!("{request}\r\n").as_bytes()).expect("send a request");
+    }
+
+    /// One line of an answer.
+    #[track_caller]
+    pub fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stream.read_line(&mut line).expect("an answer");
+        assert!(!line.is_empty(), "the connection was closed");
+        line.trim_end().to_owned()
+    }
+}
+
+/// Stores this many keys.
+#[track_caller]
+pub fn redis_pairs(client: &mut Client, keys: u32) {
+    for n in 0..keys {
+        client.send(&format!("SET key{n} {}", format!("{n:08}").repeat(32)));
+    }
+    for _ in 0..keys {
+        assert_eq!(client.line(), "+OK");
+    }
+}
+
+/// Asks for each of them.
+#[track_caller]
+pub fn all_pairs(client: &mut Client, keys: u32) {
+    for n in 0..keys {
+        client.send(&format!("GET key{n}"));
+    }
+    for n in 0..keys {
+        assert_eq!(client.line(), "$256");
+        assert_eq!(client.line(), format!("{n:08}").repeat(32));
+    }
+}
+
+/// Switches, and waits until the machine runs on a kernel it has booted since.
+#[track_caller]
+pub fn switch(machine: &mut Machine, to: &str, ends_on: &str) {
+    switch_with(machine, &format!("--to {to}"), ends_on);
+}
+
+/// The same, with all of its arguments.
+#[track_caller]
+pub fn switch_with(machine: &mut Machine, arguments: &str, ends_on: &str) {
+    let boot = machine.ok("cat /proc/sys/kernel/random/boot_id");
+    // in the background: the shell ends with the kernel
+    machine.ok(&format!(
+        "rm -f /run/ended; (setsid sh -c 'stillpoint kernel switch {arguments} >/run/switch.log 2>&1; touch /run/ended' &)"
+    ));
+    let end = Instant::now() + PATIENCE;
+    while Instant::now() < end {
+        let seen = machine.attempt(
+            "cat /proc/sys/kernel/random/boot_id; uname -r; if [ -e /run/ended ]; then echo ended; cat /run/switch.log; fi",
+        );
+        let text = seen.map(|output| output.text).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        match lines[..] {
+            [now, kernel, ..] if now != boot && kernel == ends_on => return,
+            [now, _, "ended", ..] if now == boot => {
+                let logs =
+                    machine.run("tail -n 20 /var/lib/stillpoint/switch/images/*/*.log; journalctl -n 20 --no-pager");
+                panic!("there was no switch: {text}\n{}\n{}", logs.text, machine.console());
+            }
+            _ => std::thread::sleep(Duration::from_millis(100)),
+        }
+    }
+    let logs = machine.attempt("cat /var/lib/stillpoint/switch/journal.json; uname -r; journalctl -n 30 --no-pager");
+    panic!("not on {ends_on} within {PATIENCE:?}: {logs:?}\n{}", machine.console());
+}
+
+/// Gives the next kernel a parameter; none if it is empty.
+#[track_caller]
+pub fn append(machine: &mut Machine, parameter: &str) {
+    let file = "/etc/stillpoint/kernel.toml";
+    // two calls: what deletes a line says no more about it
+    machine.ok(&format!("sed -i /^append/d {file}"));
+    if !parameter.is_empty() {
+        machine.ok(&format!("sed -i '1i append = \"{parameter}\"' {file}"));
+    }
+}
+
+/// Waits for the end of a switch, and tells what its journal says.
+#[track_caller]
+pub fn until_done(machine: &mut Machine) -> String {
+    until_state(machine, "done")
+}
+
+/// Waits until a switch has come to a state, and tells what its journal says.
+#[track_caller]
+pub fn until_state(machine: &mut Machine, state: &str) -> String {
+    machine.until(&format!("grep -q '\"state\": \"{state}\"' /var/lib/stillpoint/switch/journal.json"));
+    machine.ok("cat /var/lib/stillpoint/switch/journal.json")
+}
+
+/// A client that counts, one request after another: an answer that is not the next number was lost or doubled.
+pub struct Pulse {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Vec<Beat>>,
+}
+
+/// One request and its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Beat {
+    /// When it was sent.
+    pub asked: Instant,
+    /// Until it was answered.
+    pub took: Duration,
+}
+
+impl Pulse {
+    /// `beat` makes one request and tells the number that came back; `rest` lies between two of them.
+    pub fn start(rest: Duration, mut beat: impl FnMut() -> u64 + Send + 'static) -> Pulse {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let mut beats = Vec::new();
+            while !stopped.load(Ordering::Relaxed) {
+                let asked = Instant::now();
+                assert_eq!(beat(), beats.len() as u64 + 1, "each request has its effect once");
+                beats.push(Beat { asked, took: asked.elapsed() });
+                std::thread::sleep(rest);
+            }
+            beats
+        });
+        Pulse { stop, thread }
+    }
+
+    /// Of redis, counting under a name of its own.
+    #[track_caller]
+    pub fn redis(machine: &Machine, name: &str, rest: Duration) -> Pulse {
+        let mut client = Client::connect(machine, 6379);
+        let request = format!("INCR {name}");
+        Pulse::start(rest, move || number(client.ask(&request).trim_start_matches(':')))
+    }
+
+    /// Of memcached.
+    #[track_caller]
+    pub fn memcached(machine: &Machine, name: &str, rest: Duration) -> Pulse {
+        let mut client = Client::connect(machine, 11211);
+        assert_eq!(client.ask(&format!("set {name} 0 0 1\r\n0")), "STORED");
+        let request = format!("incr {name} 1");
+        Pulse::start(rest, move || number(&client.ask(&request)))
+    }
+
+    /// Of MariaDB: a committed change of a row in the table of [`prepare_mariadb`].
+    #[track_caller]
+    pub fn mariadb(machine: &Machine, name: &str, rest: Duration) -> Pulse {
+        let mut client = Sql::connect(machine);
+        client.ask(&format!("INSERT INTO t.pulse VALUES ('{name}', 0)"));
+        let (change, look) = (
+            format!("UPDATE t.pulse SET n = n + 1 WHERE name = '{name}'"),
+            format!("SELECT n FROM t.pulse WHERE name = '{name}'"),
+        );
+        Pulse::start(rest, move || {
+            client.ask(&change);
+            number(&client.ask(&look).expect("a row"))
+        })
+    }
+
+    /// As many clients of each database; the number beside each is its database's.
+    #[track_caller]
+    pub fn of_all(machine: &Machine, each: usize, rest: Duration) -> Vec<(u8, Pulse)> {
+        let mut pulses = Vec::new();
+        for n in 0..each {
+            let name = format!("pulse{n}");
+            pulses.push((0, Pulse::mariadb(machine, &name, rest)));
+            pulses.push((1, Pulse::memcached(machine, &name, rest)));
+            pulses.push((2, Pulse::redis(machine, &name, rest)));
+        }
+        pulses
+    }
+
+    /// Every request, each answered once.
+    #[track_caller]
+    pub fn end(self) -> Vec<Beat> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("every request was answered once")
+    }
+}
+
+/// A client that counts until its connection ends, as it does when a unit is started afresh from its files.
+pub struct Tally {
+    connection: TcpStream,
+    thread: JoinHandle<u64>,
+}
+
+impl Tally {
+    /// Of redis, under a name of its own.
+    #[track_caller]
+    pub fn redis(machine: &Machine, name: &str, rest: Duration) -> Tally {
+        let mut client = Client::connect(machine, 6379);
+        let request = format!("INCR {name}");
+        let connection = client.stream.get_ref().try_clone();
+        Tally::start(connection, rest, move || client.try_ask(&request).is_ok_and(|answer| answer.starts_with(':')))
+    }
+
+    /// Of MariaDB: a committed change of a row in the table of [`prepare_mariadb`].
+    #[track_caller]
+    pub fn mariadb(machine: &Machine, name: &str, rest: Duration) -> Tally {
+        let mut client = Sql::connect(machine);
+        client.ask(&format!("REPLACE INTO t.pulse VALUES ('{name}', 0)"));
+        let change = format!("UPDATE t.pulse SET n = n + 1 WHERE name = '{name}'");
+        let connection = client.stream.try_clone();
+        Tally::start(connection, rest, move || client.try_ask(&change).is_ok())
+    }
+
+    #[track_caller]
+    fn start(
+        connection: std::io::Result<TcpStream>,
+        rest: Duration,
+        mut beat: impl FnMut() -> bool + Send + 'static,
+    ) -> Tally {
+        let connection = connection.expect("a second handle of a connection");
+        let thread = std::thread::spawn(move || {
+            let mut count = 0;
+            while beat() {
+                count += 1;
+                std::thread::sleep(rest);
+            }
+            count
+        });
+        Tally { connection, thread }
+    }
+
+    /// Whether its connection has ended.
+    pub fn ended(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// How often it was told that its change is there, by a server that is no more. That may have done one more.
+    #[track_caller]
+    pub fn acknowledged(self) -> u64 {
+        // A machine that lost its power says nothing to a client that waits for an answer.
+        let _ = self.connection.shutdown(Shutdown::Both);
+        wait::until("a connection to end", || self.thread.is_finished().then_some(()));
+        self.thread.join().expect("a number")
+    }
+}
+
+/// Clients that come, ask once and go, one after another without a rest: a switch may keep them waiting and nothing else.
+pub struct Newcomers {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Came>,
+}
+
+/// What became of newcomers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Came {
+    /// They were served.
+    pub served: u32,
+    /// The door did not open within a second.
+    pub waited: u32,
+}
+
+impl Newcomers {
+    /// `request` is answered by a line.
+    pub fn start(door: Door, request: &'static str) -> Newcomers {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let mut came = Came::default();
+            while !stopped.load(Ordering::Relaxed) {
+                let stream = match door.connect(Duration::from_secs(1)) {
+                    Ok(stream) => stream,
+                    Err(error) if is_wait(error.kind()) => {
+                        came.waited += 1;
+                        continue;
+                    }
+                    Err(error) => panic!("a newcomer was sent away: {error}"),
+                };
+                stream.set_read_timeout(Some(PATIENCE)).expect("set a limit");
+                Client { stream: BufReader::new(stream) }.ask(request);
+                came.served += 1;
+            }
+            came
+        });
+        Newcomers { stop, thread }
+    }
+
+    /// How many were served, and how many kept waiting; none was sent away.
+    #[track_caller]
+    pub fn end(self) -> Came {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("no newcomer was sent away")
+    }
+}
+
+/// Nobody answered; while the machine has no address its neighbours say that there is no way to it.
+fn is_wait(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::TimedOut | ErrorKind::WouldBlock | ErrorKind::HostUnreachable)
+}
+
+/// The table in which MariaDB's pulses count, and the user they come as.
+#[track_caller]
+pub fn prepare_mariadb(machine: &mut Machine) {
+    machine.ok(
+        "mariadb -e \"CREATE DATABASE t; CREATE TABLE t.pulse (name VARCHAR(20) PRIMARY KEY, n BIGINT) ENGINE=InnoDB; \
+         CREATE USER outside; GRANT ALL ON t.* TO outside\"",
+    );
+}
+
+/// The longest request.
+pub fn longest(beats: &[Beat]) -> Duration {
+    beats.iter().map(|beat| beat.took).max().unwrap_or_default()
+}
+
+fn number(text: &str) -> u64 {
+    text.parse().unwrap_or_else(|_| panic!("{text} is no number"))
+}
+
+/// A client of MariaDB, without a password.
+pub struct Sql {
+    stream: TcpStream,
+}
+
+impl Sql {
+    /// From outside of the machine, as the user of [`prepare_mariadb`].
+    #[track_caller]
+    pub fn connect(machine: &Machine) -> Sql {
+        let stream = machine.connect(3306);
+        stream.set_read_timeout(Some(PATIENCE)).expect("set a limit");
+        let mut sql = Sql { stream };
+        let greeting = sql.packet().expect("a greeting");
+        assert_eq!(greeting[0], 10, "the protocol's version");
+        // 4.1's protocol, plain passwords, 16 MiB packets, latin1
+        let mut hello = (0x0000_8200_u32 | 0x0000_0001).to_le_bytes().to_vec();
+        hello.extend_from_slice(&(1_u32 << 24).to_le_bytes());
+        hello.push(8);
+        hello.extend_from_slice(&[0; 23]);
+        hello.extend_from_slice(b"outside\0\0");
+        sql.send(1, &hello).expect("say who it is");
+        let welcome = sql.packet().expect("a welcome");
+        assert_eq!(welcome[0], 0, "{}", String::from_utf8_lossy(&welcome));
+        sql
+    }
+
+    /// One query; the first value of the first row, where there is one.
+    #[track_caller]
+    pub fn ask(&mut self, query: &str) -> Option<String> {
+        self.try_ask(query).expect("an answer")
+    }
+
+    /// The same, of a server that may go away.
+    #[track_caller]
+    pub fn try_ask(&mut self, query: &str) -> std::io::Result<Option<String>> {
+        self.send(0, &[b"\x03", query.as_bytes()].concat())?;
+        let first = self.packet()?;
+        match first[0] {
+            0 => return Ok(None),
+            255 => panic!("{query}: {}", String::from_utf8_lossy(&first[3..])),
+            _ => {}
+        }
+        let (mut value, mut ends) = (None, 0);
+        while ends < 2 {
+            let packet = self.packet()?;
+            match packet[0] {
+                254 if packet.len() < 9 => ends += 1,
+                length if ends == 1 && value.is_none() => {
+                    value = Some(String::from_utf8_lossy(&packet[1..=usize::from(length)]).into_owned());
+                }
+                _ => {}
+            }
+        }
+        Ok(value)
+    }
+
+    fn send(&mut self, number: u8, payload: &[u8]) -> std::io::Result<()> {
+        let mut packet = (payload.len() as u32).to_le_bytes().to_vec();
+        packet[3] = number;
+        packet.extend_from_slice(payload);
+        self.stream.write_all(&packet)
+    }
+
+    fn packet(&mut self) -> std::io::Result<Vec<u8>> {
+        let mut head = [0; 4];
+        self.stream.read_exact(&mut head)?;
+        let mut payload = vec![0; u32::from_le_bytes([head[0], head[1], head[2], 0]) as usize];
+        self.stream.read_exact(&mut payload)?;
+        Ok(payload)
+    }
+}

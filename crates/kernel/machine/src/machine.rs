@@ -1,0 +1,209 @@
+//! One emulated machine.
+
+use crate::guest::{Guest, packaging};
+use crate::network::{Door, Network};
+use crate::shell::{Output, Shell};
+use std::fs;
+use std::io::Write;
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use stillpoint_testing::child::{Guarded, tied};
+use stillpoint_testing::wait;
+use tempfile::TempDir;
+
+/// A boot under emulation, on a busy machine.
+const BOOT: Duration = Duration::from_secs(300);
+/// A command.
+const COMMAND: Duration = Duration::from_secs(180);
+/// One of several attempts at a command.
+const ATTEMPT: Duration = Duration::from_secs(6);
+/// A kernel's command line: without what only costs time under emulation, and it stands still on no panic.
+const COMMAND_LINE: &str = "console=ttyS0 no_timer_check cryptomgr.notests mitigations=off panic=1 net.ifnames=0 loglevel=4 quiet random.trust_cpu=on";
+
+/// A running machine; it ends with this value.
+pub struct Machine {
+    // ended before its network goes
+    emulator: Guarded,
+    network: Network,
+    shell: Shell,
+    dir: TempDir,
+}
+
+impl Machine {
+    /// Boots a kernel and waits for its shell; the tool is installed as `make install` would.
+    #[track_caller]
+    pub fn boot(guest: &Guest, kernel: &str, tool: &Path) -> Machine {
+        let mut machine = start(guest, kernel, tool).unwrap_or_else(|why| panic!("no machine: {why}"));
+        machine.wait_for(kernel);
+        machine.ok(
+            "mkdir -p /run/tool && mount -o ro /dev/vdb /run/tool && cp -a /run/tool/root/. / && umount /run/tool && sync",
+        );
+        machine
+    }
+
+    /// Waits until this kernel runs and its shell answers.
+    #[track_caller]
+    pub fn wait_for(&mut self, kernel: &str) {
+        let end = Instant::now() + BOOT;
+        while Instant::now() < end {
+            if self.attempt("uname -r").is_some_and(|output| output.text.trim() == kernel) {
+                return;
+            }
+        }
+        panic!("waited {BOOT:?} for kernel {kernel}\n{}", self.console());
+    }
+
+    /// Runs a command in the machine.
+    #[track_caller]
+    pub fn run(&mut self, command: &str) -> Output {
+        let output = self.shell.run(command, COMMAND);
+        output.unwrap_or_else(|| panic!("`{command}` did not end\n{}", self.console()))
+    }
+
+    /// Runs a command that succeeds, and tells what it said.
+    #[track_caller]
+    pub fn ok(&mut self, command: &str) -> String {
+        let Output { code, text } = self.run(command);
+        assert_eq!(code, 0, "`{command}` said: {text}\n{}", self.console());
+        text
+    }
+
+    /// Runs a command within a limit; nothing when there was no end of it, as the kernel changed or the machine is slow.
+    /// The next command interrupts it.
+    pub fn attempt(&mut self, command: &str) -> Option<Output> {
+        let output = self.shell.run(command, ATTEMPT);
+        assert!(self.emulator.ended().is_none(), "the emulator ended\n{}", self.console());
+        output
+    }
+
+    /// Asks until a command succeeds, over boots of any kernel.
+    #[track_caller]
+    pub fn until(&mut self, command: &str) -> String {
+        let end = Instant::now() + BOOT;
+        while Instant::now() < end {
+            match self.attempt(command) {
+                Some(Output { code: 0, text }) => return text,
+                _ => std::thread::sleep(Duration::from_millis(200)),
+            }
+        }
+        panic!("waited {BOOT:?} in vain for `{command}` to succeed\n{}", self.console());
+    }
+
+    /// A connection from outside.
+    #[track_caller]
+    pub fn connect(&self, port: u16) -> TcpStream {
+        let door = self.door(port);
+        let made = wait::within(Duration::from_secs(60), || door.connect(Duration::from_secs(5)).ok());
+        made.unwrap_or_else(|| panic!("nothing listens on port {port}\n{}", self.console()))
+    }
+
+    /// A way in for clients that come and go.
+    pub fn door(&self, port: u16) -> Door {
+        self.network.door(port)
+    }
+
+    /// A program that runs outside of the machine, on its network.
+    pub fn outside(&self, program: &Path) -> Command {
+        let mut command = tied("ip".as_ref());
+        command.args(["netns", "exec", &self.network.name]).arg(program);
+        command
+    }
+
+    /// The power goes and comes: the boot loader starts the first kernel.
+    pub fn reset(&mut self) {
+        self.monitor("system_reset");
+    }
+
+    fn monitor(&self, command: &str) {
+        let path = self.dir.path().join("monitor");
+        let mut stream = UnixStream::connect(&path).expect("the emulator listens");
+        stream.write_all(format!("{command}\n").as_bytes()).expect("ask the emulator");
+        // it answers when it has done it
+        let mut answer = [0; 4096];
+        let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));
+        while std::io::Read::read(&mut stream, &mut answer).is_ok_and(|n| n > 0) {}
+    }
+
+    /// The end of what it printed.
+    pub fn console(&self) -> String {
+        let text = fs::read(self.dir.path().join("console")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let lines: Vec<&str> = text.lines().collect();
+        format!("--- the end of its console\n{}", lines[lines.len().saturating_sub(60)..].join("\n"))
+    }
+}
+
+fn start(guest: &Guest, kernel: &str, tool: &Path) -> Result<Machine, String> {
+    let dir = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let disk = tool_disk(dir.path(), tool)?;
+    let network = Network::make()?;
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let of_guest = |name: String| guest.dir.join(name).display().to_string();
+    let mut command = tied("ip".as_ref());
+    command.args(["netns", "exec", &network.name]).arg(guest.dir.join("qemu"));
+    command
+        .args("-accel tcg,thread=multi -cpu max -smp 2 -m 1536 -display none -nodefaults -no-user-config".split(' '));
+    command.args(["-kernel", &of_guest(format!("vmlinuz-{kernel}")), "-initrd", &of_guest(format!("initrd-{kernel}"))]);
+    command.args(["-append", COMMAND_LINE]);
+    // changes go to a file that has no name, and away with the emulator
+    let root = of_guest("root.ext4".into());
+    command.args(["-drive", &format!("file={root},if=virtio,format=raw,snapshot=on,cache=unsafe")]);
+    command.args(["-drive", &format!("file={},if=virtio,format=raw,readonly=on", disk.display())]);
+    command.args(["-netdev", "tap,id=n0,ifname=tap0,script=no,downscript=no"]);
+    command.args(["-device", "virtio-net-pci,netdev=n0,romfile="]);
+    command.args(["-device", "i6300esb", "-action", "watchdog=reset"]);
+    command.args(["-serial", &format!("file:{}", path("console"))]);
+    command.args(["-serial", &format!("unix:{},server=on,wait=off", path("shell"))]);
+    command.args(["-monitor", &format!("unix:{},server=on,wait=off", path("monitor"))]);
+    let log = fs::File::create(dir.path().join("qemu.log")).map_err(|error| error.to_string())?;
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).env("TMPDIR", dir.path());
+    let child = command.spawn().map_err(|error| format!("the emulator: {error}"))?;
+    let mut emulator = Guarded::from_child(child);
+    let stream = wait::within(Duration::from_secs(60), || match UnixStream::connect(dir.path().join("shell")) {
+        Ok(stream) => Some(Some(stream)),
+        Err(_) => emulator.ended().map(|_| None),
+    });
+    let said = || fs::read_to_string(dir.path().join("qemu.log")).unwrap_or_default();
+    let stream = stream.flatten().ok_or_else(|| format!("the emulator did not start: {}", said()))?;
+    let shell = Shell::new(stream).map_err(|error| error.to_string())?;
+    Ok(Machine { emulator, network, shell, dir })
+}
+
+/// A disk with what `make install` puts onto a machine.
+fn tool_disk(dir: &Path, tool: &Path) -> Result<PathBuf, String> {
+    let root = dir.join("tool/root");
+    let bin = root.join("usr/local/bin");
+    fs::create_dir_all(&bin).map_err(|error| error.to_string())?;
+    run(Command::new("strip").arg("-o").arg(bin.join("stillpoint")).arg(tool))?;
+    let generators = root.join("usr/lib/systemd/system-generators");
+    fs::create_dir_all(&generators).map_err(|error| error.to_string())?;
+    let from = packaging().join("generators/stillpoint-kernel");
+    let text = fs::read_to_string(&from).map_err(|error| format!("{}: {error}", from.display()))?;
+    let to = generators.join("stillpoint-kernel");
+    fs::write(&to, text.replace("@PREFIX@", "/usr/local")).map_err(|error| error.to_string())?;
+    run(Command::new("chmod").arg("755").arg(&to))?;
+    let disk = dir.join("tool.ext4");
+    run(Command::new("mke2fs").args(["-q", "-t", "ext4", "-F", "-d"]).arg(dir.join("tool")).arg(&disk).arg("160M"))?;
+    Ok(disk)
+}
+
+fn run(command: &mut Command) -> Result<(), String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{program}: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    if output.status.success() { Ok(()) } else { Err(format!("{program}: {said}")) }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.console());
+        }
+        // it has nothing to save
+        self.emulator.signal(rustix::process::Signal::KILL);
+        let _ = self.emulator.end();
+    }
+}

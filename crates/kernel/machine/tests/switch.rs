@@ -1,0 +1,102 @@
+//! Units go over to another kernel: their memory, files and connections with them. The long form is ten switches and ten
+//! ways back from each fault; in pieces with `SOAK_PIECES`.
+
+use std::time::Duration;
+use stillpoint_kernel_machine::clients::{
+    Client, Newcomers, Pulse, all_pairs, append, longest, prepare_mariadb, redis_pairs, switch, take_along, until_done,
+};
+use stillpoint_kernel_machine::{Guest, Machine};
+use stillpoint_testing::binary::stillpoint;
+use stillpoint_testing::long::{is_soak, rounds};
+use stillpoint_testing::skip;
+
+/// Three databases have so many clients each.
+const CLIENTS: usize = 17;
+/// Between two requests of a client: all of them want the emulated processors.
+const REST: Duration = Duration::from_millis(250);
+const KEYS: u32 = 2000;
+
+/// A machine on its older kernel, with three databases under load.
+struct Loaded {
+    machine: Machine,
+    /// A connection from before everything.
+    client: Client,
+    pulses: Vec<(u8, Pulse)>,
+}
+
+impl Loaded {
+    #[track_caller]
+    fn boot(guest: &Guest, clients: usize) -> Loaded {
+        let mut machine = Machine::boot(guest, &guest.kernels[0], stillpoint());
+        take_along(&mut machine, &["mariadb", "memcached", "redis-server"]);
+        prepare_mariadb(&mut machine);
+        let mut client = Client::connect(&machine, 6379);
+        redis_pairs(&mut client, KEYS);
+        let pulses = Pulse::of_all(&machine, clients, REST);
+        Loaded { machine, client, pulses }
+    }
+
+    /// Every request of every client had its effect once, on the connection it began with.
+    #[track_caller]
+    fn end(self) -> Machine {
+        let connections = self.pulses.len() + 1;
+        let beats: Vec<_> = self.pulses.into_iter().flat_map(|(_, pulse)| pulse.end()).collect();
+        println!("the longest request took {:.1} s", longest(&beats).as_secs_f64());
+        println!("COUNT connections kept {connections}\nCOUNT requests that had their effect once {}", beats.len());
+        self.machine
+    }
+}
+
+#[test]
+fn three_databases_go_over_with_all_they_have() {
+    let guest = match Guest::build() {
+        Ok(guest) => guest,
+        Err(why) => skip!("{why}"),
+    };
+    for _ in 0..rounds(1, 10) {
+        let mut loaded = Loaded::boot(&guest, CLIENTS);
+        // they come also while the ports are guarded
+        let newcomers = Newcomers::start(loaded.machine.door(6379), "PING");
+        switch(&mut loaded.machine, &guest.kernels[1], &guest.kernels[1]);
+        // on the connection of before
+        all_pairs(&mut loaded.client, KEYS);
+        println!("{}", until_done(&mut loaded.machine));
+        let came = newcomers.end();
+        println!("COUNT newcomers {}", came.served);
+        assert!(came.waited > 0, "the guard was seen from outside: {came:?}");
+        let mut machine = loaded.end();
+        println!("COUNT switches 1");
+        assert_eq!(machine.ok("systemctl is-active mariadb memcached redis-server"), "active\nactive\nactive");
+        assert_eq!(machine.ok("nft list tables"), "");
+        // they are units as before: they stop and start
+        machine.ok("systemctl restart redis-server && redis-cli ping");
+    }
+}
+
+#[test]
+fn a_kernel_that_panics_and_a_restore_that_fails_lead_back() {
+    let guest = match Guest::build() {
+        Ok(guest) => guest,
+        Err(why) => skip!("{why}"),
+    };
+    let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
+    // three boots are enough for a short test
+    let mut loaded = Loaded::boot(&guest, if is_soak() { CLIENTS } else { 2 });
+    for _ in 0..rounds(1, 10) {
+        for (fault, why) in [
+            ("stillpoint.initrd=panic", "the machine came up with the old kernel"),
+            ("stillpoint.fault=panic", "the machine came up with the old kernel"),
+            ("stillpoint.fault=restore", "could not restore: a test made it fail"),
+        ] {
+            append(&mut loaded.machine, fault);
+            switch(&mut loaded.machine, to, from);
+            let journal = until_done(&mut loaded.machine);
+            assert!(journal.contains(why), "{journal}");
+            let told = loaded.machine.ok("stillpoint kernel status");
+            assert!(told.contains(&format!("fell back to {from}")), "{told}");
+            all_pairs(&mut loaded.client, KEYS);
+            println!("COUNT ways back, {fault} 1");
+        }
+    }
+    loaded.end();
+}

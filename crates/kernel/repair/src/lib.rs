@@ -1,0 +1,66 @@
+//! TCP connections that neither send nor hear because somebody died who was reading them (`TCP_REPAIR`).
+//!
+//! **The caller must** bring a descriptor of the connection, and be sure that whoever repaired it is gone; it takes
+//! `CAP_NET_ADMIN`.
+//!
+//! **Guaranteed:** a descriptor that is no TCP connection, and one that is not under repair, are left as they are.
+//!
+//! **It does not** know whose connections they are.
+//!
+//! ```
+//! use std::net::{Ipv4Addr, TcpListener};
+//! let healthy = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+//! assert!(!stillpoint_kernel_repair::leave(&healthy));
+//! ```
+//!
+//! Follows tcp(7) and `do_tcp_setsockopt` in `net/ipv4/tcp.c` of Linux.
+
+use std::os::fd::{AsFd, AsRawFd};
+
+/// Lets a connection go on that was left under repair; tells whether it was.
+pub fn leave(socket: impl AsFd) -> bool {
+    let descriptor = socket.as_fd().as_raw_fd();
+    let (mut state, mut length) = (0 as libc::c_int, size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: the descriptor is borrowed for as long; the kernel writes at most `length` bytes into `state`, which is that
+    // long. What is no TCP socket answers with an error.
+    let got = unsafe {
+        libc::getsockopt(descriptor, libc::IPPROTO_TCP, libc::TCP_REPAIR, (&raw mut state).cast(), &raw mut length)
+    };
+    if got != 0 || state == 0 {
+        return false;
+    }
+    let off: libc::c_int = 0;
+    // SAFETY: as above; the kernel reads the four bytes of `off`.
+    let set =
+        unsafe { libc::setsockopt(descriptor, libc::IPPROTO_TCP, libc::TCP_REPAIR, (&raw const off).cast(), length) };
+    set == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+    #[test]
+    fn a_connection_goes_on_that_was_left_under_repair() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut theirs, _) = listener.accept().unwrap();
+        let on: libc::c_int = 1;
+        // SAFETY: the kernel reads the four bytes of `on`.
+        let set = unsafe {
+            libc::setsockopt(ours.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_REPAIR, (&raw const on).cast(), 4)
+        };
+        if set != 0 {
+            stillpoint_testing::skip!("connections cannot be repaired here: {}", std::io::Error::last_os_error());
+        }
+        assert!(leave(&ours));
+        assert!(!leave(&ours), "once is enough");
+        ours.write_all(b"x").unwrap();
+        let mut byte = [0];
+        theirs.read_exact(&mut byte).unwrap();
+        assert_eq!(byte, *b"x");
+        assert!(!leave(std::io::stderr()), "no socket");
+    }
+}

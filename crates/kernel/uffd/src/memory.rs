@@ -1,0 +1,165 @@
+//! The memory of another process, by the userfaultfd that it was registered with.
+
+use crate::Error;
+use linux_raw_sys::general::{uffdio_api, uffdio_copy, uffdio_range, uffdio_register, uffdio_zeropage};
+use linux_raw_sys::ioctl::{UFFDIO_API, UFFDIO_COPY, UFFDIO_REGISTER, UFFDIO_WAKE, UFFDIO_ZEROPAGE};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
+
+/// What came of putting pages somewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Put {
+    /// So many bytes from the front are there now.
+    Done(u64),
+    /// The first page was there before; whoever waited for it has been woken.
+    There,
+    /// The process is changing its memory: an event will say how. Read it, then try again.
+    Changing,
+    /// There is no such memory any more.
+    Gone,
+    /// The process is no more.
+    Dead,
+}
+
+/// A userfaultfd of another process's, named by its number: the table of descriptors is shared by processes that watch
+/// over each other, so that no value of ours can own an entry of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Memory(RawFd);
+
+impl Memory {
+    /// Takes over an open userfaultfd.
+    pub fn of(descriptor: RawFd) -> Self {
+        Memory(descriptor)
+    }
+
+    /// The descriptor's number.
+    pub fn descriptor(self) -> RawFd {
+        self.0
+    }
+
+    /// A userfaultfd for this process's own memory, and a registered range: for tests, and to see whether there is any.
+    pub fn own(start: u64, bytes: u64) -> Result<Self, Error> {
+        // SAFETY: the call takes flags only and gives back a new descriptor or -1.
+        let descriptor = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
+        if descriptor < 0 {
+            return Err(Error::call("userfaultfd"));
+        }
+        let memory = Memory(descriptor as RawFd);
+        let features =
+            linux_raw_sys::general::UFFD_FEATURE_EVENT_REMOVE | linux_raw_sys::general::UFFD_FEATURE_EVENT_UNMAP;
+        let mut api = uffdio_api { api: 0xaa, features: u64::from(features), ioctls: 0 };
+        memory
+            .call(UFFDIO_API, &mut api)
+            .map_err(|source| Error::Call { what: "UFFDIO_API", source: source.into() })?;
+        let range = uffdio_range { start, len: bytes };
+        let mut register = uffdio_register { range, mode: 1, ioctls: 0 };
+        let registered = memory.call(UFFDIO_REGISTER, &mut register);
+        registered.map_err(|source| Error::Call { what: "UFFDIO_REGISTER", source: source.into() })?;
+        Ok(memory)
+    }
+
+    /// Puts pages where there are none, and wakes who waits for them.
+    pub fn copy(self, address: u64, pages: &[u8]) -> Result<Put, Error> {
+        let (src, len) = (pages.as_ptr() as u64, pages.len() as u64);
+        let mut copy = uffdio_copy { dst: address, src, len, mode: 0, copy: 0 };
+        let done = self.call(UFFDIO_COPY, &mut copy);
+        self.put("UFFDIO_COPY", address, done, copy.copy)
+    }
+
+    /// Puts zeros where there is nothing, and wakes who waits for them.
+    pub fn zero(self, address: u64, bytes: u64) -> Result<Put, Error> {
+        let mut zero = uffdio_zeropage { range: uffdio_range { start: address, len: bytes }, mode: 0, zeropage: 0 };
+        let done = self.call(UFFDIO_ZEROPAGE, &mut zero);
+        self.put("UFFDIO_ZEROPAGE", address, done, zero.zeropage)
+    }
+
+    fn put(self, what: &'static str, address: u64, done: Result<(), Errno>, bytes: i64) -> Result<Put, Error> {
+        match done {
+            Ok(()) => Ok(Put::Done(bytes.unsigned_abs())),
+            // part of it was put before something else happened
+            Err(_) if bytes > 0 => Ok(Put::Done(bytes.unsigned_abs())),
+            Err(Errno::EXIST) => {
+                self.wake(address)?;
+                Ok(Put::There)
+            }
+            Err(Errno::AGAIN) => Ok(Put::Changing),
+            Err(Errno::NOENT | Errno::FAULT | Errno::INVAL) => Ok(Put::Gone),
+            Err(Errno::SRCH) => Ok(Put::Dead),
+            Err(source) => Err(Error::Call { what, source: source.into() }),
+        }
+    }
+
+    /// Wakes whoever waits for a page of this memory; who still needs it asks again.
+    pub fn wake_all(self) -> Result<(), Error> {
+        // from the lowest address that can be mapped to the end of four-level page tables
+        self.wake_range(0x1_0000, (1 << 47) - 0x2_0000)
+    }
+
+    fn wake(self, address: u64) -> Result<(), Error> {
+        self.wake_range(address, 4096)
+    }
+
+    fn wake_range(self, start: u64, len: u64) -> Result<(), Error> {
+        let mut range = uffdio_range { start, len };
+        match self.call(UFFDIO_WAKE, &mut range) {
+            // nobody to wake in what is gone
+            Ok(()) | Err(Errno::SRCH | Errno::INVAL | Errno::NOENT) => Ok(()),
+            Err(source) => Err(Error::Call { what: "UFFDIO_WAKE", source: source.into() }),
+        }
+    }
+
+    fn call<T>(self, request: u32, argument: &mut T) -> Result<(), Errno> {
+        // SAFETY: every caller passes the structure that the kernel's headers give for its request, by exclusive
+        // reference; `UFFDIO_COPY` reads from memory that its caller borrows for as long. A descriptor that is something
+        // else answers with an error.
+        let done = unsafe { libc::ioctl(self.0, libc::c_ulong::from(request), std::ptr::from_mut(argument)) };
+        match done {
+            0 => Ok(()),
+            _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+        }
+    }
+
+    /// Closes it, for every process that shares the table. Memory that has not come by then reads as zeros.
+    pub fn close(self) {
+        // SAFETY: closing a number touches no memory. That nobody else uses the number is the caller's log's doing.
+        unsafe { libc::close(self.0) };
+    }
+}
+
+impl AsFd for Memory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the number stays open until `close`, after which its caller's log says so and it is not used; a number
+        // that has been closed all the same makes calls fail, and touches no memory.
+        unsafe { BorrowedFd::borrow_raw(self.0) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+
+    #[test]
+    fn pages_come_once_and_only_where_there_are_none() {
+        let bytes = 4 * 4096;
+        // SAFETY: a new mapping, at an address that the kernel chooses.
+        let start = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+        };
+        let start = start.unwrap() as u64;
+        let memory = match Memory::own(start, bytes as u64) {
+            Ok(memory) => memory,
+            Err(error) => stillpoint_testing::skip!("no userfaultfd here: {error}"),
+        };
+        let pages = vec![7u8; 2 * 4096];
+        assert_eq!(memory.copy(start, &pages).unwrap(), Put::Done(2 * 4096));
+        assert_eq!(memory.copy(start, &pages).unwrap(), Put::There);
+        assert_eq!(memory.zero(start + 2 * 4096, 4096).unwrap(), Put::Done(4096));
+        assert_eq!(memory.zero(start + 2 * 4096, 4096).unwrap(), Put::There);
+        assert_eq!(memory.copy(0x1000, &pages).unwrap(), Put::Gone);
+        // SAFETY: both addresses are in the mapping, whose pages are there.
+        let read = unsafe { ((start as *const u8).read(), ((start + 2 * 4096) as *const u8).read()) };
+        assert_eq!(read, (7, 0));
+        memory.close();
+    }
+}

@@ -1,0 +1,156 @@
+//! The proxy's configuration file: tenants that it lacks are written to its end, so that everything else, comments too, stays
+//! as its owner wrote it.
+
+use crate::{Error, Server};
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, chown};
+use std::path::{Path, PathBuf};
+use stillpoint_migrate_proxy::{Config, ServerTls};
+
+/// A configuration as it stands in its file.
+#[derive(Debug)]
+pub(super) struct File {
+    path: PathBuf,
+    text: String,
+    pub(super) config: Config,
+}
+
+fn unusable(path: &Path, why: impl ToString) -> Error {
+    Error::Attach(vec![format!("the proxy's configuration {}: {}", path.display(), why.to_string())])
+}
+
+impl File {
+    pub(super) fn read(path: &Path) -> Result<File, Error> {
+        let text = fs::read_to_string(path).map_err(|error| unusable(path, error))?;
+        let config = Config::parse(&text).map_err(|error| unusable(path, error))?;
+        Ok(File { path: path.into(), text, config })
+    }
+
+    /// What must be added for the proxy to serve `databases` of `server`; nothing where it does.
+    pub(super) fn missing(&self, server: &Server, databases: &[String]) -> Result<String, Error> {
+        let any = self.config.tenants.contains_key("*");
+        let lacking = |name: &&String| !self.config.tenants.contains_key(*name) && **name != server.database;
+        let others = !any && databases.iter().any(|name| lacking(&name));
+        // One of its own, though `*` would do: it is to be moved by itself.
+        let own = !self.config.tenants.contains_key(&server.database);
+        if !own && !others {
+            return Ok(String::new());
+        }
+        let (name, mut added) = self.name_of(server);
+        let tenant = |of: &str| format!("[tenants.{}]\nserver = {}\n", quoted(of), quoted(&name));
+        if own {
+            added += &tenant(&server.database);
+        }
+        if others {
+            added += &tenant("*");
+        }
+        Config::parse(&format!("{}\n{added}", self.text)).map_err(|error| {
+            unusable(&self.path, format!("tenants cannot be added to its end ({error}); add them by hand"))
+        })?;
+        Ok(added)
+    }
+
+    /// What the file calls the server, and what must be added for it to call it something.
+    fn name_of(&self, server: &Server) -> (String, String) {
+        let wanted = server.as_the_proxy_has_it();
+        let known = self.config.servers.iter().find(|(_, known)| {
+            (&known.host, known.port, known.tls) == (&wanted.host, wanted.port, wanted.tls) && known.database.is_none()
+        });
+        if let Some((name, _)) = known {
+            return (name.clone(), String::new());
+        }
+        let name = format!("{}:{}", wanted.host, wanted.port);
+        let mut added =
+            format!("[servers.{}]\nhost = {}\nport = {}\n", quoted(&name), quoted(&wanted.host), wanted.port);
+        match wanted.tls {
+            ServerTls::Disable => {}
+            ServerTls::Require => added += "tls = \"require\"\n",
+            ServerTls::VerifyFull => added += "tls = \"verify-full\"\n",
+        }
+        if let Some(ca) = &wanted.ca {
+            added += &format!("ca = {}\n", quoted(&ca.display().to_string()));
+        }
+        (name, added)
+    }
+
+    /// Adds to its end, as one change of the file.
+    pub(super) fn extend(&self, added: &str) -> Result<(), Error> {
+        self.replace(&format!("{}\n# Added by `stillpoint migrate attach`.\n{added}", self.text.trim_end_matches('\n')))
+    }
+
+    /// Takes [`File::extend`] back.
+    pub(super) fn restore(&self) -> Result<(), Error> {
+        self.replace(&self.text)
+    }
+
+    fn replace(&self, text: &str) -> Result<(), Error> {
+        let write = || {
+            let was = fs::metadata(&self.path)?;
+            let mut name = self.path.as_os_str().to_owned();
+            name.push(".new");
+            let new = PathBuf::from(name);
+            let mut file =
+                OpenOptions::new().write(true).create(true).truncate(true).mode(was.mode() & 0o777).open(&new)?;
+            // Its reader may be another user than we are.
+            chown(&new, Some(was.uid()), Some(was.gid()))?;
+            file.write_all(text.as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&new, &self.path)
+        };
+        write().map_err(|error: std::io::Error| unusable(&self.path, error))
+    }
+}
+
+/// As TOML's basic strings are written, which is how JSON writes them.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: &str = "# ours\nlisten = [\"127.0.0.1:1\"]\ncontrol = \"/c\"\nroutes = \"/r\"\n[servers.old]\nhost = \"h\"\n\
+                         port = 7\n[tenants.shop]\nserver = \"old\"\n";
+
+    fn file(dir: &Path, text: &str) -> File {
+        let path = dir.join("proxy.toml");
+        fs::write(&path, text).unwrap();
+        File::read(&path).unwrap()
+    }
+
+    fn server(database: &str) -> Server {
+        Server::parse("source", "host=h port=7", Some(database)).unwrap()
+    }
+
+    #[test]
+    fn what_is_served_already_is_not_added() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(file(dir.path(), PLAIN).missing(&server("shop"), &["shop".into()]).unwrap(), "");
+        let any = format!("{PLAIN}[tenants.\"*\"]\nserver = \"old\"\n");
+        assert_eq!(file(dir.path(), &any).missing(&server("shop"), &["shop".into(), "x".into()]).unwrap(), "");
+    }
+
+    #[test]
+    fn what_lacks_is_added_under_the_name_that_the_file_has_and_can_be_taken_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = file(dir.path(), PLAIN);
+        let added = file.missing(&server("a\"b"), &["shop".into(), "postgres".into()]).unwrap();
+        assert_eq!(added, "[tenants.\"a\\\"b\"]\nserver = \"old\"\n[tenants.\"*\"]\nserver = \"old\"\n");
+        file.extend(&added).unwrap();
+        let path = dir.path().join("proxy.toml");
+        let extended = File::read(&path).unwrap();
+        assert!(extended.text.starts_with("# ours\n") && extended.config.tenants.len() == 3);
+        file.restore().unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), PLAIN);
+    }
+
+    #[test]
+    fn a_server_that_the_file_does_not_know_is_described() {
+        let dir = tempfile::tempdir().unwrap();
+        let other = Server::parse("source", "host=db sslmode=require dbname=x", None).unwrap();
+        let added = file(dir.path(), PLAIN).missing(&other, &[]).unwrap();
+        assert!(added.starts_with("[servers.\"db:5432\"]\nhost = \"db\"\nport = 5432\ntls = \"require\"\n"), "{added}");
+    }
+}

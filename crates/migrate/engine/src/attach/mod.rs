@@ -1,0 +1,384 @@
+//! Getting in front of a server that clients reach directly, without restarting them, and out of their way again.
+//!
+//! ```text
+//!              attach                                          detach
+//!  Direct ----------------> Led --------------------------------------------> Direct
+//!    ^   checked first       |  new connections come to the proxy               ^
+//!    |                       |  direct sessions go on until they end            |
+//!    +-- file, rules: taken back when one of them fails        led sessions go on until they end
+//! ```
+//!
+//! Rules know ports and not databases: all databases of the server come through the proxy, and must be served by it from
+//! there. The rules are the kernel's: they outlive the proxy (its death then refuses connections until [`detach`], which
+//! needs no proxy), and do not outlive the machine's restart.
+
+mod file;
+mod rules;
+
+use crate::inventory::{number, text};
+use crate::journal;
+use crate::link::{Link, Purpose};
+use crate::server::Address;
+use crate::{APPLICATION, Error, Server};
+use file::File;
+use rules::Lead;
+use rustix::process::{Pid, Signal, kill_process};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use stillpoint_migrate_proxy::Config;
+use stillpoint_migrate_proxy::control::{Client, Reply, Request, Status};
+use tokio::net::UnixStream;
+
+/// How long the proxy may take to read its file anew.
+const RELOADING: Duration = Duration::from_secs(10);
+/// Between two looks at sessions.
+const LOOKING: Duration = Duration::from_millis(200);
+
+/// What is to be led where.
+#[derive(Debug, Clone)]
+pub struct AttachOptions {
+    /// The server that clients connect to, and one of its databases: the one that is to be moved.
+    pub source: Server,
+    /// The proxy's configuration file.
+    pub config: PathBuf,
+    /// How long to wait for sessions that are connected directly to end.
+    pub wait: Duration,
+    /// End those that are between two transactions.
+    pub end_idle: bool,
+    /// Only tell.
+    pub dry_run: bool,
+}
+
+/// What is not to be led any more.
+#[derive(Debug, Clone)]
+pub struct DetachOptions {
+    /// As for [`attach`].
+    pub source: Server,
+    /// The proxy's configuration file.
+    pub config: PathBuf,
+    /// Where the journals of migrations lie.
+    pub state: PathBuf,
+    /// Nobody connects to the server's address any more who wants a database that has moved.
+    pub moved: bool,
+    /// Only tell.
+    pub dry_run: bool,
+}
+
+/// Connections are led to the proxy.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Attached {
+    /// Whether they were before.
+    pub already: bool,
+    /// Where the proxy takes them.
+    pub proxy: String,
+    /// What was added to the proxy's configuration.
+    pub added: String,
+    /// What the kernel was told.
+    pub rules: String,
+    /// What is worth knowing.
+    pub warnings: Vec<String>,
+    /// Sessions that are still connected directly.
+    pub direct: Vec<String>,
+}
+
+/// Connections go to the server itself.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Detached {
+    /// Whether they did before.
+    pub already: bool,
+    /// How many had been led to the proxy since [`attach`] was last called.
+    pub led: u64,
+    /// Sessions that the proxy still serves.
+    pub sessions: usize,
+}
+
+/// The proxy that is to take the connections, as it runs.
+struct Running {
+    status: Status,
+    user: u32,
+    process: Option<i32>,
+}
+
+/// A session at the server that does not come through the proxy.
+struct Direct {
+    process: u32,
+    database: String,
+    user: String,
+    /// None for one that came by the server's socket.
+    from: Option<IpAddr>,
+    encrypted: bool,
+    idle: bool,
+}
+
+impl Direct {
+    fn name(&self) -> String {
+        let from = self.from.map_or_else(|| "the server's socket".to_owned(), |from| from.to_string());
+        format!("process {} ({} of {} from {from})", self.process, self.database, self.user)
+    }
+}
+
+/// Leads new connections of clients to the proxy, then waits until direct ones have ended. An error leaves everything as it was.
+pub async fn attach(options: &AttachOptions) -> Result<Attached, Error> {
+    let file = File::read(&options.config)?;
+    let proxy = running(&file.config).await?;
+    let lead = lead(options, &file.config, proxy.user).await?;
+    let mut link = Link::connect(&options.source.database("postgres"), Purpose::Statements, &[]).await?;
+    let databases = databases(&mut link).await?;
+    let added = file.missing(&options.source, &databases)?;
+    let direct = direct(&mut link, &proxy.status).await?;
+    let mut wrong = served_elsewhere(&options.source, &file.config, &proxy.status, &databases);
+    wrong.extend(direct.iter().filter_map(|session| turned_away(&file.config, &lead, session)));
+    if !wrong.is_empty() {
+        return Err(Error::Attach(wrong));
+    }
+    let mut attached = Attached {
+        already: rules::led(lead.port).await?.is_some(),
+        proxy: lead.to.to_string(),
+        rules: lead.script(),
+        warnings: warnings(&file.config, &lead),
+        direct: direct.iter().map(Direct::name).collect(),
+        added,
+    };
+    if options.dry_run {
+        return Ok(attached);
+    }
+    if !attached.added.is_empty() {
+        extend(&file, &attached.added, &proxy).await?;
+    }
+    if let Err(error) = rules::load(&lead).await {
+        if !attached.added.is_empty() {
+            file.restore()?;
+            tell_to_reload(&proxy)?;
+        }
+        return Err(error);
+    }
+    // Whatever happens while we wait, connections are led: it is told, and no error.
+    match wait_for_direct(&mut link, &file.config, options).await {
+        Ok(left) => attached.direct = left,
+        Err(error) => attached.warnings.push(format!("which sessions are still direct is not known: {error}")),
+    }
+    Ok(attached)
+}
+
+/// Leads no new connection any more. Needs neither the server nor the proxy.
+pub async fn detach(options: &DetachOptions) -> Result<Detached, Error> {
+    let file = File::read(&options.config)?;
+    let (_, port) = options.source.host_and_port();
+    let sessions = running(&file.config).await.map_or(0, |proxy| proxy.status.sessions.len());
+    let Some(led) = rules::led(port).await? else {
+        if sessions == 0 && !options.dry_run {
+            rules::remove(port).await?;
+        }
+        return Ok(Detached { already: true, led: 0, sessions });
+    };
+    let mut wrong = under_way(options)?;
+    if !options.moved {
+        wrong.extend(moved_away(options, &file.config)?);
+    }
+    if !wrong.is_empty() {
+        return Err(Error::Detach(wrong));
+    }
+    if !options.dry_run {
+        rules::unload(port).await?;
+        if sessions == 0 {
+            rules::remove(port).await?;
+        }
+    }
+    Ok(Detached { already: false, led, sessions })
+}
+
+async fn running(config: &Config) -> Result<Running, Error> {
+    let wrong = |error: &dyn std::fmt::Display| Error::Proxy(format!("{}: {error}", config.control.display()));
+    let stream = UnixStream::connect(&config.control).await.map_err(|error| wrong(&error))?;
+    let owner = stream.peer_cred().map_err(|error| wrong(&error))?;
+    drop(stream);
+    let mut client = Client::connect(&config.control).await.map_err(|error| wrong(&error))?;
+    match client.ask(&Request::Status).await {
+        Ok(Reply::Status(status)) => Ok(Running { status, user: owner.uid(), process: owner.pid() }),
+        Ok(reply) => Err(wrong(&format!("answered {reply:?} out of turn"))),
+        Err(error) => Err(wrong(&error)),
+    }
+}
+
+/// Which connections, to where; refused where the kernel could not lead them.
+async fn lead(options: &AttachOptions, config: &Config, proxy_user: u32) -> Result<Lead, Error> {
+    let refused = |why: String| Error::Attach(vec![why]);
+    let Address::Tcp(host, port) = &options.source.address else {
+        return Err(refused("the source is named by its socket: name the address that clients connect to".into()));
+    };
+    let to = rules::place(&config.listen).ok_or_else(|| {
+        refused("the proxy listens at sockets of the file system only: add an address to `listen`".into())
+    })?;
+    let found = tokio::net::lookup_host((host.as_str(), *port)).await;
+    let found = found.map_err(|source| Error::Connect { server: options.source.to_string(), source })?;
+    let mut addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
+    addresses.sort_unstable();
+    addresses.dedup();
+    // An address is this machine's when a socket can have it.
+    let here = addresses.iter().all(|address| UdpSocket::bind((*address, 0)).is_ok());
+    if here {
+        addresses.clear();
+    }
+    if here && to.port() == *port {
+        return Err(refused(format!("proxy and server both have port {port} of this machine: give the proxy another")));
+    }
+    let mut exempt = vec![proxy_user, rustix::process::geteuid().as_raw()];
+    exempt.sort_unstable();
+    exempt.dedup();
+    Ok(Lead { port: *port, addresses, to, exempt })
+}
+
+async fn databases(link: &mut Link) -> Result<Vec<String>, Error> {
+    let sql = "SELECT datname FROM pg_database WHERE datallowconn AND datname <> 'template1' ORDER BY 1";
+    Ok(link.query(sql).await?.iter().map(|row| text(row, 0)).collect())
+}
+
+/// Databases of the server whose clients would come to another one.
+fn served_elsewhere(source: &Server, config: &Config, status: &Status, databases: &[String]) -> Vec<String> {
+    let here = source.host_and_port();
+    let elsewhere = |name: &String| {
+        let now = status.tenants.iter().find(|tenant| tenant.name == *name);
+        let now = now.map(|tenant| (&tenant.server.host, tenant.server.port));
+        let (host, port) = now.or_else(|| config.server_of(name).map(|server| (&server.host, server.port)))?;
+        ((host, port) != (&here.0, here.1)).then(|| format!("the proxy serves database {name} from {host}:{port}"))
+    };
+    databases.iter().filter_map(elsewhere).collect()
+}
+
+/// Client sessions of all databases of the server, but for ours and the proxy's.
+async fn direct(link: &mut Link, status: &Status) -> Result<Vec<Direct>, Error> {
+    let proxied: Vec<String> =
+        status.sessions.iter().filter_map(|session| session.backend).map(|process| process.to_string()).collect();
+    let sql = format!(
+        "SELECT a.pid, a.datname, a.usename, host(a.client_addr), coalesce(s.ssl, false) OR coalesce(g.encrypted, false), \
+         a.state = 'idle' FROM pg_stat_activity a LEFT JOIN pg_stat_ssl s USING (pid) LEFT JOIN pg_stat_gssapi g USING (pid) \
+         WHERE a.backend_type = 'client backend' AND a.datname IS NOT NULL AND a.pid <> ALL ('{{{}}}') \
+         AND a.application_name <> '{APPLICATION}' AND a.pid <> pg_backend_pid() ORDER BY a.backend_start",
+        proxied.join(",")
+    );
+    let session = |row: &crate::link::Row| Direct {
+        process: number(row, 0),
+        database: text(row, 1),
+        user: text(row, 2),
+        from: text(row, 3).parse().ok(),
+        encrypted: text(row, 4) == "t",
+        idle: text(row, 5) == "t",
+    };
+    Ok(link.query(&sql).await?.iter().map(session).collect())
+}
+
+/// Why a session that is connected directly now could not come back through the proxy.
+fn turned_away(config: &Config, lead: &Lead, session: &Direct) -> Option<String> {
+    let from = session.from?;
+    let who = session.name();
+    if session.encrypted && config.tls.is_none() {
+        return Some(format!("{who} is encrypted, and the proxy has no `[tls]`"));
+    }
+    // Its own address stays with it on the way to the proxy.
+    if !config.admits(&session.database, &session.user, from, session.encrypted) {
+        return Some(format!("{who} is not let in by the proxy's `[[allow]]` rules"));
+    }
+    let here = UdpSocket::bind((from, 0)).is_ok();
+    (!here && !lead.leads_outsiders())
+        .then(|| format!("{who} comes from outside, and the proxy listens at {} only", lead.to))
+}
+
+fn warnings(config: &Config, lead: &Lead) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if !lead.leads_outsiders() {
+        warnings.push(format!("clients of other machines are not led: the proxy listens at {} only", lead.to));
+    } else if config.allow.is_empty() {
+        warnings.push("clients of other machines will be turned away: the proxy has no `[[allow]]` rules".into());
+    }
+    if lead.exempt.contains(&0) {
+        warnings.push("clients that run as root on this machine are not led".into());
+    }
+    warnings
+}
+
+/// Has the proxy serve what it did not; its file is as it was when it does not come to that.
+async fn extend(file: &File, added: &str, proxy: &Running) -> Result<(), Error> {
+    file.extend(added)?;
+    let serving = async {
+        let begun = Instant::now();
+        while begun.elapsed() < RELOADING {
+            tell_to_reload(proxy)?;
+            tokio::time::sleep(LOOKING).await;
+            if running(&file.config).await?.status.counters.reloads > proxy.status.counters.reloads {
+                return Ok(());
+            }
+        }
+        Err(Error::Proxy("it does not take its changed file; its log says why".into()))
+    };
+    let served = serving.await;
+    if served.is_err() {
+        file.restore()?;
+        tell_to_reload(proxy)?;
+    }
+    served
+}
+
+fn tell_to_reload(proxy: &Running) -> Result<(), Error> {
+    let process = proxy.process.and_then(Pid::from_raw);
+    let process = process.ok_or_else(|| Error::Proxy("its process cannot be told from here; send it SIGHUP".into()))?;
+    kill_process(process, Signal::HUP).map_err(|error| Error::Proxy(format!("cannot be sent SIGHUP: {error}")))
+}
+
+/// Those who are still direct when the wait is over; idle ones are ended first where that is wanted.
+async fn wait_for_direct(link: &mut Link, config: &Config, options: &AttachOptions) -> Result<Vec<String>, Error> {
+    let begun = Instant::now();
+    loop {
+        let status = running(config).await?.status;
+        let left = direct(link, &status).await?;
+        if left.iter().all(|session| session.from.is_none()) || begun.elapsed() >= options.wait {
+            return Ok(left.iter().map(Direct::name).collect());
+        }
+        for session in left.iter().filter(|session| options.end_idle && session.idle && session.from.is_some()) {
+            // Looked at once more: it may have begun something since.
+            let sql = format!(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = {} AND state = 'idle'",
+                session.process
+            );
+            link.query(&sql).await?;
+        }
+        tokio::time::sleep(LOOKING).await;
+    }
+}
+
+/// Migrations of databases of this server.
+fn under_way(options: &DetachOptions) -> Result<Vec<String>, Error> {
+    let (host, port) = options.source.host_and_port();
+    let place = format!("source {host}:{port}/");
+    let records = journal::all(&options.state)?;
+    let ours = records.into_iter().filter(|record| record.source.starts_with(&place));
+    Ok(ours.map(|record| format!("a migration of {} is under way ({:?})", record.database, record.phase)).collect())
+}
+
+/// Databases that the proxy serves from elsewhere now: who connects to this server for them finds them shut.
+fn moved_away(options: &DetachOptions, config: &Config) -> Result<Vec<String>, Error> {
+    let (host, port) = options.source.host_and_port();
+    let is_here = |server: &stillpoint_migrate_proxy::Server| (&server.host, server.port) == (&host, port);
+    let moved = routes(&config.routes)?
+        .into_iter()
+        .filter(|(name, server)| config.server_of(name).is_some_and(is_here) && !is_here(server));
+    Ok(moved
+        .map(|(name, server)| {
+            format!(
+                "database {name} has moved to {}:{}: clients that still come here for it find it shut",
+                server.host, server.port
+            )
+        })
+        .collect())
+}
+
+/// Where the proxy's tenants have moved; read from its file, since it may not run.
+fn routes(path: &Path) -> Result<BTreeMap<String, stillpoint_migrate_proxy::Server>, Error> {
+    let wrong = |why: String| Error::Proxy(format!("routes file {}: {why}", path.display()));
+    match std::fs::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+        Err(error) => Err(wrong(error.to_string())),
+    }
+}

@@ -1,0 +1,223 @@
+//! The rules of nftables that lead new connections of one server's port to the proxy.
+//!
+//! ```text
+//! client of another machine --prerouting--> proxy            client of this machine --output--> proxy
+//!                                           proxy and manager, told by their user --output--> server
+//! ```
+//!
+//! The chains stay when the rules go, with one rule that does nothing: a connection that was led goes on only while the kernel
+//! translates its addresses. It does so as long as there is a chain for that, and follows connections as long as a rule asks
+//! for their state; otherwise the connection is reset.
+
+use crate::Error;
+use std::net::{IpAddr, SocketAddr};
+use std::process::Stdio;
+use stillpoint_migrate_proxy::Endpoint;
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+
+/// A connection's first packet. The kernel may begin to follow connections with these very rules, and would take the next
+/// packet of one that is there already for a beginning.
+const BEGINNING: &str = "tcp flags & (fin | syn | rst | ack) == syn";
+
+/// Which connections are led, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Lead {
+    /// Of the server.
+    pub(super) port: u16,
+    /// Of the server; none when they are this machine's, whichever it has.
+    pub(super) addresses: Vec<IpAddr>,
+    /// Where the proxy listens.
+    pub(super) to: SocketAddr,
+    /// Users whose connections go to the server itself.
+    pub(super) exempt: Vec<u32>,
+}
+
+impl Lead {
+    /// Whether clients of other machines are led too: they do not come to an address of this machine alone.
+    pub(super) fn leads_outsiders(&self) -> bool {
+        !self.to.ip().is_loopback()
+    }
+
+    /// The table with its chains and what carries connections that were led; rules that are there go.
+    fn chains(port: u16) -> String {
+        let table = table(port);
+        let chain = |hook: &str| {
+            format!(
+                "add chain inet {table} {hook} {{ type nat hook {hook} priority -100; policy accept; }}\n\
+                 flush chain inet {table} {hook}\n"
+            )
+        };
+        let carrying = format!("add rule inet {table} output ct state established accept\n");
+        format!("add table inet {table}\n{}{}{carrying}", chain("prerouting"), chain("output"))
+    }
+
+    /// What nft is told; all of it comes into force in one moment.
+    pub(super) fn script(&self) -> String {
+        let (table, port) = (table(self.port), self.port);
+        let exempt: Vec<String> = self.exempt.iter().map(u32::to_string).collect();
+        let mut script = Lead::chains(port);
+        script += &format!("add rule inet {table} output meta skuid {{ {} }} accept\n", exempt.join(", "));
+        let hooks = if self.leads_outsiders() { &["prerouting", "output"][..] } else { &["output"] };
+        for (family, destination) in self.destinations() {
+            for hook in hooks {
+                let to = self.translation(family);
+                let rule = format!("{destination} tcp dport {port} {BEGINNING} counter {to}");
+                script += &format!("add rule inet {table} {hook} {rule}\n");
+            }
+        }
+        script
+    }
+
+    /// Conditions on the server's addresses, for each family that the proxy listens to.
+    fn destinations(&self) -> Vec<(&'static str, String)> {
+        // A socket of all IPv6 addresses takes IPv4 too.
+        let both = self.to.ip().is_unspecified() && self.to.is_ipv6();
+        let families = [("ip", self.to.is_ipv4() || both), ("ip6", self.to.is_ipv6())];
+        let mut destinations = Vec::new();
+        for (family, _) in families.into_iter().filter(|(_, listens)| *listens) {
+            let of_family = |address: &&IpAddr| address.is_ipv4() == (family == "ip");
+            let named: Vec<String> = self.addresses.iter().filter(of_family).map(ToString::to_string).collect();
+            if self.addresses.is_empty() {
+                let protocol = if family == "ip" { "ipv4" } else { "ipv6" };
+                destinations.push((family, format!("meta nfproto {protocol} fib daddr type local")));
+            } else if !named.is_empty() {
+                destinations.push((family, format!("{family} daddr {{ {} }}", named.join(", "))));
+            }
+        }
+        destinations
+    }
+
+    fn translation(&self, family: &str) -> String {
+        let (address, port) = (self.to.ip(), self.to.port());
+        match address {
+            // The address of this machine at which the connection arrives.
+            _ if address.is_unspecified() || address.is_loopback() => format!("redirect to :{port}"),
+            IpAddr::V4(_) => format!("dnat {family} to {address}:{port}"),
+            IpAddr::V6(_) => format!("dnat {family} to [{address}]:{port}"),
+        }
+    }
+}
+
+/// Of the places where a proxy listens the one at which most clients can arrive.
+pub(super) fn place(listen: &[Endpoint]) -> Option<SocketAddr> {
+    let addresses = listen.iter().filter_map(|at| match at {
+        Endpoint::Tcp(address) => Some(*address),
+        Endpoint::Unix(_) => None,
+    });
+    let reach = |at: &SocketAddr| (at.ip().is_unspecified(), !at.ip().is_loopback(), at.is_ipv6());
+    addresses.max_by_key(reach)
+}
+
+fn table(port: u16) -> String {
+    format!("stillpoint_{port}")
+}
+
+/// Rules that are in force for a port: how many connections they have led so far; none where there are none.
+pub(super) async fn led(port: u16) -> Result<Option<u64>, Error> {
+    match nft(&["list", "table", "inet", &table(port)], "").await {
+        Ok(listing) => Ok(count(&listing)),
+        Err(Error::Program { why, .. }) if why.contains("No such file") => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn count(listing: &str) -> Option<u64> {
+    let mut counters = listing.lines().filter_map(|line| line.split_once("counter packets ")).peekable();
+    counters.peek()?;
+    let number = |(_, rest): (&str, &str)| rest.split(' ').next().and_then(|number| number.parse::<u64>().ok());
+    Some(counters.filter_map(number).sum())
+}
+
+/// Puts the rules in force, in place of those that are there.
+pub(super) async fn load(lead: &Lead) -> Result<(), Error> {
+    nft(&["-f", "-"], &lead.script()).await.map(drop)
+}
+
+/// Leads no new connection any more; those that were led go on.
+pub(super) async fn unload(port: u16) -> Result<(), Error> {
+    nft(&["-f", "-"], &Lead::chains(port)).await.map(drop)
+}
+
+/// Takes the chains away too: whoever is still led hangs.
+pub(super) async fn remove(port: u16) -> Result<(), Error> {
+    // Made first, so that there is something to delete.
+    nft(&["-f", "-"], &format!("{}delete table inet {}\n", Lead::chains(port), table(port))).await.map(drop)
+}
+
+async fn nft(arguments: &[&str], script: &str) -> Result<String, Error> {
+    let failed = |why: String| Error::Program { program: "nft".into(), why };
+    let mut command = Command::new("nft");
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut child = command.spawn().map_err(|error| failed(format!("{error}; Debian's package is nftables")))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        stdin.write_all(script.as_bytes()).await.map_err(|error| failed(error.to_string()))?;
+    }
+    let output = child.wait_with_output().await.map_err(|error| failed(error.to_string()))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(failed(said.lines().next().unwrap_or("it ended without a word").to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lead(to: &str, addresses: &[&str]) -> Lead {
+        let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
+        Lead { port: 5432, addresses, to: to.parse().unwrap(), exempt: vec![0, 998] }
+    }
+
+    #[test]
+    fn the_exempt_come_before_those_who_are_led_and_each_hook_has_its_rule() {
+        let script = lead("0.0.0.0:6432", &[]).script();
+        let rules: Vec<&str> = script.lines().filter(|line| line.starts_with("add rule")).collect();
+        let led =
+            format!("meta nfproto ipv4 fib daddr type local tcp dport 5432 {BEGINNING} counter redirect to :6432");
+        assert_eq!(
+            rules,
+            [
+                "add rule inet stillpoint_5432 output ct state established accept".to_owned(),
+                "add rule inet stillpoint_5432 output meta skuid { 0, 998 } accept".to_owned(),
+                format!("add rule inet stillpoint_5432 prerouting {led}"),
+                format!("add rule inet stillpoint_5432 output {led}"),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_proxy_of_this_machine_alone_leads_nobody_from_outside() {
+        let lead = lead("127.0.0.1:6432", &[]);
+        assert!(!lead.leads_outsiders());
+        assert!(!lead.script().contains("prerouting meta"));
+    }
+
+    #[test]
+    fn families_are_kept_apart() {
+        let script = lead("[::]:6432", &["10.0.0.7", "fd00::7"]).script();
+        assert!(script.contains("output ip daddr { 10.0.0.7 } tcp dport 5432"), "{script}");
+        assert!(script.contains("output ip6 daddr { fd00::7 } tcp dport 5432"), "{script}");
+        let script = lead("10.0.0.9:6432", &["10.0.0.7", "fd00::7"]).script();
+        assert!(script.contains("counter dnat ip to 10.0.0.9:6432") && !script.contains("ip6"), "{script}");
+    }
+
+    #[test]
+    fn the_place_that_most_clients_reach_is_taken() {
+        let places = |texts: &[&str]| {
+            let listen: Vec<Endpoint> =
+                texts.iter().map(|text| Endpoint::try_from((*text).to_owned()).unwrap()).collect();
+            place(&listen).map(|at| at.to_string())
+        };
+        assert_eq!(places(&["127.0.0.1:1", "0.0.0.0:2", "10.0.0.1:3"]).as_deref(), Some("0.0.0.0:2"));
+        assert_eq!(places(&["127.0.0.1:1", "10.0.0.1:3"]).as_deref(), Some("10.0.0.1:3"));
+        assert_eq!(places(&["/run/x"]), None);
+    }
+
+    #[test]
+    fn connections_are_counted_over_all_rules() {
+        assert_eq!(count("tcp dport 1 counter packets 3 bytes 180 redirect\ncounter packets 4 bytes 1 x"), Some(7));
+        assert_eq!(count("chain output {\n}"), None);
+    }
+}

@@ -1,0 +1,416 @@
+//! What several transactions come to when nobody looks in between, and the statements that bring many rows at once; data
+//! only.
+//!
+//! ```text
+//! insert, update(s)  => insert       insert .. delete  => nothing       anything else on a row that was touched,
+//! update, update     => update       update .. delete  => delete        or on a table where order matters  => in order
+//! ```
+//!
+//! Rows of one table without further unique indexes, named by a key, can be written in any order: foreign keys are not
+//! checked and triggers do not fire here. Whatever does not fit goes out by itself, behind all that was gathered.
+
+use super::transaction::{Table, Transaction, Write};
+use crate::link::identifier;
+use crate::pgoutput::{Tuple, Value};
+use std::borrow::Cow;
+use std::cmp::Ordering;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// One statement of a batch.
+#[derive(Debug)]
+pub(crate) enum Step<'a> {
+    /// A change as it came.
+    One(&'a Write),
+    /// Many rows.
+    Many(Many),
+}
+
+/// Rows of one table that one statement brings.
+#[derive(Debug)]
+pub(crate) struct Many {
+    pub(crate) shape: ManyShape,
+    table: Arc<Table>,
+    /// For each column of the statement its values, row by row, as the text of an array.
+    pub(crate) arrays: Vec<Value>,
+    pub(crate) rows: u64,
+}
+
+/// Which statement it is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum ManyShape {
+    Insert(u32),
+    /// The columns that are set.
+    Update(u32, Vec<bool>),
+    Delete(u32),
+}
+
+/// What becomes of a row.
+#[derive(Debug)]
+enum Net<'a> {
+    Insert(Row<'a>),
+    Update(Row<'a>),
+    /// Holds the key.
+    Delete(Row<'a>),
+    /// It came and went.
+    Nothing,
+}
+
+/// As it came, unless several changes were laid over one another.
+type Row<'a> = Cow<'a, [Value]>;
+
+/// Most keys have one column.
+#[derive(Debug, PartialEq, Eq, Hash)]
+enum Key<'a> {
+    One(&'a Value),
+    Of(Vec<&'a Value>),
+}
+
+/// What was gathered for a table, rows in the order of their first change.
+#[derive(Debug)]
+struct Gathered<'a> {
+    table: &'a Arc<Table>,
+    rows: Vec<Net<'a>>,
+    places: HashMap<Key<'a>, usize>,
+}
+
+/// The statements of a group of transactions, in order.
+pub(crate) fn steps(group: &[Arc<Transaction>]) -> Vec<Step<'_>> {
+    let mut steps = Vec::new();
+    let mut gathered: Vec<Gathered<'_>> = Vec::new();
+    for write in group.iter().flat_map(|transaction| &transaction.writes).filter(|write| write.has_effect()) {
+        if group.len() == 1 || !gather(&mut gathered, write) {
+            gathered.drain(..).for_each(|table| table.flush(&mut steps));
+            // What could not be gathered with the rest may be the first of what comes.
+            if group.len() == 1 || !gather(&mut gathered, write) {
+                steps.push(Step::One(write));
+            }
+        }
+    }
+    gathered.drain(..).for_each(|table| table.flush(&mut steps));
+    steps
+}
+
+/// Whether rows of the table may be written in any order, many at once.
+fn gathers(table: &Table) -> bool {
+    let key = table.key.as_ref().is_some_and(|key| !key.is_empty() && key.iter().all(|at| table.def.plain(*at)));
+    // Named by another index, rows would have their primary key to agree on as well.
+    key && table.key == table.def.key
+        && table.def.uniques.is_empty()
+        && table.def.columns.iter().all(|c| c.element.is_some() && !c.identity_always)
+}
+
+/// Whether rows of a table that has nothing to tell them apart are only added.
+fn adds(table: &Table) -> bool {
+    let def = &table.def;
+    let plain = def.key.is_none() && def.uniques.is_empty();
+    plain && !def.columns.is_empty() && def.columns.iter().all(|column| column.element.is_some())
+}
+
+fn key_of<'a>(table: &Table, row: &'a [Value]) -> Key<'a> {
+    match table.key.as_deref().unwrap_or_default() {
+        [at] => Key::One(&row[*at]),
+        key => Key::Of(key.iter().map(|at| &row[*at]).collect()),
+    }
+}
+
+/// How rows are likely to lie in their table and its index: numbers of one sign by their size. Any order is right.
+fn neighbours(table: &Table, one: &[Value], other: &[Value]) -> Ordering {
+    let length = |value: &Value| if let Value::Text(text) = value { text.len() } else { 0 };
+    let of = |at: &usize| {
+        let (one, other) = (&one[*at], &other[*at]);
+        length(one).cmp(&length(other)).then_with(|| one.cmp(other))
+    };
+    table.key.iter().flatten().map(of).find(|order| order.is_ne()).unwrap_or(Ordering::Equal)
+}
+
+/// Takes a change in; `false` where it does not fit behind what is there.
+fn gather<'a>(gathered: &mut Vec<Gathered<'a>>, write: &'a Write) -> bool {
+    let table = match write {
+        Write::Insert { table, .. } if table.key.is_none() && adds(table) => table,
+        Write::Insert { table, .. } | Write::Update { table, .. } | Write::Delete { table, .. } if gathers(table) => {
+            table
+        }
+        _ => return false,
+    };
+    let at = gathered.iter().position(|known| known.table.def.oid == table.def.oid);
+    if at.is_some_and(|at| !Arc::ptr_eq(gathered[at].table, table)) {
+        // It was described anew: what was gathered by the old description goes first.
+        return false;
+    }
+    let at = at.unwrap_or_else(|| {
+        gathered.push(Gathered { table, rows: Vec::new(), places: HashMap::new() });
+        gathered.len() - 1
+    });
+    gathered[at].take(write)
+}
+
+impl<'a> Gathered<'a> {
+    fn take(&mut self, write: &'a Write) -> bool {
+        let row: &'a Tuple = match write {
+            Write::Insert { new, .. } | Write::Update { new, .. } => new,
+            Write::Delete { old, .. } => old,
+            Write::Truncate { .. } => return false,
+        };
+        if self.table.key.is_none() {
+            self.rows.push(Net::Insert(row.into()));
+            return true;
+        }
+        let key = key_of(self.table, row);
+        let moved = matches!(write, Write::Update { old: Some(old), .. } if key_of(self.table, old) != key);
+        let unknown = match &key {
+            Key::One(value) => **value == Value::Unchanged,
+            Key::Of(values) => values.contains(&&Value::Unchanged),
+        };
+        if moved || unknown {
+            return false;
+        }
+        match (write, self.places.get(&key).copied()) {
+            (Write::Insert { .. }, None) => self.put(key, Net::Insert(row.into())),
+            (Write::Update { .. }, None) => self.put(key, Net::Update(row.into())),
+            (Write::Delete { .. }, None) => self.put(key, Net::Delete(row.into())),
+            (Write::Update { .. }, Some(at)) => match &mut self.rows[at] {
+                Net::Insert(known) | Net::Update(known) => overlay(known, row),
+                Net::Delete(_) | Net::Nothing => return false,
+            },
+            (Write::Delete { .. }, Some(at)) => match self.rows[at] {
+                Net::Insert(_) => self.rows[at] = Net::Nothing,
+                Net::Update(_) => self.rows[at] = Net::Delete(row.into()),
+                Net::Delete(_) | Net::Nothing => return false,
+            },
+            _ => return false,
+        }
+        true
+    }
+
+    fn put(&mut self, key: Key<'a>, net: Net<'a>) {
+        self.places.insert(key, self.rows.len());
+        self.rows.push(net);
+    }
+
+    fn flush(self, steps: &mut Vec<Step<'_>>) {
+        let Gathered { table, rows, .. } = self;
+        let (mut inserts, mut deletes) = (Vec::new(), Vec::new());
+        let mut updates: Vec<(Vec<bool>, Vec<Row<'a>>)> = Vec::new();
+        for net in rows {
+            match net {
+                Net::Insert(row) => inserts.push(row),
+                Net::Delete(row) => deletes.push(row),
+                Net::Update(row) => {
+                    let is_set = |value: &Value| *value != Value::Unchanged;
+                    match updates.iter_mut().find(|(known, _)| row.iter().map(is_set).eq(known.iter().copied())) {
+                        Some((_, rows)) => rows.push(row),
+                        None => updates.push((row.iter().map(is_set).collect(), vec![row])),
+                    }
+                }
+                Net::Nothing => {}
+            }
+        }
+        let oid = table.def.oid;
+        let all = || (0..table.def.columns.len()).collect::<Vec<_>>();
+        let key = || table.key.clone().unwrap_or_default();
+        // What lies together is changed together.
+        let in_order = |rows: &mut Vec<Row<'a>>| rows.sort_unstable_by(|one, other| neighbours(table, one, other));
+        let mut many = |shape, columns: Vec<usize>, rows: &[Row<'a>]| {
+            if !rows.is_empty() {
+                let arrays = columns.iter().map(|at| array(rows.iter().map(|row| &row[*at]))).collect();
+                let rows = rows.len() as u64;
+                steps.push(Step::Many(Many { shape, table: Arc::clone(table), arrays, rows }));
+            }
+        };
+        in_order(&mut deletes);
+        many(ManyShape::Delete(oid), key(), &deletes);
+        for (set, mut rows) in updates {
+            in_order(&mut rows);
+            let columns = all().into_iter().filter(|at| set[*at]).collect();
+            many(ManyShape::Update(oid, set), columns, &rows);
+        }
+        many(ManyShape::Insert(oid), all(), &inserts);
+    }
+}
+
+/// A later state of a row over an earlier one.
+fn overlay<'a>(row: &mut Row<'a>, later: &'a Tuple) {
+    if !later.contains(&Value::Unchanged) {
+        *row = later.into();
+        return;
+    }
+    for (value, new) in row.to_mut().iter_mut().zip(later) {
+        if *new != Value::Unchanged {
+            *value = new.clone();
+        }
+    }
+}
+
+/// The text of an array.
+fn array<'a>(values: impl Iterator<Item = &'a Value> + Clone) -> Value {
+    let length = |value: &Value| if let Value::Text(text) = value { text.len() + 3 } else { 5 };
+    let mut text = Vec::with_capacity(2 + values.clone().map(length).sum::<usize>());
+    text.push(b'{');
+    for (number, value) in values.enumerate() {
+        if number > 0 {
+            text.push(b',');
+        }
+        let Value::Text(bytes) = value else {
+            text.extend_from_slice(b"NULL");
+            continue;
+        };
+        text.push(b'"');
+        let mut rest = &bytes[..];
+        while let Some(at) = rest.iter().position(|byte| matches!(byte, b'"' | b'\\')) {
+            text.extend_from_slice(&rest[..at]);
+            text.extend_from_slice(&[b'\\', rest[at]]);
+            rest = &rest[at + 1..];
+        }
+        text.extend_from_slice(rest);
+        text.push(b'"');
+    }
+    text.push(b'}');
+    Value::Text(text.into())
+}
+
+impl Many {
+    /// The statement's text.
+    pub(crate) fn sql(&self) -> String {
+        let def = &self.table.def;
+        let all: Vec<usize> = (0..def.columns.len()).collect();
+        let key = self.table.key.clone().unwrap_or_default();
+        let name = |at: &usize| identifier(&def.columns[*at].name);
+        let list = |columns: &[usize], of: &str| {
+            columns.iter().map(|at| format!("{of}{}", name(at))).collect::<Vec<_>>().join(", ")
+        };
+        let rows = |columns: &[usize]| {
+            let element = |at: &usize| def.columns[*at].element.as_deref().unwrap_or("text");
+            let arrays = columns.iter().zip(1..).map(|(at, number)| format!("${number}::{}[]", element(at)));
+            format!("unnest({}) AS v({})", arrays.collect::<Vec<_>>().join(", "), list(columns, ""))
+        };
+        let same = key.iter().map(|at| format!("t.{0} = v.{0}", name(at))).collect::<Vec<_>>().join(" AND ");
+        let table = def.qualified();
+        match &self.shape {
+            ManyShape::Insert(_) => {
+                let columns = list(&all, "");
+                format!("INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {}", rows(&all))
+            }
+            ManyShape::Update(_, set) => {
+                let columns: Vec<usize> = all.into_iter().filter(|at| set[*at]).collect();
+                // The key is the same before and after.
+                let sets: Vec<String> =
+                    columns.iter().filter(|at| !key.contains(at)).map(|at| format!("{0} = v.{0}", name(at))).collect();
+                let sets = if sets.is_empty() { format!("{0} = v.{0}", name(&key[0])) } else { sets.join(", ") };
+                format!("UPDATE ONLY {table} t SET {sets} FROM {} WHERE {same}", rows(&columns))
+            }
+            ManyShape::Delete(_) => format!("DELETE FROM ONLY {table} t USING {} WHERE {same}", rows(&key)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::transaction::tests::table_def;
+    use super::*;
+
+    fn table() -> Arc<Table> {
+        let mut def = table_def(true);
+        def.uniques.clear();
+        Arc::new(Table { key: def.key.clone(), def })
+    }
+
+    fn row(values: [&str; 3]) -> Tuple {
+        let value = |text: &str| match text {
+            "" => Value::Null,
+            "?" => Value::Unchanged,
+            text => Value::Text(text.to_owned().into()),
+        };
+        values.into_iter().map(value).collect()
+    }
+
+    fn of(writes: Vec<Write>) -> Vec<Arc<Transaction>> {
+        let each = writes.into_iter().zip(1..);
+        each.map(|(write, stamp)| Arc::new(Transaction { stamp, xid: 1, writes: vec![write], bytes: 1 })).collect()
+    }
+
+    fn texts(group: &[Arc<Transaction>]) -> Vec<String> {
+        let text = |value: &Value| match value {
+            Value::Text(bytes) => String::from_utf8(bytes.to_vec()).unwrap(),
+            other => format!("{other:?}"),
+        };
+        let step = |step: Step<'_>| match step {
+            Step::One(write) => format!("one {}", write.sql().split(' ').next().unwrap()),
+            Step::Many(many) => {
+                let arrays: Vec<String> = many.arrays.iter().map(text).collect();
+                format!("{} {} {}", many.sql().split(' ').next().unwrap(), many.rows, arrays.join(" "))
+            }
+        };
+        steps(group).into_iter().map(step).collect()
+    }
+
+    fn insert(table: &Arc<Table>, values: [&str; 3]) -> Write {
+        Write::Insert { table: Arc::clone(table), new: row(values) }
+    }
+
+    fn update(table: &Arc<Table>, values: [&str; 3]) -> Write {
+        Write::Update { table: Arc::clone(table), old: None, new: row(values) }
+    }
+
+    fn delete(table: &Arc<Table>, key: &str) -> Write {
+        Write::Delete { table: Arc::clone(table), old: row([key, "", ""]) }
+    }
+
+    #[test]
+    fn a_hot_row_is_written_once() {
+        let t = table();
+        let group = of(vec![update(&t, ["1", "a", "x"]), update(&t, ["2", "b", ""]), update(&t, ["1", "c", "?"])]);
+        assert_eq!(texts(&group), [r#"UPDATE 2 {"1","2"} {"c","b"} {"x",NULL}"#]);
+    }
+
+    #[test]
+    fn rows_that_come_and_go_are_not_written() {
+        let t = table();
+        let group = of(vec![
+            insert(&t, ["1", "a", "x"]),
+            delete(&t, "1"),
+            insert(&t, ["2", "a", "x"]),
+            update(&t, ["2", "b", "?"]),
+            update(&t, ["3", "c", "y"]),
+            delete(&t, "3"),
+        ]);
+        assert_eq!(texts(&group), [r#"DELETE 1 {"3"}"#, r#"INSERT 1 {"2"} {"b"} {"x"}"#]);
+    }
+
+    #[test]
+    fn a_row_that_comes_again_comes_after_it_went() {
+        let t = table();
+        let group = of(vec![delete(&t, "1"), insert(&t, ["1", "a", "x"]), insert(&t, ["2", "a", "x"])]);
+        assert_eq!(texts(&group), [r#"DELETE 1 {"1"}"#, r#"INSERT 2 {"1","2"} {"a","a"} {"x","x"}"#]);
+    }
+
+    #[test]
+    fn what_does_not_fit_keeps_its_place() {
+        let t = table();
+        let old = Some(row(["1", "", ""]));
+        let moves = Write::Update { table: Arc::clone(&t), old, new: row(["9", "a", "x"]) };
+        let group = of(vec![update(&t, ["1", "a", "x"]), moves, update(&t, ["9", "b", "x"])]);
+        assert_eq!(texts(&group), [r#"UPDATE 1 {"1"} {"a"} {"x"}"#, "one UPDATE", r#"UPDATE 1 {"9"} {"b"} {"x"}"#]);
+        let mut def = table_def(true);
+        def.key = Some(vec![0]);
+        let unique = Arc::new(Table { key: def.key.clone(), def });
+        let group = of(vec![delete(&unique, "1"), insert(&unique, ["2", "a", "x"])]);
+        assert_eq!(texts(&group), ["one DELETE", "one INSERT"], "values of its unique index go from row to row");
+    }
+
+    #[test]
+    fn columns_that_were_not_sent_are_not_set() {
+        let t = table();
+        let group = of(vec![update(&t, ["1", "?", "x"]), update(&t, ["2", "?", "y"])]);
+        let steps = steps(&group);
+        let [Step::Many(many)] = &steps[..] else { panic!("{steps:?}") };
+        let sql = r#"UPDATE ONLY "public"."t" t SET "note" = v."note" FROM unnest($1::text[], $2::text[]) AS v("id", "note") WHERE t."id" = v."id""#;
+        assert_eq!(many.sql(), sql);
+    }
+
+    #[test]
+    fn elements_are_quoted() {
+        let values = [Value::Text(r#"a"b\c,{}"#.to_owned().into()), Value::Null, Value::Text("".to_owned().into())];
+        assert_eq!(array(values.iter()), Value::Text(r#"{"a\"b\\c,{}",NULL,""}"#.to_owned().into()));
+    }
+}

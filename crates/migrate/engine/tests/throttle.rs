@@ -1,0 +1,52 @@
+//! A migration goes slower while clients suffer, and faster when they do not.
+
+mod support;
+
+use std::sync::{Arc, Mutex};
+use stillpoint_events::EventKind;
+use stillpoint_migrate_engine::{Observer, Outcome, run};
+use stillpoint_migrate_testbed::available;
+use support::{Bench, FakeClients};
+
+/// What the clients do undisturbed, and while they suffer.
+const USUAL: f64 = 1000.0;
+const SUFFERING: f64 = 400.0;
+/// Bytes a second that let them recover.
+const BEARABLE: u64 = 9 << 20;
+
+#[tokio::test]
+async fn rows_are_copied_as_fast_as_clients_bear_it() {
+    if !available() {
+        return;
+    }
+    let bench = Bench::start();
+    bench.source.sql("postgres", "CREATE DATABASE shop");
+    let rows = "CREATE TABLE big AS SELECT g AS id, repeat(md5(g::text), 30) AS note FROM generate_series(1, 56000) g";
+    bench.source.sql("shop", &format!("{rows}; ALTER TABLE big ADD PRIMARY KEY (id)"));
+    bench.front.lock().unwrap().clients = Some(FakeClients::at(USUAL));
+    let (front, rates) = (Arc::clone(&bench.front), Arc::new(Mutex::new(Vec::new())));
+    let told = Arc::clone(&rates);
+    let observer: Observer = Arc::new(move |event| {
+        println!("{:?}", event.kind);
+        let go_at = |rate| front.lock().unwrap().clients.iter_mut().for_each(|clients| clients.go_at(rate));
+        match event.kind {
+            EventKind::PhaseStarted { phase, .. } if phase == "copy" => go_at(SUFFERING),
+            EventKind::PhaseStarted { phase, .. } if phase == "indexes" => go_at(USUAL),
+            EventKind::Throttled { allowed_per_s, .. } => {
+                if allowed_per_s <= BEARABLE {
+                    go_at(USUAL);
+                }
+                told.lock().unwrap().push(allowed_per_s);
+            }
+            _ => {}
+        }
+    });
+    let outcome = run(&bench.options("shop"), observer).await;
+    assert!(matches!(outcome, Ok(Outcome::Switched { .. })), "{outcome:?}");
+    let rates = rates.lock().unwrap();
+    let lowest = rates.iter().position(|rate| *rate <= BEARABLE).expect("it went slower for them");
+    assert!(rates[..lowest].is_sorted_by(|earlier, later| earlier > later), "slower while they suffer: {rates:?}");
+    assert!(rates[lowest..].windows(2).any(|pair| pair[1] > pair[0]), "faster when they do not: {rates:?}");
+    let (source, target) = bench.sums("shop");
+    assert_eq!(source, target);
+}

@@ -1,0 +1,230 @@
+//! The facts of a database that capture needs, asked from the server by the session that is captured: with its rights, its
+//! search path and its temporary tables.
+
+use std::collections::HashMap;
+use stillpoint_migrate_capture::{Catalogue, Column, Reference, Table, Unique, WritesMore};
+
+/// Functions of the server itself that write rows, or run texts that may.
+const WRITE: &str = "'{lo_create,lo_creat,lo_from_bytea,lo_import,lo_put,lo_unlink,lo_open,lowrite,lo_truncate,\
+    lo_truncate64,query_to_xml,query_to_xmlschema,query_to_xml_and_xmlschema,cursor_to_xml,cursor_to_xmlschema,ts_stat,\
+    ts_rewrite,database_to_xml,schema_to_xml,table_to_xml}'";
+
+/// Every row: what it is about, and seven texts. Lists of columns are numbers with spaces.
+fn question() -> String {
+    let user = "n.nspname <> 'information_schema' AND n.nspname !~ '^pg_(catalog|toast)' AND n.nspname <> 'stillpoint'";
+    // Whether the server can hash a type in two ways: itself, what it is binary compatible with, or its elements.
+    let hash = |oid: &str| {
+        format!(
+            "EXISTS (SELECT FROM pg_catalog.pg_opclass o JOIN pg_catalog.pg_amproc p ON p.amprocfamily = o.opcfamily \
+             AND p.amproclefttype = o.opcintype AND p.amprocnum = 2 WHERE o.opcmethod = 405 AND o.opcdefault AND \
+             (o.opcintype = {oid} OR EXISTS (SELECT FROM pg_catalog.pg_cast k WHERE k.castsource = {oid} \
+             AND k.casttarget = o.opcintype AND k.castmethod = 'b')))"
+        )
+    };
+    let base = "coalesce(nullif(y.typbasetype, 0), y.oid)";
+    format!(
+        "SELECT 'set', pg_catalog.current_setting('extra_float_digits'), pg_catalog.current_setting('track_counts'), \
+           pg_catalog.getdatabaseencoding()::text, NULL::text, NULL::text, NULL::text, NULL::text \
+         UNION ALL SELECT 'path', s, p::text, NULL, NULL, NULL, NULL, NULL \
+           FROM pg_catalog.unnest(pg_catalog.current_schemas(true)) WITH ORDINALITY x(s, p) \
+         UNION ALL SELECT 'table', c.oid::text, n.nspname, c.relname, CASE WHEN c.relispartition THEN 'partition' \
+             ELSE CASE c.relkind WHEN 'v' THEN 'view' WHEN 'm' THEN 'materialized view' WHEN 'f' THEN 'foreign table' END END, \
+           (c.relpersistence = 't')::text, \
+           CASE WHEN NOT pg_catalog.has_table_privilege(c.oid, 'SELECT') THEN 'no SELECT right' \
+             WHEN pg_catalog.row_security_active(c.oid) THEN 'row security' \
+             WHEN c.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits h WHERE h.inhparent = c.oid) \
+               THEN 'other tables inherit from it' \
+             WHEN EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 \
+               AND NOT a.attisdropped AND a.atttypid = 790) THEN 'the text of money depends on the session' END, c.relkind::text \
+           FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+           WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND {user} \
+         UNION ALL SELECT 'column', a.attrelid::text, a.attnum::text, a.attname, (a.attgenerated <> '')::text, \
+           (a.attidentity = 'a')::text, NULL, NULL \
+           FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_class c ON c.oid = a.attrelid \
+           JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+           WHERE a.attnum > 0 AND NOT a.attisdropped AND c.relkind IN ('r', 'p') AND {user} \
+         UNION ALL SELECT 'index', i.indrelid::text, i.indexrelid::text, i.indkey::text, i.indnkeyatts::text, \
+           CASE WHEN NOT i.indimmediate THEN 'deferrable' WHEN i.indisexclusion OR i.indexprs IS NOT NULL THEN 'expression' \
+             WHEN EXISTS (SELECT FROM pg_catalog.unnest(i.indclass) k JOIN pg_catalog.pg_opclass o ON o.oid = k \
+               WHERE NOT o.opcdefault) THEN 'operators' \
+             WHEN EXISTS (SELECT FROM pg_catalog.unnest(i.indcollation) k JOIN pg_catalog.pg_collation o ON o.oid = k \
+               WHERE NOT o.collisdeterministic) THEN 'collation' \
+             WHEN EXISTS (SELECT FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type y ON y.oid = a.atttypid \
+               WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey) AND NOT (y.typtype = 'e' OR {own} OR y.typcategory = 'A' AND {element})) \
+               THEN 'type' ELSE '' END, \
+           (i.indisprimary OR i.indisreplident)::text, \
+           coalesce(pg_catalog.to_jsonb(i) ->> 'indnullsnotdistinct', 'false') \
+           FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indrelid \
+           JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+           WHERE (i.indisunique OR i.indisexclusion) AND {user} \
+         UNION ALL SELECT 'reference', k.conrelid::text, k.confrelid::text, k.conindid::text, \
+           pg_catalog.array_to_string(k.conkey, ' '), k.conname, (k.confupdtype IN ('c', 'n', 'd'))::text, \
+           (k.confdeltype IN ('c', 'n', 'd'))::text FROM pg_catalog.pg_constraint k WHERE k.contype = 'f' \
+         UNION ALL SELECT 'more', t.tgrelid::text, 'trigger ' || t.tgname, (t.tgtype & 4 <> 0)::text, \
+           (t.tgtype & 16 <> 0)::text, (t.tgtype & 8 <> 0)::text, NULL, NULL \
+           FROM pg_catalog.pg_trigger t WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' \
+         UNION ALL SELECT 'more', r.ev_class::text, 'rule ' || r.rulename, (r.ev_type = '3')::text, \
+           (r.ev_type = '2')::text, (r.ev_type = '4')::text, NULL, NULL \
+           FROM pg_catalog.pg_rewrite r WHERE r.ev_type <> '1' \
+         UNION ALL SELECT 'deferrable', k.conname, NULL, NULL, NULL, NULL, NULL, NULL \
+           FROM pg_catalog.pg_constraint k WHERE k.condeferrable \
+         UNION ALL SELECT 'function', p.proname, NULL, NULL, NULL, NULL, NULL, NULL FROM pg_catalog.pg_proc p \
+           JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace \
+           WHERE p.provolatile = 'v' AND p.prokind <> 'p' AND {user} \
+         UNION ALL SELECT 'function', f, NULL, NULL, NULL, NULL, NULL, NULL FROM pg_catalog.unnest({WRITE}::text[]) f \
+         UNION ALL SELECT 'statement', s.name, s.statement, \
+           pg_catalog.array_to_string(s.parameter_types::pg_catalog.oid[], ' '), NULL, NULL, NULL, NULL \
+           FROM pg_catalog.pg_prepared_statements s WHERE NOT s.from_sql AND s.name !~ '^stillpoint_'",
+        own = hash(base),
+        element = hash("nullif(y.typelem, 0)"),
+    )
+}
+
+/// The question's text, made once.
+pub(crate) static QUESTION: std::sync::LazyLock<String> = std::sync::LazyLock::new(question);
+
+/// What the answer says.
+#[derive(Debug, Default)]
+pub(crate) struct Facts {
+    pub(crate) catalogue: Catalogue,
+    /// Tables whose rows count in the audit, as an array's text.
+    pub(crate) audited: String,
+    /// Constraints may be checked as late as at COMMIT.
+    pub(crate) defers: bool,
+    /// Prepared statements of the session: name, text, types of the parameters.
+    pub(crate) statements: Vec<(Vec<u8>, Vec<u8>, Vec<u32>)>,
+    /// Tables that cannot be captured whatever the statement, and why.
+    pub(crate) uncovered: Vec<(String, String)>,
+    /// Why nothing of this session can be captured.
+    pub(crate) refused: Option<String>,
+}
+
+struct Raw {
+    table: Table,
+    /// Attribute number to position.
+    positions: HashMap<i16, usize>,
+    counted: bool,
+}
+
+impl Raw {
+    fn place(&self, numbers: &str) -> Option<Vec<usize>> {
+        numbers.split_whitespace().map(|n| self.positions.get(&n.parse().ok()?).copied()).collect()
+    }
+}
+
+type Row = Vec<Option<Vec<u8>>>;
+
+fn text(row: &Row, at: usize) -> String {
+    row.get(at).and_then(Option::as_ref).map(|value| String::from_utf8_lossy(value).into_owned()).unwrap_or_default()
+}
+
+fn number(row: &Row, at: usize) -> u32 {
+    text(row, at).parse().unwrap_or(0)
+}
+
+/// Makes the facts of the answer's rows.
+pub(crate) fn read(rows: &[Row]) -> Facts {
+    let of = |kind: &'static str| rows.iter().filter(move |row| text(row, 0) == kind);
+    let mut path: Vec<(u32, String)> = of("path").map(|row| (number(row, 2), text(row, 1))).collect();
+    path.sort();
+    let mut facts = Facts { catalogue: Catalogue::new(path.into_iter().map(|(_, schema)| schema)), ..Facts::default() };
+    facts.refused = of("set").find_map(|row| match (text(row, 1).parse::<i32>(), text(row, 2), text(row, 3)) {
+        (Ok(..=0), _, _) => Some("its extra_float_digits round values".to_owned()),
+        (_, counts, _) if counts != "on" => Some("its track_counts is off, so that nothing can be audited".to_owned()),
+        (_, _, encoding) if encoding != "UTF8" => Some(format!("its database's encoding is {encoding}, not UTF8")),
+        _ => None,
+    });
+    facts.catalogue.may_write = of("function").map(|row| text(row, 1)).collect();
+    facts.defers = of("deferrable").next().is_some();
+    let mut tables: HashMap<u32, Raw> = of("table").map(|row| (number(row, 1), raw(row))).collect();
+    for row in of("column") {
+        let Some(raw) = tables.get_mut(&number(row, 1)) else { continue };
+        let Ok(at) = text(row, 2).parse::<i16>() else { continue };
+        raw.positions.insert(at, raw.table.columns.len());
+        let column =
+            Column { name: text(row, 3), generated: text(row, 4) == "true", identity_always: text(row, 5) == "true" };
+        raw.table.columns.push(column);
+    }
+    let referred: Vec<u32> = of("reference").map(|row| number(row, 3)).collect();
+    for row in of("index") {
+        let Some(raw) = tables.get_mut(&number(row, 1)) else { continue };
+        index(raw, row, &referred);
+    }
+    for row in of("reference") {
+        let (table, index) = (number(row, 2), number(row, 3));
+        if let Some(raw) = tables.get_mut(&number(row, 1))
+            && let Some(columns) = raw.place(&text(row, 4))
+        {
+            raw.table.references.push(Reference { columns, table, index });
+        }
+        let (update, delete) = (text(row, 6) == "true", text(row, 7) == "true");
+        if let Some(referred) = tables.get_mut(&table).filter(|_| update || delete) {
+            let what = format!("foreign key {} that cascades", text(row, 5));
+            referred.table.writes_more.push(WritesMore { what, insert: false, update, delete });
+        }
+    }
+    for row in of("more") {
+        let Some(raw) = tables.get_mut(&number(row, 1)) else { continue };
+        let is = |at| text(row, at) == "true";
+        raw.table.writes_more.push(WritesMore { what: text(row, 2), insert: is(3), update: is(4), delete: is(5) });
+    }
+    facts.statements = of("statement").map(statement).collect();
+    let counted: Vec<String> = tables.values().filter(|raw| raw.counted).map(|raw| raw.table.oid.to_string()).collect();
+    facts.audited = format!("{{{}}}", counted.join(","));
+    facts.uncovered = tables.values().filter_map(|raw| uncovered(&raw.table)).collect();
+    tables.into_values().for_each(|raw| facts.catalogue.add(raw.table));
+    facts
+}
+
+fn raw(row: &Row) -> Raw {
+    let kind =
+        ["view", "materialized view", "foreign table", "partition"].into_iter().find(|kind| *kind == text(row, 4));
+    let reasons =
+        ["no SELECT right", "row security", "other tables inherit from it", "the text of money depends on the session"];
+    let temporary = text(row, 5) == "true";
+    let table = Table {
+        oid: number(row, 1),
+        schema: text(row, 2),
+        name: text(row, 3),
+        kind,
+        temporary,
+        unreadable: reasons.into_iter().find(|reason| *reason == text(row, 6)),
+        ..Table::default()
+    };
+    Raw { table, positions: HashMap::new(), counted: !temporary && text(row, 7) == "r" }
+}
+
+fn index(raw: &mut Raw, row: &Row, referred: &[u32]) {
+    let (oid, why_not, is_key) = (number(row, 2), text(row, 5), text(row, 6) == "true");
+    let keys = text(row, 4).parse().unwrap_or(0);
+    let columns: Vec<String> = text(row, 3).split_whitespace().take(keys).map(str::to_owned).collect();
+    let columns = raw.place(&columns.join(" "));
+    let by_hash = why_not.is_empty();
+    if is_key && by_hash && raw.table.key.is_none() {
+        raw.table.key.clone_from(&columns);
+        if !referred.contains(&oid) {
+            return;
+        }
+    }
+    let columns = columns.filter(|_| why_not != "expression");
+    raw.table.uniques.push(Unique { oid, columns, by_hash, nulls_equal: text(row, 7) == "true" });
+}
+
+fn statement(row: &Row) -> (Vec<u8>, Vec<u8>, Vec<u32>) {
+    let bytes = |at: usize| row.get(at).cloned().flatten().unwrap_or_default();
+    let types = text(row, 3).split_whitespace().filter_map(|oid| oid.parse().ok()).collect();
+    (bytes(1), bytes(2), types)
+}
+
+/// Why no write of a table can be captured.
+fn uncovered(table: &Table) -> Option<(String, String)> {
+    if table.temporary || table.kind.is_some() {
+        return None;
+    }
+    let why = match (table.unreadable, &table.key) {
+        (Some(why), _) => why.to_owned(),
+        (None, None) => "rows can only be added: it has no key whose values can be hashed".to_owned(),
+        (None, Some(_)) => table.writes_more.first()?.what.clone(),
+    };
+    Some((format!("{}.{}", table.schema, table.name), why))
+}

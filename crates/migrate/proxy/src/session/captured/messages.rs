@@ -1,0 +1,393 @@
+//! What the client asks for.
+
+use super::inbox::Message;
+use super::statements::{Judged, Statement, What, leans_on_facts};
+use super::{Captured, Expected, Manner, SENT_AT, TWINS_MAX};
+use crate::error::SessionError;
+use crate::session::pump::Pump;
+use std::sync::Arc;
+use stillpoint_migrate_capture::{Control, Rewritten, split};
+use stillpoint_migrate_wire::WireError;
+use stillpoint_migrate_wire::frame::{self, put, put_cstr};
+use stillpoint_migrate_wire::frontend::{self, put_bind, put_close_statement, put_execute, put_parse, put_sync};
+use stillpoint_migrate_wire::hidden::put_bind_elsewhere;
+
+impl Captured {
+    /// One message of the client.
+    pub(super) async fn request(&mut self, pump: &mut Pump, message: Message) -> Result<(), SessionError> {
+        if !frontend::is_known(message.tag) {
+            return Err(SessionError::ClientProtocol(WireError::Tag(message.tag)));
+        }
+        if pump.conversation.at_boundary() && message.tag != b'H' {
+            pump.entry.begin();
+        }
+        let body = message.body();
+        pump.notes.frontend(&frame::Message { tag: message.tag, body, len: body.len() });
+        pump.conversation.frontend(message.tag);
+        self.manner = Manner::Extended;
+        if self.skipping && message.tag != b'S' {
+            return Ok(());
+        }
+        match message.tag {
+            b'Q' => {
+                let text = body.strip_suffix(&[0]).unwrap_or(body).to_vec();
+                self.query(pump, &text, message).await
+            }
+            b'P' => self.parse(pump, &message).await,
+            b'B' => self.bind(pump, &message).await,
+            b'D' => self.describe(&message),
+            b'E' => self.execute(pump, &message).await,
+            b'C' => {
+                if let Some((b'S', name)) = body.split_first() {
+                    self.statements.remove(name.strip_suffix(&[0]).unwrap_or(name));
+                }
+                self.forward(&message, Expected::Complete);
+                Ok(())
+            }
+            b'H' => self.flush(pump).await,
+            b'S' => self.sync(pump).await,
+            b'F' => {
+                self.break_off(pump, "a function was called by its number");
+                self.forward(&message, Expected::Query { mute: false });
+                self.drain(pump).await
+            }
+            // Copied data behind the end of its copy, which the server ignores.
+            _ => {
+                self.to_server.extend(&message.bytes);
+                Ok(())
+            }
+        }
+    }
+
+    fn forward(&mut self, message: &Message, owed: Expected) {
+        self.to_server.extend(&message.bytes);
+        self.expected.push_back(owed);
+    }
+
+    /// The server is never given more than it takes without being read from.
+    async fn make_room(&mut self, pump: &mut Pump, more: usize) -> Result<(), SessionError> {
+        if self.to_server.len() + more >= SENT_AT && !self.expected.is_empty() {
+            self.flush(pump).await?;
+        }
+        Ok(())
+    }
+
+    async fn parse(&mut self, pump: &mut Pump, message: &Message) -> Result<(), SessionError> {
+        self.make_room(pump, message.bytes.len()).await?;
+        if self.skipping {
+            return Ok(());
+        }
+        let malformed = || SessionError::ClientProtocol(WireError::Malformed("parse"));
+        let (name, text) = frontend::parse_text(message.body()).ok_or_else(malformed)?;
+        let types = message.body().get(name.len() + text.len() + 2..).ok_or_else(malformed)?.to_vec();
+        let owed = Expected::Parse(name.to_vec(), Arc::new(Statement { text: text.to_vec(), types }));
+        self.forward(message, owed);
+        Ok(())
+    }
+
+    /// What was parsed under a name, or is about to be.
+    fn statement(&self, name: &[u8]) -> Option<Arc<Statement>> {
+        let owed = self.expected.iter().rev().find_map(|owed| match owed {
+            Expected::Parse(other, statement) if other == name => Some(statement),
+            _ => None,
+        });
+        owed.or_else(|| self.statements.get(name)).cloned()
+    }
+
+    async fn bind(&mut self, pump: &mut Pump, message: &Message) -> Result<(), SessionError> {
+        self.make_room(pump, message.bytes.len()).await?;
+        if self.skipping {
+            return Ok(());
+        }
+        let malformed = || SessionError::ClientProtocol(WireError::Malformed("bind"));
+        let (portal, name) = frontend::parse_text(message.body()).ok_or_else(malformed)?;
+        let Some(statement) = self.statement(name) else {
+            self.portals.remove(portal);
+            self.forward(message, Expected::Complete);
+            return Ok(());
+        };
+        if self.stale && leans_on_facts(&statement.text) && !self.refresh(pump).await? {
+            return Ok(());
+        }
+        let judged = self.judge(&statement.text);
+        self.portals.insert(portal.to_vec(), judged.clone());
+        match judged.writes() {
+            Some(rewritten) if self.capture.is_live() && !self.failed => {
+                let twin = self.twin(&statement, &rewritten.text);
+                put_bind_elsewhere(&mut self.to_server, message.body(), &twin).map_err(SessionError::ClientProtocol)?;
+                self.expected.push_back(Expected::Complete);
+            }
+            _ => {
+                if judged.writes().is_some() {
+                    let plain = Judged { what: What::Nothing, touches: false };
+                    self.portals.insert(portal.to_vec(), Arc::new(plain));
+                }
+                self.forward(message, Expected::Complete);
+            }
+        }
+        Ok(())
+    }
+
+    /// The name of the statement's twin, which is parsed when there is none.
+    fn twin(&mut self, statement: &Arc<Statement>, text: &str) -> Vec<u8> {
+        if let Some(name) = self.twins.get(statement) {
+            return name.clone();
+        }
+        if self.twins.len() >= TWINS_MAX {
+            for (_, name) in self.twins.drain() {
+                put_close_statement(&mut self.to_server, &name);
+                self.expected.push_back(Expected::Silent);
+            }
+        }
+        self.twins_made += 1;
+        let name = format!("stillpoint_twin_{}", self.twins_made).into_bytes();
+        put(&mut self.to_server, b'P', |body| {
+            put_cstr(body, &name);
+            put_cstr(body, text.as_bytes());
+            body.extend(&statement.types);
+        });
+        self.expected.push_back(Expected::Twin(statement.clone()));
+        self.twins.insert(statement.clone(), name.clone());
+        name
+    }
+
+    fn describe(&mut self, message: &Message) -> Result<(), SessionError> {
+        let hides = match message.body().split_first() {
+            Some((b'P', name)) => {
+                let judged = self.portals.get(name.strip_suffix(&[0]).unwrap_or(name));
+                judged.and_then(|judged| judged.writes().cloned())
+            }
+            _ => None,
+        };
+        self.forward(message, Expected::Describe(hides));
+        Ok(())
+    }
+
+    async fn execute(&mut self, pump: &mut Pump, message: &Message) -> Result<(), SessionError> {
+        let name = message.body().split(|b| *b == 0).next().unwrap_or_default();
+        let Some(judged) = self.portals.get(name).cloned() else {
+            self.forward(message, Expected::Execute(None));
+            return self.flush(pump).await;
+        };
+        let portal = name.to_vec();
+        self.run_portal(pump, &judged, judged.writes().cloned(), |to| {
+            if judged.writes().is_some_and(|rewritten| !rewritten.client_sees_rows) {
+                // A limit is for rows that the client gets.
+                put_execute(to, &portal);
+            } else {
+                to.extend(&message.bytes);
+            }
+        })
+        .await
+    }
+
+    /// Executes what is bound, with all that belongs to it.
+    async fn run_portal(
+        &mut self,
+        pump: &mut Pump,
+        judged: &Judged,
+        writes: Option<Arc<Rewritten>>,
+        put_execute: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(), SessionError> {
+        let savepoint = matches!(judged.what, What::Control(Control::Savepoint(_)));
+        if savepoint && self.transaction.wrote && !self.failed && !self.audit(pump).await? {
+            return Ok(());
+        }
+        let mut stamp = None;
+        match &judged.what {
+            What::Writes(_) if writes.is_some() => return self.run_write(pump, judged, writes, put_execute).await,
+            What::Control(Control::Commit { .. }) => match self.before_commit(pump).await? {
+                Some(taken) => stamp = taken,
+                None => {
+                    self.must_roll_back = self.block;
+                    return Ok(());
+                }
+            },
+            What::Beyond(why) if !self.failed => self.break_off(pump, why),
+            _ => {}
+        }
+        self.tag.clear();
+        put_execute(&mut self.to_server);
+        self.expected.push_back(Expected::Execute(writes));
+        self.flush(pump).await?;
+        self.executed(judged, stamp);
+        Ok(())
+    }
+
+    /// Executes a write, with a look at the server's counters before it, and behind it where the transaction ends there.
+    async fn run_write(
+        &mut self,
+        pump: &mut Pump,
+        judged: &Judged,
+        writes: Option<Arc<Rewritten>>,
+        put_execute: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(), SessionError> {
+        let asks = self.transaction.needs_baseline();
+        let ends = !self.block && !self.defers && (self.hold || self.from_client.next_tag() == Some(b'S'));
+        (self.transaction.wrote, self.transaction.audited) = (true, false);
+        self.own_rows.clear();
+        if asks {
+            self.put_own(&self.counters());
+        }
+        put_execute(&mut self.to_server);
+        self.expected.push_back(Expected::Execute(writes));
+        if ends {
+            self.put_own(&self.counters());
+        }
+        self.flush(pump).await?;
+        if asks && let Some((count, _)) = self.count(0) {
+            self.transaction.set_baseline(count);
+        }
+        if ends && !self.skipping {
+            self.compare(pump, usize::from(asks));
+        }
+        self.executed(judged, None);
+        Ok(())
+    }
+
+    /// The replies to a statement have come.
+    fn executed(&mut self, judged: &Judged, stamp: Option<crate::capture::Stamped>) {
+        let good = !self.skipping;
+        match &judged.what {
+            What::Control(Control::Commit { chain }) => {
+                // A failed one that is committed is rolled back, without an error.
+                self.after_commit(stamp, good && self.tag.starts_with(b"COMMIT"));
+                if good {
+                    (self.block, self.failed) = (*chain, false);
+                }
+            }
+            What::Control(Control::Rollback { chain }) if good => {
+                self.transaction_over();
+                (self.block, self.failed) = (*chain, false);
+            }
+            What::Control(Control::Begin) if good => self.block = true,
+            What::Control(control) if good => {
+                self.failed &= !matches!(control, Control::RollbackTo(_));
+                self.transaction.control(control);
+            }
+            _ => {}
+        }
+        if judged.touches {
+            self.touched();
+        }
+    }
+
+    /// A Sync ends what no block holds open.
+    async fn sync(&mut self, pump: &mut Pump) -> Result<(), SessionError> {
+        let mut stamp = None;
+        if !self.block {
+            // When it cannot be committed, the client knows, and the Sync ends it.
+            stamp = self.before_commit(pump).await?.flatten();
+        }
+        let roll_back = std::mem::take(&mut self.must_roll_back);
+        let errors = self.skipping;
+        put_sync(&mut self.to_server);
+        self.expected.push_back(Expected::Sync { mute: roll_back });
+        self.errors_until_ready = false;
+        self.drain(pump).await?;
+        if roll_back {
+            return self.roll_back(pump).await;
+        }
+        if stamp.is_some() {
+            self.after_commit(stamp, !errors && !self.errors_until_ready);
+        } else if !self.block {
+            self.transaction_over();
+        }
+        Ok(())
+    }
+
+    /// A Query: as it is when nothing in it is to be captured, else its statements one by one.
+    async fn query(&mut self, pump: &mut Pump, text: &[u8], message: Message) -> Result<(), SessionError> {
+        self.statements.remove(&b""[..]);
+        let pieces = std::str::from_utf8(text).ok().and_then(split);
+        let Some(pieces) = pieces else {
+            self.break_off(pump, "a text of several statements cannot be split");
+            return self.whole_query(pump, &message).await;
+        };
+        let offset = |at: usize| String::from_utf8_lossy(&text[..at]).chars().count();
+        let offsets: Vec<usize> = pieces.iter().map(|piece| offset(piece.start)).collect();
+        let texts: Vec<&[u8]> = pieces.into_iter().map(|piece| &text[piece]).collect();
+        let judged: Vec<Arc<Judged>> = texts.iter().map(|text| self.judge(text)).collect();
+        let plain = |judged: &Arc<Judged>| matches!(judged.what, What::Nothing) && !judged.touches;
+        if texts.len() > 1 && self.capture.is_live() && !judged.iter().all(plain) {
+            return self.pieces(pump, &texts, &offsets).await;
+        }
+        let [text] = &texts[..] else { return self.whole_query(pump, &message).await };
+        if self.stale && leans_on_facts(text) && !self.refresh_before_query(pump).await? {
+            return Ok(());
+        }
+        let judged = self.judge(text);
+        let alone = match &judged.what {
+            What::Writes(_) => !self.failed && self.capture.is_live(),
+            What::Control(_) => self.transaction.wrote && self.capture.is_live(),
+            What::Beyond(why) => {
+                if !self.failed {
+                    self.break_off(pump, why);
+                }
+                false
+            }
+            What::Nothing => false,
+        };
+        if alone {
+            return self.pieces(pump, &texts, &offsets).await;
+        }
+        self.whole_query(pump, &message).await?;
+        if let What::Control(control) = &judged.what {
+            self.transaction.control(control);
+        }
+        if judged.touches {
+            self.touched();
+        }
+        if !self.block {
+            self.transaction_over();
+        }
+        Ok(())
+    }
+
+    async fn whole_query(&mut self, pump: &mut Pump, message: &Message) -> Result<(), SessionError> {
+        self.forward(message, Expected::Query { mute: false });
+        self.drain(pump).await
+    }
+
+    /// Learns the facts before a Query; on failure the query is over, and the client knows.
+    async fn refresh_before_query(&mut self, pump: &mut Pump) -> Result<bool, SessionError> {
+        self.manner = Manner::Simple;
+        let good = self.refresh(pump).await?;
+        put_sync(&mut self.to_server);
+        self.expected.push_back(Expected::Sync { mute: good });
+        self.drain(pump).await?;
+        self.manner = Manner::Extended;
+        Ok(good)
+    }
+
+    /// Statements of one Query by the extended protocol: they are one transaction, as they would be without.
+    async fn pieces(&mut self, pump: &mut Pump, texts: &[&[u8]], offsets: &[usize]) -> Result<(), SessionError> {
+        self.manner = Manner::Simple;
+        for (at, (text, offset)) in texts.iter().zip(offsets).enumerate() {
+            self.offset = *offset;
+            if self.stale && leans_on_facts(text) && !self.refresh(pump).await? {
+                break;
+            }
+            let judged = self.judge(text);
+            let writes = judged.writes().filter(|_| !self.failed && self.capture.is_live());
+            let sent = writes.map_or(*text, |rewritten| rewritten.text.as_bytes());
+            put_parse(&mut self.to_server, b"", sent, &[]);
+            put_bind(&mut self.to_server, b"", b"", &[]);
+            put(&mut self.to_server, b'D', |body| body.extend(*b"P\0"));
+            self.expected.extend([Expected::Silent, Expected::Silent, Expected::Describe(writes.cloned())]);
+            // The last completion is told when the commit that it stands for is.
+            self.hold = at + 1 == texts.len() && !matches!(judged.what, What::Control(_));
+            self.run_portal(pump, &judged, writes.cloned(), |to| put_execute(to, b"")).await?;
+            self.hold = false;
+            if self.skipping {
+                break;
+            }
+        }
+        self.offset = 0;
+        if !self.skipping {
+            put_close_statement(&mut self.to_server, b"");
+            self.expected.push_back(Expected::Silent);
+        }
+        self.sync(pump).await
+    }
+}

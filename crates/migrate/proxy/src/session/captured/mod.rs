@@ -1,0 +1,524 @@
+//! A session whose writes are captured: every message is looked at whole, one after another, as the server does it.
+//!
+//! The pump of [`super::pump`] passes bytes on; here the proxy speaks with the server in the client's name. What a client
+//! sends is passed on message by message, and at each Execute, Flush, Sync and Query the replies are awaited. That costs a
+//! round trip beside the client's own, and gives what the order of commits needs: when COMMIT is sent, every reply before
+//! it has arrived.
+//!
+//! ```text
+//! client's statement          at the server
+//! Parse s, text               Parse s, text             as it is: errors, Describe and DEALLOCATE stay what they are
+//! Bind p, s                   Bind p, twin of s         the twin is the text with the hidden column, parsed when needed
+//! Execute p                   [counters] Execute p      rows come back: captured, and shown without the hidden column
+//! Sync (ends a transaction)   [audit] ... stamp, Sync
+//! Query "UPDATE ..."          Parse, Bind, Describe, Execute of the twin, [audit] ... stamp, Sync
+//! ```
+
+mod inbox;
+mod messages;
+mod replies;
+mod statements;
+mod transaction;
+
+use crate::capture::facts::{self, Facts};
+use crate::capture::{Capture, Stamped};
+use crate::entry::Command;
+use crate::error::SessionError;
+use crate::link;
+use crate::session::pump::{Admission, Event, Pump};
+use inbox::Inbox;
+use statements::{Judged, Statement};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+use stillpoint_migrate_capture::{Catalogue, Rewritten};
+use stillpoint_migrate_wire::frontend::{
+    self, put_bind, put_close_portal, put_close_statement, put_execute, put_parse, put_query, put_sync,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::mpsc::UnboundedReceiver;
+use transaction::Transaction;
+
+/// Name of our own statement and portal. Not the unnamed ones: those are the client's.
+const OWN: &[u8] = b"stillpoint_own";
+/// Bytes that wait to be sent in either direction.
+const SENT_AT: usize = 16 << 10;
+/// The client gets what there is when the server takes longer.
+const PATIENCE: Duration = Duration::from_millis(5);
+/// More statements are not remembered.
+const TWINS_MAX: usize = 200;
+
+/// What the server owes.
+#[derive(Debug)]
+enum Expected {
+    /// ParseComplete for the client.
+    Parse(Vec<u8>, Arc<Statement>),
+    /// ParseComplete for us.
+    Twin(statements::TwinKey),
+    /// BindComplete, CloseComplete.
+    Complete,
+    /// A description, of rows with a hidden column when there is one.
+    Describe(Option<Arc<Rewritten>>),
+    Execute(Option<Arc<Rewritten>>),
+    /// Rows for ourselves.
+    Own,
+    /// Completions that nobody else wants.
+    Silent,
+    Query {
+        mute: bool,
+    },
+    Sync {
+        mute: bool,
+    },
+}
+
+/// How what is done now is to look to the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    Extended,
+    /// The client sent a Query; we do it by the extended protocol.
+    Simple,
+}
+
+/// What is known of a captured session.
+#[derive(Debug)]
+pub(super) struct Captured {
+    capture: Arc<Capture>,
+    catalogue: Catalogue,
+    audited: String,
+    defers: bool,
+    /// The facts may not be those of this moment.
+    stale: bool,
+    judged: HashMap<Vec<u8>, Arc<Judged>>,
+    statements: HashMap<Vec<u8>, Arc<Statement>>,
+    portals: HashMap<Vec<u8>, Arc<Judged>>,
+    twins: HashMap<statements::TwinKey, Vec<u8>>,
+    twins_made: u64,
+    /// Names of twins that may be there still.
+    forgotten: Vec<Vec<u8>>,
+    transaction: Transaction,
+    /// A transaction block is open.
+    block: bool,
+    /// The transaction can only be rolled back.
+    failed: bool,
+    /// The server skips everything up to the next Sync.
+    skipping: bool,
+    /// COMMIT has failed on our way to it: the block is to be gone after the next Sync.
+    must_roll_back: bool,
+    /// Characters of the client's text before the statement that is executed.
+    offset: usize,
+    /// An error came since the last Sync was sent.
+    errors_until_ready: bool,
+    copying: bool,
+    manner: Manner,
+    /// The completion that is told once the commit is.
+    held: Option<Vec<u8>>,
+    hold: bool,
+    /// The last completion.
+    tag: Vec<u8>,
+    own_rows: Vec<Vec<Option<Vec<u8>>>>,
+    expected: VecDeque<Expected>,
+    from_client: Inbox,
+    from_server: Inbox,
+    to_client: Vec<u8>,
+    to_server: Vec<u8>,
+}
+
+/// Asks for the facts where nothing else is under way.
+fn put_question(into: &mut Vec<u8>) {
+    put_parse(into, OWN, facts::QUESTION.as_bytes(), &[]);
+    put_bind(into, OWN, OWN, &[]);
+    put_execute(into, OWN);
+    put_close_statement(into, OWN);
+}
+
+impl Captured {
+    /// Begins between two transactions.
+    pub(super) async fn begin(
+        pump: &mut Pump,
+        capture: Arc<Capture>,
+    ) -> Result<Result<Captured, String>, SessionError> {
+        let mut question = Vec::new();
+        put_question(&mut question);
+        put_sync(&mut question);
+        let answers = link::exchange(&mut pump.server, &question, 1).await?;
+        pump.inject(&answers.aside);
+        if let Some((code, message)) = answers.error {
+            return Ok(Err(format!("the catalogue cannot be asked: {code}: {message}")));
+        }
+        let mut captured = Captured {
+            capture,
+            catalogue: Catalogue::default(),
+            audited: String::new(),
+            defers: false,
+            stale: false,
+            judged: HashMap::new(),
+            statements: HashMap::new(),
+            portals: HashMap::new(),
+            twins: HashMap::new(),
+            twins_made: 0,
+            forgotten: Vec::new(),
+            transaction: Transaction::default(),
+            block: false,
+            failed: false,
+            skipping: false,
+            must_roll_back: false,
+            offset: 0,
+            errors_until_ready: false,
+            copying: false,
+            manner: Manner::Extended,
+            held: None,
+            hold: false,
+            tag: Vec::new(),
+            own_rows: Vec::new(),
+            expected: VecDeque::new(),
+            from_client: Inbox::default(),
+            from_server: Inbox::default(),
+            to_client: Vec::new(),
+            to_server: Vec::new(),
+        };
+        if let Some((name, text)) = frontend::parse_text(&pump.notes.unnamed) {
+            let types = pump.notes.unnamed[name.len() + text.len() + 2..].to_vec();
+            captured.statements.insert(Vec::new(), Arc::new(Statement { text: text.to_vec(), types }));
+        }
+        let facts = facts::read(&answers.rows);
+        let refused = facts.refused.clone().or_else(|| foreign_settings(pump));
+        captured.know(&facts);
+        captured.learn(facts);
+        match refused {
+            // what is under way stays with the pump
+            Some(why) => Ok(Err(why)),
+            None => captured.take_over(pump).map(|()| Ok(captured)),
+        }
+    }
+
+    /// Statements that the session has prepared.
+    fn know(&mut self, facts: &Facts) {
+        for (name, text, types) in &facts.statements {
+            let statement = Statement { text: text.clone(), types: statements::types(types) };
+            self.statements.insert(name.clone(), Arc::new(statement));
+        }
+    }
+
+    fn learn(&mut self, facts: Facts) {
+        self.capture.note_uncovered(facts.uncovered);
+        (self.catalogue, self.audited, self.defers) = (facts.catalogue, facts.audited, facts.defers);
+        self.judged.clear();
+        self.stale = false;
+    }
+
+    /// Takes what the pump has under way.
+    fn take_over(&mut self, pump: &mut Pump) -> Result<(), SessionError> {
+        let (up, sendable, unseen) = pump.lanes_taken();
+        self.from_client.bytes.extend(up);
+        self.to_client.extend(sendable);
+        self.from_server.bytes.extend(unseen);
+        while let Some(message) = self.from_server.take().map_err(SessionError::ServerProtocol)? {
+            self.reply(pump, message)?;
+        }
+        Ok(())
+    }
+
+    /// Gives back to the pump what is under way; the statements of our own go.
+    pub(super) async fn end(mut self, pump: &mut Pump) -> Result<(), SessionError> {
+        let mut bytes = Vec::new();
+        self.twins.values().chain(&self.forgotten).for_each(|twin| put_close_statement(&mut bytes, twin));
+        put_sync(&mut bytes);
+        let answers = link::exchange(&mut pump.server, &bytes, 1).await?;
+        pump.lanes_given(&self.from_client.rest(), &self.to_client);
+        pump.inject(&answers.aside);
+        Ok(())
+    }
+
+    fn at_boundary(&self, pump: &Pump) -> bool {
+        pump.conversation.at_boundary() && self.expected.is_empty() && self.from_server.is_empty()
+    }
+
+    /// Serves until something is to be decided.
+    pub(super) async fn run(
+        &mut self,
+        pump: &mut Pump,
+        commands: &mut UnboundedReceiver<Command>,
+    ) -> Result<Event, SessionError> {
+        match self.serve(pump, commands).await {
+            Err(SessionError::ServerClosed) => {
+                self.flush_client(pump).await?;
+                Ok(Event::ServerLeft)
+            }
+            other => other,
+        }
+    }
+
+    async fn serve(
+        &mut self,
+        pump: &mut Pump,
+        commands: &mut UnboundedReceiver<Command>,
+    ) -> Result<Event, SessionError> {
+        self.take_over(pump)?;
+        loop {
+            let boundary = self.at_boundary(pump);
+            if boundary && !self.capture.is_live() {
+                return Ok(Event::CaptureOver);
+            }
+            if boundary && (pump.wants_boundary || pump.has_news()) {
+                self.flush_server(pump).await?;
+                self.flush_client(pump).await?;
+                return Ok(Event::Boundary);
+            }
+            let held = boundary && pump.admission != Admission::Open && self.from_client.next_tag() != Some(b'X');
+            if !held && let Some(message) = self.from_client.take().map_err(SessionError::ClientProtocol)? {
+                if message.tag == b'X' {
+                    self.flush_client(pump).await?;
+                    return Ok(Event::ClientLeft);
+                }
+                self.request(pump, message).await?;
+                continue;
+            }
+            self.flush_server(pump).await?;
+            self.flush_client(pump).await?;
+            let room = self.from_client.bytes.len() < SENT_AT || !held;
+            tokio::select! {
+                biased;
+                Some(command) = commands.recv() => return Ok(Event::Command(command)),
+                read = pump.server.read_buf(&mut self.from_server.bytes) => {
+                    self.count_down(pump, read.map_err(SessionError::Server)?)?;
+                    while let Some(message) = self.from_server.take().map_err(SessionError::ServerProtocol)? {
+                        self.reply(pump, message)?;
+                    }
+                }
+                read = pump.client.read_buf(&mut self.from_client.bytes), if room => {
+                    let n = read.map_err(SessionError::Client)?;
+                    crate::entry::Counters::add(&pump.entry.counters.bytes_up, n as u64);
+                    if n == 0 {
+                        return Ok(Event::ClientLeft);
+                    }
+                }
+            }
+        }
+    }
+
+    fn count_down(&self, pump: &Pump, n: usize) -> Result<(), SessionError> {
+        crate::entry::Counters::add(&pump.entry.counters.bytes_down, n as u64);
+        if n == 0 { Err(SessionError::ServerClosed) } else { Ok(()) }
+    }
+
+    async fn flush_client(&mut self, pump: &mut Pump) -> Result<(), SessionError> {
+        if !self.to_client.is_empty() {
+            pump.client.write_all(&self.to_client).await.map_err(SessionError::Client)?;
+            pump.client.flush().await.map_err(SessionError::Client)?;
+            self.to_client.clear();
+        }
+        Ok(())
+    }
+
+    async fn flush_server(&mut self, pump: &mut Pump) -> Result<(), SessionError> {
+        if !self.to_server.is_empty() {
+            pump.server.write_all(&self.to_server).await.map_err(SessionError::Server)?;
+            pump.server.flush().await.map_err(SessionError::Server)?;
+            self.to_server.clear();
+        }
+        Ok(())
+    }
+
+    /// Waits until nothing is owed.
+    async fn drain(&mut self, pump: &mut Pump) -> Result<(), SessionError> {
+        self.flush_server(pump).await?;
+        while !self.expected.is_empty() {
+            if self.copying {
+                self.copy_in(pump).await?;
+                continue;
+            }
+            if let Some(message) = self.from_server.take().map_err(SessionError::ServerProtocol)? {
+                self.reply(pump, message)?;
+                if self.to_client.len() >= SENT_AT {
+                    self.flush_client(pump).await?;
+                }
+                continue;
+            }
+            let reading = pump.server.read_buf(&mut self.from_server.bytes);
+            match tokio::time::timeout(PATIENCE, reading).await {
+                Ok(read) => self.count_down(pump, read.map_err(SessionError::Server)?)?,
+                Err(_) => {
+                    self.flush_client(pump).await?;
+                    let read = pump.server.read_buf(&mut self.from_server.bytes).await;
+                    self.count_down(pump, read.map_err(SessionError::Server)?)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for what was sent by the extended protocol so far.
+    async fn flush(&mut self, pump: &mut Pump) -> Result<(), SessionError> {
+        self.to_server.extend(*b"H\0\0\0\x04");
+        self.drain(pump).await
+    }
+
+    /// The client copies in until it or the server ends that.
+    async fn copy_in(&mut self, pump: &mut Pump) -> Result<(), SessionError> {
+        while self.copying {
+            while let Some(message) = self.from_client.take().map_err(SessionError::ClientProtocol)? {
+                pump.conversation.frontend(message.tag);
+                // The server ignores a Sync that comes meanwhile; so that it need not, it gets none.
+                if !matches!(message.tag, b'S' | b'H') {
+                    self.to_server.extend(&message.bytes);
+                }
+                if matches!(message.tag, b'c' | b'f') {
+                    self.copying = false;
+                    break;
+                }
+                if self.to_server.len() >= SENT_AT {
+                    self.flush_server(pump).await?;
+                }
+            }
+            self.flush_server(pump).await?;
+            self.flush_client(pump).await?;
+            if !self.copying {
+                return Ok(());
+            }
+            tokio::select! {
+                read = pump.server.read_buf(&mut self.from_server.bytes) => {
+                    self.count_down(pump, read.map_err(SessionError::Server)?)?;
+                    while let Some(message) = self.from_server.take().map_err(SessionError::ServerProtocol)? {
+                        self.reply(pump, message)?;
+                    }
+                }
+                read = pump.client.read_buf(&mut self.from_client.bytes) => {
+                    if read.map_err(SessionError::Client)? == 0 {
+                        return Err(SessionError::Client(std::io::ErrorKind::UnexpectedEof.into()));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Something is written that is not captured.
+    fn break_off(&self, pump: &Pump, why: &str) {
+        self.capture.break_off(format!("session {} ({}): {why}", pump.entry.id, pump.entry.user));
+    }
+
+    /// Asks something of our own; its rows are in `own_rows`. False when it failed, which the client has been told.
+    async fn ask(&mut self, pump: &mut Pump, sql: &str) -> Result<bool, SessionError> {
+        self.own_rows.clear();
+        self.put_own(sql);
+        self.flush(pump).await?;
+        Ok(!self.skipping)
+    }
+
+    fn put_own(&mut self, sql: &str) {
+        put_parse(&mut self.to_server, OWN, sql.as_bytes(), &[]);
+        put_bind(&mut self.to_server, OWN, OWN, &[]);
+        put_execute(&mut self.to_server, OWN);
+        put_close_portal(&mut self.to_server, OWN);
+        put_close_statement(&mut self.to_server, OWN);
+        let silent = || Expected::Silent;
+        self.expected.extend([silent(), silent(), Expected::Own, silent(), silent()]);
+    }
+
+    /// Learns the facts again when they may differ; false when that failed.
+    async fn refresh(&mut self, pump: &mut Pump) -> Result<bool, SessionError> {
+        if !self.stale || self.failed || self.skipping || !self.capture.is_live() {
+            return Ok(!self.skipping);
+        }
+        if !self.ask(pump, &facts::QUESTION).await? {
+            return Ok(false);
+        }
+        let facts = facts::read(&std::mem::take(&mut self.own_rows));
+        self.statements.retain(|name, _| name.is_empty());
+        self.know(&facts);
+        if let Some(why) = facts.refused.clone().or_else(|| foreign_settings(pump)) {
+            self.break_off(pump, &why);
+        }
+        self.learn(facts);
+        Ok(true)
+    }
+
+    fn counters(&self) -> String {
+        format!(
+            "SELECT coalesce(pg_catalog.sum(pg_catalog.pg_stat_get_xact_tuples_inserted(o) \
+             + pg_catalog.pg_stat_get_xact_tuples_updated(o) + pg_catalog.pg_stat_get_xact_tuples_deleted(o)), 0)::text, \
+             pg_catalog.pg_current_xact_id_if_assigned()::text FROM pg_catalog.unnest('{}'::pg_catalog.oid[]) o",
+            self.audited
+        )
+    }
+
+    /// What the counters said when they were asked for the `nth` time.
+    fn count(&self, nth: usize) -> Option<(u64, String)> {
+        let row = self.own_rows.get(nth)?;
+        let text = |at: usize| Some(String::from_utf8_lossy(row.get(at)?.as_ref()?).into_owned());
+        Some((text(0)?.parse().ok()?, text(1).unwrap_or_default()))
+    }
+
+    /// Compares what came back with what the server has counted, when it was asked for the `nth` time.
+    fn compare(&mut self, pump: &Pump, nth: usize) {
+        match self.count(nth) {
+            Some((count, xid)) => {
+                if let Err(missing) = self.transaction.audit(count, &xid) {
+                    self.break_off(pump, &missing);
+                }
+                self.transaction.audited = true;
+            }
+            None => self.break_off(pump, "the server's counters cannot be read"),
+        }
+    }
+
+    /// Before a commit, or a place to go back to: the audit, if one is due.
+    async fn audit(&mut self, pump: &mut Pump) -> Result<bool, SessionError> {
+        if self.transaction.audited {
+            return Ok(true);
+        }
+        if !self.ask(pump, &self.counters()).await? {
+            return Ok(false);
+        }
+        self.compare(pump, 0);
+        Ok(true)
+    }
+
+    /// COMMIT is to be sent next. The outer `None`: it cannot be any more, the client knows; the inner: nothing is captured.
+    async fn before_commit(&mut self, pump: &mut Pump) -> Result<Option<Option<Stamped>>, SessionError> {
+        if !self.transaction.wrote || self.failed || self.skipping || !self.capture.is_live() {
+            return Ok(Some(None));
+        }
+        if self.defers && !self.ask(pump, "SET CONSTRAINTS ALL IMMEDIATE").await? {
+            return Ok(None);
+        }
+        if !self.audit(pump).await? {
+            return Ok(None);
+        }
+        Ok(Some(self.capture.is_live().then(|| self.capture.stamp())))
+    }
+
+    /// The reply to COMMIT has come.
+    fn after_commit(&mut self, stamp: Option<Stamped>, committed: bool) {
+        let written = self.transaction_over();
+        if let Some(stamp) = stamp {
+            stamp.resolve(if committed { written } else { Default::default() });
+        }
+    }
+
+    fn transaction_over(&mut self) -> crate::capture::Written {
+        self.stale |= self.transaction.touched;
+        self.portals.clear();
+        self.transaction.take()
+    }
+
+    /// A query of our own that ends a block; its completion is nobody's, its ReadyForQuery the client's.
+    async fn roll_back(&mut self, pump: &mut Pump) -> Result<(), SessionError> {
+        put_query(&mut self.to_server, "ROLLBACK");
+        self.expected.push_back(Expected::Query { mute: true });
+        self.drain(pump).await?;
+        self.transaction_over();
+        Ok(())
+    }
+}
+
+/// Settings that make the text of a value mean something else to whoever reads it.
+fn foreign_settings(pump: &Pump) -> Option<String> {
+    let setting = |name: &str| pump.parameters.get(name).map(|value| String::from_utf8_lossy(value).into_owned());
+    let date = setting("DateStyle").filter(|style| !style.starts_with("ISO"));
+    let interval = setting("IntervalStyle").filter(|style| style == "sql_standard");
+    let encoding = setting("client_encoding").filter(|name| name != "UTF8" && name != "SQL_ASCII");
+    let named = [("DateStyle", date), ("IntervalStyle", interval), ("client_encoding", encoding)];
+    named.into_iter().find_map(|(name, value)| value.map(|value| format!("its {name} is {value}")))
+}

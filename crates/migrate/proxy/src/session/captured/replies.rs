@@ -1,0 +1,186 @@
+//! What the server says, and what of it the client gets.
+
+use super::inbox::Message;
+use super::{Captured, Expected, Manner};
+use crate::entry::{Activity, Counters};
+use crate::error::SessionError;
+use crate::session::pump::Pump;
+use std::sync::Arc;
+use stillpoint_migrate_capture::Rewritten;
+use stillpoint_migrate_wire::hidden::{
+    last_value, put_description_without_last, put_error_moved, put_row_without_last,
+};
+use stillpoint_migrate_wire::{Status, backend};
+
+impl Captured {
+    /// One message of the server.
+    pub(super) fn reply(&mut self, pump: &mut Pump, message: Message) -> Result<(), SessionError> {
+        let extended = self.manner == Manner::Extended;
+        match message.tag {
+            b'S' => {
+                let (name, value) = backend::parameter_status(message.body()).map_err(SessionError::ServerProtocol)?;
+                pump.parameters.insert(name.to_owned(), value.to_vec());
+                self.pass(&message);
+            }
+            // A warning about a statement of ours is not the client's.
+            b'N' if matches!(self.expected.front(), Some(Expected::Own)) => {}
+            b'E' => self.failed_reply(pump, &message),
+            b'Z' => self.ready(pump, &message)?,
+            b'1' | b'2' | b'3' => match self.expected.pop_front() {
+                Some(Expected::Parse(name, statement)) => {
+                    self.statements.insert(name, statement);
+                    self.pass(&message);
+                }
+                Some(Expected::Complete) if extended => self.pass(&message),
+                _ => {}
+            },
+            b'T' | b'n' => self.description(&message)?,
+            b'D' => self.row(pump, &message)?,
+            b'C' | b'I' | b's' => self.completion(pump, message),
+            b'G' => {
+                self.copying = true;
+                pump.conversation.backend(b'G');
+                self.pass(&message);
+            }
+            b'W' => {
+                pump.conversation.backend(b'W');
+                self.pass(&message);
+            }
+            _ => self.pass(&message),
+        }
+        Ok(())
+    }
+
+    fn pass(&mut self, message: &Message) {
+        self.to_client.extend(&message.bytes);
+    }
+
+    /// The server skips everything up to the next Sync, or has done with the query.
+    fn failed_reply(&mut self, pump: &mut Pump, message: &Message) {
+        pump.conversation.backend(b'E');
+        self.copying = false;
+        self.errors_until_ready = true;
+        let (to, moved) = (&mut self.to_client, self.offset);
+        if moved == 0 || put_error_moved(to, message.body(), moved).is_err() {
+            self.pass(message);
+        }
+        self.held = None;
+        self.failed |= self.block;
+        if matches!(self.expected.front(), None | Some(Expected::Query { .. } | Expected::Sync { .. })) {
+            return;
+        }
+        if let Some(Expected::Twin(key)) = self.expected.front() {
+            // What the client asked for had been parsed: it is our text that the server does not take.
+            let text = String::from_utf8_lossy(&key.text).into_owned();
+            self.break_off(pump, &format!("the server does not take the rewritten form of {text:?}"));
+        }
+        while let Some(owed) = self.expected.front() {
+            match owed {
+                Expected::Sync { .. } | Expected::Query { .. } => return,
+                Expected::Twin(key) => drop(self.twins.remove(key)),
+                _ => {}
+            }
+            self.expected.pop_front();
+        }
+        self.skipping = true;
+    }
+
+    fn ready(&mut self, pump: &mut Pump, message: &Message) -> Result<(), SessionError> {
+        let status = backend::ready(message.body()).map_err(SessionError::ServerProtocol)?;
+        (self.block, self.failed) = (status != Status::Idle, status == Status::Failed);
+        (self.skipping, self.copying) = (false, false);
+        if let Some(Expected::Sync { mute: true }) = self.expected.pop_front() {
+            return Ok(());
+        }
+        if let Some(held) = self.held.take() {
+            self.to_client.extend(held);
+        }
+        self.pass(message);
+        pump.conversation.ready(status);
+        Counters::add(&pump.entry.counters.statements, 1);
+        pump.entry.set(match status {
+            _ if !pump.conversation.at_boundary() && status == Status::Idle => Activity::Active,
+            Status::Idle => Activity::Idle,
+            Status::InTransaction | Status::Failed => Activity::InTransaction,
+        });
+        Ok(())
+    }
+
+    fn description(&mut self, message: &Message) -> Result<(), SessionError> {
+        let Some(Expected::Describe(_)) = self.expected.front() else {
+            // That of a Query's rows.
+            self.pass(message);
+            return Ok(());
+        };
+        let Some(Expected::Describe(hides)) = self.expected.pop_front() else { return Ok(()) };
+        match hides {
+            Some(rewritten) if message.tag == b'T' => {
+                if rewritten.client_sees_rows {
+                    put_description_without_last(&mut self.to_client, message.body())
+                        .map_err(SessionError::ServerProtocol)?;
+                } else if self.manner == Manner::Extended {
+                    self.to_client.extend(*b"n\0\0\0\x04");
+                }
+            }
+            _ if message.tag == b'T' || self.manner == Manner::Extended => self.pass(message),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn row(&mut self, pump: &Pump, message: &Message) -> Result<(), SessionError> {
+        match self.expected.front() {
+            Some(Expected::Own) => {
+                let row = backend::row(message.body()).map_err(SessionError::ServerProtocol)?;
+                self.own_rows.push(row.into_iter().map(|value| value.map(<[u8]>::to_vec)).collect());
+            }
+            Some(Expected::Execute(Some(rewritten))) => {
+                let rewritten = Arc::clone(rewritten);
+                self.captured_row(pump, &rewritten, message).map_err(SessionError::ServerProtocol)?;
+            }
+            _ => self.pass(message),
+        }
+        Ok(())
+    }
+
+    fn captured_row(
+        &mut self,
+        pump: &Pump,
+        rewritten: &Rewritten,
+        message: &Message,
+    ) -> Result<(), stillpoint_migrate_wire::WireError> {
+        let last = last_value(message.body())?;
+        let hidden = last.and_then(|hidden| std::str::from_utf8(hidden).ok()).unwrap_or_default();
+        if self.capture.is_live()
+            && let Err(refusal) = self.transaction.row(rewritten, hidden)
+        {
+            self.break_off(pump, &refusal.to_string());
+        }
+        if rewritten.client_sees_rows {
+            put_row_without_last(&mut self.to_client, message.body(), last)?;
+        }
+        Ok(())
+    }
+
+    fn completion(&mut self, pump: &mut Pump, message: Message) {
+        match self.expected.front() {
+            Some(Expected::Own) => drop(self.expected.pop_front()),
+            Some(Expected::Query { mute: true }) => {}
+            Some(Expected::Query { mute: false }) => {
+                pump.conversation.backend(b'C');
+                self.tag = message.body().to_vec();
+                self.pass(&message);
+            }
+            _ => {
+                self.expected.pop_front();
+                pump.conversation.backend(b'C');
+                self.tag = message.body().to_vec();
+                if self.hold {
+                    self.held = Some(message.bytes);
+                } else {
+                    self.pass(&message);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! What one transaction has written so far.
+
+use crate::capture::{Change, Written};
+use std::sync::Arc;
+use stillpoint_migrate_capture::{Control, Refusal, Rewritten};
+
+/// What one transaction has written so far, and what of it the server has confirmed.
+#[derive(Debug, Default)]
+pub(super) struct Transaction {
+    written: Written,
+    /// Rows that came back since the last look at the server's counters.
+    counted: u64,
+    /// What the counters said then; none when that is not known.
+    baseline: Option<u64>,
+    /// Places to go back to: changes, tokens and bytes.
+    savepoints: Vec<(String, usize, usize, usize)>,
+    /// Something was written, or tried to be.
+    pub(super) wrote: bool,
+    /// Nothing was written since the last audit.
+    pub(super) audited: bool,
+    /// What statements are rewritten by may differ once it ends.
+    pub(super) touched: bool,
+}
+
+impl Transaction {
+    /// Whether the server's counters are to be asked for before the next write.
+    pub(super) fn needs_baseline(&self) -> bool {
+        self.baseline.is_none()
+    }
+
+    /// The server's counters before anything was written.
+    pub(super) fn set_baseline(&mut self, count: u64) {
+        self.baseline = Some(count);
+    }
+
+    /// A row came back.
+    pub(super) fn row(&mut self, rewritten: &Rewritten, hidden: &str) -> Result<(), Refusal> {
+        let image = rewritten.read(hidden)?;
+        self.counted += 1;
+        self.written.bytes += hidden.len() + 64 * (1 + image.tokens.len());
+        self.written.tokens.extend(image.tokens);
+        self.written.tokens.extend(&rewritten.tokens);
+        self.written.changes.push(Change {
+            table: Arc::clone(&rewritten.table),
+            columns: Arc::new(rewritten.image.clone()),
+            action: rewritten.action,
+            values: image.values,
+        });
+        Ok(())
+    }
+
+    /// Compares with the server's counters; what is missing when they differ.
+    pub(super) fn audit(&mut self, count: u64, xid: &str) -> Result<(), String> {
+        let (baseline, counted) = (self.baseline, self.counted);
+        (self.baseline, self.counted) = (Some(count), 0);
+        xid.clone_into(&mut self.written.xid);
+        match baseline {
+            Some(before) if count.wrapping_sub(before) == counted => Ok(()),
+            Some(before) => Err(format!(
+                "audit: the server wrote {} rows in a transaction of which {counted} were captured",
+                count.wrapping_sub(before)
+            )),
+            None if counted == 0 => Ok(()),
+            None => Err(format!("audit: {counted} rows were captured before the server's counters were read")),
+        }
+    }
+
+    /// A statement that concerns savepoints was executed.
+    pub(super) fn control(&mut self, control: &Control) {
+        let find = |savepoints: &[(String, usize, usize, usize)], name: &str| {
+            savepoints.iter().rposition(|(other, ..)| other == name)
+        };
+        match control {
+            Control::Savepoint(name) => {
+                let written = &self.written;
+                self.savepoints.push((name.clone(), written.changes.len(), written.tokens.len(), written.bytes));
+            }
+            Control::Release(name) => {
+                let at = find(&self.savepoints, name).unwrap_or(self.savepoints.len());
+                self.savepoints.truncate(at);
+            }
+            Control::RollbackTo(name) => {
+                // Without one of this name the server has said so, and the transaction has failed.
+                let Some(at) = find(&self.savepoints, name) else { return };
+                self.savepoints.truncate(at + 1);
+                let (_, changes, tokens, bytes) = self.savepoints[at];
+                self.written.changes.truncate(changes);
+                self.written.tokens.truncate(tokens);
+                self.written.bytes = bytes;
+                // What a failed statement tried counts at the server, and nobody was told how much that was.
+                (self.baseline, self.counted) = (None, 0);
+            }
+            Control::Begin | Control::Commit { .. } | Control::Rollback { .. } => {}
+        }
+    }
+
+    /// It is over: what it wrote.
+    pub(super) fn take(&mut self) -> Written {
+        let mut written = std::mem::take(self).written;
+        written.tokens.sort_unstable();
+        written.tokens.dedup();
+        written
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stillpoint_migrate_capture::{Catalogue, Column, Seen, Table, rewrite};
+
+    fn delete() -> Rewritten {
+        let mut catalogue = Catalogue::new(["s".to_owned()]);
+        let columns = vec![Column { name: "id".into(), ..Column::default() }];
+        catalogue.add(Table {
+            oid: 7,
+            schema: "s".into(),
+            name: "t".into(),
+            columns,
+            key: Some(vec![0]),
+            ..Table::default()
+        });
+        match rewrite("DELETE FROM t", &catalogue) {
+            Ok(Seen::Writes(rewritten)) => rewritten,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_a_savepoint_takes_back_is_not_written() {
+        let (delete, mut transaction) = (delete(), Transaction::default());
+        transaction.set_baseline(10);
+        transaction.row(&delete, "(1,11)").unwrap();
+        transaction.audit(11, "5").unwrap();
+        transaction.control(&Control::Savepoint("a".into()));
+        transaction.row(&delete, "(2,12)").unwrap();
+        transaction.control(&Control::Savepoint("b".into()));
+        transaction.control(&Control::RollbackTo("a".into()));
+        assert!(transaction.needs_baseline());
+        transaction.set_baseline(13);
+        transaction.row(&delete, "(3,13)").unwrap();
+        transaction.audit(14, "5").unwrap();
+        let written = transaction.take();
+        let keys: Vec<_> = written.changes.iter().map(|change| change.values[0].clone().unwrap()).collect();
+        assert_eq!((keys, written.tokens.len(), written.xid.as_str()), (vec!["1".to_owned(), "3".to_owned()], 2, "5"));
+    }
+
+    #[test]
+    fn a_row_that_nobody_saw_is_found() {
+        let (delete, mut transaction) = (delete(), Transaction::default());
+        transaction.set_baseline(0);
+        transaction.row(&delete, "(1,11)").unwrap();
+        let missing = transaction.audit(3, "5").unwrap_err();
+        assert!(missing.contains("3 rows") && missing.contains("1 were captured"), "{missing}");
+    }
+}

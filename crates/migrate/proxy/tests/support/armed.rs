@@ -1,0 +1,76 @@
+//! A capture that is begun again whenever something that it cannot follow has ended it: for those who look at what clients
+//! see meanwhile.
+
+use super::{Proxy, runtime};
+use stillpoint_migrate_proxy::control::{Client, ControlError, Reply, Request};
+use tokio::sync::watch;
+
+/// What was captured, and what was not.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    /// Transactions.
+    pub(crate) transactions: usize,
+    /// Rows that they wrote.
+    pub(crate) rows: usize,
+    /// Why captures ended.
+    pub(crate) over: Vec<String>,
+}
+
+/// A tenant that is captured for as long as this lives.
+pub(crate) struct Armed {
+    stop: watch::Sender<bool>,
+    thread: std::thread::JoinHandle<Seen>,
+}
+
+impl Armed {
+    /// Begins; everything from here on is captured, or said.
+    pub(crate) fn start(proxy: &Proxy, tenant: &str) -> Armed {
+        let (stop, mut stopped) = watch::channel(false);
+        let (begun, first) = std::sync::mpsc::channel();
+        let (control, tenant) = (proxy.control.clone(), tenant.to_owned());
+        let thread = std::thread::spawn(move || {
+            runtime().block_on(async move {
+                let mut seen = Seen::default();
+                while !*stopped.borrow() {
+                    let mut client = Client::connect(&control).await.expect("reach the proxy");
+                    let request = Request::Capture { tenant: tenant.clone(), limit_ms: 2_000 };
+                    match client.ask(&request).await {
+                        Ok(Reply::Capturing { .. }) => {}
+                        Err(ControlError::Refused(why)) => {
+                            seen.over.push(why);
+                            continue;
+                        }
+                        other => panic!("{other:?}"),
+                    }
+                    let _ = begun.send(());
+                    loop {
+                        let line = tokio::select! {
+                            line = client.next() => line.expect("a line"),
+                            _ = stopped.changed() => return seen,
+                        };
+                        match line {
+                            Reply::Syncset(set) => {
+                                seen.transactions += usize::from(!set.rows.is_empty());
+                                seen.rows += set.rows.len();
+                            }
+                            Reply::CaptureOver { why } => {
+                                seen.over.push(why);
+                                break;
+                            }
+                            _ => {}
+                        }
+                    }
+                }
+                seen
+            })
+        });
+        first.recv().expect("a capture begins");
+        Armed { stop, thread }
+    }
+
+    /// Ends it.
+    pub(crate) fn finish(self) -> Seen {
+        self.stop.send_replace(true);
+        self.thread.join().expect("the follower works")
+    }
+}

@@ -1,0 +1,147 @@
+//! A network between two ends that can be cut, stalled and slowed.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+const LOOKING: Duration = Duration::from_millis(2);
+/// What is passed on at once where the rate is limited: small, so that the rate holds over short times too.
+const PIECE: usize = 16 << 10;
+
+/// A port of 127.0.0.1 behind which another one is reached, while the network between them stands.
+#[derive(Debug)]
+pub struct Relay {
+    port: u16,
+    network: Arc<Network>,
+}
+
+#[derive(Debug)]
+struct Network {
+    to: u16,
+    stalled: AtomicBool,
+    cut: AtomicBool,
+    over: AtomicBool,
+    /// Bytes a second in each direction of each connection; 0 is as fast as it goes.
+    rate: AtomicU64,
+    made: AtomicU64,
+    /// Both ends of every connection, to be cut.
+    ends: Mutex<HashMap<u64, [TcpStream; 2]>>,
+}
+
+impl Relay {
+    /// A network that stands, to `port` of 127.0.0.1.
+    #[track_caller]
+    pub fn to(port: u16) -> Relay {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, crate::free_port())).expect("listen on a free port");
+        let network = Arc::new(Network {
+            to: port,
+            stalled: AtomicBool::new(false),
+            cut: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            rate: AtomicU64::new(0),
+            made: AtomicU64::new(0),
+            ends: Mutex::default(),
+        });
+        let relay = Relay {
+            port: listener.local_addr().expect("a listener has an address").port(),
+            network: Arc::clone(&network),
+        };
+        std::thread::spawn(move || network.serve(&listener));
+        relay
+    }
+
+    /// Where it listens.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Ends all connections, and lets none be made until [`Relay::mend`].
+    pub fn cut(&self) {
+        self.network.cut.store(true, Ordering::SeqCst);
+        self.network.hang_up();
+    }
+
+    /// Keeps all connections and passes nothing on until [`Relay::mend`].
+    pub fn stall(&self) {
+        self.network.stalled.store(true, Ordering::SeqCst);
+    }
+
+    /// Lets so many bytes pass in a second, in each direction of each connection; 0 is as fast as it goes.
+    pub fn slow_down(&self, bytes_per_s: u64) {
+        self.network.rate.store(bytes_per_s, Ordering::SeqCst);
+    }
+
+    /// The network stands again.
+    pub fn mend(&self) {
+        self.network.cut.store(false, Ordering::SeqCst);
+        self.network.stalled.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.network.over.store(true, Ordering::SeqCst);
+        self.network.hang_up();
+        // Wakes the one who waits for connections.
+        let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
+    }
+}
+
+impl Network {
+    fn ends(&self) -> MutexGuard<'_, HashMap<u64, [TcpStream; 2]>> {
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hang_up(&self) {
+        for end in self.ends().drain().flat_map(|(_, ends)| ends) {
+            let _ = end.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn serve(self: &Arc<Self>, listener: &TcpListener) {
+        for client in listener.incoming().flatten() {
+            if self.over.load(Ordering::SeqCst) {
+                return;
+            }
+            if !self.cut.load(Ordering::SeqCst) {
+                // An end that cannot be made is a connection that is refused.
+                let _ = self.join(client);
+            }
+        }
+    }
+
+    fn join(self: &Arc<Self>, client: TcpStream) -> std::io::Result<()> {
+        let server = TcpStream::connect((Ipv4Addr::LOCALHOST, self.to))?;
+        client.set_nodelay(true)?;
+        server.set_nodelay(true)?;
+        let number = self.made.fetch_add(1, Ordering::Relaxed);
+        self.ends().insert(number, [client.try_clone()?, server.try_clone()?]);
+        for (from, to) in [(client.try_clone()?, server.try_clone()?), (server, client)] {
+            let network = Arc::clone(self);
+            std::thread::spawn(move || network.pass_on(number, from, to));
+        }
+        Ok(())
+    }
+
+    fn pass_on(&self, number: u64, mut from: TcpStream, mut to: TcpStream) {
+        let mut piece = [0; PIECE];
+        while let Ok(read @ 1..) = from.read(&mut piece) {
+            while self.stalled.load(Ordering::SeqCst) && !self.over.load(Ordering::SeqCst) {
+                std::thread::sleep(LOOKING);
+            }
+            let rate = self.rate.load(Ordering::Relaxed);
+            if rate > 0 {
+                std::thread::sleep(Duration::from_secs_f64(read as f64 / rate as f64));
+            }
+            if to.write_all(&piece[..read]).is_err() {
+                break;
+            }
+        }
+        let _ = from.shutdown(Shutdown::Both);
+        let _ = to.shutdown(Shutdown::Both);
+        self.ends().remove(&number);
+    }
+}

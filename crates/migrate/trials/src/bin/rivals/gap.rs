@@ -1,0 +1,101 @@
+//! The longest time for which a client of 64 waited for an answer while the database changed servers.
+
+use crate::native::{self, Pgbouncer};
+use crate::pgbench::{Answer, answers, now_s};
+use crate::{Raw, cluster, spread};
+use std::time::Duration;
+use stillpoint_events::EventKind;
+use stillpoint_migrate_testbed::{Cluster, Load};
+use stillpoint_migrate_trials::Stage;
+
+/// Size of the database.
+const SCALE: &str = "10";
+/// Sessions, and transactions a second of all together: the machine is not full.
+const LOAD: [&str; 10] = ["-n", "-l", "-c", "64", "-j", "2", "-R", "400", "-T", "600"];
+/// Before and after the switch-over, for comparison.
+const REST: Duration = Duration::from_secs(4);
+
+/// What clients saw of one switch-over.
+struct Seen {
+    /// The longest latency from a transaction's due time, in ms, around the switch-over.
+    gap_ms: f64,
+    /// The 99th percentile of all the others.
+    p99_ms: f64,
+    failed: u64,
+    /// What the tool itself calls the pause.
+    paused_ms: Option<f64>,
+}
+
+pub(crate) fn measure(rounds: usize) -> Raw {
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        ours.push(stillpoint());
+        if native::available() {
+            theirs.push(rival());
+        }
+    }
+    println!("## Switch-over: 64 sessions, 400 transactions a second\n");
+    println!("| | longest gap of any client, ms | pause by its own account, ms | p99 otherwise, ms | failed |");
+    println!("|---|---|---|---|---|");
+    for (name, seen) in [("stillpoint migrate", &ours), ("logical replication + pgbouncer", &theirs)] {
+        let of = |value: fn(&Seen) -> Option<f64>| spread(&seen.iter().filter_map(value).collect::<Vec<_>>());
+        let failed: u64 = seen.iter().map(|seen| seen.failed).sum();
+        let (gap, p99, paused) = (of(|s| Some(s.gap_ms)), of(|s| Some(s.p99_ms)), of(|s| s.paused_ms));
+        println!("| {name} | {gap} | {paused} | {p99} | {failed} |");
+    }
+    println!("\nMedian of {rounds}, in turns. A gap counts from when a transaction was due to its answer.\n");
+    let gaps = |seen: &[Seen]| seen.iter().map(|seen| seen.gap_ms).collect();
+    vec![("gap_ms, stillpoint".into(), gaps(&ours)), ("gap_ms, native and pgbouncer".into(), gaps(&theirs))]
+}
+
+fn stillpoint() -> Seen {
+    let stage = Stage::of(cluster(), cluster());
+    stage.source.pgbench("shop", &["-i", "-s", SCALE, "-q"]);
+    let load = stage.source.pgbench_load("shop", stage.port(), &[&LOAD[..], &["-M", "simple"]].concat());
+    std::thread::sleep(REST);
+    let mut tool = stage.tool(&["run"]);
+    let switches = |event: &stillpoint_events::Event| matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "switch-over");
+    assert!(tool.await_event(switches), "it ended before the switch-over: {:?}", tool.seen);
+    let at = now_s();
+    let ended = tool.end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let paused = ended.events.iter().find_map(|event| match event.kind {
+        EventKind::SwitchedOver { paused_us, .. } => Some(paused_us as f64 / 1e3),
+        _ => None,
+    });
+    // Nothing but what was asked for by STILLPOINT_LOG.
+    eprint!("{}", ended.complaints);
+    std::thread::sleep(REST);
+    Seen { paused_ms: paused, ..seen(&stage.source, load, at) }
+}
+
+fn rival() -> Seen {
+    let (source, target) = (cluster(), cluster());
+    source.sql("postgres", "CREATE DATABASE shop");
+    source.pgbench("shop", &["-i", "-s", SCALE, "-q"]);
+    // Updates of a table without a key would fail.
+    source.sql("shop", "ALTER TABLE pgbench_history REPLICA IDENTITY FULL");
+    let pgbouncer = Pgbouncer::start(&source);
+    let load = source.pgbench_load("shop", pgbouncer.port(), &[&LOAD[..], &["-M", "simple"]].concat());
+    std::thread::sleep(REST);
+    native::subscribe(&source, &target);
+    std::thread::sleep(REST);
+    let at = now_s();
+    pgbouncer.pause_to(&source, &target, || native::await_target(&source));
+    std::thread::sleep(REST);
+    seen(&source, load, at)
+}
+
+/// Reads pgbench's logs, which tell latencies from a transaction's due time.
+fn seen(at_server: &Cluster, mut load: Load, switched_s: f64) -> Seen {
+    let failed = u64::from(!load.running());
+    load.end();
+    // From shortly before the first pause to when what it queued is worked off.
+    let around = |answer: &Answer| (-0.2..REST.as_secs_f64() / 2.0).contains(&(answer.at_s - switched_s));
+    let (during, otherwise): (Vec<Answer>, Vec<Answer>) = answers(at_server).into_iter().partition(around);
+    let longest = during.iter().map(|answer| answer.latency_ms).fold(0.0, f64::max);
+    let mut otherwise: Vec<f64> = otherwise.iter().map(|answer| answer.latency_ms).collect();
+    otherwise.sort_by(f64::total_cmp);
+    let p99_ms = otherwise.get(otherwise.len() * 99 / 100).copied().unwrap_or(0.0);
+    Seen { gap_ms: longest, p99_ms, failed, paused_ms: None }
+}

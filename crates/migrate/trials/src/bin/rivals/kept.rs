@@ -1,0 +1,126 @@
+//! How much of their throughput clients keep while a migration copies rows and catches up.
+
+use crate::native::{self, Pgbouncer};
+use crate::pgbench::{answers, now_s, of_event_s};
+use crate::{Raw, cluster};
+use std::time::Duration;
+use stillpoint_events::{Event, EventKind};
+use stillpoint_migrate_testbed::Cluster;
+use stillpoint_migrate_trials::Stage;
+
+/// About 450 MB.
+const SCALE: &str = "30";
+/// Each client sends its next transaction when it has the answer: it cannot make up for time that it was made to wait.
+const LOAD: [&str; 9] = ["-n", "-l", "-c", "8", "-j", "2", "-T", "600", "-Msimple"];
+/// Looked at before the migration, once the load has settled.
+const BEFORE: Duration = Duration::from_secs(8);
+const SETTLING: Duration = Duration::from_secs(3);
+
+/// Throughput before, and the parts of it that were kept.
+#[derive(Default)]
+struct Kept {
+    before: Vec<f64>,
+    copy: Vec<f64>,
+    indexes: Vec<f64>,
+    following: Vec<f64>,
+    took_s: Vec<f64>,
+}
+
+pub(crate) fn measure(rounds: usize) -> Raw {
+    let mut all = [Kept::default(), Kept::default(), Kept::default()];
+    for _ in 0..rounds {
+        let [with, without, native] = &mut all;
+        stillpoint(&["run"], with);
+        stillpoint(&["run", "--share", "0"], without);
+        if native::available() {
+            rival(native);
+        }
+    }
+    println!("## Clients' throughput meanwhile: 8 sessions without think time, pgbench of scale {SCALE}\n");
+    println!("| | transactions a second before | rows are copied | indexes | catching up, comparing | whole, s |");
+    println!("|---|---|---|---|---|---|");
+    let names = ["stillpoint migrate", "stillpoint migrate, `--share 0`", "logical replication"];
+    let median = |values: &[f64], scale: f64, unit: &str| {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        sorted.get(sorted.len() / 2).map_or_else(|| "-".into(), |value| format!("{:.0}{unit}", value * scale))
+    };
+    let mut raw = Raw::new();
+    for (name, kept) in names.into_iter().zip(all) {
+        let part = |values: &[f64]| median(values, 100.0, " %");
+        println!(
+            "| {name} | {} | {} | {} | {} | {} |",
+            median(&kept.before, 1.0, ""),
+            part(&kept.copy),
+            part(&kept.indexes),
+            part(&kept.following),
+            median(&kept.took_s, 1.0, "")
+        );
+        for (what, values) in [("copy", kept.copy), ("indexes", kept.indexes), ("following", kept.following)] {
+            raw.push((format!("kept, {name}, {what}"), values));
+        }
+    }
+    println!(
+        "\nMedian of {rounds}, in turns. Both servers and the clients share the machine: what the target does costs the"
+    );
+    println!("clients as well. Logical replication makes its indexes before it copies.\n");
+    raw
+}
+
+/// Transactions a second between two moments.
+fn rate(answers: &[f64], (from, to): (f64, f64)) -> f64 {
+    answers.iter().filter(|at| (from..to).contains(at)).count() as f64 / (to - from).max(0.001)
+}
+
+fn times(at_server: &Cluster) -> Vec<f64> {
+    answers(at_server).iter().map(|answer| answer.at_s).collect()
+}
+
+fn stillpoint(words: &[&str], kept: &mut Kept) {
+    let stage = Stage::of(cluster(), cluster());
+    stage.source.pgbench("shop", &["-i", "-s", SCALE, "-q"]);
+    let mut load = stage.source.pgbench_load("shop", stage.port(), &LOAD);
+    std::thread::sleep(SETTLING + BEFORE);
+    let begun = now_s();
+    let ended = stage.run(words);
+    assert!(ended.code == Some(0) && load.running(), "{ended:?}");
+    load.end();
+    let at = |wanted: fn(&Event, &str) -> bool, phase: &str| {
+        let event = ended.events.iter().find(|event| wanted(event, phase));
+        of_event_s(event.unwrap_or_else(|| panic!("no phase {phase}")).t_ns)
+    };
+    let starts =
+        |event: &Event, wanted: &str| matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == wanted);
+    let ends =
+        |event: &Event, wanted: &str| matches!(&event.kind, EventKind::PhaseEnded { phase, .. } if phase == wanted);
+    let answered = times(&stage.source);
+    let before = rate(&answered, (begun - BEFORE.as_secs_f64(), begun));
+    kept.before.push(before);
+    kept.copy.push(rate(&answered, (at(starts, "copy"), at(starts, "indexes"))) / before);
+    kept.indexes.push(rate(&answered, (at(starts, "indexes"), at(ends, "statistics"))) / before);
+    kept.following.push(rate(&answered, (at(starts, "catch-up"), at(ends, "compare"))) / before);
+    kept.took_s.push(at(ends, "switch-over") - begun);
+}
+
+fn rival(kept: &mut Kept) {
+    let (source, target) = (cluster(), cluster());
+    source.sql("postgres", "CREATE DATABASE shop");
+    source.pgbench("shop", &["-i", "-s", SCALE, "-q"]);
+    source.sql("shop", "ALTER TABLE pgbench_history REPLICA IDENTITY FULL");
+    let pgbouncer = Pgbouncer::start(&source);
+    let load = source.pgbench_load("shop", pgbouncer.port(), &LOAD);
+    std::thread::sleep(SETTLING + BEFORE);
+    let begun = now_s();
+    native::subscribe(&source, &target);
+    let copied = now_s();
+    native::await_target(&source);
+    std::thread::sleep(Duration::from_secs(2));
+    let followed = now_s();
+    load.end();
+    let answered = times(&source);
+    let before = rate(&answered, (begun - BEFORE.as_secs_f64(), begun));
+    kept.before.push(before);
+    kept.copy.push(rate(&answered, (begun, copied)) / before);
+    kept.following.push(rate(&answered, (copied, followed)) / before);
+    kept.took_s.push(followed - begun);
+}

@@ -1,0 +1,122 @@
+//! What goes wrong, and when.
+
+use crate::random::Random;
+use crate::stage::{Stage, Tool};
+use rustix::process::Signal;
+use std::time::Duration;
+use stillpoint_events::{Event, EventKind};
+
+/// Something from outside that happens once during a trial.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing.
+    None,
+    /// The tool is killed at once.
+    KillTool,
+    /// Ctrl-C.
+    InterruptTool,
+    /// The proxy is killed at once, and started again.
+    KillProxy,
+    /// The source ends without a checkpoint, and is started again.
+    CrashSource,
+    /// The target does.
+    CrashTarget,
+    /// All connections to the source end, and none can be made for a while.
+    CutSource,
+    /// The same with the target.
+    CutTarget,
+    /// Nothing passes to and from the source for a while.
+    StallSource,
+    /// The same with the target.
+    StallTarget,
+}
+
+impl Fault {
+    /// All that do something.
+    pub const ALL: [Fault; 9] = [
+        Fault::KillTool,
+        Fault::InterruptTool,
+        Fault::KillProxy,
+        Fault::CrashSource,
+        Fault::CrashTarget,
+        Fault::CutSource,
+        Fault::CutTarget,
+        Fault::StallSource,
+        Fault::StallTarget,
+    ];
+
+    /// Whether clients must notice nothing of it but a delay.
+    pub fn spares_clients(self) -> bool {
+        matches!(self, Fault::None | Fault::KillTool | Fault::InterruptTool)
+    }
+
+    /// Lets it happen. When this returns, what was broken is whole again.
+    pub fn strike(self, stage: &mut Stage, tool: &Tool, random: &mut Random) {
+        let while_broken = Duration::from_millis(50 + random.below(1500));
+        match self {
+            Fault::None => {}
+            Fault::KillTool => tool.signal(Signal::KILL),
+            Fault::InterruptTool => tool.signal(Signal::INT),
+            Fault::KillProxy => {
+                stage.kill_proxy();
+                std::thread::sleep(while_broken / 4);
+                stage.start_proxy();
+            }
+            Fault::CrashSource => {
+                stage.source.crash();
+                stage.source.start_again(None);
+            }
+            Fault::CrashTarget => {
+                stage.target.crash();
+                stage.target.start_again(None);
+            }
+            Fault::CutSource | Fault::CutTarget | Fault::StallSource | Fault::StallTarget => {
+                let source = matches!(self, Fault::CutSource | Fault::StallSource);
+                let network = if source { &stage.to_source } else { &stage.to_target };
+                if matches!(self, Fault::CutSource | Fault::CutTarget) {
+                    network.cut()
+                } else {
+                    network.stall()
+                }
+                std::thread::sleep(while_broken);
+                network.mend();
+            }
+        }
+    }
+}
+
+/// A moment of a migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moment {
+    /// The phase in which it lies; none counts from the tool's start.
+    pub phase: Option<&'static str>,
+    /// After its beginning.
+    pub after: Duration,
+}
+
+impl Moment {
+    const THERE: [&'static str; 8] =
+        ["check", "snapshot", "copy", "indexes", "catch-up", "compare", "prepare", "switch-over"];
+    const BACK: [&'static str; 4] = ["catch-up", "compare", "prepare", "switch-over"];
+
+    /// One of a way there or back: half of them in the switch-over, where most is at stake.
+    pub fn any(back: bool, random: &mut Random) -> Moment {
+        let phases = if back { &Moment::BACK[..] } else { &Moment::THERE[..] };
+        let (phase, within_us) = match random.below(4) {
+            0 => (None, 4_000_000),
+            1 => (Some(random.pick(phases)), 400_000),
+            _ => (Some("switch-over"), 120_000),
+        };
+        Moment { phase, after: Duration::from_micros(random.below(within_us)) }
+    }
+
+    /// Waits for it; the tool may end before.
+    pub fn come(self, tool: &mut Tool) {
+        if let Some(wanted) = self.phase {
+            tool.await_event(
+                |event: &Event| matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == wanted),
+            );
+        }
+        std::thread::sleep(self.after);
+    }
+}

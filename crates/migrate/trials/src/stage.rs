@@ -1,0 +1,250 @@
+//! Two servers, the networks to them, the proxy, and the tool.
+
+use crate::stillpoint;
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use stillpoint_events::Event;
+use stillpoint_migrate_testbed::{Cluster, Relay, free_port, until, within};
+
+/// The database that is moved.
+const DATABASE: &str = "shop";
+/// A tool that is still at it after this long hangs.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Everything that a migration needs, and a directory for what it leaves behind.
+#[derive(Debug)]
+pub struct Stage {
+    /// The server that holds the database at first.
+    pub source: Cluster,
+    /// The other one.
+    pub target: Cluster,
+    /// Proxy and tool reach the source through it.
+    pub to_source: Relay,
+    /// Proxy and tool reach the target through it.
+    pub to_target: Relay,
+    proxy: Option<Child>,
+    port: u16,
+    dir: tempfile::TempDir,
+}
+
+/// A `stillpoint migrate` command that runs.
+#[derive(Debug)]
+pub struct Tool {
+    child: Child,
+    events: Receiver<Event>,
+    /// What came so far.
+    pub seen: Vec<Event>,
+    complaints: Option<JoinHandle<String>>,
+}
+
+/// How a command ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its exit code; none when a signal ended it.
+    pub code: Option<i32>,
+    /// What it told.
+    pub events: Vec<Event>,
+    /// What it said on its error output.
+    pub complaints: String,
+}
+
+impl Stage {
+    /// Starts everything; `shop` is there, and empty.
+    #[track_caller]
+    pub fn start() -> Stage {
+        let settings = ["wal_level=logical", "deadlock_timeout=100ms"];
+        Stage::of(Cluster::start(&settings), Cluster::start(&settings))
+    }
+
+    /// The same with servers that run.
+    #[track_caller]
+    pub fn of(source: Cluster, target: Cluster) -> Stage {
+        source.sql("postgres", &format!("CREATE DATABASE {DATABASE}"));
+        let (to_source, to_target) = (Relay::to(source.port()), Relay::to(target.port()));
+        let dir = tempfile::TempDir::with_prefix("stillpoint-trial-").expect("make a directory");
+        let mut stage = Stage { source, target, to_source, to_target, proxy: None, port: free_port(), dir };
+        let text = format!(
+            "listen = [\"127.0.0.1:{}\"]\ncontrol = {:?}\nroutes = {:?}\nworkers = 2\n[servers.old]\n\
+             host = \"127.0.0.1\"\nport = {}\n[tenants.{DATABASE}]\nserver = \"old\"\n",
+            stage.port,
+            stage.path("proxy.sock"),
+            stage.path("routes.json"),
+            stage.to_source.port()
+        );
+        std::fs::write(stage.path("proxy.toml"), text).expect("write the proxy's configuration");
+        stage.start_proxy();
+        stage
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Starts the proxy, unless it runs.
+    #[track_caller]
+    pub fn start_proxy(&mut self) {
+        if self.proxy.is_some() {
+            return;
+        }
+        let log = std::fs::File::options().create(true).append(true).open(self.path("proxy.log")).expect("make a log");
+        let mut command = Command::new(stillpoint());
+        command.args(["migrate", "proxy", "--config"]).arg(self.path("proxy.toml"));
+        self.proxy = Some(command.stdout(Stdio::null()).stderr(log).spawn().expect("start the proxy"));
+        until("the proxy to listen", || TcpStream::connect(("127.0.0.1", self.port)).ok());
+    }
+
+    /// Ends the proxy as a crash would.
+    pub fn kill_proxy(&mut self) {
+        if let Some(mut proxy) = self.proxy.take() {
+            let _ = proxy.kill();
+            let _ = proxy.wait();
+        }
+    }
+
+    /// How clients connect.
+    pub fn conninfo(&self) -> String {
+        format!("host=127.0.0.1 port={} user=postgres dbname={DATABASE}", self.port)
+    }
+
+    /// The proxy's port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let server = |relay: &Relay| format!("host=127.0.0.1 port={} user=postgres dbname={DATABASE}", relay.port());
+        let mut command = Command::new(stillpoint());
+        command.args(["--json", "migrate"]).args(words);
+        command.arg("--source").arg(server(&self.to_source)).arg("--target").arg(server(&self.to_target));
+        command.arg("--proxy").arg(self.path("proxy.sock")).arg("--state").arg(self.path("state"));
+        command
+    }
+
+    /// Starts `stillpoint migrate WORDS` on this stage's servers.
+    #[track_caller]
+    pub fn tool(&self, words: &[&str]) -> Tool {
+        Tool::spawn(self.command(words))
+    }
+
+    /// Runs such a command to its end.
+    #[track_caller]
+    pub fn run(&self, words: &[&str]) -> Ended {
+        self.tool(words).end()
+    }
+
+    /// The first JSON object that such a command prints; null when it prints none.
+    pub fn ask(&self, words: &[&str]) -> serde_json::Value {
+        let output = self.command(words).output().expect("run stillpoint");
+        let text = String::from_utf8_lossy(&output.stdout);
+        text.lines().next().and_then(|line| serde_json::from_str(line).ok()).unwrap_or_default()
+    }
+
+    /// Where the migration stands: its phase in the journal, and which side serves.
+    pub fn standing(&self) -> (Option<String>, Option<String>) {
+        let status = self.ask(&["status"]);
+        let word = |value: &serde_json::Value| value.as_str().map(str::to_owned);
+        (word(&status["record"]["phase"]), word(&status["serving"]))
+    }
+
+    /// Panics unless the source is as if there had never been a migration, and the target holds nothing.
+    #[track_caller]
+    pub fn assert_clean(&self) {
+        let count = |cluster: &Cluster, database: &str, what: &str| {
+            cluster.sql(database, &format!("SELECT count(*) FROM {what}"))
+        };
+        assert_eq!(count(&self.source, DATABASE, "pg_replication_slots"), "0", "slots");
+        assert_eq!(count(&self.source, DATABASE, "pg_publication"), "0", "publications");
+        assert_eq!(count(&self.source, DATABASE, "pg_namespace WHERE nspname = 'stillpoint'"), "0", "schema");
+        assert_eq!(self.source.sql(DATABASE, "SHOW default_transaction_read_only"), "off", "fence");
+        assert_eq!(count(&self.target, "postgres", "pg_replication_slots"), "0", "the target's slots");
+        assert_eq!(count(&self.target, "postgres", &format!("pg_database WHERE datname = '{DATABASE}'")), "0");
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.kill_proxy();
+        if std::thread::panicking() {
+            let log = std::fs::read_to_string(self.path("proxy.log")).unwrap_or_default();
+            let lines: Vec<&str> = log.lines().collect();
+            println!("the proxy's last words:\n{}", lines[lines.len().saturating_sub(40)..].join("\n"));
+        }
+    }
+}
+
+impl Tool {
+    #[track_caller]
+    fn spawn(mut command: Command) -> Tool {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("start stillpoint");
+        let (out, mut err) = (child.stdout.take().expect("piped"), child.stderr.take().expect("piped"));
+        let (sender, events) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(out).lines().map_while(Result::ok) {
+                if let Ok(event) = serde_json::from_str(&line) {
+                    // Nobody listens once the tool is waited for.
+                    let _ = sender.send(event);
+                }
+            }
+        });
+        let complaints = std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = err.read_to_string(&mut text);
+            text
+        });
+        Tool { child, events, seen: Vec::new(), complaints: Some(complaints) }
+    }
+
+    /// Waits for an event; false when the tool ended before it.
+    pub fn await_event(&mut self, wanted: impl Fn(&Event) -> bool) -> bool {
+        while let Ok(event) = self.events.recv_timeout(PATIENCE) {
+            let found = wanted(&event);
+            self.seen.push(event);
+            if found {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
+            // It may have ended by itself.
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("a child can be waited for")
+    }
+
+    /// Waits for its end; panics when it hangs.
+    #[track_caller]
+    pub fn end(mut self) -> Ended {
+        let begun = Instant::now();
+        let status = within(PATIENCE, || self.ended());
+        let status =
+            status.unwrap_or_else(|| panic!("the tool hangs for {:?}; events: {:#?}", begun.elapsed(), self.seen));
+        // Its outputs are closed: both readers come to their ends.
+        while let Ok(event) = self.events.recv() {
+            self.seen.push(event);
+        }
+        let complaints = self.complaints.take().map(|reader| reader.join().unwrap_or_default()).unwrap_or_default();
+        Ended { code: status.code(), events: std::mem::take(&mut self.seen), complaints }
+    }
+}
+
+impl Drop for Tool {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,150 @@
+//! One move of the database under load, with a fault, and what must hold afterwards.
+
+use crate::fault::{Fault, Moment};
+use crate::random::Random;
+use crate::stage::{Ended, Stage, Tool};
+use std::time::Duration;
+use stillpoint_measure::postgres::{Isolation, PostgresFinished, PostgresLoad, PostgresPlan, prepare};
+
+/// Moves after a fault before it is said that the database cannot be moved any more.
+const ATTEMPTS: usize = 8;
+/// A pause of clients on a machine that others use too.
+const PAUSE: &str = "3s";
+
+/// All isolation levels that PostgreSQL has.
+pub const LEVELS: [Isolation; 3] = [Isolation::ReadCommitted, Isolation::RepeatableRead, Isolation::Serializable];
+
+/// A move there (`run`) or back (`fallback`).
+#[derive(Debug, Clone, Copy)]
+pub struct Trial {
+    /// Back to the source.
+    pub back: bool,
+    /// What happens.
+    pub fault: Fault,
+    /// When.
+    pub moment: Moment,
+    /// The isolation level of all clients.
+    pub isolation: Isolation,
+    /// Of all random choices.
+    pub seed: u64,
+}
+
+impl Trial {
+    /// One with everything chosen by its seed.
+    pub fn any(back: bool, seed: u64) -> Trial {
+        let mut random = Random::new(seed);
+        let (fault, isolation) = (random.pick(&Fault::ALL), random.pick(&LEVELS));
+        Trial { back, fault, moment: Moment::any(back, &mut random), isolation, seed }
+    }
+
+    /// Makes the tables that clients use.
+    #[track_caller]
+    pub fn prepare(stage: &Stage) {
+        prepare(&PostgresPlan::checked(stage.conninfo())).unwrap_or_else(|error| panic!("make the tables: {error}"));
+        // Something to copy.
+        stage.source.sql(
+            "shop",
+            "CREATE TABLE ballast (id int PRIMARY KEY, v text); \
+             INSERT INTO ballast SELECT i, repeat(md5(i::text), 10) FROM generate_series(1, 20000) i",
+        );
+    }
+
+    /// Moves the database, and panics unless all holds that must. Events of the first attempt are given back.
+    #[track_caller]
+    pub fn run(self, stage: &mut Stage) -> Ended {
+        println!("{self:?}");
+        let mut random = Random::new(self.seed ^ 1);
+        let load = self.load(stage);
+        let mut tool = self.tool(stage);
+        self.moment.come(&mut tool);
+        self.fault.strike(stage, &tool, &mut random);
+        let first = tool.end();
+        println!("  ended with {:?} {}", first.code, first.complaints.trim());
+        if self.fault == Fault::None {
+            assert_eq!(first.code, Some(0), "{self:?}: {first:?}");
+        }
+        self.conclude(stage, &first, &mut random);
+        load.stop();
+        let finished = load.wait().unwrap_or_else(|error| panic!("{self:?}: the load: {error}"));
+        self.judge(&finished);
+        first
+    }
+
+    #[track_caller]
+    fn load(&self, stage: &Stage) -> PostgresLoad {
+        let plan = PostgresPlan {
+            clients: 8,
+            think: Duration::from_millis(25),
+            isolation: self.isolation,
+            duration: Duration::from_secs(600),
+            timeout: Duration::from_secs(20),
+            seed: self.seed,
+            ..PostgresPlan::checked(stage.conninfo())
+        };
+        PostgresLoad::start(plan).unwrap_or_else(|error| panic!("{self:?}: start the load: {error}"))
+    }
+
+    #[track_caller]
+    fn tool(&self, stage: &Stage) -> Tool {
+        if self.back {
+            stage.tool(&["fallback", "--pause-timeout", PAUSE])
+        } else {
+            stage.tool(&["run", "--pause-timeout", PAUSE, "--share", "0", "--snapshot-timeout", "20s"])
+        }
+    }
+
+    /// Whatever state the fault left: the database can be moved, once the tool is called again.
+    #[track_caller]
+    fn conclude(&self, stage: &Stage, first: &Ended, random: &mut Random) {
+        let there = |standing: &(Option<String>, Option<String>)| match self.back {
+            false => standing.0.as_deref() == Some("switched") && standing.1.as_deref() == Some("target"),
+            true => standing.0.is_none() && standing.1.as_deref() == Some("source"),
+        };
+        if !self.back && first.code != Some(0) && random.below(3) == 0 {
+            let aborted = stage.run(&["abort"]);
+            println!("  abort: {:?} {}", aborted.code, aborted.complaints.trim());
+            let (phase, serving) = stage.standing();
+            if aborted.code == Some(0) {
+                assert_eq!((phase, serving.as_deref()), (None, Some("source")), "{self:?}: {aborted:?}");
+                stage.assert_clean();
+            }
+        }
+        let mut code = first.code;
+        for _ in 0..ATTEMPTS {
+            let standing = stage.standing();
+            if there(&standing) && (self.back || code == Some(0)) {
+                break;
+            }
+            let again = self.tool(stage).end();
+            println!("  {standing:?}; again: {:?} {}", again.code, again.complaints.trim());
+            code = again.code;
+        }
+        let standing = stage.standing();
+        assert!(there(&standing), "{self:?}: the database cannot be moved any more: {standing:?}");
+        if self.back {
+            stage.assert_clean();
+        }
+    }
+
+    #[track_caller]
+    fn judge(&self, finished: &PostgresFinished) {
+        let verdict = finished.verdict.as_ref().expect("a checked load has a verdict");
+        println!(
+            "  {} transactions, {} committed, {} of unknown end; {:?}, {} dropped",
+            verdict.transactions,
+            verdict.committed,
+            verdict.unknown,
+            finished.finished.summary.counts,
+            finished.finished.end.dropped
+        );
+        assert!(verdict.anomalies.is_empty(), "{self:?}: {:#?}", verdict.anomalies);
+        assert!(verdict.committed > 0, "{self:?}: nothing was committed");
+        if self.fault.spares_clients() {
+            let (counts, complaints) = (finished.finished.summary.counts, &finished.finished.complaints);
+            // Hot rows: at this level a transaction may fail however often it is tried.
+            let errors = if self.isolation == Isolation::Serializable { 0 } else { counts.errors };
+            let noticed = errors + counts.wrong + counts.timeouts + counts.lost + finished.finished.end.dropped;
+            assert_eq!(noticed, 0, "{self:?}: clients noticed: {complaints:?} {counts:?}");
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Programs under test: gone when their handle is dropped, also when the test panics or is killed.
+
+use crate::wait;
+use rustix::process::{Pid, Signal, kill_process};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus};
+use std::time::Duration;
+
+/// A command that runs `program` as the child itself (same pid) and has the kernel end it should the *calling thread*
+/// end first. Add arguments and pipes as usual, spawn, and hand the child to [`Guarded`].
+pub fn tied(program: &Path) -> Command {
+    // `setpriv` sets the parent-death signal and then executes the program in its own place: the std library offers no
+    // safe way to do so between fork and exec.
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    command
+}
+
+/// A child process that is ended when dropped.
+#[derive(Debug)]
+pub struct Guarded {
+    child: Child,
+}
+
+impl Guarded {
+    /// Takes charge of a child that runs already.
+    pub fn from_child(child: Child) -> Guarded {
+        Guarded { child }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// The child itself, for its pipes.
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("a child can be waited for")
+    }
+
+    /// Sends a signal; one that has ended already is left alone.
+    pub fn signal(&mut self, signal: Signal) {
+        if self.ended().is_none() {
+            // The child is not reaped yet, so the pid is its own; ESRCH cannot happen.
+            kill_process(self.raw_pid(), signal).expect("signal a child");
+        }
+    }
+
+    /// Asks it to end (SIGTERM), insists after a while (SIGKILL), and tells how it ended.
+    pub fn end(&mut self) -> ExitStatus {
+        self.signal(Signal::TERM);
+        // Stopped (by SIGSTOP or by a tracer's remains), it would not see SIGTERM.
+        self.signal(Signal::CONT);
+        wait::within(Duration::from_secs(10), || self.ended()).unwrap_or_else(|| {
+            self.signal(Signal::KILL);
+            self.child.wait().expect("a child can be waited for")
+        })
+    }
+
+    fn raw_pid(&self) -> Pid {
+        Pid::from_raw(self.pid()).expect("a child's pid is positive")
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        if self.ended().is_none() {
+            self.end();
+        }
+    }
+}

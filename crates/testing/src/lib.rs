@@ -1,0 +1,49 @@
+//! What the tests of every pillar need, and nothing that knows a pillar: the tool itself, ports, processes that never outlive their
+//! test, waiting for conditions, and saying that a test cannot run here.
+//!
+//! The caller guarantees that the thread which starts a process through [`child::tied`] lives as long as that process.
+//!
+//! The crate guarantees that every wait has a limit and says what it waited for when the limit passes, and that a test
+//! which cannot run says so in a line that `make test` counts; with `REQUIRE_ALL=1` in the environment it fails.
+//!
+//! It starts no server by itself and installs nothing.
+//!
+//! ```
+//! use stillpoint_testing::{child::{Guarded, tied}, wait};
+//! let child = tied("true".as_ref()).spawn().unwrap();
+//! let mut program = Guarded::from_child(child);
+//! assert!(wait::until("the program to end", || program.ended()).success());
+//! ```
+
+pub mod binary;
+pub mod child;
+pub mod long;
+pub mod port;
+pub mod wait;
+
+use std::io::Write;
+
+/// Ends the calling test because this machine lacks something: see [`skipped`].
+#[macro_export]
+macro_rules! skip {
+    ($($why:tt)*) => {{
+        $crate::skipped(&format!($($why)*));
+        return;
+    }};
+}
+
+/// Prints `SKIPPED`, the test's name and why (`make test` counts these lines); panics when `REQUIRE_ALL=1`. The caller
+/// then leaves the test.
+#[track_caller]
+pub fn skipped(why: &str) {
+    assert!(!require_all(), "cannot run here and REQUIRE_ALL=1: {why}");
+    let name = std::thread::current().name().unwrap_or("?").to_owned();
+    // The process's own standard error, past libtest's capture, so that the line shows for a passing test as well;
+    // nothing sensible can be done when it is closed.
+    let _ = writeln!(std::io::stderr().lock(), "SKIPPED {name}: {why}");
+}
+
+/// Whether a test that cannot run here must fail.
+pub fn require_all() -> bool {
+    std::env::var_os("REQUIRE_ALL").is_some_and(|value| value == "1")
+}

@@ -1,0 +1,195 @@
+//! The longest latencies around a patching, for five patches (VLDB'25, figure 8), one thread per connection.
+
+use super::{Amount, MODES, WITHOUT, WORKS, apply, ms, quantile, rest, revert, shown, start, until};
+use crate::figure::{Axis, Curve, Figure};
+use crate::results::{Section, number};
+use serde::Serialize;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use stillpoint_e2e::mariadb::Policy;
+use stillpoint_e2e::mariadb::annotated::Annotated;
+use stillpoint_e2e::mariadb::client::Client;
+use stillpoint_e2e::mariadb::effect::{half, nothing, of_change};
+use stillpoint_e2e::mariadb::traffic::{Plan, Traffic, Work};
+use stillpoint_e2e::operation::Spread;
+use stillpoint_measure::clock::now_ns;
+use stillpoint_measure::record::Sample;
+
+/// As in the paper.
+const CONNECTIONS: u32 = 10;
+/// Before a patching, and behind it: as in the paper.
+const AROUND_NS: u64 = 1_500_000_000;
+/// More points than a drawing can show are thinned; what is slow stays.
+const DRAWN: usize = 500;
+
+#[derive(Serialize)]
+struct Row {
+    work: Work,
+    mode: &'static str,
+    patch: &'static str,
+    statements: usize,
+    over_ms: f64,
+    p50_ms: f64,
+    p9995_ms: f64,
+    max_ms: f64,
+    /// The slowest: from the patching, and latency, milliseconds.
+    drawn: Vec<(f64, f64)>,
+}
+
+pub(super) fn extremes(server: &Annotated, amount: Amount) -> Section {
+    let mut patches: Vec<(&'static str, PathBuf)> = vec![
+        ("half", half(server).to_owned()),
+        ("nothing", nothing(server).to_owned()),
+        ("sql-ascii", of_change(server, "sql-ascii")),
+        ("sql-reverse", of_change(server, "sql-reverse")),
+        ("sql-month", of_change(server, "sql-month")),
+    ];
+    if amount.seconds < 10 {
+        patches.truncate(1);
+    }
+    let columns = [
+        "work",
+        "mode",
+        "patchings",
+        "threads over, ms: median (max)",
+        "p50, ms",
+        "p99.95, ms: median of patches (max)",
+        "longest, ms: median (max)",
+    ];
+    let mut section = Section::new(
+        "mariadb-extremes",
+        "MariaDB, a thread per connection: latencies in the 3 s around a patching, five patches",
+        &columns,
+    );
+    let mut rows: Vec<Row> = Vec::new();
+    for work in WORKS {
+        let mariadb = start(server, Policy::ThreadPerConnection, work, &[]);
+        for mode in [WITHOUT].into_iter().chain(MODES) {
+            for (name, patch) in &patches {
+                let load = Traffic::start(&mariadb, &Plan { work, connections: CONNECTIONS, rate: None, first: 0 });
+                rest(0.3);
+                let moment = now_ns() + AROUND_NS;
+                until(moment);
+                let over_ms =
+                    if mode == WITHOUT { 0.0 } else { ms(apply(&mariadb, patch, mode).reached_and_rest_ns().0) };
+                until(moment + AROUND_NS);
+                let samples = load.finish().record.samples;
+                rows.push(row(work, mode, name, over_ms, &samples, moment));
+                if mode != WITHOUT {
+                    revert(&mariadb, "probe");
+                }
+            }
+        }
+        let of: Vec<&Row> = rows.iter().filter(|row| row.work == work).collect();
+        section.figures.push((file(work), figure(&of)));
+    }
+    for work in WORKS {
+        for mode in [WITHOUT].into_iter().chain(MODES) {
+            let of: Vec<&Row> = rows.iter().filter(|row| row.work == work && row.mode == mode).collect();
+            let spread = |value: fn(&Row) -> f64| Spread::of(of.iter().map(|row| value(row)).collect());
+            let both = |s: Spread| format!("{} ({})", number(s.median), number(s.max));
+            section.rows.push(vec![
+                work.name().into(),
+                shown(mode),
+                of.len().to_string(),
+                if mode == WITHOUT { "-".into() } else { both(spread(|r| r.over_ms)) },
+                number(spread(|r| r.p50_ms).median),
+                both(spread(|r| r.p9995_ms)),
+                both(spread(|r| r.max_ms)),
+            ]);
+        }
+    }
+    let restarts: Vec<f64> = (0..amount.runs.min(3)).map(|_| restarted(server)).collect();
+    let gap = Spread::of(restarts);
+    section.rows.push(vec![
+        "-".into(),
+        "restarted".into(),
+        gap.count.to_string(),
+        "-".into(),
+        "-".into(),
+        "-".into(),
+        format!("{} ({})", number(gap.median), number(gap.max)),
+    ]);
+    section.notes.push(
+        "Restarted, the server has an empty cache to lose and small logs to read; every connection is lost each time. The time is the longest without an answer to anybody who tries again and again."
+            .into(),
+    );
+    section.raw(&rows);
+    section
+}
+
+/// The longest time, in ms, in which nobody gets an answer while the server is restarted.
+fn restarted(server: &Annotated) -> f64 {
+    let policy = Policy::ThreadPerConnection;
+    let mariadb = start(server, policy, Work::NoOp, &[]);
+    let stop = Arc::new(AtomicBool::new(false));
+    let (socket, stopped) = (mariadb.socket(), Arc::clone(&stop));
+    let clients = std::thread::spawn(move || {
+        let (mut client, mut last, mut longest) = (None, now_ns(), 0);
+        while !stopped.load(Ordering::Relaxed) {
+            let answered = match &mut client {
+                None => Client::connect(&socket, "").map(|new| client = Some(new)).is_ok(),
+                Some(connected) => connected.done("DO 0").is_ok(),
+            };
+            if answered {
+                longest = longest.max(now_ns() - last);
+                last = now_ns();
+            } else {
+                client = None;
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+        }
+        longest
+    });
+    rest(0.5);
+    let again = server.packaged.restart(mariadb, policy, &[]);
+    rest(0.5);
+    stop.store(true, Ordering::Relaxed);
+    let longest = clients.join().expect("the client does not panic");
+    drop(again);
+    ms(longest)
+}
+
+fn row(work: Work, mode: &'static str, patch: &'static str, over_ms: f64, samples: &[Sample], moment: u64) -> Row {
+    let inside = |s: &&Sample| s.ended_ns() >= moment - AROUND_NS && s.scheduled_ns <= moment + AROUND_NS;
+    let samples: Vec<&Sample> = samples.iter().filter(inside).collect();
+    let mut latencies: Vec<f64> = samples.iter().map(|s| ms(s.latency_ns)).collect();
+    latencies.sort_by(f64::total_cmp);
+    let slow = latencies.len().checked_sub(DRAWN / 2).map_or(0.0, |at| latencies[at]);
+    let step = (samples.len() / (DRAWN / 2)).max(1);
+    let drawn = samples.iter().enumerate().filter(|(at, s)| ms(s.latency_ns) >= slow || at % step == 0);
+    Row {
+        work,
+        mode,
+        patch,
+        statements: samples.len(),
+        over_ms,
+        p50_ms: quantile(&latencies, 0.5),
+        p9995_ms: quantile(&latencies, 0.9995),
+        max_ms: quantile(&latencies, 1.0),
+        drawn: drawn.map(|(_, s)| (s.scheduled_ns as f64 / 1e6 - moment as f64 / 1e6, ms(s.latency_ns))).collect(),
+    }
+}
+
+fn file(work: Work) -> &'static str {
+    match work {
+        Work::NoOp => "noop",
+        Work::Ycsb => "ycsb",
+        _ => "tpcc",
+    }
+}
+
+/// Half of the drawn points are the slowest statements, half any.
+fn figure(rows: &[&Row]) -> Figure {
+    let first = rows.first().map_or("", |row| row.patch);
+    let curve = |mode: &'static str| {
+        let of = rows.iter().filter(|row| row.mode == mode && row.patch == first);
+        Curve { name: shown(mode), points: of.flat_map(|row| row.drawn.iter().copied()).collect(), joined: false }
+    };
+    Figure {
+        x: Axis { label: "from the patching, ms", logarithmic: false },
+        y: Axis { label: "latency of a statement, ms", logarithmic: true },
+        curves: [WITHOUT].into_iter().chain(MODES).map(curve).collect(),
+    }
+}

@@ -1,0 +1,101 @@
+//! How long all threads take to go over, by the number of the pool's groups (VLDB'25, figure 7).
+
+use super::{Amount, MODES, WORKS, apply, ms, quantile, rest, revert, shown, start, until};
+use crate::figure::{Axis, Curve, Figure};
+use crate::results::{Section, number};
+use serde::Serialize;
+use stillpoint_e2e::mariadb::Policy;
+use stillpoint_e2e::mariadb::annotated::Annotated;
+use stillpoint_e2e::mariadb::effect::half;
+use stillpoint_e2e::mariadb::traffic::{Plan, Traffic, Work};
+use stillpoint_measure::clock::now_ns;
+
+/// Groups of the pool, as in the paper from three to twenty.
+const SIZES: [u32; 5] = [3, 5, 10, 15, 20];
+/// As in the paper.
+const CONNECTIONS: u32 = 10;
+/// Between two requests, where the one before takes less.
+const PAUSE_NS: u64 = 100_000_000;
+
+#[derive(Serialize)]
+struct Row {
+    work: Work,
+    mode: &'static str,
+    groups: u32,
+    /// In order, milliseconds.
+    over_ms: Vec<f64>,
+}
+
+impl Row {
+    fn at(&self, share: f64) -> f64 {
+        quantile(&self.over_ms, share)
+    }
+}
+
+pub(super) fn pool(server: &Annotated, amount: Amount) -> Section {
+    let seconds = (amount.seconds / 12).clamp(1, 4);
+    let columns = ["work", "mode", "groups", "requests", "quarter", "median", "three quarters", "p95", "max"];
+    let title = format!("MariaDB: time until all threads are over by groups of the pool, ms ({CONNECTIONS} clients)");
+    let mut section = Section::new("mariadb-pool", title, &columns);
+    let mut rows = Vec::new();
+    for work in WORKS {
+        for groups in SIZES {
+            let mariadb = start(server, Policy::Pool, work, &[&format!("--thread-pool-size={groups}")]);
+            let load = Traffic::start(&mariadb, &Plan { work, connections: CONNECTIONS, rate: None, first: 0 });
+            rest(0.5);
+            for mode in MODES {
+                let mut over_ms = Vec::new();
+                let end = now_ns() + seconds * 1_000_000_000;
+                while now_ns() < end {
+                    for which in 0..2 {
+                        let next = now_ns() + PAUSE_NS;
+                        let operation =
+                            if which == 0 { apply(&mariadb, half(server), mode) } else { revert(&mariadb, mode) };
+                        over_ms.push(ms(operation.reached_and_rest_ns().0));
+                        until(next);
+                    }
+                }
+                over_ms.sort_by(f64::total_cmp);
+                rows.push(Row { work, mode, groups, over_ms });
+            }
+            load.finish();
+        }
+        section.figures.push((file(work), figure(&rows, work)));
+    }
+    for row in &rows {
+        let mut cells =
+            vec![row.work.name().into(), row.mode.into(), row.groups.to_string(), row.over_ms.len().to_string()];
+        cells.extend([0.25, 0.5, 0.75, 0.95, 1.0].map(|share| number(row.at(share))));
+        section.rows.push(cells);
+    }
+    section.notes.push("No request was given up.".into());
+    section.raw(&rows);
+    section
+}
+
+fn file(work: Work) -> &'static str {
+    match work {
+        Work::NoOp => "noop",
+        Work::Ycsb => "ycsb",
+        _ => "tpcc",
+    }
+}
+
+/// The line joins medians; a bar reaches from a quarter to three quarters.
+fn figure(rows: &[Row], work: Work) -> Figure {
+    let breaks = (f64::NAN, f64::NAN);
+    let curve = |(number, mode): (usize, &'static str)| {
+        let of: Vec<&Row> = rows.iter().filter(|row| row.work == work && row.mode == mode).collect();
+        let across = |row: &Row| f64::from(row.groups) + 0.25 * (number as f64 - 1.0);
+        let mut points: Vec<(f64, f64)> = of.iter().map(|row| (across(row), row.at(0.5))).collect();
+        for row in of {
+            points.extend([breaks, (across(row), row.at(0.25)), (across(row), row.at(0.75))]);
+        }
+        Curve { name: shown(mode), points, joined: true }
+    };
+    Figure {
+        x: Axis { label: "groups of the pool", logarithmic: false },
+        y: Axis { label: "until all threads are over, ms", logarithmic: true },
+        curves: MODES.into_iter().enumerate().map(curve).collect(),
+    }
+}

@@ -1,0 +1,207 @@
+//! What clients notice while MariaDB is patched once a second, against the same server left alone.
+//!
+//! One run adds one round to `experiments/mariadb-latency.jsonl`: a window left alone and one in each mode, in another
+//! order each time. The tables are of all rounds with windows of the same length.
+
+use super::{Amount, MODES, WITHOUT, start};
+use crate::latency::{Span, Window, once_a_second, rest, timed, window, windows};
+use crate::results::{Section, number};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io::Write;
+use stillpoint_e2e::mariadb::Policy;
+use stillpoint_e2e::mariadb::annotated::Annotated;
+use stillpoint_e2e::mariadb::client::Client;
+use stillpoint_e2e::mariadb::effect::nothing;
+use stillpoint_e2e::mariadb::traffic::{Plan, Traffic, Work};
+use stillpoint_e2e::operation::{Operation, Spread, StopsUs};
+use stillpoint_e2e::stalls::{Stall, Watch};
+use stillpoint_e2e::workspace_root;
+
+const CONNECTIONS: u32 = 16;
+const IDLE: usize = 50;
+/// Whoever had to wait for an operation has had its answer so long after it.
+const AFTER_NS: u64 = 20_000_000;
+/// Statements a second.
+const RATE: f64 = 1_500.0;
+
+/// One window of one round.
+#[derive(Serialize, Deserialize)]
+struct Seen {
+    window: Window,
+    operations: usize,
+    over_ms: Vec<f64>,
+    probe_us_max: f64,
+    all_us_max: f64,
+    /// The longest time for which the machine itself left a processor without any thread.
+    #[serde(default)]
+    stall_us_max: Option<f64>,
+    /// Of requests under way while an operation ran or just after it, and of the others.
+    #[serde(default)]
+    during: Option<Window>,
+    #[serde(default)]
+    beside: Option<Window>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Round {
+    commit: String,
+    machine: String,
+    seconds: u64,
+    windows: BTreeMap<String, Seen>,
+}
+
+pub(super) fn steady(server: &Annotated, amount: Amount) -> Result<Section, String> {
+    let path = workspace_root().join("experiments/mariadb-latency.jsonl");
+    let text = std::fs::read_to_string(&path).unwrap_or_default();
+    let earlier = text.lines().map(serde_json::from_str::<Round>).collect::<Result<Vec<_>, _>>();
+    let earlier = earlier.map_err(|e| format!("{}: {e}", path.display()))?;
+    let mut rounds: Vec<Round> = earlier.into_iter().filter(|round| round.seconds == amount.seconds).collect();
+    let round = measure(server, amount.seconds, rounds.len());
+    // A few seconds show that it works, and nothing else.
+    if amount.seconds >= 10 {
+        let line = serde_json::to_string(&round).expect("numbers and texts serialise");
+        let file = std::fs::File::options().create(true).append(true).open(&path);
+        file.and_then(|mut file| writeln!(file, "{line}")).map_err(|e| format!("write {}: {e}", path.display()))?;
+    }
+    rounds.push(round);
+    Ok(section(&rounds, amount.seconds))
+}
+
+fn measure(server: &Annotated, seconds: u64, number: usize) -> Round {
+    let policy = Policy::ThreadPerConnection;
+    let mariadb = start(server, policy, Work::Ycsb, &[]);
+    let patch = nothing(server);
+    let idle: Vec<Client> = (0..IDLE).map(|_| mariadb.client()).collect();
+    let plan = Plan { work: Work::Ycsb, connections: CONNECTIONS, rate: Some(RATE), first: 0 };
+    let mut load = Traffic::start(&mariadb, &plan);
+    // The first seconds of a load pay for connections and caches.
+    rest(3);
+    let mut order: Vec<&str> = [WITHOUT].into_iter().chain(MODES).collect();
+    order.rotate_left(number % 4);
+    let mut done = Vec::new();
+    let watch = Watch::start();
+    for mode in order {
+        let mut operations: Vec<Operation> = Vec::new();
+        let options = ["--quiescence", mode];
+        let span = timed(|| match mode {
+            WITHOUT => rest(seconds),
+            _ => operations = once_a_second(mariadb.pid(), patch, seconds, &options),
+        });
+        done.push((mode, span, operations));
+        load.assert_running();
+    }
+    let observed = load.finish();
+    let stalls = watch.finish();
+    drop(idle);
+    let seen = |(mode, span, operations): (&str, Span, Vec<Operation>)| {
+        let stops = StopsUs::of(&operations);
+        let during: Vec<Span> = operations.iter().map(|o| (o.window_ns.0, o.window_ns.1 + AFTER_NS)).collect();
+        let some = |spans: &[Span]| (!operations.is_empty()).then(|| windows(&observed, spans));
+        let seen = Seen {
+            window: window(&observed, span),
+            operations: operations.len(),
+            over_ms: operations.iter().map(|o| super::ms(o.reached_and_rest_ns().0)).collect(),
+            probe_us_max: stops.probe.max,
+            all_us_max: stops.all.max,
+            stall_us_max: Some(longest(&stalls, span)),
+            during: some(&during),
+            beside: some(&between(span, &during)),
+        };
+        (mode.to_owned(), seen)
+    };
+    let windows = done.into_iter().map(seen).collect();
+    Round { commit: commit(), machine: crate::results::machine(), seconds, windows }
+}
+
+/// Of the stalls that reach into `span`, in microseconds.
+fn longest(stalls: &[Stall], span: Span) -> f64 {
+    let inside = stalls.iter().filter(|stall| stall.ended_ns >= span.0 && stall.ended_ns - stall.ns <= span.1);
+    inside.map(|stall| stall.ns).max().unwrap_or(0) as f64 / 1e3
+}
+
+/// What is left of `span` without these spans of it, which come one after another.
+fn between(span: Span, without: &[Span]) -> Vec<Span> {
+    let ends = std::iter::once(span.0).chain(without.iter().map(|w| w.1));
+    let begins = without.iter().map(|w| w.0).chain(std::iter::once(span.1));
+    ends.zip(begins).filter(|(from, to)| from < to).collect()
+}
+
+fn commit() -> String {
+    let output =
+        std::process::Command::new("git").args(["describe", "--always"]).current_dir(workspace_root()).output();
+    output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
+}
+
+fn section(rounds: &[Round], seconds: u64) -> Section {
+    let columns = [
+        "round",
+        "mode",
+        "operations",
+        "threads over, ms: median (max)",
+        "requests",
+        "p50",
+        "p99",
+        "p99.9",
+        "max",
+        "p99.9, max during operations",
+        "p99.9, max beside them",
+        "longest stall of a processor",
+        "p99.9 to left alone",
+        "max to left alone",
+    ];
+    let title = format!(
+        "MariaDB, a thread per connection, {RATE} statements a second by {CONNECTIONS} clients, {IDLE} idle: latency, us, left alone and patched or reverted once a second ({seconds} s each)"
+    );
+    let mut section = Section::new("mariadb-latency", title, &columns);
+    let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
+    let mut ratios: BTreeMap<&str, (Vec<f64>, Vec<f64>)> = BTreeMap::new();
+    let mut failed = 0;
+    for (at, round) in rounds.iter().enumerate() {
+        let alone = &round.windows[WITHOUT].window;
+        for mode in [WITHOUT].into_iter().chain(MODES) {
+            let seen = &round.windows[mode];
+            let w = &seen.window;
+            failed += w.failed;
+            let (p999, max) = (ratio(w.p999_us, alone.p999_us), ratio(w.max_us, alone.max_us));
+            let over = Spread::of(seen.over_ms.clone());
+            let part = |of: &Option<Window>| match of {
+                Some(w) => format!("{}, {}", number(w.p999_us), number(w.max_us)),
+                None => "-".to_owned(),
+            };
+            let only = |text: String| if mode == WITHOUT { "-".to_owned() } else { text };
+            section.rows.push(vec![
+                (at + 1).to_string(),
+                super::shown(mode),
+                seen.operations.to_string(),
+                only(format!("{} ({})", number(over.median), number(over.max))),
+                w.requests.to_string(),
+                number(w.p50_us),
+                number(w.p99_us),
+                number(w.p999_us),
+                number(w.max_us),
+                part(&seen.during),
+                part(&seen.beside),
+                seen.stall_us_max.map_or("-".to_owned(), number),
+                only(number(p999)),
+                only(number(max)),
+            ]);
+            if mode != WITHOUT {
+                let of = ratios.entry(mode).or_default();
+                of.0.push(p999);
+                of.1.push(max);
+            }
+        }
+    }
+    for mode in MODES {
+        let (p999, max) = &ratios[mode];
+        let (p999, max) = (Spread::of(p999.clone()), Spread::of(max.clone()));
+        section.notes.push(format!(
+            "`{mode}`, {} pairs: ratio of p99.9 to left alone: median {} ({} to {}); of the maxima: median {} ({} to {}).",
+            p999.count, number(p999.median), number(p999.min), number(p999.max), number(max.median), number(max.min), number(max.max)
+        ));
+    }
+    section.notes.push(format!("{failed} requests failed. The patch is of the function under every statement."));
+    section.raw(&rounds);
+    section
+}

@@ -1,0 +1,244 @@
+//! go-tpc: TPC-C, and CH-benCHmark, which has analytical queries run beside it for minutes.
+
+use super::{MariaDb, Packaged, Policy};
+use crate::packages;
+use crate::server::{Guarded, tied};
+use crate::wait;
+use rustix::process::Signal;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// The Go module, in the one version that the numbers belong to.
+const MODULE: &str = "github.com/pingcap/go-tpc";
+const VERSION: &str = "v1.0.12";
+/// The database that it fills.
+const DATABASE: &str = "tpcc";
+/// Room for all tables: what takes time is to be the queries, not the disk.
+pub const OPTION: &str = "--innodb-buffer-pool-size=512M";
+
+/// The program, built once with this machine's Go, or with Debian's where there is none. An error says why there is none.
+pub fn go_tpc() -> &'static Result<PathBuf, String> {
+    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let program = crate::cache_dir().join(format!("go-tpc_{VERSION}")).join("go-tpc");
+        if program.exists() {
+            return Ok(program);
+        }
+        build(&program).map_err(|why| format!("go-tpc {VERSION} cannot be built: {why}"))?;
+        Ok(program)
+    })
+}
+
+/// Go of this machine, or Debian's, unpacked.
+fn go() -> Result<(PathBuf, Option<PathBuf>), String> {
+    let version = Command::new("go").arg("version").stderr(Stdio::null()).output();
+    if version.is_ok_and(|out| out.status.success()) {
+        return Ok((PathBuf::from("go"), None));
+    }
+    let binary = packages::binary(&["golang-1.19-go"], None, "usr/lib/go-1.19/bin/go")?;
+    let root = binary.path.ancestors().nth(2).map(Path::to_owned);
+    Ok((binary.path, root))
+}
+
+fn build(program: &Path) -> Result<(), String> {
+    let (go, root) = go()?;
+    let shelf = program.parent().expect("the program lies on a shelf");
+    std::fs::create_dir_all(shelf).map_err(|e| format!("make {}: {e}", shelf.display()))?;
+    // Modules and objects are needed once.
+    let work = tempfile::tempdir_in(shelf).map_err(|e| format!("make a directory in {}: {e}", shelf.display()))?;
+    let run = |arguments: &[&str], dir: &Path| {
+        let mut command = Command::new(&go);
+        command.args(arguments).current_dir(dir).env("GOPATH", work.path().join("path"));
+        command.env("GOCACHE", work.path().join("objects")).env("GOFLAGS", "-modcacherw").env("GOTOOLCHAIN", "local");
+        command.env("CGO_ENABLED", "0").envs(root.as_ref().map(|root| ("GOROOT", root)));
+        let out = command.output().map_err(|e| format!("run go: {e}"))?;
+        let errors = String::from_utf8_lossy(&out.stderr);
+        match out.status.success() {
+            true => Ok(String::from_utf8_lossy(&out.stdout).into_owned()),
+            false => Err(errors.lines().last().unwrap_or("go fails").to_owned()),
+        }
+    };
+    // In the module's own directory, so that its own list of sums says what it is built with.
+    let told = run(&["mod", "download", "-json", &format!("{MODULE}@{VERSION}")], work.path())?;
+    let told: serde_json::Value = serde_json::from_str(&told).map_err(|e| format!("go printed {told:?}: {e}"))?;
+    let source = told["Dir"].as_str().ok_or("go does not tell where the module lies")?;
+    let made = work.path().join("go-tpc");
+    run(&["build", "-o", &made.display().to_string(), "./cmd/go-tpc"], Path::new(source))?;
+    std::fs::rename(made, program).map_err(|e| format!("name {}: {e}", program.display()))
+}
+
+/// Data of a server whose database has the tables of both, for one warehouse; made once.
+pub fn data(packaged: &Packaged) -> Result<PathBuf, String> {
+    let go_tpc = go_tpc().as_deref().map_err(Clone::clone)?;
+    let shelf = crate::cache_dir().join("mariadb");
+    let data = shelf.join(format!("tpc_{}", packaged.version.replace(':', "%3a")));
+    std::fs::create_dir_all(&shelf).map_err(|e| format!("make {}: {e}", shelf.display()))?;
+    let lock = std::fs::File::create(shelf.join("tpc.lock")).map_err(|e| format!("make a lock: {e}"))?;
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).map_err(|e| format!("lock: {e}"))?;
+    if data.is_dir() {
+        return Ok(data);
+    }
+    let mut server = packaged.start(Policy::ThreadPerConnection, &[OPTION]);
+    let mut client = server.client();
+    let statements = [
+        format!("CREATE DATABASE {DATABASE}"),
+        "CREATE USER load_generator@'%' IDENTIFIED BY ''".to_owned(),
+        format!("GRANT ALL ON {DATABASE}.* TO load_generator@'%'"),
+    ];
+    for statement in &statements {
+        client.done(statement).map_err(|e| e.to_string())?;
+    }
+    for words in [["tpcc", "prepare", "--no-check"], ["ch", "prepare", "--threads=1"]] {
+        let out = command(go_tpc, &server)
+            .args(words)
+            .arg("--warehouses=1")
+            .output()
+            .map_err(|e| format!("run go-tpc: {e}"))?;
+        let text = String::from_utf8_lossy(&out.stdout);
+        if !out.status.success() || !failures(&text).is_empty() {
+            return Err(format!("{words:?} of go-tpc: {text}{}", String::from_utf8_lossy(&out.stderr)));
+        }
+    }
+    drop(client);
+    server.process().signal(Signal::TERM);
+    let ended = wait::within(Duration::from_secs(300), || server.process().ended());
+    if !ended.is_some_and(|status| status.success()) {
+        return Err(format!("the server that was filled did not end in order: {}", server.log_text()));
+    }
+    let half = tempfile::tempdir_in(&shelf).map_err(|e| format!("make a directory: {e}"))?;
+    let copied = Command::new("cp").arg("-a").arg(server.dir().join("data")).arg(half.path()).status();
+    copied.ok().filter(|status| status.success()).ok_or("cp failed")?;
+    std::fs::rename(half.path().join("data"), &data).map_err(|e| format!("name {}: {e}", data.display()))?;
+    Ok(data)
+}
+
+fn command(go_tpc: &Path, server: &MariaDb) -> Command {
+    let mut command = tied(go_tpc);
+    command.args(["--host=127.0.0.1", "--user=load_generator"]).arg(format!("--db={DATABASE}"));
+    command.arg(format!("--port={}", server.port())).stdin(Stdio::null());
+    command
+}
+
+/// What is asked of the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mix {
+    /// Transactions alone.
+    TpcC,
+    /// The same, and beside it analytical queries over the same tables, one after another by two clients.
+    ChBenchmark,
+}
+
+/// A load that is under way.
+#[derive(Debug)]
+pub struct Tpc {
+    process: Guarded,
+    output: PathBuf,
+    mix: Mix,
+}
+
+/// What it says of its statements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Said {
+    /// Transactions (and queries) that were done.
+    pub done: u64,
+    /// Transactions that the server rolled back because they waited for each other's rows in a circle: TPC-C's own.
+    pub circles: u64,
+}
+
+impl Tpc {
+    /// Starts `clients` connections of transactions on a server that was started on [`data`].
+    pub fn start(server: &MariaDb, mix: Mix, clients: u32) -> Result<Tpc, String> {
+        let go_tpc = go_tpc().as_deref().map_err(Clone::clone)?;
+        let output = server.dir().join("go-tpc.out");
+        let file = std::fs::File::create(&output).map_err(|e| format!("make {}: {e}", output.display()))?;
+        let errors = file.try_clone().map_err(|e| format!("share {}: {e}", output.display()))?;
+        let mut command = command(go_tpc, server);
+        command.arg(if mix == Mix::TpcC { "tpcc" } else { "ch" }).args(["run", "--warehouses=1"]);
+        // Errors are printed, one line each, and judged here: it goes on after them.
+        command.args(["--time=10h", "--ignore-error", "--interval=1s", "--acThreads=2"]);
+        command.arg(format!("--threads={clients}")).stdout(file).stderr(errors);
+        let child = command.spawn().map_err(|e| format!("run go-tpc: {e}"))?;
+        Ok(Tpc { process: Guarded::from_child(child), output, mix })
+    }
+
+    /// What it has printed.
+    fn text(&self) -> String {
+        std::fs::read_to_string(&self.output).unwrap_or_default()
+    }
+
+    /// Panics unless it runs and every statement so far was answered as it should be.
+    #[track_caller]
+    pub fn assert_clean(&mut self) {
+        let text = self.text();
+        if let Some(status) = self.process.ended() {
+            panic!("go-tpc ended with {status}:\n{text}");
+        }
+        let failures = failures(&text);
+        assert!(failures.is_empty(), "{} statements failed, the first: {}", failures.len(), failures[0]);
+    }
+
+    /// Ends it, and panics unless every statement was answered as it should be.
+    #[track_caller]
+    pub fn finish(mut self) -> Said {
+        self.assert_clean();
+        let before = self.text();
+        if self.mix == Mix::TpcC {
+            self.process.signal(Signal::TERM);
+            wait::until("go-tpc to end", || self.process.ended());
+        }
+        let text = if self.mix == Mix::TpcC { self.text() } else { before };
+        let failures = failures(&text);
+        assert!(failures.is_empty(), "{} statements failed, the first: {}", failures.len(), failures[0]);
+        Said { done: done(&text), circles: text.lines().filter(|line| is_circle(line)).count() as u64 }
+    }
+}
+
+fn is_circle(line: &str) -> bool {
+    line.contains("failed, err") && line.contains("Error 1213")
+}
+
+/// Lines that tell of a statement that failed, or a connection that was lost.
+fn failures(text: &str) -> Vec<&str> {
+    let tells = |line: &&str| {
+        let line = line.trim_start();
+        ["failed", "panic", "bad connection", "invalid connection", "unexpected EOF"].iter().any(|w| line.contains(w))
+    };
+    text.lines().filter(tells).filter(|line| !is_circle(line)).collect()
+}
+
+/// Sums what it counted in its lines of every second.
+fn done(text: &str) -> u64 {
+    let count = |line: &str| {
+        let rest = line.strip_prefix("[Current] ")?;
+        let (name, rest) = rest.split_once(" - ")?;
+        let count = rest.split_once("Count: ")?.1.split(',').next()?.trim().parse::<u64>().ok()?;
+        (!name.trim().ends_with("_ERR")).then_some(count)
+    };
+    text.lines().filter_map(count).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "\
+[Current] NEW_ORDER - Takes(s): 1.0, Count: 74, TPM: 4445.5, Sum(ms): 1014.8, Avg(ms): 13.7\n\
+[Current] NEW_ORDER_ERR - Takes(s): 1.0, Count: 1, TPM: 60.0, Sum(ms): 10.8, Avg(ms): 10.7\n\
+[Current] Q1    - Takes(s): 1.0, Count: 2, TPM: 120.0\n\
+[2026-11-21 07:00:00] execute run failed, err exec UPDATE failed Error 1213 (40001): Deadlock found when trying to get lock\n";
+
+    #[test]
+    fn what_is_done_is_counted_and_circles_are_no_failures() {
+        assert_eq!(done(TEXT), 76);
+        assert_eq!(failures(TEXT), Vec::<&str>::new());
+        assert_eq!(TEXT.lines().filter(|line| is_circle(line)).count(), 1);
+    }
+
+    #[test]
+    fn lost_connections_are_failures() {
+        let text = "[2026-11-21 07:00:00] execute run failed, err driver: bad connection\nexecute run failed, err x\n";
+        assert_eq!(failures(text).len(), 2);
+    }
+}

@@ -1,0 +1,296 @@
+//! Load on a MariaDB whose every statement is recorded: by a schedule, or one statement after another.
+//!
+//! By a schedule, latency counts from the moment at which a statement was due, so that no pause of the server hides behind
+//! a client that waited for it.
+
+use super::MariaDb;
+use super::client::{Answer, Client};
+use crate::load::Observed;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use stillpoint_measure::clock::now_ns;
+use stillpoint_measure::record::{End, Header, Outcome, Record, Sample};
+
+/// Rows that one client's statements are spread over.
+const ROWS: u64 = 10_000;
+const STOCK: u64 = 1_000;
+/// Rows that a query joins with each other and with themselves.
+const MANY: u64 = 2_000;
+
+/// What a client asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Work {
+    /// A statement that does nothing.
+    NoOp,
+    /// One row by its key, read or written in turn at random, as YCSB's workload A.
+    Ycsb,
+    /// Transactions of many statements, as TPC-C's new order and payment. They never wait for each other in a circle.
+    TpcC,
+    /// Queries that keep a processor busy for seconds.
+    Olap,
+    /// Which of three changes are in force; the kind of a sample is their number.
+    Versions,
+}
+
+impl Work {
+    /// For people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Work::NoOp => "NoOp",
+            Work::Ycsb => "YCSB-like",
+            Work::TpcC => "TPC-C-like",
+            Work::Olap => "OLAP",
+            Work::Versions => "versions",
+        }
+    }
+
+    /// Fills the tables that it needs.
+    #[track_caller]
+    pub fn prepare(self, server: &MariaDb) {
+        let statements: &[String] = match self {
+            Work::NoOp | Work::Versions => &[],
+            Work::Olap => &[
+                "CREATE TABLE many (n INT) ENGINE=InnoDB".into(),
+                format!("INSERT INTO many SELECT seq FROM seq_1_to_{MANY}"),
+            ],
+            Work::Ycsb => &[
+                "CREATE TABLE usertable (id INT PRIMARY KEY, field VARCHAR(100) NOT NULL) ENGINE=InnoDB".into(),
+                format!("INSERT INTO usertable SELECT seq, REPEAT('x', 100) FROM seq_0_to_{}", ROWS - 1),
+            ],
+            Work::TpcC => &[
+                "CREATE TABLE warehouse (w INT PRIMARY KEY, ytd BIGINT NOT NULL) ENGINE=InnoDB".into(),
+                "INSERT INTO warehouse VALUES (1, 0)".into(),
+                "CREATE TABLE district (d INT PRIMARY KEY, next INT NOT NULL, ytd BIGINT NOT NULL) ENGINE=InnoDB"
+                    .into(),
+                "INSERT INTO district SELECT seq, 1, 0 FROM seq_0_to_9".into(),
+                "CREATE TABLE stock (i INT PRIMARY KEY, quantity INT NOT NULL) ENGINE=InnoDB".into(),
+                format!("INSERT INTO stock SELECT seq, 100 FROM seq_0_to_{}", STOCK - 1),
+                "CREATE TABLE orders (o BIGINT AUTO_INCREMENT PRIMARY KEY, d INT, i INT) ENGINE=InnoDB".into(),
+            ],
+        };
+        let mut client = server.client();
+        for statement in statements {
+            client.done(statement).unwrap_or_else(|e| panic!("{e}"));
+        }
+    }
+
+    /// Statements of one transaction.
+    fn statements(self, random: &mut Random) -> Vec<String> {
+        match self {
+            Work::NoOp => vec!["DO 0".into()],
+            Work::Versions => vec!["SELECT (RAND() = 0.5) + (ASCII('a') = 197) + (REVERSE('old') = 'new')".into()],
+            Work::Olap => {
+                let some = random.below(12) + 1;
+                let tables = "many a, many b, many c";
+                vec![format!("SELECT COUNT(*) FROM {tables} WHERE c.n <= {some} AND a.n + b.n + c.n = -1")]
+            }
+            Work::Ycsb => {
+                let id = random.below(ROWS);
+                vec![match random.below(2) {
+                    0 => format!("SELECT field FROM usertable WHERE id = {id}"),
+                    _ => format!("UPDATE usertable SET field = REPEAT('{}', 100) WHERE id = {id}", random.below(10)),
+                }]
+            }
+            Work::TpcC if random.below(2) == 0 => {
+                let (d, amount) = (random.below(10), random.below(5000));
+                vec![
+                    "BEGIN".into(),
+                    format!("UPDATE warehouse SET ytd = ytd + {amount} WHERE w = 1"),
+                    format!("UPDATE district SET ytd = ytd + {amount} WHERE d = {d}"),
+                    "COMMIT".into(),
+                ]
+            }
+            Work::TpcC => {
+                let d = random.below(10);
+                let mut items: Vec<u64> = (0..5).map(|_| random.below(STOCK)).collect();
+                // In one order: nobody waits for whoever waits for him.
+                items.sort_unstable();
+                items.dedup();
+                let mut all = vec![
+                    "BEGIN".into(),
+                    format!("SELECT next FROM district WHERE d = {d} FOR UPDATE"),
+                    format!("UPDATE district SET next = next + 1 WHERE d = {d}"),
+                ];
+                for i in items {
+                    all.push(format!("UPDATE stock SET quantity = IF(quantity > 10, quantity - 1, 100) WHERE i = {i}"));
+                    all.push(format!("INSERT INTO orders (d, i) VALUES ({d}, {i})"));
+                }
+                all.push("COMMIT".into());
+                all
+            }
+        }
+    }
+
+    fn kinds(self) -> Vec<String> {
+        match self {
+            Work::Versions => (0..=3).map(|n| format!("{n} patches")).collect(),
+            other => vec![other.name().into()],
+        }
+    }
+
+    fn kind(self, answer: &Answer) -> u8 {
+        if self == Work::Versions { answer.to_string().parse().unwrap_or(0) } else { 0 }
+    }
+}
+
+/// How much of it.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    /// What a client does.
+    pub work: Work,
+    /// Clients, with a connection each.
+    pub connections: u32,
+    /// Transactions a second of all clients together, at random moments; `None`: one after another.
+    pub rate: Option<f64>,
+    /// Number of the first connection in the record.
+    pub first: u32,
+}
+
+/// A load that is under way.
+#[derive(Debug)]
+pub struct Traffic {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<Result<Vec<Sample>, String>>>,
+    header: Header,
+}
+
+impl Traffic {
+    /// Connects the clients and starts them.
+    #[track_caller]
+    pub fn start(server: &MariaDb, plan: &Plan) -> Traffic {
+        let stop = Arc::new(AtomicBool::new(false));
+        let started_ns = now_ns();
+        let start = |number: u32| {
+            let client = server.client();
+            let (plan, stop) = (*plan, Arc::clone(&stop));
+            std::thread::spawn(move || follow(client, plan, plan.first + number, &stop))
+        };
+        let threads = (0..plan.connections).map(start).collect();
+        let header = Header {
+            protocol: "mariadb".into(),
+            target: server.socket().display().to_string(),
+            started_ns,
+            started_unix_s: 0,
+            kinds: plan.work.kinds(),
+            rate: plan.rate.unwrap_or(0.0),
+            arrivals: if plan.rate.is_some() { "poisson" } else { "one after another" }.into(),
+            connections: plan.connections,
+            idle: 0,
+            blocking: 0,
+            pipeline: 1,
+            keys: ROWS,
+            value_bytes: 100,
+        };
+        Traffic { stop, threads, header }
+    }
+
+    /// Panics with the reason when a client has ended.
+    #[track_caller]
+    pub fn assert_running(&mut self) {
+        if let Some(at) = self.threads.iter().position(JoinHandle::is_finished) {
+            let ended = self.threads.swap_remove(at).join().expect("a client does not panic");
+            panic!("a client has ended: {}", ended.err().unwrap_or_else(|| "nobody asked it to".into()));
+        }
+    }
+
+    /// Ends it; panics unless every statement was answered, and none refused.
+    #[track_caller]
+    pub fn finish(self) -> Observed {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut samples = Vec::new();
+        for thread in self.threads {
+            samples.extend(thread.join().expect("a client does not panic").unwrap_or_else(|e| panic!("{e}")));
+        }
+        samples.sort_by_key(Sample::ended_ns);
+        let end = Some(End { ended_ns: now_ns(), ..End::default() });
+        let record = Record { header: self.header, samples, marks: Vec::new(), end };
+        Observed { record, result: serde_json::Value::Null }
+    }
+}
+
+/// What one client does until it is told to stop, or a statement fails.
+fn follow(mut client: Client, plan: Plan, number: u32, stop: &AtomicBool) -> Result<Vec<Sample>, String> {
+    let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ (u64::from(number) + 1).wrapping_mul(0xd134_2543_de82_ef95));
+    let gap_ns = plan.rate.map(|rate| 1e9 * f64::from(plan.connections) / rate);
+    let mut due = now_ns();
+    let mut samples = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        if let Some(gap) = gap_ns {
+            due += (-random.unit().ln() * gap) as u64;
+            while now_ns() < due && !stop.load(Ordering::Relaxed) {
+                let left = due.saturating_sub(now_ns());
+                std::thread::sleep(Duration::from_nanos(left.min(100_000_000)));
+            }
+        }
+        for (at, statement) in plan.work.statements(&mut random).iter().enumerate() {
+            let sent = now_ns();
+            // Only the first statement of a transaction has a moment of its own; the others follow the one before.
+            let scheduled_ns = if gap_ns.is_some() && at == 0 { due.min(sent) } else { sent };
+            let answer = client.query(statement).map_err(|e| format!("connection {number}, {statement}: {e}"))?;
+            if let Answer::Error(code, text) = &answer {
+                return Err(format!("connection {number}, {statement}: {code}: {text}"));
+            }
+            samples.push(Sample {
+                scheduled_ns,
+                latency_ns: now_ns() - scheduled_ns,
+                late_us: u32::try_from((sent - scheduled_ns) / 1000).unwrap_or(u32::MAX),
+                connection: number,
+                kind: plan.work.kind(&answer),
+                outcome: Outcome::Ok,
+            });
+        }
+    }
+    Ok(samples)
+}
+
+/// Numbers that look random and are the same in each run (xorshift).
+#[derive(Debug)]
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        (self.next() >> 11) % end
+    }
+
+    /// Above 0, at most 1.
+    fn unit(&mut self) -> f64 {
+        ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transactions_take_rows_in_one_order() {
+        let mut random = Random(1);
+        for _ in 0..1000 {
+            let statements = Work::TpcC.statements(&mut random);
+            let item = |s: &String| s.strip_prefix("UPDATE stock ")?.rsplit(' ').next()?.parse::<u64>().ok();
+            let items: Vec<u64> = statements.iter().filter_map(item).collect();
+            assert!(items.is_sorted_by(|a, b| a < b), "{statements:?}");
+            assert_eq!((statements[0].as_str(), statements.last().unwrap().as_str()), ("BEGIN", "COMMIT"));
+        }
+    }
+
+    #[test]
+    fn random_numbers_stay_in_their_range() {
+        let mut random = Random(7);
+        let all: Vec<f64> = (0..10_000).map(|_| random.unit()).collect();
+        assert!(all.iter().all(|&n| n > 0.0 && n <= 1.0));
+        let mean = all.iter().sum::<f64>() / all.len() as f64;
+        assert!((0.48..0.52).contains(&mean), "{mean}");
+        assert!((0..1000).all(|_| random.below(10) < 10));
+    }
+}
