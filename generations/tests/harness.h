@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* Tests as the kernel's selftests are: each in a process of its own, results by TAP. */
+#ifndef HARNESS_H
+#define HARNESS_H
+
+#include <stdbool.h>
+
+struct test {
+	const char *name;
+	void (*run)(void);
+	unsigned int limit_s;
+};
+
+/* Ends the test's process. */
+_Noreturn void failed(const char *file, int line, const char *what);
+#define CHECK(condition) ((condition) ? (void)0 : failed(__FILE__, __LINE__, #condition))
+
+/* Whether an access to the byte ends in SIGSEGV. */
+bool faults(const volatile char *at);
+/* Runs it in a thread. */
+void in_thread(void (*run)(void *), void *argument);
+/* Waits until it is true. */
+#define AWAIT(condition) do { while (!(condition)) nap(); } while (0)
+void nap(void);
+bool child_succeeds(int child);
+double now_s(void);
+
+/* The last one has no name. */
+extern const struct test basic_tests[], life_tests[], memory_tests[], huge_tests[], events_tests[], debugger_tests[],
+	lookups_tests[], stress_tests[];
+
+#endif

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: GPL-2.0
+/* The first process of the machine that the tests run in: mounts, swap in compressed memory, the tests, the end. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/reboot.h>
+#include <sys/stat.h>
+#include <sys/swap.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void put(const char *path, const char *text)
+{
+	int file = open(path, O_WRONLY);
+
+	if (file < 0 || write(file, text, strlen(text)) != (ssize_t)strlen(text))
+		printf("# init: %s cannot be written\n", path);
+	close(file);
+}
+
+/* What mkswap(8) writes. */
+static void swap_on(const char *device, unsigned int pages)
+{
+	char head[4096] = "";
+	uint32_t version = 1, last = pages - 1;
+	int file = open(device, O_WRONLY);
+
+	memcpy(head + 1024, &version, 4);
+	memcpy(head + 1028, &last, 4);
+	memcpy(head + 4086, "SWAPSPACE2", 10);
+	if (file < 0 || write(file, head, sizeof(head)) != sizeof(head) || fsync(file) || swapon(device, 0))
+		printf("# init: no swap on %s\n", device);
+	close(file);
+}
+
+static int run(char **arguments)
+{
+	int status;
+	pid_t child = fork();
+
+	if (!child) {
+		execv(arguments[0], arguments);
+		_exit(127);
+	}
+	while (waitpid(child, &status, 0) != child)
+		;
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+}
+
+int main(int argc, char **argv)
+{
+	/* The kernel hands over what it does not know of its command line, and then what is meant for the tests. */
+	while (argc > 1 && strcmp(argv[0], "tests")) {
+		argv++;
+		argc--;
+	}
+	argv[0] = "/generations";
+	mkdir("/proc", 0755);
+	mkdir("/sys", 0755);
+	mkdir("/dev", 0755);
+	mount("proc", "/proc", "proc", 0, NULL);
+	mount("sysfs", "/sys", "sysfs", 0, NULL);
+	mount("devtmpfs", "/dev", "devtmpfs", 0, NULL);
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	put("/sys/block/zram0/disksize", "134217728");
+	swap_on("/dev/zram0", 32768);
+	put("/sys/kernel/mm/ksm/sleep_millisecs", "20");
+	put("/sys/kernel/mm/ksm/run", "1");
+	printf("# init: result %d\n", run(argv));
+	sync();
+	reboot(RB_AUTOBOOT);
+	return 1;
+}
