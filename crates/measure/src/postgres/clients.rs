@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio_postgres::Config;
 
 use super::recorder::Recorder;
-use super::session::{Failed, Session, is_worth_retrying};
+use super::session::{Failed, Session, is_worth_retrying, pause_before};
 use super::{Place, PostgresFinished, PostgresPlan, Verdict, Work, checked, ordering, postgres_error};
 use crate::clock::{now_ns, ns};
 use crate::error::{Error, Result};
@@ -209,9 +209,9 @@ impl Client {
         }
     }
 
-    /// One transaction of this kind, with its retries.
+    /// One transaction of this kind, tried again as long as the plan lets an answer take.
     async fn transaction(&mut self, kind: u8) -> Outcome {
-        let mut tries = 0;
+        let (mut tries, give_up_ns) = (0, now_ns() + ns(self.plan.timeout));
         // What is tried again is the same transaction.
         let seed = self.random.next();
         loop {
@@ -228,9 +228,14 @@ impl Client {
                     self.hang_up(&error.to_string());
                     (words(&error), Outcome::Lost)
                 }
-                Err(Some(Failed::RolledBack(error))) if is_worth_retrying(&error, tries) => {
+                Err(Some(Failed::RolledBack(error))) if is_worth_retrying(&error) && now_ns() < give_up_ns => {
                     tries += 1;
                     self.recorder.borrow_mut().retries += 1;
+                    let pause = pause_before(tries, &mut self.random);
+                    // The runtime's clock ticks in milliseconds: none is not the same as a short one.
+                    if !pause.is_zero() {
+                        tokio::time::sleep(pause).await;
+                    }
                     continue;
                 }
                 Err(Some(Failed::RolledBack(error))) => (words(&error), Outcome::ErrorReply),

@@ -1,14 +1,19 @@
 //! One connection, and one transaction on it.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use tokio::task::JoinHandle;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Config, Error, NoTls, Row, Statement};
 
-/// How often a transaction is tried again.
-const RETRIES_MAX: u32 = 100;
+use crate::load::Random;
+
+/// How often a transaction is tried again at once; whoever lost that often makes room first.
+const RETRIES_AT_ONCE: u32 = 5;
+/// The longest pause before another try.
+const PAUSE_MAX: Duration = Duration::from_millis(32);
 
 /// A connection with the statements that it has prepared.
 pub(super) struct Session {
@@ -88,7 +93,28 @@ impl Drop for Session {
 }
 
 /// Whether the same transaction may go through when it is tried again.
-pub(super) fn is_worth_retrying(error: &Error, tries: u32) -> bool {
+pub(super) fn is_worth_retrying(error: &Error) -> bool {
     let again = [SqlState::T_R_SERIALIZATION_FAILURE, SqlState::T_R_DEADLOCK_DETECTED];
-    tries < RETRIES_MAX && error.code().is_some_and(|code| again.contains(code))
+    error.code().is_some_and(|code| again.contains(code))
+}
+
+/// How long to wait before the next try after `tries` of them: nothing at first, then a random part of a time that doubles.
+pub(super) fn pause_before(tries: u32, random: &mut Random) -> Duration {
+    let doubled = tries.saturating_sub(RETRIES_AT_ONCE).min(10);
+    let longest = Duration::from_micros((1 << doubled) * 1000 - 1000).min(PAUSE_MAX);
+    longest.mul_f64(random.open01())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_loses_again_and_again_waits_longer() {
+        let mut random = Random::new(1);
+        let mut longest = |tries| (0..1000).map(|_| pause_before(tries, &mut random)).max().unwrap_or_default();
+        assert_eq!(longest(RETRIES_AT_ONCE), Duration::ZERO);
+        let (early, late) = (longest(RETRIES_AT_ONCE + 1), longest(1000));
+        assert!(early < Duration::from_millis(1) && late > early && late <= PAUSE_MAX, "{early:?} {late:?}");
+    }
 }

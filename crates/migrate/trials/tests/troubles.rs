@@ -66,7 +66,9 @@ fn the_target_is_slower_than_the_load() {
     }
     let mut stage = Stage::start();
     Trial::prepare(&stage);
-    let plan = PostgresPlan { duration: Duration::from_secs(600), ..PostgresPlan::checked(stage.conninfo()) };
+    // 800 transactions a second: some 100 kB of changes, where 2 kB get through.
+    let think = Duration::from_millis(20);
+    let plan = PostgresPlan { duration: Duration::from_secs(600), think, ..PostgresPlan::checked(stage.conninfo()) };
     let load = PostgresLoad::start(plan).unwrap();
     let mut tool = stage.tool(&QUICK);
     assert!(tool.await_event(begins("catch-up")), "{:?}", tool.seen);
