@@ -27,7 +27,6 @@ pub mod kill_at;
 pub mod load;
 pub mod mariadb;
 pub mod operation;
-pub mod packages;
 pub mod patching;
 pub mod points;
 pub mod postgres;
@@ -39,16 +38,4 @@ pub mod stalls;
 pub mod taken;
 pub mod victim;
 
-pub use stillpoint_testing::{skip, wait};
-
-use std::path::{Path, PathBuf};
-
-/// The root of the source tree.
-pub fn workspace_root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("e2e lies in the workspace")
-}
-
-/// Where downloads and builds are kept between runs: `$STILLPOINT_CACHE`, otherwise `.cache` in the source tree.
-pub fn cache_dir() -> PathBuf {
-    std::env::var_os("STILLPOINT_CACHE").map_or_else(|| workspace_root().join(".cache"), PathBuf::from)
-}
+pub use stillpoint_testing::{cache_dir, packages, skip, wait, workspace_root};

@@ -19,8 +19,8 @@ fn build() -> PathBuf {
     if profile == "release" {
         command.arg("--release");
     }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let status = command.current_dir(&root).status().expect("run cargo");
+    let root = crate::workspace_root();
+    let status = command.current_dir(root).status().expect("run cargo");
     assert!(status.success(), "`cargo build -p stillpoint` ended with {status}");
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     target.join(profile).join("stillpoint")

@@ -1,5 +1,5 @@
 //! What the tests of every pillar need, and nothing that knows a pillar: the tool itself, ports, processes that never outlive their
-//! test, waiting for conditions, and saying that a test cannot run here.
+//! test, waiting for conditions, Debian's programs (unpacked, which takes `apt`), and saying that a test cannot run here.
 //!
 //! The caller guarantees that the thread which starts a process through [`child::tied`] lives as long as that process.
 //!
@@ -18,10 +18,22 @@
 pub mod binary;
 pub mod child;
 pub mod long;
+pub mod packages;
 pub mod port;
 pub mod wait;
 
 use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// The root of the source tree.
+pub fn workspace_root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("the crate lies two folders below the root")
+}
+
+/// Where downloads and builds are kept between runs: `$STILLPOINT_CACHE`, otherwise `.cache` in the source tree.
+pub fn cache_dir() -> PathBuf {
+    std::env::var_os("STILLPOINT_CACHE").map_or_else(|| workspace_root().join(".cache"), PathBuf::from)
+}
 
 /// Ends the calling test because this machine lacks something: see [`skipped`].
 #[macro_export]

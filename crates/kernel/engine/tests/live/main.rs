@@ -8,6 +8,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
+use stillpoint_testing::packages::{self, Binary};
 use support::{Client, Victim, children, criu, free_port, kernel, kill, logs, program, restore, scratch, until};
 
 /// Keys of a redis here: some 60 MB.
@@ -20,7 +21,7 @@ pub(crate) struct Redis {
 
 impl Redis {
     pub(crate) fn start(dir: &Path) -> Option<Redis> {
-        let program = program("redis-server")?;
+        let program = program(packages::redis(None))?;
         let port = free_port();
         let victim = Victim::start(
             &program,
@@ -171,7 +172,7 @@ fn a_program_that_changes_its_memory_while_it_comes_reads_what_it_should() {
     let program = dir.path().join("changes");
     let compiled = Command::new("cc").args(["-O1", "-pthread", "-o"]).arg(&program).arg(&source).status();
     assert!(compiled.is_ok_and(|status| status.success()), "{} compiles", source.display());
-    let mut victim = Victim::start(&program, &[], dir.path());
+    let mut victim = Victim::start(&Binary { path: program, libraries: Vec::new() }, &[], dir.path());
     let out = dir.path().join("out");
     let says = |what: &str| fs::read_to_string(&out).is_ok_and(|text| text.contains(what)).then_some(());
     until("the program to be ready", || says("ready"));
@@ -223,7 +224,7 @@ fn what_cannot_be_taken_is_refused_by_name() {
 #[test]
 fn memcached_comes_back_with_its_threads() {
     let (Some(criu), dir) = (criu(), scratch()) else { return };
-    let Some(program) = program("memcached") else { return };
+    let Some(program) = program(packages::memcached(None)) else { return };
     let port = free_port();
     let mut victim = Victim::start(&program, &["-u", "root", "-l", "127.0.0.1", "-p", &port.to_string()], dir.path());
     let mut client = Client::connect(port);

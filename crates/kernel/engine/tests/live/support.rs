@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+use stillpoint_testing::packages::Binary;
 
 /// Long enough for two noisy cores.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -47,13 +48,9 @@ pub(crate) fn criu() -> Option<PathBuf> {
     }
 }
 
-/// The program of a Debian package, if it is there.
-pub(crate) fn program(name: &str) -> Option<PathBuf> {
-    let found = ["/usr/bin", "/usr/sbin"].iter().map(|dir| Path::new(dir).join(name)).find(|path| path.exists());
-    if found.is_none() {
-        skip(&format!("{name} is not installed"));
-    }
-    found
+/// A program of Debian's, if it can be had.
+pub(crate) fn program(found: Result<Binary, String>) -> Option<Binary> {
+    found.inspect_err(|why| skip(why)).ok()
 }
 
 /// A port of 127.0.0.1 on which nothing listens now.
@@ -142,11 +139,12 @@ pub(crate) struct Victim {
 
 impl Victim {
     /// Starts a program in a session of its own, with nothing open of the test's or of whoever started that.
-    pub(crate) fn start(program: &Path, arguments: &[&str], dir: &Path) -> Victim {
+    pub(crate) fn start(program: &Binary, arguments: &[&str], dir: &Path) -> Victim {
         let out = std::fs::File::create(dir.join("out")).expect("a file for what it prints");
         let mut command = Command::new("setsid");
         command.args(["bash", "-c", CLOSED, "bash"]);
-        command.arg(program).args(arguments).current_dir(dir).stdin(Stdio::null());
+        command.arg(&program.path).args(arguments).envs(program.environment());
+        command.current_dir(dir).stdin(Stdio::null());
         command.stdout(out.try_clone().expect("one file for both")).stderr(out);
         let child = command.spawn().expect("start a program");
         let pid = child.id() as i32;
