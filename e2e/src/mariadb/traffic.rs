@@ -173,16 +173,14 @@ impl Traffic {
             protocol: "mariadb".into(),
             target: server.socket().display().to_string(),
             started_ns,
-            started_unix_s: 0,
             kinds: plan.work.kinds(),
             rate: plan.rate.unwrap_or(0.0),
             arrivals: if plan.rate.is_some() { "poisson" } else { "one after another" }.into(),
             connections: plan.connections,
-            idle: 0,
-            blocking: 0,
             pipeline: 1,
             keys: ROWS,
             value_bytes: 100,
+            ..Header::default()
         };
         Traffic { stop, threads, header }
     }

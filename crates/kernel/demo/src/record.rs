@@ -2,7 +2,7 @@
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use stillpoint_kernel_machine::clients::Beat;
-use stillpoint_measure::record::{End, Header, Outcome, Record, Sample};
+use stillpoint_measure::record::{Header, Outcome, Record, Sample};
 
 /// Instants as nanoseconds: any zero will do if records and events share it.
 pub(crate) struct Clock {
@@ -35,25 +35,16 @@ pub(crate) fn of_beats(beats: &[(u8, Vec<Beat>)], clock: &Clock) -> Record {
             outcome: Outcome::Ok,
         }));
     }
-    samples.sort_by_key(Sample::ended_ns);
-    let started_ns = samples.iter().map(|sample| sample.scheduled_ns).min().unwrap_or(0);
-    let end = samples.last().map(|last| End { ended_ns: last.ended_ns(), ..End::default() });
     let header = Header {
         protocol: "redis, memcached and MariaDB".into(),
         target: "one emulated machine".into(),
-        started_ns,
-        started_unix_s: started_ns / 1_000_000_000,
         kinds: vec!["mariadb".into(), "memcached".into(), "redis".into()],
-        rate: 0.0,
         arrivals: "closed".into(),
         connections: beats.len() as u32,
-        idle: 0,
-        blocking: 0,
         pipeline: 1,
-        keys: 0,
-        value_bytes: 0,
+        ..Header::default()
     };
-    Record { header, samples, marks: Vec::new(), end }
+    Record::of_others(header, samples, 0)
 }
 
 #[cfg(test)]

@@ -107,11 +107,9 @@ fn header(plan: &PostgresPlan, target: String) -> Header {
         rate: f64::from(clients) / plan.think.as_secs_f64().max(1e-6),
         arrivals: "poisson".into(),
         connections: clients,
-        idle: 0,
-        blocking: 0,
         pipeline: 1,
         keys: keys.into(),
-        value_bytes: 0,
+        ..Header::default()
     }
 }
 

@@ -212,6 +212,16 @@ pub struct Record {
 }
 
 impl Record {
+    /// The requests of clients that are not ours: it begins with the first that was due and ends with the last answer.
+    /// `unix_apart_ns` is what the samples' clock lacks to nanoseconds since 1970.
+    pub fn of_others(header: Header, mut samples: Vec<Sample>, unix_apart_ns: u64) -> Record {
+        samples.sort_by_key(Sample::ended_ns);
+        let started_ns = samples.iter().map(|sample| sample.scheduled_ns).min().unwrap_or(0);
+        let started_unix_s = (started_ns + unix_apart_ns) / 1_000_000_000;
+        let end = samples.last().map(|last| End { ended_ns: last.ended_ns(), ..End::default() });
+        Record { header: Header { started_ns, started_unix_s, ..header }, samples, marks: Vec::new(), end }
+    }
+
     /// Reads a record file.
     pub fn open(path: &Path) -> Result<Record> {
         let file = File::open(path).map_err(|source| Error::File { action: "open", path: path.to_owned(), source })?;

@@ -85,7 +85,7 @@ impl Sample {
 pub const KINDS_MAX: usize = 32;
 
 /// What was run; the first block of a record.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Header {
     /// Protocol spoken: `redis`, `memcached`, `tcp`, `http`.
     pub protocol: String,

@@ -3,7 +3,7 @@
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
 use std::path::Path;
-use stillpoint_measure::record::{End, Header, Outcome, Record, Sample};
+use stillpoint_measure::record::{Header, Outcome, Record, Sample};
 
 /// Everything that pgbench logged in a directory. With a rate its latencies count from the time at which a transaction
 /// was due, so no pause hides behind a client that waits.
@@ -20,26 +20,17 @@ pub(crate) fn of_logs(directory: &Path, port: u16) -> Record {
         let text = fs::read_to_string(log.path()).expect("read a log of pgbench");
         samples.extend(text.lines().filter_map(|line| sample(line, apart)));
     }
-    samples.sort_by_key(Sample::ended_ns);
-    let started_ns = samples.iter().map(|sample| sample.scheduled_ns).min().unwrap_or(0);
     let connections = samples.iter().map(|sample| sample.connection + 1).max().unwrap_or(0);
-    let end = samples.last().map(|last| End { ended_ns: last.ended_ns(), ..End::default() });
     let header = Header {
         protocol: "postgresql".into(),
         target: format!("127.0.0.1:{port}"),
-        started_ns,
-        started_unix_s: (started_ns + apart) / 1_000_000_000,
         kinds: vec!["tpcb-like".into()],
-        rate: 0.0,
         arrivals: "poisson".into(),
         connections,
-        idle: 0,
-        blocking: 0,
         pipeline: 1,
-        keys: 0,
-        value_bytes: 0,
+        ..Header::default()
     };
-    Record { header, samples, marks: Vec::new(), end }
+    Record::of_others(header, samples, apart)
 }
 
 /// `client transaction latency_us script seconds microseconds [lag_us]`; what is not a number was a failure.
