@@ -13,12 +13,15 @@ const PAGE: u64 = 4096;
 const LIMIT: Duration = Duration::from_millis(500);
 /// Rounds in which new threads may turn up. Threads that stand bear none, so two would do.
 const ROUNDS: usize = 64;
-/// Ranks in which threads are stopped: those that may not stop at all, sleepers whose calls restart by themselves, other
-/// sleepers, and threads that run.
-const UNWILLING: u8 = 0;
-const RESTARTING: u8 = 1;
-const SLEEPING: u8 = 2;
-const RUNNING: u8 = 3;
+/// How threads are stopped: those that may not stop at all first, threads that run last, and between them sleepers, whose
+/// calls need mending or restart by themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Manner {
+    Unwilling,
+    Sleeping,
+    Restarting,
+    Running,
+}
 /// Sleepers on their way to a stop at the same time, at most.
 const TOGETHER: usize = 32;
 /// Threads asked at once where none needs mending: enough to pay for their turns on a processor together, and so few that
@@ -62,9 +65,9 @@ impl<'s, 'p> Frozen<'s, 'p> {
         Err(Error::Unstoppable { tid: self.session.process().pid().leader(), why })
     }
 
-    /// Threads that do not stand yet, by rank, and in each rank those that have used the processor most, or are the
-    /// oldest, last: who is busy stands for the shortest time.
-    fn missing(&self) -> Result<Vec<(u8, i32)>, Error> {
+    /// Threads that do not stand yet. Of sleepers, however they are stopped, those that have used the processor most, or
+    /// are the oldest, come last: who is busy stands for the shortest time.
+    fn missing(&self) -> Result<Vec<(Manner, i32)>, Error> {
         let tracer = &self.session.tracer;
         let running = tracer.threads.iter().filter(|(_, thread)| !matches!(thread.state, State::Standing(_)));
         let mut missing = Vec::with_capacity(tracer.threads.len());
@@ -73,22 +76,26 @@ impl<'s, 'p> Frozen<'s, 'p> {
             if thread.in_vfork || info.is_some_and(|info| tracer.sleeps_in_vfork(&info)) {
                 return Err(in_vfork(tid));
             }
-            let rank = match info.map(|info| info.state) {
-                Some('D') | None => UNWILLING,
-                Some('R') => RUNNING,
+            let manner = match info.map(|info| info.state) {
+                Some('D') | None => Manner::Unwilling,
+                Some('R') => Manner::Running,
                 Some(_) => match tracer.process.sleeps_in(Tid(tid)) {
-                    Some(call) if restart::restarts_by_itself(call) => RESTARTING,
-                    _ => SLEEPING,
+                    Some(call) if restart::restarts_by_itself(call) => Manner::Restarting,
+                    _ => Manner::Sleeping,
                 },
             };
-            missing.push((rank, info.map_or(0, |info| info.cpu_ticks), Reverse(tid)));
+            let ticks = info.map_or(0, |info| info.cpu_ticks);
+            // about as busy is good enough, or no two of a kind would be neighbours
+            let busy = u64::BITS - ticks.leading_zeros();
+            let sleeps = if manner == Manner::Restarting { Manner::Sleeping } else { manner };
+            missing.push(((sleeps, busy, manner, ticks, Reverse(tid)), tid));
         }
         missing.sort_unstable();
-        Ok(missing.into_iter().map(|(rank, _, Reverse(tid))| (rank, tid)).collect())
+        Ok(missing.into_iter().map(|((_, _, manner, ..), tid)| (manner, tid)).collect())
     }
 
-    fn stop_group(&mut self, group: &[(u8, i32)]) -> Result<(), Error> {
-        if matches!(group[0].0, UNWILLING | SLEEPING) {
+    fn stop_group(&mut self, group: &[(Manner, i32)]) -> Result<(), Error> {
+        if matches!(group[0].0, Manner::Unwilling | Manner::Sleeping) {
             let result = self.stop_sleepers(group);
             self.session.tracer.threads.values_mut().for_each(|thread| thread.asked = false);
             // after a failure some may stand that are not counted yet: they are to be thawed as well
@@ -96,7 +103,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
             self.order.extend(stood.into_iter().map(Tid));
             return result;
         }
-        let at_once = if group[0].0 == RUNNING { group.len() } else { AT_ONCE };
+        let at_once = if group[0].0 == Manner::Running { group.len() } else { AT_ONCE };
         for some in group.chunks(at_once) {
             for &(_, tid) in some {
                 self.session.tracer.ask_to_stop(tid, false)?;
@@ -110,7 +117,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
     /// thread is seen standing, and that must be soon, so they are asked one at a time. On a busy machine, where each must
     /// wait for its turn on a processor, that would add up to seconds with everybody standing: there several wait
     /// together.
-    fn stop_sleepers(&mut self, group: &[(u8, i32)]) -> Result<(), Error> {
+    fn stop_sleepers(&mut self, group: &[(Manner, i32)]) -> Result<(), Error> {
         let mut rest = group.iter().map(|&(_, tid)| tid);
         let mut asked: BTreeSet<i32> = BTreeSet::new();
         let mut patience = Instant::now() + LIMIT;
