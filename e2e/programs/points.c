@@ -3,8 +3,8 @@
  *   points CONTROL MODE WORKERS
  *
  * MODE says what a thread may rely on between two of its points, and is checked: `alone` (its own calls are of one
- * version), `group` (so are those of all threads of group a at that time), `all` (of all threads with points), `none`
- * (nothing: it is probed).
+ * version), `group` (so are those of all threads of group a at that time), `members` (the same, and nothing of others),
+ * `all` (of all threads with points), `none` (nothing: it is probed).
  */
 #include "control.h"
 
@@ -21,7 +21,7 @@ PATCHED long leaf(long x) { return x * 48 + VERSION; }
 /* --- Nothing below is patched ------------------------------------------------------------------------------------- */
 
 static const char *mode;
-static int together_all, together_group;
+static int together_all, together_group, alone;
 /* Threads between two points, by the version that they have seen. */
 static _Atomic int inside[16];
 
@@ -48,7 +48,7 @@ static void between_points(struct observer *o, long n, const char *group) {
     p = phase_now();
     long second = leaf(n + 1);
     answer(o, p, second, (n + 1) * 3, "leaf");
-    if (strcmp(mode, "none") && (second & 15) != version)
+    if ((alone || counted) && (second & 15) != version)
         violation("version %ld after %d between two points", second & 15, version);
     if (counted) atomic_fetch_sub(&inside[version], 1);
 }
@@ -167,7 +167,8 @@ int main(int argc, char **argv) {
     if (argc < 4) return 2;
     control_open(argv[1]);
     mode = argv[2];
-    together_all = !strcmp(mode, "all"), together_group = !strcmp(mode, "group");
+    together_all = !strcmp(mode, "all"), together_group = !strcmp(mode, "group") || !strcmp(mode, "members");
+    alone = strcmp(mode, "none") && strcmp(mode, "members");
     int workers = atoi(argv[3]);
     doorbell = eventfd(0, EFD_CLOEXEC);
     struct sp_config config = {.size = sizeof config, .priorities = 3, .wake = wake, .thread_count = thread_count};
