@@ -4,6 +4,7 @@ use crate::checkpoint::GHOST_LIMIT;
 use crate::criu::Criu;
 use crate::tree::tree;
 use crate::unix_peers::unix_peers;
+use crate::volatile::volatile;
 use crate::{Error, host};
 use procfs::process::{MMPermissions, MMapPath, Process};
 use serde::Serialize;
@@ -75,6 +76,9 @@ pub fn check(pid: i32, criu: &Criu) -> Result<Report, Error> {
         let _ = look.process(process);
     }
     look.connections();
+    for (pid, text) in volatile(pid)?.lost {
+        look.found(Weight::Note, Some(pid), format!("{text}; only a switch of kernels refuses that"));
+    }
     Ok(Report { pids: processes.iter().map(|process| process.pid).collect(), findings: look.findings })
 }
 

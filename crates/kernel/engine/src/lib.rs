@@ -61,6 +61,7 @@ pub mod switch;
 mod tree;
 mod unix_peers;
 mod used;
+mod volatile;
 
 pub use check::{Finding, Report, Weight, check};
 pub use checkpoint::{Checkpoint, CheckpointOptions, Guard, Moment, checkpoint, checkpoint_then};
@@ -78,3 +79,4 @@ pub use status::{Discarded, Stage, Status, check_discard, discard, filling, stat
 pub use stillpoint_kernel_foam::{Form, Index, LAZY, Object, PAGE, PRESENT, Recorded};
 pub use tree::of_unit;
 pub use used::Used;
+pub use volatile::Directory;

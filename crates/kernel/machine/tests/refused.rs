@@ -69,6 +69,13 @@ fn refusals(machine: &mut Machine, from: &str, to: &str) {
     says(machine, &with("criu = \"/nowhere/criu\""), 3, "/nowhere/criu");
     says(machine, &with("state = \"/run/switch\""), 3, "lies in memory");
     says(machine, &format!("stillpoint kernel switch --to {to} --unit cron"), 3, "cron");
+    machine.ok("systemd-run -q --unit=holder -p StandardOutput=null -p StandardError=null sh -c 'exec sleep infinity 3>/run/holder.data'");
+    machine.until("test -e /run/holder.data");
+    says(machine, &format!("stillpoint kernel switch --to {to} --dry-run --unit holder"), 3, "has /run/holder.data open, which lies in memory");
+    machine.ok("systemctl stop holder; rm /run/holder.data");
+    machine.ok("systemd-run -q --unit=between -p RemainAfterExit=yes -p After=memcached.service -p Before=redis-server.service true");
+    says(machine, &format!("stillpoint kernel switch --to {to}"), 3, "between.service starts after memcached.service and before redis-server.service");
+    machine.ok("systemctl stop between");
     let sandbox = "mv /etc/systemd/system/redis-server.service.d/stillpoint.conf /run; systemctl daemon-reload";
     says(machine, &format!("{sandbox}; stillpoint kernel switch --to {to}"), 3, "its sandbox is closed");
     machine.ok("mv /run/stillpoint.conf /etc/systemd/system/redis-server.service.d/; systemctl daemon-reload");

@@ -15,6 +15,7 @@ const CLIENTS: usize = 17;
 /// Between two requests of a client: all of them want the emulated processors.
 const REST: Duration = Duration::from_millis(250);
 const KEYS: u32 = 2000;
+const JOURNAL: &str = "/var/lib/stillpoint/switch/journal.json";
 
 /// A machine on its older kernel, with three databases under load.
 struct Loaded {
@@ -30,6 +31,7 @@ impl Loaded {
         let mut machine = Machine::boot(guest, &guest.kernels[0], stillpoint());
         take_along(&mut machine, &["mariadb", "memcached", "redis-server"]);
         prepare_mariadb(&mut machine);
+        in_order(&mut machine);
         let mut client = Client::connect(&machine, 6379);
         redis_pairs(&mut client, KEYS);
         let pulses = Pulse::of_all(&machine, clients, REST);
@@ -45,6 +47,26 @@ impl Loaded {
         println!("COUNT connections kept {connections}\nCOUNT requests that had their effect once {}", beats.len());
         self.machine
     }
+}
+
+/// The databases start one after another, and a unit that stays after them all: it notes how far the switch is then.
+#[track_caller]
+fn in_order(machine: &mut Machine) {
+    for (unit, order) in [("memcached", "After=mariadb.service"), ("redis-server", "Requires=memcached.service\\nAfter=memcached.service")] {
+        machine.ok(&format!("printf '[Unit]\\n{order}\\n' >/etc/systemd/system/{unit}.service.d/order.conf"));
+    }
+    machine.ok(&format!(
+        "printf '[Unit]\\nAfter=redis-server.service\\n[Service]\\nType=oneshot\\nExecStart=/bin/cp {JOURNAL} /run/after\\n' \
+         >/etc/systemd/system/after.service && ln -s ../after.service /etc/systemd/system/multi-user.target.wants/"
+    ));
+    machine.ok("systemctl daemon-reload");
+}
+
+/// What stays and starts after units that go along has started, and not before these were let go.
+#[track_caller]
+fn came_after(machine: &mut Machine) {
+    machine.until("test -s /run/after");
+    machine.ok("! grep -q '\"state\": \"sealed\"' /run/after");
 }
 
 #[test]
@@ -68,6 +90,7 @@ fn three_databases_go_over_with_all_they_have() {
         println!("COUNT switches 1");
         assert_eq!(machine.ok("systemctl is-active mariadb memcached redis-server"), "active\nactive\nactive");
         assert_eq!(machine.ok("nft list tables"), "");
+        came_after(&mut machine);
         // they are units as before: they stop and start
         machine.ok("systemctl restart redis-server && redis-cli ping");
     }
@@ -94,6 +117,7 @@ fn a_kernel_that_panics_and_a_restore_that_fails_lead_back() {
             assert!(journal.contains(why), "{journal}");
             let told = loaded.machine.ok("stillpoint kernel status");
             assert!(told.contains(&format!("fell back to {from}")), "{told}");
+            came_after(&mut loaded.machine);
             all_pairs(&mut loaded.client, KEYS);
             println!("COUNT ways back, {fault} 1");
         }

@@ -13,7 +13,7 @@ use std::path::Path;
 /// them.
 const FIRST_PID: u32 = 1000;
 /// The unit that leads a restore.
-const LEADER: &str = "stillpoint-switch.service";
+pub(super) const LEADER: &str = "stillpoint-switch.service";
 
 /// Prepares this boot: nothing but process ids if no switch is under way. `units` is where generated units go.
 pub fn boot(state: &Path, units: &Path) -> Result<Decision, Error> {
@@ -36,6 +36,14 @@ pub fn boot(state: &Path, units: &Path) -> Result<Decision, Error> {
             // the last of all drop-ins
             let path = dir.join("zz-stillpoint.conf");
             fs::write(&path, unit::from_image(&program, state, name)).at("write", path)?;
+        }
+    }
+    if decision == Decision::Restore {
+        for name in &journal.held {
+            let dir = units.join(format!("{name}.d"));
+            fs::create_dir_all(&dir).at("make", &dir)?;
+            let path = dir.join("zz-stillpoint.conf");
+            fs::write(&path, format!("[Unit]\nAfter={LEADER}\n")).at("write", path)?;
         }
     }
     // on the way back to the old kernel nothing is started here

@@ -1,8 +1,8 @@
 //! What is known of a switch on disk, and what a kernel that comes up makes of it.
 
 use super::config::Config;
-use crate::Error;
 use crate::error::At;
+use crate::{Directory, Error};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -43,6 +43,9 @@ pub struct Unit {
     pub ports: Vec<u16>,
     /// The command that tells whether it serves.
     pub health: Vec<String>,
+    /// Directories in memory that must be there when it comes back.
+    #[serde(default)]
+    pub directories: Vec<Directory>,
 }
 
 /// How long something took.
@@ -77,6 +80,9 @@ pub struct Journal {
     pub pid_max: u32,
     /// What was taken.
     pub units: Vec<Unit>,
+    /// Units that stay, and start when those have been let go.
+    #[serde(default)]
+    pub held: Vec<String>,
     /// How it was to be.
     pub config: Config,
     /// How long each phase took.
@@ -196,6 +202,7 @@ mod tests {
             begun_on: begun_on.iter().map(ToString::to_string).collect(),
             pid_max: 4000,
             units: Vec::new(),
+            held: Vec::new(),
             config: Config::default(),
             timings: Vec::new(),
         }

@@ -14,6 +14,7 @@
 mod boot;
 mod config;
 mod journal;
+mod order;
 mod phases;
 mod resume;
 mod system;

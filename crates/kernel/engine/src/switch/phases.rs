@@ -2,12 +2,14 @@
 
 use super::config::{Config, Memory};
 use super::journal::{Decision, Journal, State, Unit};
+use super::order::Order;
 use super::system::{Kernel, Wall, jump, lower, missing, raise, reset, still, unstill};
 use super::unit::{dropin, dropin_path, ports, sockets, waiting};
 use crate::checkpoint::room;
 use crate::error::At;
 use crate::progress::now_ns;
 use crate::tree::{full, of_unit, tree};
+use crate::volatile::{Volatile, volatile};
 use crate::{Checkpoint, CheckpointOptions, Criu, Error, Guard, Moment, Observer, check, checkpoint_then, host};
 use rustix::fs::FlockOperation;
 use std::fs::{self, File, OpenOptions};
@@ -87,7 +89,7 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
     let mut units = Vec::new();
     for (name, settings) in &config.units {
         match look(name, &criu) {
-            Ok((pid, ports)) => units.push(Unit { name: full(name), pid, ports, health: settings.health.clone() }),
+            Ok(unit) => units.push(Unit { health: settings.health.clone(), ..unit }),
             Err(Error::Refused(texts)) => refused.extend(texts.into_iter().map(|text| format!("{name}: {text}"))),
             Err(error) => return Err(error),
         }
@@ -97,6 +99,9 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
     {
         refused.extend(texts);
     }
+    let names: Vec<String> = config.units.keys().map(|name| full(name)).collect();
+    let held = Order::read()?.held(&names);
+    refused.extend(held.refused);
     if !refused.is_empty() {
         return Err(Error::Refused(refused));
     }
@@ -110,13 +115,14 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
         begun_on: Vec::new(),
         pid_max: pids.into_iter().max().unwrap_or(0),
         units,
+        held: held.units,
         config: config.clone(),
         timings: Vec::new(),
     })
 }
 
-/// One unit: its root process and its ports.
-fn look(name: &str, criu: &Criu) -> Result<(i32, Vec<u16>), Error> {
+/// One unit as it is, without what the configuration says of it.
+fn look(name: &str, criu: &Criu) -> Result<Unit, Error> {
     let pid = of_unit(name)?;
     if let Some(text) = dropin(name)? {
         let text = text.trim_end().replace('\n', "\\n");
@@ -130,11 +136,16 @@ fn look(name: &str, criu: &Criu) -> Result<(i32, Vec<u16>), Error> {
         return Err(Error::Refused(vec![text]));
     }
     check(pid, criu)?.accepted()?;
+    let Volatile { lost, directories } = volatile(pid)?;
+    if !lost.is_empty() {
+        let text = |(pid, text): (i32, String)| format!("process {pid} ({}) {text}", crate::tree::name(pid));
+        return Err(Error::Refused(lost.into_iter().map(text).collect()));
+    }
     let ports = ports(pid)?;
     if ports.is_empty() {
         return Err(Error::Refused(vec!["has no port of TCP".into()]));
     }
-    Ok((pid, ports))
+    Ok(Unit { name: full(name), pid, ports, health: Vec::new(), directories })
 }
 
 /// The highest id among processes and threads.

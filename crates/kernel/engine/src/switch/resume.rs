@@ -7,6 +7,7 @@ use crate::error::At;
 use crate::lazy::wait_for;
 use crate::progress::now_ns;
 use crate::tree::full;
+use crate::volatile::make_again;
 use crate::{Criu, Error, Guard, RestoreOptions, host, restore_then};
 use rustix::process::Pid;
 use std::ffi::OsString;
@@ -62,6 +63,10 @@ impl Fault {
 pub fn resume(state: &Path) -> Result<Decision, Error> {
     let Some(mut journal) = Journal::read(state)? else { return Ok(Decision::Nothing) };
     let decision = journal.decide(&host::kernel());
+    if decision != Decision::Restore {
+        // nobody waits for it
+        ready()?;
+    }
     match decision {
         Decision::Nothing => {}
         Decision::Return => back(&mut journal, "the restore on the new kernel did not come to its end"),
@@ -70,10 +75,16 @@ pub fn resume(state: &Path) -> Result<Decision, Error> {
             if let Err(error) = lead(&mut journal) {
                 tracing::error!("{error}");
                 give_up(&mut journal, &error)?;
+                ready()?;
             }
         }
     }
     Ok(decision)
+}
+
+/// Tells systemd that what waits for this program may start; by hand it is started by nobody who waits.
+fn ready() -> Result<(), Error> {
+    if std::env::var_os("NOTIFY_SOCKET").is_none() { Ok(()) } else { unit::notify("READY=1") }
 }
 
 /// Where to go from a failure: forward never.
@@ -185,6 +196,7 @@ fn lead(journal: &mut Journal) -> Result<(), Error> {
         }
     }
     journal.took("release", (now_ns() - begun) / 1000);
+    ready()?;
     if fault == Some(Fault::Reset) {
         reset();
     }
@@ -295,9 +307,12 @@ fn finish(journal: &mut Journal, members: &mut [Member]) -> Result<(), Error> {
 pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
     let journal = Journal::read(state)?.ok_or_else(|| Error::Unsealed(state.to_owned()))?;
     let name = full(name);
-    if !journal.units.iter().any(|unit| unit.name == name) {
+    let Some(unit) = journal.units.iter().find(|unit| unit.name == name) else {
         return Err(Error::Refused(vec![format!("{name} has no part in the switch")]));
-    }
+    };
+    // Units of the switch that are ordered after this one are restored beside it, not after it: they ran together, and none
+    // of them does anything before all are let go.
+    unit::notify("READY=1")?;
     if Fault::asked() == Some(Fault::Damage) && host::kernel() == journal.to {
         damage(&journal.image(&name))?;
     }
@@ -328,12 +343,13 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
             _ => Err(Error::Unit { unit: name.clone(), why: "the switch was given up".into() }),
         }
     };
-    let restored = restore_then(&options, &stopped, &|event| tracing::info!("{:?}", event.kind));
+    let restored = make_again(&unit.directories)
+        .and_then(|()| restore_then(&options, &stopped, &|event| tracing::info!("{:?}", event.kind)));
     let restored = restored.inspect_err(|error| {
         // the leader may have gone
         let _ = say(&format!("failed {name}: {error}"));
     })?;
-    unit::notify(&format!("MAINPID={}\nREADY=1\n", restored.pid))?;
+    unit::notify(&format!("MAINPID={}\n", restored.pid))?;
     say("running")?;
     if let Some(keeper) = restored.keeper.and_then(|keeper| Pid::from_raw(keeper as i32)) {
         wait_for(keeper)?;

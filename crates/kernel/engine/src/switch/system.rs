@@ -4,6 +4,7 @@ use super::config::Config;
 use crate::Error;
 use crate::checkpoint::existing;
 use crate::error::At;
+use crate::volatile::is_memory;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
@@ -210,13 +211,6 @@ pub(super) fn skip_pids(above: u32) -> Result<(), Error> {
     if last < above { fs::write(path, above.to_string()).at("write", path) } else { Ok(()) }
 }
 
-/// Whether a directory's file system is gone with the kernel.
-fn is_memory(dir: &Path) -> bool {
-    const TMPFS: i64 = 0x0102_1994;
-    const RAMFS: i64 = 0x8584_58f6;
-    rustix::fs::statfs(dir).is_ok_and(|system| [TMPFS, RAMFS].contains(&system.f_type))
-}
-
 /// What a switch asks of this machine, beside its units.
 pub(super) fn missing(config: &Config) -> Vec<String> {
     let mut missing = Vec::new();
@@ -278,12 +272,6 @@ mod tests {
                       24 22 254:16 / /opt ro - ext4 /dev/vdb ro\n\
                       25 22 254:32 / /srv ro shared:2 master:1 - xfs /dev/vdc rw,attr2\n";
         assert_eq!(writable(mounts), ["/", "/srv"]);
-    }
-
-    #[test]
-    fn memory_is_told_from_disks() {
-        assert!(is_memory(Path::new("/dev/shm")));
-        assert!(!is_memory(Path::new("/proc")));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! systemd's units: what of their sandboxes must be open before a switch, and how one is started from an image.
 
+use super::order::BEFORE_ALL;
 use super::system::run;
 use crate::Error;
 use crate::tree::{full, tree};
@@ -109,18 +110,20 @@ pub(super) fn waiting(ports: &[u16]) -> u32 {
 pub(super) fn from_image(program: &Path, state: &Path, unit: &str) -> String {
     format!(
         "[Service]\nType=notify\nNotifyAccess=all\nPIDFile=\nExecCondition=\nExecStartPre=\nExecStart=\n\
-         ExecStart=+{} kernel switch-unit --state {} {unit}\nExecStartPost=\nTimeoutStartSec=infinity\nRestart=no\n",
+         ExecStart=+{} kernel switch-unit --state {} {unit}\nExecStartPost=\nTimeoutStartSec=infinity\nRestart=no\n\
+         WatchdogSec=0\n",
         program.display(),
         state.display(),
     )
 }
 
-/// The unit that leads a restore.
+/// The unit that leads a restore; it is ready when all have been let go.
 pub(super) fn leader(program: &Path, state: &Path, units: &[String]) -> String {
     format!(
         "[Unit]\nDescription=Return of units from before a switch of kernels\nDefaultDependencies=no\n\
-         After=local-fs.target systemd-remount-fs.service\nConflicts=shutdown.target\nWants={}\n[Service]\n\
+         After={}\nConflicts=shutdown.target\nWants={}\n[Service]\nType=notify\n\
          ExecStart={} kernel switch-resume --state {}\nTimeoutStartSec=infinity\nKillMode=process\n",
+        BEFORE_ALL.join(" "),
         units.join(" "),
         program.display(),
         state.display(),

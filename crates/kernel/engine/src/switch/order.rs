@@ -1,0 +1,156 @@
+//! In which order systemd starts units. Those that go along are restored at the same time, whatever their order: each is
+//! ready for systemd as soon as its restore begins. Those that stay and start after them are held back until all have
+//! been let go.
+
+use super::boot::LEADER;
+use super::system::run;
+use crate::Error;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What the leader of a restore itself starts after.
+pub(super) const BEFORE_ALL: [&str; 2] = ["local-fs.target", "systemd-remount-fs.service"];
+/// Everything ends before it; nothing starts after it.
+const END: &str = "shutdown.target";
+
+/// For each unit that systemd knows, those that it starts after.
+pub(super) struct Order(BTreeMap<String, BTreeSet<String>>);
+
+/// What a switch makes of an order.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Held {
+    /// Units that start when those of the switch have been let go, and not before.
+    pub(super) units: Vec<String>,
+    /// Why there is no such order.
+    pub(super) refused: Vec<String>,
+}
+
+impl Order {
+    /// Asks systemd.
+    pub(super) fn read() -> Result<Self, Error> {
+        let arguments = ["show", "--all", "--property=Id", "--property=After", "*"];
+        run("ask about the order of units", "systemctl", &arguments, None).map(|text| Order::parse(&text))
+    }
+
+    fn parse(text: &str) -> Self {
+        let value = |paragraph: &str, key: &str| {
+            let found = paragraph.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+            found.unwrap_or_default().to_owned()
+        };
+        let after = |paragraph: &str| value(paragraph, "After").split_whitespace().map(ToOwned::to_owned).collect();
+        Order(text.split("\n\n").map(|paragraph| (value(paragraph, "Id"), after(paragraph))).collect())
+    }
+
+    /// Who starts after a unit, told at once.
+    fn successors(&self, unit: &str) -> impl Iterator<Item = &str> {
+        let is_after = move |(name, after): &(&String, &BTreeSet<String>)| name.as_str() != END && after.contains(unit);
+        self.0.iter().filter(is_after).map(|(name, _)| name.as_str())
+    }
+
+    /// Who starts after a unit, however many lie between.
+    fn followers<'o>(&'o self, unit: &str) -> BTreeSet<&'o str> {
+        let mut found = BTreeSet::new();
+        let mut next: Vec<&str> = self.successors(unit).collect();
+        while let Some(unit) = next.pop() {
+            if found.insert(unit) {
+                next.extend(self.successors(unit));
+            }
+        }
+        found
+    }
+
+    /// What is held back while these units are restored.
+    pub(super) fn held(&self, switched: &[String]) -> Held {
+        let goes = |unit: &str| switched.iter().any(|name| name == unit);
+        let followers: Vec<(&str, BTreeSet<&str>)> =
+            switched.iter().map(|unit| (unit.as_str(), self.followers(unit))).collect();
+        let ends = || switched.iter().map(String::as_str).chain(BEFORE_ALL);
+        // they cannot wait for the release, as the release waits for what starts after them
+        let mut between = BTreeMap::new();
+        for (first, followers) in &followers {
+            for unit in followers.iter().filter(|unit| !goes(unit)) {
+                let further = self.followers(unit);
+                if let Some(last) = ends().find(|end| unit == end || further.contains(end)) {
+                    between.entry(*unit).or_insert((*first, last));
+                }
+            }
+        }
+        let refused = between.iter().filter(|(unit, _)| does_something(unit)).map(|(unit, (first, last))| {
+            format!(
+                "{unit} starts after {first} and before {last}: it would wait until {first} is let go, and that would wait \
+                 for {last}; let it go along as well, or change its order"
+            )
+        });
+        let heads = switched.iter().map(String::as_str).chain(between.keys().copied());
+        let held: BTreeSet<&str> = heads.flat_map(|unit| self.successors(unit)).collect();
+        let held = held.into_iter().filter(|unit| !goes(unit) && !between.contains_key(unit) && *unit != LEADER);
+        Held { units: held.map(ToOwned::to_owned).collect(), refused: refused.collect() }
+    }
+}
+
+/// Whether a unit is more than a name for others, or somebody who listens for them.
+fn does_something(unit: &str) -> bool {
+    unit.rsplit_once('.').is_none_or(|(_, kind)| ["service", "mount", "automount", "swap"].contains(&kind))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What systemd would say of these units and what each starts after.
+    fn order(units: &[(&str, &str)]) -> Order {
+        let paragraphs = units.iter().map(|(unit, after)| format!("Id={unit}\nAfter={after}\n"));
+        Order::parse(&paragraphs.collect::<Vec<_>>().join("\n"))
+    }
+
+    fn held(order: &Order, switched: &[&str]) -> Held {
+        order.held(&switched.iter().map(ToString::to_string).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn those_that_go_along_wait_for_nobody_and_those_that_stay_for_all() {
+        let order = order(&[
+            ("local-fs.target", ""),
+            ("db.service", "local-fs.target network.target"),
+            ("cache.service", "db.service network.target"),
+            ("web.service", "cache.service"),
+            ("multi-user.target", "db.service cache.service web.service"),
+            ("shutdown.target", "db.service cache.service web.service"),
+            ("network.target", "local-fs.target"),
+        ]);
+        let units = vec!["multi-user.target".to_owned(), "web.service".into()];
+        assert_eq!(held(&order, &["db.service", "cache.service"]), Held { units, refused: Vec::new() });
+        // alone, the second one is one of those that wait
+        let units = held(&order, &["db.service"]).units;
+        assert_eq!(units, ["cache.service", "multi-user.target"]);
+    }
+
+    #[test]
+    fn a_mere_name_between_two_that_go_along_is_passed_and_what_follows_it_waits() {
+        let order = order(&[
+            ("dns.service", ""),
+            ("nss-lookup.target", "dns.service"),
+            ("db.service", "nss-lookup.target"),
+            ("mail.service", "nss-lookup.target"),
+        ]);
+        let units = vec!["mail.service".to_owned()];
+        assert_eq!(held(&order, &["dns.service", "db.service"]), Held { units, refused: Vec::new() });
+    }
+
+    #[test]
+    fn a_service_between_two_that_go_along_is_refused_by_name() {
+        let order = order(&[
+            ("db.service", ""),
+            ("migrate.service", "db.service"),
+            ("ready.target", "migrate.service"),
+            ("cache.service", "ready.target"),
+        ]);
+        let refused = held(&order, &["db.service", "cache.service"]).refused;
+        assert_eq!(refused.len(), 1);
+        assert!(refused[0].starts_with("migrate.service starts after db.service and before cache.service"));
+        assert_eq!(held(&order, &["db.service", "cache.service", "migrate.service"]).refused, Vec::<String>::new());
+        // and so is a mount that the leader itself waits for
+        let order = self::order(&[("fs.service", ""), ("srv.mount", "fs.service"), ("local-fs.target", "srv.mount")]);
+        let refused = held(&order, &["fs.service"]).refused;
+        assert!(refused[0].starts_with("srv.mount starts after fs.service and before local-fs.target"), "{refused:?}");
+    }
+}

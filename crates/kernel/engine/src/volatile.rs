@@ -1,0 +1,230 @@
+//! What a program has open on file systems that lie in memory: another kernel finds them empty.
+
+use crate::Error;
+use crate::error::At;
+use crate::tree::tree;
+use procfs::process::Process;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, Metadata};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// A directory in memory that a program's sockets and open files are restored into.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Directory {
+    /// Where.
+    pub path: PathBuf,
+    /// Its permissions.
+    pub mode: u32,
+    /// Its owner.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+}
+
+/// What becomes of a program's things in memory when the kernel changes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Volatile {
+    /// What would be gone, by process: files and named pipes with what is in them.
+    pub(crate) lost: BTreeSet<(i32, String)>,
+    /// Directories to be made again, those above others first.
+    pub(crate) directories: Vec<Directory>,
+}
+
+/// How a program holds something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    File,
+    Pipe,
+    Directory,
+    /// Bound to a name.
+    Socket,
+    /// A device or a nameless thing of the kernel's.
+    Other,
+}
+
+/// What is to be done about it.
+#[derive(Debug, PartialEq, Eq)]
+enum Fate {
+    Fine,
+    /// It comes along, and this directory must be there then.
+    Needs(PathBuf),
+    Lost,
+}
+
+/// `name` is as the kernel tells it, with a mark when it is deleted; `links` says how many names are left.
+fn fate(name: &str, kind: Kind, links: u64) -> Fate {
+    let parent = |name: &str| match Path::new(name).parent() {
+        Some(parent) => Fate::Needs(parent.to_owned()),
+        None => Fate::Fine,
+    };
+    match (kind, name.strip_suffix(" (deleted)")) {
+        // what only memory has: criu carries it
+        _ if ["/memfd:", "/dev/zero ", "/SYSV", "/anon_hugepage"].iter().any(|known| name.starts_with(known)) => {
+            Fate::Fine
+        }
+        (Kind::Other, _) => Fate::Fine,
+        (Kind::Directory, None) => Fate::Needs(name.into()),
+        (Kind::Socket, _) => parent(name),
+        // criu carries what has no name any more, and finds what has another one
+        (Kind::File | Kind::Pipe | Kind::Directory, Some(name)) if links == 0 => parent(name),
+        (Kind::File | Kind::Pipe | Kind::Directory, _) => Fate::Lost,
+    }
+}
+
+/// Looks at a process and all below it. Nothing is touched.
+pub(crate) fn volatile(pid: i32) -> Result<Volatile, Error> {
+    let mut found = Volatile::default();
+    let mut needed = BTreeMap::new();
+    let sockets: BTreeMap<u64, PathBuf> = procfs::net::unix()
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| Some((entry.inode, entry.path.filter(|path| path.is_absolute())?)))
+        .collect();
+    for process in tree(pid)? {
+        for (name, kind, links) in held(&process, &sockets) {
+            match fate(&name, kind, links) {
+                Fate::Fine => {}
+                Fate::Needs(directory) => needed.extend(made_again(&directory)),
+                Fate::Lost => {
+                    let name = name.trim_end_matches(" (deleted)");
+                    let text = format!(
+                        "has {name} open, which lies in memory and is gone with this kernel: keep it on a disk"
+                    );
+                    found.lost.insert((process.pid, text));
+                }
+            }
+        }
+    }
+    found.directories = needed.into_values().collect();
+    Ok(found)
+}
+
+/// Everything in memory that a process holds by a descriptor, by a mapping, or as its directory.
+fn held(process: &Process, sockets: &BTreeMap<u64, PathBuf>) -> Vec<(String, Kind, u64)> {
+    let of = PathBuf::from(format!("/proc/{}", process.pid));
+    let mut links: Vec<PathBuf> = vec![of.join("cwd"), of.join("root")];
+    for dir in ["fd", "map_files"] {
+        links.extend(fs::read_dir(of.join(dir)).into_iter().flatten().flatten().map(|entry| entry.path()));
+    }
+    let mut held = Vec::new();
+    for link in links {
+        // one that is closed meanwhile is nobody's hindrance
+        let (Ok(name), Ok(data)) = (fs::read_link(&link), fs::metadata(&link)) else { continue };
+        if data.file_type().is_socket() {
+            let bound = sockets.get(&data.ino()).filter(|path| path.parent().is_some_and(is_memory));
+            held.extend(bound.map(|path| (path.to_string_lossy().into_owned(), Kind::Socket, 1)));
+        } else if is_memory(&link) {
+            held.push((name.to_string_lossy().into_owned(), kind(&data), data.nlink()));
+        }
+    }
+    held
+}
+
+fn kind(data: &Metadata) -> Kind {
+    match data.file_type() {
+        kind if kind.is_file() => Kind::File,
+        kind if kind.is_fifo() => Kind::Pipe,
+        kind if kind.is_dir() => Kind::Directory,
+        _ => Kind::Other,
+    }
+}
+
+/// A directory and those above it, up to where its file system is mounted: that comes by itself.
+fn made_again(directory: &Path) -> Vec<(PathBuf, Directory)> {
+    let mut found = Vec::new();
+    for path in directory.ancestors() {
+        let Ok(data) = fs::metadata(path) else { continue };
+        let above = path.parent().and_then(|above| fs::metadata(above).ok());
+        if !is_memory(path) || above.is_none_or(|above| above.dev() != data.dev()) {
+            break;
+        }
+        let (mode, uid, gid) = (data.permissions().mode() & 0o7777, data.uid(), data.gid());
+        found.push((path.to_owned(), Directory { path: path.to_owned(), mode, uid, gid }));
+    }
+    found
+}
+
+/// Makes the directories that are not there.
+pub(crate) fn make_again(directories: &[Directory]) -> Result<(), Error> {
+    for Directory { path, mode, uid, gid } in directories {
+        if !path.exists() {
+            fs::DirBuilder::new().mode(0o700).create(path).at("make", path)?;
+            std::os::unix::fs::chown(path, Some(*uid), Some(*gid)).at("give away", path)?;
+            fs::set_permissions(path, fs::Permissions::from_mode(*mode)).at("open", path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a file's file system is gone with the kernel.
+pub(crate) fn is_memory(path: &Path) -> bool {
+    const TMPFS: i64 = 0x0102_1994;
+    const RAMFS: i64 = 0x8584_58f6;
+    const HUGETLBFS: i64 = 0x9584_58f6;
+    rustix::fs::statfs(path).is_ok_and(|system| [TMPFS, RAMFS, HUGETLBFS].contains(&system.f_type))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn memory_is_told_from_disks() {
+        assert!(is_memory(Path::new("/dev/shm")));
+        assert!(!is_memory(Path::new("/proc")));
+    }
+
+    #[test]
+    fn files_with_a_name_are_lost_and_everything_else_comes_along() {
+        let needs = |path: &str| Fate::Needs(path.into());
+        for (name, kind, links, expected) in [
+            ("/run/redis/dump.rdb", Kind::File, 1, Fate::Lost),
+            ("/run/x.fifo", Kind::Pipe, 1, Fate::Lost),
+            ("/run/x.fifo (deleted)", Kind::Pipe, 0, needs("/run")),
+            ("/dev/shm/pool (deleted)", Kind::File, 0, needs("/dev/shm")),
+            ("/dev/shm/pool (deleted)", Kind::File, 1, Fate::Lost),
+            ("/memfd:cache (deleted)", Kind::File, 0, Fate::Fine),
+            ("/dev/zero (deleted)", Kind::File, 0, Fate::Fine),
+            ("/anon_hugepage (deleted)", Kind::File, 0, Fate::Fine),
+            ("/run/mysqld", Kind::Directory, 2, needs("/run/mysqld")),
+            ("/run/mysqld/mysqld.sock", Kind::Socket, 1, needs("/run/mysqld")),
+            ("/dev/null", Kind::Other, 1, Fate::Fine),
+            ("pipe:[4121]", Kind::Pipe, 1, Fate::Lost),
+        ] {
+            assert_eq!(fate(name, kind, links), expected, "{name}");
+        }
+    }
+
+    /// This process itself; other tests run beside this one.
+    #[test]
+    fn what_a_process_holds_in_memory_is_found() {
+        let dir =
+            tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o711)).tempdir_in("/dev/shm").unwrap();
+        let lost = |path: &Path| {
+            let found = volatile(std::process::id() as i32).unwrap();
+            let name = format!("has {} open", path.display());
+            (found.lost.iter().any(|(_, text)| text.starts_with(&name)), found.directories)
+        };
+        let path = dir.path().join("file");
+        let file = File::create(&path).unwrap();
+        assert!(lost(&path).0);
+        fs::remove_file(&path).unwrap();
+        assert!(!lost(&path).0, "criu carries it");
+        drop(file);
+        let within = dir.path().join("run");
+        fs::create_dir(&within).unwrap();
+        let _listener = UnixListener::bind(within.join("socket")).unwrap();
+        let directories: Vec<Directory> =
+            lost(&path).1.into_iter().filter(|directory| directory.path.starts_with(dir.path())).collect();
+        assert_eq!(directories.iter().map(|made| made.path.as_path()).collect::<Vec<_>>(), [dir.path(), &within]);
+        assert_eq!(directories[0].mode, 0o711);
+        fs::remove_dir_all(dir.path()).unwrap();
+        make_again(&directories).unwrap();
+        assert_eq!(fs::metadata(dir.path()).unwrap().permissions().mode() & 0o7777, 0o711);
+        assert!(within.is_dir());
+    }
+}
