@@ -20,8 +20,9 @@ const BOOT: Duration = Duration::from_secs(300);
 const COMMAND: Duration = Duration::from_secs(180);
 /// One of several attempts at a command.
 const ATTEMPT: Duration = Duration::from_secs(6);
-/// A kernel's command line: without what only costs time under emulation, and it stands still on no panic.
-const COMMAND_LINE: &str = "console=ttyS0 no_timer_check cryptomgr.notests mitigations=off panic=1 net.ifnames=0 loglevel=4 quiet random.trust_cpu=on";
+/// A kernel's command line: without what only costs time under emulation; it stands still on no panic, and leaves a watchdog
+/// running when it goes.
+const COMMAND_LINE: &str = "console=ttyS0 no_timer_check cryptomgr.notests mitigations=off panic=1 net.ifnames=0 loglevel=4 quiet random.trust_cpu=on watchdog.stop_on_reboot=0";
 
 /// A running machine; it ends with this value.
 pub struct Machine {

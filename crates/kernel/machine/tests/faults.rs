@@ -86,7 +86,7 @@ fn power_lost_in_a_switch_loses_nothing_that_was_acknowledged() {
         machine.until("systemctl start mariadb redis-server");
         kept(&mut machine, phase, tally);
     }
-    let after: &[&str] = if is_soak() { &["still", "jump"] } else { &["still"] };
+    let after: &[&str] = if is_soak() { &["still", "watch", "jump"] } else { &["still"] };
     for phase in after {
         let pulses = [Pulse::redis(&machine, phase, REST), Pulse::mariadb(&machine, phase, REST)];
         lose(&mut machine, phase);

@@ -43,7 +43,7 @@ fn a_switch_that_cannot_be_is_refused_or_taken_back() {
     let processes = machine.ok(PROCESSES);
     refusals(&mut machine, from, to);
     as_before(&mut machine, &processes);
-    for phase in ["preload", "passes", "close", "drain", "guard", "freeze", "seal", "still", "jump"] {
+    for phase in ["preload", "passes", "close", "drain", "guard", "freeze", "seal", "still", "watch", "jump"] {
         let command = format!("stillpoint kernel switch --to {to} --fail-in {phase}");
         says(&mut machine, &command, 4, "a test made it fail");
         as_before(&mut machine, &processes);
@@ -71,10 +71,20 @@ fn refusals(machine: &mut Machine, from: &str, to: &str) {
     says(machine, &format!("stillpoint kernel switch --to {to} --unit cron"), 3, "cron");
     machine.ok("systemd-run -q --unit=holder -p StandardOutput=null -p StandardError=null sh -c 'exec sleep infinity 3>/run/holder.data'");
     machine.until("test -e /run/holder.data");
-    says(machine, &format!("stillpoint kernel switch --to {to} --dry-run --unit holder"), 3, "has /run/holder.data open, which lies in memory");
+    says(
+        machine,
+        &format!("stillpoint kernel switch --to {to} --dry-run --unit holder"),
+        3,
+        "has /run/holder.data open, which lies in memory",
+    );
     machine.ok("systemctl stop holder; rm /run/holder.data");
     machine.ok("systemd-run -q --unit=between -p RemainAfterExit=yes -p After=memcached.service -p Before=redis-server.service true");
-    says(machine, &format!("stillpoint kernel switch --to {to}"), 3, "between.service starts after memcached.service and before redis-server.service");
+    says(
+        machine,
+        &format!("stillpoint kernel switch --to {to}"),
+        3,
+        "between.service starts after memcached.service and before redis-server.service",
+    );
     machine.ok("systemctl stop between");
     let sandbox = "mv /etc/systemd/system/redis-server.service.d/stillpoint.conf /run; systemctl daemon-reload";
     says(machine, &format!("{sandbox}; stillpoint kernel switch --to {to}"), 3, "its sandbox is closed");

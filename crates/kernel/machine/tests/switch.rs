@@ -52,7 +52,10 @@ impl Loaded {
 /// The databases start one after another, and a unit that stays after them all: it notes how far the switch is then.
 #[track_caller]
 fn in_order(machine: &mut Machine) {
-    for (unit, order) in [("memcached", "After=mariadb.service"), ("redis-server", "Requires=memcached.service\\nAfter=memcached.service")] {
+    for (unit, order) in [
+        ("memcached", "After=mariadb.service"),
+        ("redis-server", "Requires=memcached.service\\nAfter=memcached.service"),
+    ] {
         machine.ok(&format!("printf '[Unit]\\n{order}\\n' >/etc/systemd/system/{unit}.service.d/order.conf"));
     }
     machine.ok(&format!(
@@ -123,4 +126,40 @@ fn a_kernel_that_panics_and_a_restore_that_fails_lead_back() {
         }
     }
     loaded.end();
+}
+
+/// 6.12 has a driver for the emulated watchdog, 6.1 has none: from 6.12 to a later one.
+#[test]
+fn a_kernel_that_hangs_is_left_and_one_that_comes_up_is_not() {
+    let guest = match Guest::build() {
+        Ok(guest) => guest,
+        Err(why) => skip!("{why}"),
+    };
+    let [_, from, to] = &guest.kernels[..] else { panic!("three kernels: {:?}", guest.kernels) };
+    let mut machine = Machine::boot(&guest, from, stillpoint());
+    take_along(&mut machine, &["memcached", "redis-server"]);
+    let pulses = [Pulse::redis(&machine, "pulse", REST), Pulse::memcached(&machine, "pulse", REST)];
+    let check = format!("stillpoint kernel switch --to {to} --dry-run");
+    let told = machine.ok(&check);
+    assert!(told.contains("warning: a kernel that hangs stays so") && told.contains("/dev/watchdog0"), "{told}");
+    machine.ok("modprobe i6300esb");
+    // the kernel that hangs comes to nothing, and the other one has all the time that it may need on a busy host
+    for (limit, fault, ends_on, why) in [
+        (60, "stillpoint.initrd=hang", from, "the machine came up with the old kernel"),
+        (250, "", to, "\"why\": null"),
+    ] {
+        append(&mut machine, fault);
+        machine.ok("sed -i /^watchdog/d /etc/stillpoint/kernel.toml");
+        machine.ok(&format!("sed -i '1i watchdog-limit-s = {limit}' /etc/stillpoint/kernel.toml"));
+        let told = machine.ok(&check);
+        assert!(told.contains(&format!("is left after {limit} s: a watchdog (i6300esb)")), "{told}");
+        switch(&mut machine, to, ends_on);
+        let journal = until_done(&mut machine);
+        assert!(journal.contains(why), "{journal}");
+        assert_eq!(machine.ok("cat /sys/class/watchdog/watchdog0/state"), "inactive");
+    }
+    for pulse in pulses {
+        let beats = pulse.end();
+        println!("COUNT requests that had their effect once {}", beats.len());
+    }
 }

@@ -48,6 +48,10 @@ pub struct Config {
     pub restore_limit_s: u64,
     /// Until all health commands must have succeeded; after that the old kernel starts the units afresh.
     pub health_limit_s: u64,
+    /// The device file of the watchdog that starts the machine anew when a kernel hangs.
+    pub watchdog: PathBuf,
+    /// From the jump on a kernel must have come up within this, to where units are restored.
+    pub watchdog_limit_s: u32,
     /// The units, by name.
     pub units: BTreeMap<String, UnitConfig>,
 }
@@ -63,6 +67,8 @@ impl Default for Config {
             append: String::new(),
             restore_limit_s: 300,
             health_limit_s: 120,
+            watchdog: "/dev/watchdog0".into(),
+            watchdog_limit_s: 300,
             units: BTreeMap::new(),
         }
     }

@@ -1,6 +1,7 @@
 //! What is known of a switch on disk, and what a kernel that comes up makes of it.
 
 use super::config::Config;
+use super::watchdog::Watchdog;
 use crate::error::At;
 use crate::{Directory, Error};
 use serde::{Deserialize, Serialize};
@@ -83,6 +84,12 @@ pub struct Journal {
     /// Units that stay, and start when those have been let go.
     #[serde(default)]
     pub held: Vec<String>,
+    /// What starts the machine anew when a kernel hangs between the jump and the end.
+    #[serde(default)]
+    pub watchdog: Option<Watchdog>,
+    /// Why nothing does.
+    #[serde(default)]
+    pub unwatched: Option<String>,
     /// How it was to be.
     pub config: Config,
     /// How long each phase took.
@@ -203,6 +210,8 @@ mod tests {
             pid_max: 4000,
             units: Vec::new(),
             held: Vec::new(),
+            watchdog: None,
+            unwatched: None,
             config: Config::default(),
             timings: Vec::new(),
         }

@@ -2,7 +2,7 @@
 //! connections.
 //!
 //! ```text
-//!  old kernel   check -> preload -> passes -> close -> drain -> guard -> freeze -> seal -> still -> jump
+//!  old kernel   check -> preload -> passes -> close -> drain -> guard -> freeze -> seal -> still -> watch -> jump
 //!               anything fails: the inverses of what was done, last first; the units run on
 //!  new kernel   guard -> restore (stopped) -> release -> confirm -> lift -> wake -> fill -> drop images
 //!               before release: the old kernel comes again and restores; after it: it starts the units from their files
@@ -20,6 +20,7 @@ mod resume;
 mod system;
 mod unit;
 mod wake;
+mod watchdog;
 
 pub use boot::boot;
 pub use config::{CONFIG, Config, Memory, UnitConfig};
@@ -27,3 +28,4 @@ pub use journal::{Decision, Journal, State, Timing, Unit};
 pub use phases::{Plan, check_switch, switch};
 pub use resume::{Fault, restore_unit, resume};
 pub use unit::{dropin, dropin_path};
+pub use watchdog::Watchdog;

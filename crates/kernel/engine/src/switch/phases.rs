@@ -5,6 +5,7 @@ use super::journal::{Decision, Journal, State, Unit};
 use super::order::Order;
 use super::system::{Kernel, Wall, jump, lower, missing, raise, reset, still, unstill};
 use super::unit::{dropin, dropin_path, ports, sockets, waiting};
+use super::watchdog::{self, Armed, Watchdog};
 use crate::checkpoint::room;
 use crate::error::At;
 use crate::progress::now_ns;
@@ -61,6 +62,7 @@ const PHASES: &[Phase] = &[
     Phase { name: "freeze", run: freeze, undo: dismiss },
     Phase { name: "seal", run: seal, undo: unseal },
     Phase { name: "still", run: |s| still().map(|mounts| s.mounts = mounts), undo: |s| unstill(&s.mounts) },
+    Phase { name: "watch", run: watch, undo: unwatch },
     Phase { name: "jump", run: |_| Err(jump()), undo: nothing },
 ];
 
@@ -105,6 +107,10 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
     if !refused.is_empty() {
         return Err(Error::Refused(refused));
     }
+    let (watchdog, unwatched) = match watchdog::usable(&config.watchdog, config.watchdog_limit_s, &plan.to) {
+        Ok(watchdog) => (Some(watchdog), None),
+        Err(why) => (None, Some(format!("a kernel that hangs stays so until somebody resets the machine: {why}"))),
+    };
     let pids = units.iter().map(|unit| highest(unit.pid)).collect::<Result<Vec<_>, _>>()?;
     Ok(Journal {
         v: 1,
@@ -116,6 +122,8 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
         pid_max: pids.into_iter().max().unwrap_or(0),
         units,
         held: held.units,
+        watchdog,
+        unwatched,
         config: config.clone(),
         timings: Vec::new(),
     })
@@ -167,12 +175,23 @@ pub fn switch(plan: &Plan, observer: Observer<'_>) -> Result<std::convert::Infal
     tell(observer, EventKind::PhaseStarted { operation: "switch".into(), phase: "check".into() });
     let mut journal = check_switch(plan)?;
     took(&mut journal, "check", begun, observer);
+    if let Some(text) = journal.unwatched.clone() {
+        tell(observer, EventKind::Warning { text });
+    }
     let images = state.join("images");
     let _ = fs::remove_dir_all(&images);
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&images).at("make", &images)?;
     journal.write()?;
-    let mut switch =
-        Switch { plan, journal, observer, workers: Vec::new(), told: None, mounts: Vec::new(), _lock: lock };
+    let mut switch = Switch {
+        plan,
+        journal,
+        observer,
+        workers: Vec::new(),
+        told: None,
+        mounts: Vec::new(),
+        watch: None,
+        _lock: lock,
+    };
     let (reached, error) = switch.forward();
     switch.back(reached, &error);
     Err(error)
@@ -196,6 +215,7 @@ struct Switch<'p> {
     workers: Vec<Worker>,
     told: Option<Receiver<(usize, Told)>>,
     mounts: Vec<String>,
+    watch: Option<Armed>,
     _lock: File,
 }
 
@@ -280,7 +300,8 @@ impl Switch<'_> {
 fn preload(switch: &mut Switch<'_>) -> Result<(), Error> {
     let config = &switch.plan.config;
     let refused = |why| Error::Refused(vec![why]);
-    Kernel::find(&config.boot, &switch.plan.to).map_err(refused)?.load(&config.append)?;
+    let driver = switch.journal.watchdog.as_ref().map(|watchdog| watchdog.driver.as_str());
+    Kernel::find(&config.boot, &switch.plan.to).map_err(refused)?.load(&config.append, driver)?;
     rustix::fs::sync();
     Ok(())
 }
@@ -382,6 +403,16 @@ fn unseal(switch: &mut Switch<'_>) -> Result<(), Error> {
         reset();
     }
     Ok(())
+}
+
+/// From here on a machine that hangs starts anew, and with the old kernel.
+fn watch(switch: &mut Switch<'_>) -> Result<(), Error> {
+    switch.watch = switch.journal.watchdog.as_ref().map(Watchdog::arm).transpose()?;
+    Ok(())
+}
+
+fn unwatch(switch: &mut Switch<'_>) -> Result<(), Error> {
+    switch.watch.take().map_or(Ok(()), Armed::disarm)
 }
 
 impl From<Memory> for crate::Restore {

@@ -2,6 +2,7 @@
 
 use super::journal::{Decision, Journal, State};
 use super::system::{Kernel, jump, lower, reset, run, still};
+use super::watchdog::Kept;
 use super::{unit, wake};
 use crate::error::At;
 use crate::lazy::wait_for;
@@ -25,6 +26,8 @@ const MEETING: &str = "/run/stillpoint/switch.sock";
 /// systemctl's words for units that nothing has begun to restore here, and for others.
 const START: &str = "start";
 const RESTART: &str = "restart";
+/// What a restore may take beside what its limits count.
+const LEEWAY: Duration = Duration::from_secs(60);
 /// Health commands are asked again after this.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -70,11 +73,16 @@ pub fn resume(state: &Path) -> Result<Decision, Error> {
     match decision {
         Decision::Nothing => {}
         Decision::Return => back(&mut journal, "the restore on the new kernel did not come to its end"),
-        Decision::Cold(why) => cold(&mut journal, why, START)?,
+        Decision::Cold(why) => {
+            let mut watch = watch(&journal).unwrap_or_else(unwatched);
+            unwatch(&mut watch).unwrap_or_else(unwatched);
+            cold(&mut journal, why, START)?;
+        }
         Decision::Restore => {
-            if let Err(error) = lead(&mut journal) {
+            let mut watch = None;
+            if let Err(error) = lead(&mut journal, &mut watch) {
                 tracing::error!("{error}");
-                give_up(&mut journal, &error)?;
+                give_up(&mut journal, &error, &mut watch)?;
                 ready()?;
             }
         }
@@ -87,8 +95,26 @@ fn ready() -> Result<(), Error> {
     if std::env::var_os("NOTIFY_SOCKET").is_none() { Ok(()) } else { unit::notify("READY=1") }
 }
 
-/// Where to go from a failure: forward never.
-fn give_up(journal: &mut Journal, error: &Error) -> Result<(), Error> {
+/// Takes over the watchdog that was armed before the jump. While this program leads it starts nothing anew, unless that takes
+/// longer than it may.
+fn watch(journal: &Journal) -> Result<Option<Kept>, Error> {
+    let limit = journal.config.restore_limit_s.saturating_add(journal.config.health_limit_s);
+    let end = Instant::now() + Duration::from_secs(limit) + LEEWAY;
+    journal.watchdog.as_ref().map(|watchdog| watchdog.take_over(end)).transpose()
+}
+
+fn unwatch(watch: &mut Option<Kept>) -> Result<(), Error> {
+    watch.take().map_or(Ok(()), Kept::disarm)
+}
+
+/// On the old kernel units must come back, whatever becomes of the watchdog.
+fn unwatched<T: Default>(error: Error) -> T {
+    tracing::error!("the machine may start anew: {error}");
+    T::default()
+}
+
+/// Where to go from a failure: forward never. A watchdog runs on over the jump back.
+fn give_up(journal: &mut Journal, error: &Error, watch: &mut Option<Kept>) -> Result<(), Error> {
     let why = error.to_string();
     match journal.state {
         // no process has run: the images are good
@@ -96,7 +122,10 @@ fn give_up(journal: &mut Journal, error: &Error) -> Result<(), Error> {
         // they have run here and do not serve: the old kernel starts them from their files
         State::Released if host::kernel() == journal.to => back(journal, &why),
         // their restores may still be under way here
-        State::Sealed | State::Released => cold(journal, &why, RESTART),
+        State::Sealed | State::Released => {
+            unwatch(watch).unwrap_or_else(unwatched);
+            cold(journal, &why, RESTART)
+        }
         _ => Ok(()),
     }
 }
@@ -110,7 +139,7 @@ fn back(journal: &mut Journal, why: &str) -> ! {
     }
     let loaded = Kernel::find(&journal.config.boot, &journal.from)
         .map_err(|why| Error::Refused(vec![why]))
-        .and_then(|kernel| kernel.load(""));
+        .and_then(|kernel| kernel.load("", None));
     if let Err(error) = loaded {
         tracing::error!("the old kernel cannot be loaded, so the machine starts anew: {error}");
         reset();
@@ -159,7 +188,7 @@ struct Member {
     stream: BufReader<UnixStream>,
 }
 
-fn lead(journal: &mut Journal) -> Result<(), Error> {
+fn lead(journal: &mut Journal, watch: &mut Option<Kept>) -> Result<(), Error> {
     let begun = now_ns();
     let kernel = host::kernel();
     if kernel == journal.from {
@@ -172,6 +201,11 @@ fn lead(journal: &mut Journal) -> Result<(), Error> {
     let up_us = fs::read_to_string("/proc/uptime").ok().and_then(|text| seconds_to_us(&text));
     journal.took("boot", up_us.unwrap_or(0));
     journal.write()?;
+    // The new kernel lets nobody go whom a watchdog that cannot be stopped would end.
+    *watch = match self::watch(journal) {
+        Err(error) if kernel == journal.from => unwatched(error),
+        watch => watch?,
+    };
     let listener = listen()?;
     let fault = Fault::asked().filter(|_| kernel == journal.to);
     if fault == Some(Fault::Panic) {
@@ -204,6 +238,7 @@ fn lead(journal: &mut Journal) -> Result<(), Error> {
     confirm(journal, fault)?;
     journal.took("confirm", (now_ns() - begun) / 1000);
     let begun = now_ns();
+    unwatch(watch)?;
     journal.advance(State::Confirmed)?;
     lower()?;
     wake(journal);

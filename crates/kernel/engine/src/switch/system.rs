@@ -53,10 +53,11 @@ impl Kernel {
         Ok(Kernel { version: version.to_owned(), image, initrd })
     }
 
-    /// Into memory, to be jumped to. Another one that was there is replaced.
-    pub(super) fn load(&self, append: &str) -> Result<(), Error> {
+    /// Into memory, to be jumped to. Another one that was there is replaced. It keeps away from the driver of a watchdog that
+    /// is to run on.
+    pub(super) fn load(&self, append: &str, watchdog: Option<&str>) -> Result<(), Error> {
         let running = fs::read_to_string("/proc/cmdline").at("read", "/proc/cmdline")?;
-        let line = format!("--command-line={}", command_line(&running, append));
+        let line = format!("--command-line={}", command_line(&running, append, watchdog));
         let initrd = format!("--initrd={}", self.initrd.display());
         let image = self.image.to_string_lossy().into_owned();
         run("load the kernel", "kexec", &["-s", "-l", &image, &initrd, &line], None).map(|_| ())
@@ -90,16 +91,25 @@ fn whole(image: &Path) -> Result<(), String> {
 }
 
 /// The running kernel's command line for the next one: one that panics must not stand still.
-fn command_line(running: &str, append: &str) -> String {
+fn command_line(running: &str, append: &str, watchdog: Option<&str>) -> String {
     let ours = ["BOOT_IMAGE=", "initrd=", "panic=", "crashkernel=", "stillpoint."];
-    let kept = running.split_whitespace().filter(|part| !ours.iter().any(|prefix| part.starts_with(prefix)));
-    let mut line = kept.collect::<Vec<_>>().join(" ");
-    for part in ["panic=1", append] {
-        if !part.is_empty() {
-            line = format!("{line} {part}");
-        }
-    }
-    line
+    // what an earlier switch kept away is not kept away for ever
+    let earlier = running.split_whitespace().find_map(|part| part.strip_prefix(WATCHED)).map(kept_away);
+    let is_ours = |part: &str| ours.iter().any(|prefix| part.starts_with(prefix)) || earlier.as_deref() == Some(part);
+    let mut line: Vec<String> =
+        running.split_whitespace().filter(|part| !is_ours(part)).map(ToOwned::to_owned).collect();
+    line.push("panic=1".into());
+    line.extend(watchdog.into_iter().flat_map(|driver| [kept_away(driver), format!("{WATCHED}{driver}")]));
+    line.extend((!append.is_empty()).then(|| append.to_owned()));
+    line.join(" ")
+}
+
+/// Names the driver that is kept away, for the next switch.
+const WATCHED: &str = "stillpoint.watchdog=";
+
+/// The parameter that has nobody load a driver but those who name it.
+fn kept_away(driver: &str) -> String {
+    format!("modprobe.blacklist={driver}")
 }
 
 /// Jumps. Comes back only if it could not.
@@ -245,8 +255,14 @@ mod tests {
     #[test]
     fn the_next_command_line_is_this_one_and_what_a_switch_needs() {
         let running = "BOOT_IMAGE=/vmlinuz root=/dev/vda console=ttyS0 panic=0\n";
-        assert_eq!(command_line(running, ""), "root=/dev/vda console=ttyS0 panic=1");
-        assert_eq!(command_line("quiet", "a=1 b=2"), "quiet panic=1 a=1 b=2");
+        assert_eq!(command_line(running, "", None), "root=/dev/vda console=ttyS0 panic=1");
+        assert_eq!(command_line("quiet", "a=1 b=2", None), "quiet panic=1 a=1 b=2");
+        let watched = command_line("quiet modprobe.blacklist=floppy", "a=1", Some("iTCO_wdt"));
+        let expected = "modprobe.blacklist=iTCO_wdt stillpoint.watchdog=iTCO_wdt a=1";
+        assert_eq!(watched, format!("quiet modprobe.blacklist=floppy panic=1 {expected}"));
+        // the same one once more, and another time none
+        assert_eq!(command_line(&watched, "", Some("iTCO_wdt")).matches("iTCO_wdt").count(), 2);
+        assert_eq!(command_line(&watched, "", None), "quiet modprobe.blacklist=floppy a=1 panic=1");
     }
 
     #[test]

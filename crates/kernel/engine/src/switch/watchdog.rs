@@ -1,0 +1,218 @@
+//! The hardware watchdog that starts the machine anew when a kernel hangs. It is armed before the jump and runs over it; on
+//! the other side it must be stopped by somebody, so the new kernel keeps its driver away until the restore begins.
+
+use super::system::run;
+use crate::Error;
+use crate::error::At;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+const CLASS: &str = "/sys/class/watchdog";
+/// What makes the core of all drivers leave it running when the kernel goes.
+const KEEP: &str = "/sys/module/watchdog/parameters/stop_on_reboot";
+/// How long a driver may take to come up.
+const APPEARS: Duration = Duration::from_secs(10);
+
+/// A watchdog that guards a switch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Watchdog {
+    /// Its driver, a module.
+    pub driver: String,
+    /// So many seconds after it was last heard of the machine starts anew.
+    pub limit_s: u32,
+}
+
+/// What can be seen of one without opening it, which would start it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Seen {
+    /// The module that drives it; none when it is the kernel itself that counts.
+    driver: Option<String>,
+    nowayout: bool,
+    active: bool,
+    /// 0 leaves it running over a jump.
+    stop_on_reboot: String,
+    /// Lists of modules of the next kernel: those in files of their own, and those built in.
+    modules: String,
+    builtin: String,
+}
+
+/// The watchdog behind a device file, or why a hang of the next kernel would last.
+pub(super) fn usable(device: &Path, limit_s: u32, next: &str) -> Result<Watchdog, String> {
+    let name = device.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let class = Path::new(CLASS).join(&name);
+    if name.is_empty() || !class.exists() {
+        return Err(format!("there is no watchdog {}", device.display()));
+    }
+    let read = |path: PathBuf| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
+    let modules = Path::new("/lib/modules").join(next);
+    let seen = Seen {
+        driver: driver_of(&class),
+        nowayout: read(class.join("nowayout")) == "1",
+        active: read(class.join("state")) == "active",
+        stop_on_reboot: read(KEEP.into()),
+        modules: read(modules.join("modules.dep")),
+        builtin: read(modules.join("modules.builtin")),
+    };
+    judge(&seen).map(|driver| Watchdog { driver, limit_s }).map_err(|why| format!("{}: {why}", device.display()))
+}
+
+fn judge(seen: &Seen) -> Result<String, String> {
+    let Some(driver) = &seen.driver else {
+        return Err("it is no hardware with a module: it ends with this kernel".into());
+    };
+    let has = |list: &str| list.lines().any(|line| line.split(':').next().is_some_and(|path| is_module(path, driver)));
+    if seen.active {
+        return Err("it is in use (RuntimeWatchdogSec= of systemd, or a daemon)".into());
+    }
+    if seen.nowayout {
+        return Err("it could not be stopped again (nowayout)".into());
+    }
+    if seen.stop_on_reboot != "0" {
+        return Err(
+            "it would be stopped at the jump: this kernel's command line must have watchdog.stop_on_reboot=0".into()
+        );
+    }
+    if has(&seen.builtin) {
+        return Err(format!("its driver {driver} is built into the next kernel, which would stop it at once"));
+    }
+    if !has(&seen.modules) {
+        return Err(format!("the next kernel has no {driver}: nobody could stop it there"));
+    }
+    Ok(driver.clone())
+}
+
+/// Whether `kernel/drivers/watchdog/x_y.ko.xz` is the module `x_y`, whose file may be called `x-y`.
+fn is_module(path: &str, name: &str) -> bool {
+    let file = path.rsplit('/').next().unwrap_or(path);
+    file.split_once(".ko").is_some_and(|(file, _)| file.replace('-', "_") == name)
+}
+
+fn driver_of(class: &Path) -> Option<String> {
+    let module = fs::canonicalize(class.join("device/driver/module")).ok()?;
+    Some(module.file_name()?.to_string_lossy().into_owned())
+}
+
+/// A watchdog that runs. One that is dropped runs on, and does its work.
+pub(super) struct Armed {
+    device: File,
+}
+
+impl Armed {
+    fn start(device: &Path, limit_s: u32) -> Result<Self, Error> {
+        let path = device.to_string_lossy();
+        run("set the watchdog's limit", "wdctl", &["--settimeout", &limit_s.to_string(), &path], None)?;
+        OpenOptions::new().write(true).open(device).at("start", device).map(|device| Armed { device })
+    }
+
+    fn ping(&mut self) -> std::io::Result<()> {
+        self.device.write_all(b".")
+    }
+
+    /// Stops it.
+    pub(super) fn disarm(mut self) -> Result<(), Error> {
+        self.device.write_all(b"V").doing("stop the watchdog")
+    }
+}
+
+impl Watchdog {
+    /// Starts it.
+    pub(super) fn arm(&self) -> Result<Armed, Error> {
+        Armed::start(&self.device()?, self.limit_s)
+    }
+
+    /// Loads its driver, and starts it or goes on with it if it runs. It is kept from doing its work until `end`; then
+    /// whoever should have disarmed it hangs.
+    pub(super) fn take_over(&self, end: Instant) -> Result<Kept, Error> {
+        run("load the watchdog's driver", "modprobe", &[&self.driver], None)?;
+        let mut armed = self.arm()?;
+        let (stop, stopped) = channel();
+        let rest = Duration::from_secs(u64::from(self.limit_s)) / 4;
+        let thread = std::thread::spawn(move || {
+            while stopped.recv_timeout(rest) == Err(RecvTimeoutError::Timeout) {
+                if Instant::now() < end
+                    && let Err(error) = armed.ping()
+                {
+                    tracing::error!("the watchdog does not hear: {error}");
+                }
+            }
+            armed
+        });
+        Ok(Kept { stop, thread })
+    }
+
+    /// Its device file on this kernel, once it is there.
+    fn device(&self) -> Result<PathBuf, Error> {
+        let end = Instant::now() + APPEARS;
+        loop {
+            let mut classes = fs::read_dir(CLASS).into_iter().flatten().flatten().map(|entry| entry.path());
+            let found = classes.find(|class| driver_of(class).as_ref() == Some(&self.driver));
+            let device = found.and_then(|class| Some(Path::new("/dev").join(class.file_name()?)));
+            match device.filter(|device| device.exists()) {
+                Some(device) => return Ok(device),
+                None if Instant::now() < end => std::thread::sleep(Duration::from_millis(10)),
+                None => {
+                    let why = format!("{} brings none", self.driver);
+                    return Err(Error::Step { what: "find the watchdog", why });
+                }
+            }
+        }
+    }
+}
+
+/// A watchdog that runs and is kept quiet.
+pub(super) struct Kept {
+    stop: Sender<()>,
+    thread: std::thread::JoinHandle<Armed>,
+}
+
+impl Kept {
+    /// Stops it.
+    pub(super) fn disarm(self) -> Result<(), Error> {
+        drop(self.stop);
+        match self.thread.join() {
+            Ok(armed) => armed.disarm(),
+            Err(_) => Err(Error::Step { what: "stop the watchdog", why: "who kept it quiet panicked".into() }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watchdog_is_used_when_it_survives_the_jump_and_can_be_stopped_after_it() {
+        let good = Seen {
+            driver: Some("iTCO_wdt".into()),
+            nowayout: false,
+            active: false,
+            stop_on_reboot: "0".into(),
+            modules: "kernel/drivers/watchdog/iTCO_wdt.ko.xz: kernel/drivers/mfd/lpc_ich.ko.xz\n".into(),
+            builtin: "kernel/fs/ext4/ext4.ko\n".into(),
+        };
+        assert_eq!(judge(&good), Ok("iTCO_wdt".into()));
+        let builtin = "kernel/drivers/watchdog/iTCO-wdt.ko\n".to_owned();
+        for (seen, why) in [
+            (Seen { driver: None, ..good.clone() }, "ends with this kernel"),
+            (Seen { nowayout: true, ..good.clone() }, "nowayout"),
+            (Seen { active: true, ..good.clone() }, "in use"),
+            (Seen { stop_on_reboot: "-1".into(), ..good.clone() }, "watchdog.stop_on_reboot=0"),
+            (Seen { builtin, ..good.clone() }, "built into the next kernel"),
+            (Seen { modules: String::new(), ..good }, "the next kernel has no iTCO_wdt"),
+        ] {
+            assert!(judge(&seen).unwrap_err().contains(why), "{why}");
+        }
+        assert!(usable(Path::new("/dev/no-such-watchdog"), 60, "6.99").unwrap_err().contains("there is no watchdog"));
+    }
+
+    #[test]
+    fn a_module_is_known_by_its_file() {
+        assert!(is_module("kernel/drivers/watchdog/i6300esb.ko", "i6300esb"));
+        assert!(is_module("kernel/drivers/watchdog/sp5100-tco.ko.zst", "sp5100_tco"));
+        assert!(!is_module("kernel/drivers/watchdog/softdog.ko.xz", "i6300esb"));
+    }
+}
