@@ -15,16 +15,18 @@ pub struct Compared {
     pub rows: u64,
 }
 
-/// Pages that one statement reads: little enough for clients to come in between.
-const PIECE_PAGES: u64 = 1024;
+/// Pages that one statement reads, some milliseconds' work: little enough for clients to come in between.
+const PIECE_PAGES: u64 = 128;
 const PAGE: u64 = 8192;
 
-/// Compares all tables of the inventory in the transactions that are open on both connections.
+/// Compares all tables of the inventory in the transactions that are open on both connections; `in_turn` has one of them work
+/// at a time.
 pub(crate) async fn compare(
     source: &mut Link,
     target: &mut Link,
     inventory: &Inventory,
     reading: &Throttle,
+    in_turn: bool,
 ) -> Result<Compared, Error> {
     let mut sums = vec![[Sum::default(); 2]; inventory.tables.len()];
     for piece in pieces(&inventory.tables, PIECE_PAGES) {
@@ -36,7 +38,11 @@ pub(crate) async fn compare(
             piece.place()
         );
         // The same rows lie in other pieces on the other side: only whole tables compare.
-        let (here, there) = tokio::try_join!(source.query(&sql), target.query(&sql))?;
+        let (here, there) = if in_turn {
+            (source.query(&sql).await?, target.query(&sql).await?)
+        } else {
+            tokio::try_join!(source.query(&sql), target.query(&sql))?
+        };
         let [ours, theirs] = &mut sums[piece.table];
         ours.add(&here);
         theirs.add(&there);

@@ -1,20 +1,23 @@
 //! How clients fare while a migration is at work, as the proxy counts their statements, and what follows for its speed.
 //!
 //! ```text
-//! kept = statements a second, of the last two windows / the usual ones
+//! kept = the lesser of: statements a second, of the last two windows / the usual ones
+//!                       share * bearable / what 95 of 100 statements of the window stay below
 //! usual = before anything began; more when there is more; what is left when nothing that we do makes a difference
+//! bearable = twice the usual and a little
 //! ```
 //!
-//! Throughput is looked at and not latency: clients that wait for their answers show in it that they are made to wait, and
-//! it is what people ask for. A load that comes only later, while the migration is at work, is not known undisturbed.
+//! Clients that wait for their answers before they go on show in their throughput that they are made to wait. Those that
+//! come whether others have been answered or not, as people do, keep it until nothing goes any more, and show it in the
+//! time that their statements take. A load that comes only later, while the migration is at work, is not known
+//! undisturbed.
 
 use crate::Error;
-use crate::front::Front;
+use crate::front::{Front, Served};
 use crate::link::{Link, Purpose};
 use crate::options::Options;
 use crate::progress::Teller;
 use crate::throttle::{COMPARED, Throttle};
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
@@ -27,14 +30,29 @@ const WINDOW: Duration = Duration::from_secs(1);
 const FEW: f64 = 20.0;
 /// After so many windows at the least rate it is not us whom clients suffer from.
 const IN_VAIN: u32 = 10;
+/// Of so few statements the slowest tell nothing.
+const FEW_WAITS: u64 = 100;
+/// Longer by so much is not noticed, however short it was.
+const UNNOTICED_US: f64 = 5000.0;
 
 /// What is known of the clients' throughput.
 pub(crate) struct Clients {
     front: Front,
     share: f64,
-    /// When, and how many statements each session had sent by then.
-    last: (Instant, HashMap<u32, u64>),
+    /// When, and what had been done by then.
+    last: (Instant, Served),
     rates: Throughput,
+    /// What 95 of 100 statements usually stay below, and what they did last, in microseconds, where that is known.
+    usual_wait: Option<f64>,
+    last_wait: Option<f64>,
+}
+
+/// What was seen in a window.
+struct Window {
+    /// Statements a second.
+    rate: f64,
+    /// What 95 of 100 stayed below, in microseconds, where there were enough.
+    wait: Option<f64>,
 }
 
 /// The arithmetic; rates are statements a second.
@@ -60,12 +78,14 @@ impl Throughput {
         (self.usual >= FEW).then_some(kept)
     }
 
-    /// The migration goes as slowly as it can, and clients are no better off.
-    fn nothing_helps(&mut self) {
+    /// The migration goes as slowly as it can, and clients are no better off. Whether that is how things are from now on.
+    fn nothing_helps(&mut self) -> bool {
         self.in_vain += 1;
-        if self.in_vain >= IN_VAIN {
+        let given_up = self.in_vain >= IN_VAIN;
+        if given_up {
             (self.usual, self.in_vain) = (self.smoothed, 0);
         }
+        given_up
     }
 }
 
@@ -76,10 +96,12 @@ impl Clients {
             return Ok(None);
         }
         let mut front = Front::connect(&options.proxy, &options.tenant).await?;
-        let last = (Instant::now(), front.statements().await?);
-        let mut clients = Clients { front, share: options.share, last, rates: Throughput::default() };
+        let last = (Instant::now(), front.served().await?);
+        let (share, rates) = (options.share, Throughput::default());
+        let mut clients = Clients { front, share, last, rates, usual_wait: None, last_wait: None };
         tokio::time::sleep(BEFORE).await;
-        clients.rates = Throughput::of(clients.rate().await?);
+        let Window { rate, wait } = clients.window().await?;
+        (clients.rates, clients.usual_wait) = (Throughput::of(rate), wait);
         Ok(Some(clients))
     }
 
@@ -88,13 +110,24 @@ impl Clients {
         self.rates.usual >= FEW
     }
 
-    async fn rate(&mut self) -> Result<f64, Error> {
-        let now = (Instant::now(), self.front.statements().await?);
-        let sent = |(session, count): (&u32, &u64)| count.saturating_sub(*self.last.1.get(session).unwrap_or(&0));
-        let statements: u64 = now.1.iter().map(sent).sum();
+    async fn window(&mut self) -> Result<Window, Error> {
+        let now = (Instant::now(), self.front.served().await?);
+        let before = &self.last.1;
+        let sent = |(session, count): (&u32, &u64)| count.saturating_sub(*before.statements.get(session).unwrap_or(&0));
+        let statements: u64 = now.1.statements.iter().map(sent).sum();
         let rate = statements as f64 / (now.0 - self.last.0).as_secs_f64().max(0.001);
+        let wait = most_stay_below(&before.waits, &now.1.waits);
         self.last = now;
-        Ok(rate)
+        Ok(Window { rate, wait })
+    }
+
+    /// The part of their speed that clients keep; `None` where there is too little to tell.
+    async fn kept(&mut self) -> Result<Option<f64>, Error> {
+        let Window { rate, wait } = self.window().await?;
+        self.last_wait = wait;
+        let Some(kept) = self.rates.take(rate) else { return Ok(None) };
+        let (Some(usual), Some(wait)) = (self.usual_wait, wait) else { return Ok(Some(kept)) };
+        Ok(Some(kept.min(self.share * (2.0 * usual + UNNOTICED_US) / wait)))
     }
 
     /// Once in a window: adjusts how fast that may go which is at work, and tells.
@@ -103,13 +136,14 @@ impl Clients {
         if window < WINDOW {
             return Ok(());
         }
-        let rate = self.rate().await?;
-        let Some(kept) = self.rates.take(rate) else { return Ok(()) };
+        let Some(kept) = self.kept().await? else { return Ok(()) };
         for throttle in throttles {
             let before = throttle.rate();
             let Some(allowed) = throttle.heed(kept, self.share, window) else { continue };
             if kept < self.share && throttle.is_least() {
-                self.rates.nothing_helps();
+                if self.rates.nothing_helps() {
+                    self.usual_wait = self.last_wait;
+                }
             } else {
                 self.rates.in_vain = 0;
             }
@@ -119,6 +153,19 @@ impl Clients {
         }
         Ok(())
     }
+}
+
+/// What 95 of 100 of the statements between two counts stayed below, in microseconds; none where there are few.
+fn most_stay_below(before: &[(u64, u64)], now: &[(u64, u64)]) -> Option<f64> {
+    let known = |end: u64| before.iter().find(|(known, _)| *known == end).map_or(0, |(_, count)| *count);
+    let new: Vec<(u64, u64)> = now.iter().map(|(end, count)| (*end, count.saturating_sub(known(*end)))).collect();
+    let all: u64 = new.iter().map(|(_, count)| count).sum();
+    let mut so_far = 0;
+    let reached = new.iter().find(|(_, count)| {
+        so_far += count;
+        so_far * 100 >= all * 95
+    });
+    reached.filter(|_| all >= FEW_WAITS).map(|(end, _)| *end as f64)
 }
 
 /// Adjusts the speed of the replay and of the comparison beside them, until dropped; then they go as fast as they can.
@@ -203,6 +250,15 @@ mod tests {
             rates.nothing_helps();
         }
         assert!(rates.take(300.0).unwrap() > 0.9, "{rates:?}");
+    }
+
+    #[test]
+    fn the_slowest_few_are_left_out_and_what_was_before_is_too() {
+        let before = [(20, 500), (7168, 80)];
+        let now = [(20, 500), (112, 95), (160, 3), (7168, 82)];
+        assert_eq!(most_stay_below(&before, &now), Some(112.0));
+        assert_eq!(most_stay_below(&[], &now), Some(7168.0));
+        assert_eq!(most_stay_below(&now, &now), None);
     }
 
     #[test]

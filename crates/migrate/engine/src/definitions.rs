@@ -18,15 +18,22 @@ pub(crate) async fn dump(source: &Server, major: u32, snapshot: &str, into: &Pat
 pub(crate) async fn create(target: &Server, major: u32, dump: &Path) -> Result<(), Error> {
     let mut command = Command::new(program("pg_restore", major));
     command.args(["--create", "--section=pre-data", "--exit-on-error", "--dbname=postgres"]).arg(dump);
-    command.envs(target.environment());
+    command.envs(target.environment()).env("PGOPTIONS", LAZY);
     run(command, "pg_restore").await
 }
 
-/// Makes indexes, constraints and triggers, several at a time.
-pub(crate) async fn complete(target: &Server, major: u32, dump: &Path, jobs: usize) -> Result<(), Error> {
+/// Nothing waits for the disk: a later commit does, before anything is made of what was written.
+const LAZY: &str = "-c synchronous_commit=off";
+
+/// Makes indexes, constraints and triggers, several at a time; `alone` by one process of the server, which leaves the other
+/// processors to clients.
+pub(crate) async fn complete(target: &Server, major: u32, dump: &Path, jobs: usize, alone: bool) -> Result<(), Error> {
     let mut command = Command::new(program("pg_restore", major));
+    let jobs = if alone { 1 } else { jobs };
     command.args(["--section=post-data", "--exit-on-error"]).arg(format!("--jobs={jobs}"));
     command.arg(format!("--dbname={}", target.database)).arg(dump).envs(target.environment());
+    let processes = if alone { " -c max_parallel_maintenance_workers=0" } else { "" };
+    command.env("PGOPTIONS", format!("{LAZY}{processes}"));
     run(command, "pg_restore").await
 }
 

@@ -24,6 +24,15 @@ pub(crate) struct Ready {
     pub(crate) sessions: u64,
 }
 
+/// What has been done for clients.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Served {
+    /// How many statements each session has sent, by its number.
+    pub(crate) statements: HashMap<u32, u64>,
+    /// How many took how long: less than so many microseconds, and no less than the entry before.
+    pub(crate) waits: Vec<(u64, u64)>,
+}
+
 impl Front {
     pub(crate) async fn connect(path: &Path, tenant: &str) -> Result<Front, Error> {
         let client = Client::connect(path).await.map_err(|error| broken(&error))?;
@@ -69,10 +78,13 @@ impl Front {
         Ok(sessions.into_iter().filter(|session| session.tenant == self.tenant).filter_map(|s| s.backend).collect())
     }
 
-    /// How many statements each of the tenant's sessions has sent so far, by its number.
-    pub(crate) async fn statements(&mut self) -> Result<HashMap<u32, u64>, Error> {
-        let sessions = self.status().await?.sessions;
-        Ok(sessions.into_iter().filter(|s| s.tenant == self.tenant).map(|s| (s.id, s.statements)).collect())
+    /// What has been done for the tenant's clients so far.
+    pub(crate) async fn served(&mut self) -> Result<Served, Error> {
+        let Status { sessions, tenants, .. } = self.status().await?;
+        let statements =
+            sessions.into_iter().filter(|s| s.tenant == self.tenant).map(|s| (s.id, s.statements)).collect();
+        let tenant = tenants.into_iter().find(|tenant| tenant.name == self.tenant);
+        Ok(Served { statements, waits: tenant.map(|tenant| tenant.waits).unwrap_or_default() })
     }
 
     /// Opens a session on the target for each of the tenant's; waits until all are ready. `verifiers` are stored passwords

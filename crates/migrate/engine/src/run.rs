@@ -199,6 +199,9 @@ async fn create(
     clients: Option<&mut Clients>,
     teller: &Teller,
 ) -> Result<Inventory, Error> {
+    let clients = clients.filter(|clients| clients.any());
+    // Indexes cannot be held back as rows can.
+    let gently = clients.is_some() && options.source.shares_machine_with(&options.target);
     let Snapshotted { mut slot, mut holder, inventory } = snapshotted;
     let dump = journal.beside("dump");
     let there = options.target.database("postgres");
@@ -207,7 +210,7 @@ async fn create(
     definitions::dump(&options.source, major, &slot.snapshot, &dump).await?;
     journal.update(|record| (record.phase, record.made_database) = (Phase::Copying, true))?;
     definitions::create(&options.target, major, &dump).await?;
-    let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
+    let mut target = Link::connect(&options.target, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
     outfit::install(&mut target, slot.position).await?;
     reach(&options.faults, FaultPoint::Defined)?;
     copy_rows(options, &slot.snapshot, &inventory, &holder, clients, teller).await?;
@@ -216,8 +219,10 @@ async fn create(
     slot.link.query("IDENTIFY_SYSTEM").await?;
     drop(slot);
     reach(&options.faults, FaultPoint::Copied)?;
-    teller.phase("indexes", definitions::complete(&options.target, major, &dump, options.copy_jobs)).await?;
+    teller.phase("indexes", definitions::complete(&options.target, major, &dump, options.copy_jobs, gently)).await?;
     teller.phase("statistics", async { target.query("ANALYZE").await.map(drop) }).await?;
+    // With this commit all of it is on disk.
+    target.query("UPDATE stillpoint.position SET position = position").await?;
     journal.update(|record| record.phase = Phase::Following)?;
     Ok(inventory)
 }
@@ -231,7 +236,7 @@ async fn copy_rows(
     teller: &Teller,
 ) -> Result<(), Error> {
     let copied = Arc::new(Copied::default());
-    let mut clients = clients.filter(|clients| clients.any());
+    let mut clients = clients;
     let throttle = Arc::new(if clients.is_some() { Throttle::new(COPIED) } else { Throttle::free() });
     let mut watch = Link::connect(&options.source, Purpose::Statements, &[]).await?;
     let (source, target) = (&options.source, &options.target);
@@ -367,7 +372,8 @@ pub(crate) async fn compare_between(
     following.follower.hold_at(&mut source, &mut target, BARRIER_LIMIT).await?;
     let reading =
         following.guide.as_ref().map_or_else(|| Arc::new(Throttle::free()), |guide| Arc::clone(&guide.reading));
-    let compared = compare(&mut source, &mut target, &following.inventory, &reading).await?;
+    let in_turn = following.guide.is_some() && from.shares_machine_with(to);
+    let compared = compare(&mut source, &mut target, &following.inventory, &reading, in_turn).await?;
     teller.tell(EventKind::Compared { tables: compared.tables as u64, rows: compared.rows });
     drop((source, target));
     let mut link = Link::connect(from, Purpose::Statements, &[]).await?;

@@ -107,6 +107,22 @@ impl Server {
         variables
     }
 
+    /// Whether both run on one machine, as far as their addresses tell: there the work of one is time that the other's clients
+    /// do not get.
+    pub(crate) fn shares_machine_with(&self, other: &Server) -> bool {
+        let here = |server: &Server| match &server.address {
+            Address::Unix(_) => true,
+            Address::Tcp(host, _) => {
+                host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+            }
+        };
+        let host = |server: &Server| match &server.address {
+            Address::Unix(_) => None,
+            Address::Tcp(host, _) => Some(host.clone()),
+        };
+        here(self) && here(other) || host(self).is_some() && host(self) == host(other)
+    }
+
     /// Whether connections must be encrypted.
     pub(crate) fn is_encrypted(&self) -> bool {
         self.tls != ServerTls::Disable
@@ -158,6 +174,20 @@ mod tests {
             assert_eq!(server.address, Address::Tcp("10.0.0.1".into(), 5433));
             assert_eq!((server.user.as_str(), server.database.as_str()), ("mover", "shop"));
             assert!(!format!("{server:?} {server}").contains("s3cret"));
+        }
+    }
+
+    #[test]
+    fn addresses_tell_which_servers_share_a_machine() {
+        let server = |host: &str| Server::parse("source", &format!("host={host} dbname=x"), None).unwrap();
+        for (one, other, same) in [
+            ("127.0.0.1", "localhost", true),
+            ("/tmp", "::1", true),
+            ("10.0.0.1", "10.0.0.1", true),
+            ("10.0.0.1", "10.0.0.2", false),
+            ("10.0.0.1", "127.0.0.1", false),
+        ] {
+            assert_eq!(server(one).shares_machine_with(&server(other)), same, "{one} {other}");
         }
     }
 

@@ -8,14 +8,24 @@ use stillpoint_migrate_engine::{Observer, Outcome, run};
 use stillpoint_migrate_testbed::available;
 use support::{Bench, FakeClients};
 
-/// What the clients do undisturbed, and while they suffer.
-const USUAL: f64 = 1000.0;
-const SUFFERING: f64 = 400.0;
+/// Statements a second of clients, and how many microseconds each takes.
+type Fare = (f64, u64);
+
+const USUAL: Fare = (1000.0, 3000);
 /// Bytes a second that let them recover.
 const BEARABLE: u64 = 9 << 20;
 
 #[tokio::test]
-async fn rows_are_copied_as_fast_as_clients_bear_it() {
+async fn rows_are_copied_no_faster_than_throughput_bears() {
+    copied_with_care((400.0, 3000)).await;
+}
+
+#[tokio::test]
+async fn rows_are_copied_no_faster_than_waits_bear() {
+    copied_with_care((1000.0, 40_000)).await;
+}
+
+async fn copied_with_care(suffering: Fare) {
     if !available() {
         return;
     }
@@ -23,14 +33,15 @@ async fn rows_are_copied_as_fast_as_clients_bear_it() {
     bench.source.sql("postgres", "CREATE DATABASE shop");
     let rows = "CREATE TABLE big AS SELECT g AS id, repeat(md5(g::text), 30) AS note FROM generate_series(1, 56000) g";
     bench.source.sql("shop", &format!("{rows}; ALTER TABLE big ADD PRIMARY KEY (id)"));
-    bench.front.lock().unwrap().clients = Some(FakeClients::at(USUAL));
+    bench.front.lock().unwrap().clients = Some(FakeClients::at(USUAL.0, USUAL.1));
     let (front, rates) = (Arc::clone(&bench.front), Arc::new(Mutex::new(Vec::new())));
     let told = Arc::clone(&rates);
     let observer: Observer = Arc::new(move |event| {
         println!("{:?}", event.kind);
-        let go_at = |rate| front.lock().unwrap().clients.iter_mut().for_each(|clients| clients.go_at(rate));
+        let go_at =
+            |(rate, wait)| front.lock().unwrap().clients.iter_mut().for_each(|clients| clients.go_at(rate, wait));
         match event.kind {
-            EventKind::PhaseStarted { phase, .. } if phase == "copy" => go_at(SUFFERING),
+            EventKind::PhaseStarted { phase, .. } if phase == "copy" => go_at(suffering),
             EventKind::PhaseStarted { phase, .. } if phase == "indexes" => go_at(USUAL),
             EventKind::Throttled { allowed_per_s, .. } => {
                 if allowed_per_s <= BEARABLE {

@@ -3,6 +3,7 @@
 use crate::capture::Capture;
 use crate::config::Server;
 use crate::target::Target;
+use crate::waits::Waits;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -114,6 +115,8 @@ pub(crate) struct Entry {
     pub(crate) origin: String,
     pub(crate) counters: Counters,
     pub(crate) prepared: AtomicBool,
+    /// Its tenant's.
+    waits: Arc<Waits>,
     commands: UnboundedSender<Command>,
     activity: AtomicU8,
     busy_since_us: AtomicU64,
@@ -130,7 +133,8 @@ impl fmt::Debug for Entry {
 
 static BEGINNING: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-fn now_us() -> u64 {
+/// Microseconds since the proxy began.
+pub(crate) fn now_us() -> u64 {
     BEGINNING.elapsed().as_micros() as u64
 }
 
@@ -144,7 +148,7 @@ pub(crate) struct Who {
 }
 
 impl Entry {
-    pub(crate) fn new(id: u32, who: Who, secret: Vec<u8>) -> (Entry, UnboundedReceiver<Command>) {
+    pub(crate) fn new(id: u32, who: Who, secret: Vec<u8>, waits: Arc<Waits>) -> (Entry, UnboundedReceiver<Command>) {
         let (commands, receiver) = unbounded_channel();
         let entry = Entry {
             id,
@@ -154,6 +158,7 @@ impl Entry {
             origin: who.origin,
             counters: Counters::default(),
             prepared: AtomicBool::new(false),
+            waits,
             commands,
             activity: AtomicU8::new(Activity::Starting as u8),
             busy_since_us: AtomicU64::new(now_us()),
@@ -176,9 +181,15 @@ impl Entry {
 
     /// Something begins after nothing was under way.
     #[inline]
-    pub(crate) fn begin(&self) {
-        self.busy_since_us.store(now_us(), Ordering::Relaxed);
+    pub(crate) fn begin(&self, now_us: u64) {
+        self.busy_since_us.store(now_us, Ordering::Relaxed);
         self.set(Activity::Active);
+    }
+
+    /// A statement that was passed on at this time has been answered.
+    #[inline]
+    pub(crate) fn answered(&self, asked_us: u64) {
+        self.waits.count(now_us().saturating_sub(asked_us));
     }
 
     pub(crate) fn activity(&self) -> Activity {
@@ -241,6 +252,7 @@ impl Directory {
         who: Who,
         secret_len: usize,
         most: usize,
+        waits: Arc<Waits>,
     ) -> Option<(Arc<Entry>, UnboundedReceiver<Command>)> {
         let mut secret = vec![0; secret_len];
         crate::secret::random(&mut secret);
@@ -254,7 +266,7 @@ impl Directory {
         while entries.1.contains_key(&id) {
             id = next(id);
         }
-        let (entry, commands) = Entry::new(id, who, secret);
+        let (entry, commands) = Entry::new(id, who, secret, waits);
         let entry = Arc::new(entry);
         entries.0 = id;
         entries.1.insert(id, entry.clone());
@@ -288,7 +300,7 @@ mod tests {
     #[test]
     fn only_the_whole_key_leads_to_the_server() {
         let directory = Directory::default();
-        let (entry, _commands) = directory.enter(who(), 32, 10).unwrap();
+        let (entry, _commands) = directory.enter(who(), 32, 10, Arc::default()).unwrap();
         let server: Server = toml::from_str("host = 'h'").unwrap();
         let theirs = CancelKey { pid: 99, secret: vec![1; 4] };
         entry.cancel_at(Arc::new(server), theirs.clone());
@@ -302,11 +314,11 @@ mod tests {
     #[test]
     fn numbers_are_used_again_only_when_free_and_the_limit_holds() {
         let directory = Directory::default();
-        let (first, _a) = directory.enter(who(), 4, 2).unwrap();
+        let (first, _a) = directory.enter(who(), 4, 2, Arc::default()).unwrap();
         lock(&directory.entries).0 = i32::MAX as u32;
-        let (second, _b) = directory.enter(who(), 4, 2).unwrap();
+        let (second, _b) = directory.enter(who(), 4, 2, Arc::default()).unwrap();
         assert_eq!((first.id, second.id), (1, 2));
-        assert!(directory.enter(who(), 4, 2).is_none());
+        assert!(directory.enter(who(), 4, 2, Arc::default()).is_none());
         directory.leave(first.id);
         assert_eq!(directory.all().len(), 1);
     }

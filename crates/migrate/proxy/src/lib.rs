@@ -66,6 +66,7 @@ mod stream;
 mod target;
 mod tenant;
 mod tls;
+mod waits;
 mod workers;
 
 pub use config::{Action, Config, Endpoint, Limits, Rule, Server, ServerTls, TenantConfig, TlsFiles, TlsNeed};

@@ -8,6 +8,7 @@ use crate::proxy::Proxy;
 use crate::routes::{Routes, Staged};
 use crate::session::CustomNames;
 use crate::target::Target;
+use crate::waits::Waits;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,6 +16,10 @@ use stillpoint_migrate_wire::scram::Verifier;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
 use tokio::time::Instant;
+
+/// A session that is prepared has both servers look into catalogues for some milliseconds: what all of them ask for at once is
+/// what clients would wait for.
+const BETWEEN_SESSIONS: Duration = Duration::from_millis(25);
 
 /// Whether transactions may begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +44,8 @@ pub(crate) struct Tenant {
     pub(crate) name: String,
     /// Names of settings that its sessions were seen to use.
     pub(crate) custom: CustomNames,
+    /// How long its statements took.
+    pub(crate) waits: Arc<Waits>,
     state: Mutex<State>,
     changed: watch::Sender<()>,
 }
@@ -69,7 +76,8 @@ impl Tenant {
     pub(crate) fn new(name: String, config: TenantConfig, server: Arc<Server>) -> Tenant {
         let state =
             State { server, config, target: None, capture: None, service: Service::Open, sessions: BTreeMap::new() };
-        Tenant { name, custom: CustomNames::default(), state: Mutex::new(state), changed: watch::Sender::new(()) }
+        let (custom, waits) = (CustomNames::default(), Arc::default());
+        Tenant { name, custom, waits, state: Mutex::new(state), changed: watch::Sender::new(()) }
     }
 
     /// Where it is.
@@ -136,8 +144,14 @@ impl Tenant {
             state.target = Some(target.clone());
             state.sessions.values().cloned().collect::<Vec<_>>()
         };
-        let mut reports = Tenant::ask_all(&sessions, |reporter| Command::Prepare(target.clone(), Some(reporter)));
+        let spacing = BETWEEN_SESSIONS.min(limit / 4 / sessions.len().max(1) as u32);
         let (mut said, limit) = (Reports::new(), Instant::now() + limit);
+        let (to, mut reports) = unbounded_channel();
+        for entry in &sessions {
+            entry.send(Command::Prepare(target.clone(), Some(Reporter { id: entry.id, to: to.clone() })));
+            tokio::time::sleep(spacing).await;
+        }
+        drop(to);
         while let Ok(Some((id, result))) = tokio::time::timeout_at(limit, reports.recv()).await {
             said.insert(id, result);
         }

@@ -41,23 +41,33 @@ pub(crate) struct FakeFront {
 /// Clients as the proxy counts them.
 pub(crate) struct FakeClients {
     rate: f64,
+    /// In microseconds, of each statement.
+    wait: u64,
     since: std::time::Instant,
     sent: f64,
+    waits: std::collections::BTreeMap<u64, f64>,
 }
 
 impl FakeClients {
-    pub(crate) fn at(rate: f64) -> FakeClients {
-        FakeClients { rate, since: std::time::Instant::now(), sent: 0.0 }
+    pub(crate) fn at(rate: f64, wait: u64) -> FakeClients {
+        FakeClients { rate, wait, since: std::time::Instant::now(), sent: 0.0, waits: Default::default() }
     }
 
-    /// So many statements a second from now on.
-    pub(crate) fn go_at(&mut self, rate: f64) {
-        self.sent += self.rate * self.since.elapsed().as_secs_f64();
-        (self.rate, self.since) = (rate, std::time::Instant::now());
+    /// So many statements a second from now on, each of which takes so many microseconds.
+    pub(crate) fn go_at(&mut self, rate: f64, wait: u64) {
+        let more = self.rate * self.since.elapsed().as_secs_f64();
+        self.sent += more;
+        *self.waits.entry(self.wait).or_default() += more;
+        (self.rate, self.wait, self.since) = (rate, wait, std::time::Instant::now());
+    }
+
+    fn waits(&mut self) -> Vec<(u64, u64)> {
+        self.go_at(self.rate, self.wait);
+        self.waits.iter().map(|(end, count)| (*end, *count as u64)).collect()
     }
 
     fn session(&mut self) -> SessionStatus {
-        self.go_at(self.rate);
+        self.go_at(self.rate, self.wait);
         SessionStatus {
             id: 1,
             tenant: "shop".into(),
@@ -241,7 +251,8 @@ impl FakeFront {
 
     fn status(&mut self) -> Status {
         let (server, phase) = (place(self.serving.clone()), Phase::Serving);
-        let tenant = TenantStatus { name: "shop".into(), server, phase, target: None };
+        let waits = self.clients.as_mut().map(FakeClients::waits).unwrap_or_default();
+        let tenant = TenantStatus { name: "shop".into(), server, phase, target: None, waits };
         Status {
             tenants: vec![tenant],
             sessions: self.clients.iter_mut().map(FakeClients::session).collect(),

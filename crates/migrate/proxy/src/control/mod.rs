@@ -207,6 +207,9 @@ pub struct TenantStatus {
     /// Where it may go.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<Server>,
+    /// How many of its statements took how long: less than so many microseconds, and no less than the entry before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waits: Vec<(u64, u64)>,
 }
 
 /// What a tenant is in.

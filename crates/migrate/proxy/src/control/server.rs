@@ -255,7 +255,8 @@ fn status(proxy: &Proxy) -> Status {
             Some(_) => Phase::Prepared,
             None => Phase::Serving,
         };
-        TenantStatus { name: tenant.name.clone(), server: (*tenant.server()).clone(), phase, target }
+        let waits = tenant.waits.counts();
+        TenantStatus { name: tenant.name.clone(), server: (*tenant.server()).clone(), phase, target, waits }
     });
     let session = |entry: Arc<Entry>| SessionStatus {
         id: entry.id,

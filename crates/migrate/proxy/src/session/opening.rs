@@ -226,7 +226,8 @@ fn enter(
     let most = settings.config.limits.connections;
     let full =
         || Refusal::new("53300", "sorry, too many clients already").hint("The proxy serves no more connections.");
-    let (entry, commands) = proxy.directory.enter(who.clone(), wish.secret_len, most).ok_or_else(full)?;
+    let entered = proxy.directory.enter(who.clone(), wish.secret_len, most, tenant.waits.clone());
+    let (entry, commands) = entered.ok_or_else(full)?;
     let place = crate::tenant::Place::new(proxy.clone(), tenant, entry);
     Ok((place, commands))
 }

@@ -4,7 +4,7 @@
 //! nothing special goes on, that is all there is.
 
 use crate::buffer::Buffer;
-use crate::entry::{Activity, Command, Counters, Entry};
+use crate::entry::{Activity, Command, Counters, Entry, now_us};
 use crate::error::SessionError;
 use crate::session::notes::Notes;
 use crate::stream::Stream;
@@ -128,6 +128,8 @@ pub(crate) struct Pump {
     pub(crate) wants_boundary: bool,
     /// The client has said good-bye: the server will close, and is asked nothing any more.
     leaving: bool,
+    /// When the first statement that is not answered was passed on.
+    asked_us: Option<u64>,
     /// There is a counterpart to keep alike; stop at a boundary after this time when something may have changed.
     pub(crate) follows: Option<Instant>,
     pub(super) entry: Arc<Entry>,
@@ -146,6 +148,7 @@ impl Pump {
             admission: Admission::Open,
             wants_boundary: false,
             leaving: false,
+            asked_us: None,
             follows: None,
             entry,
         }
@@ -265,8 +268,15 @@ impl Pump {
             if matches!(message.tag, b'Q' | b'P') && !message.is_whole() && message.total() <= crate::buffer::LEN {
                 return Ok(());
             }
-            if self.conversation.at_boundary() && !matches!(message.tag, b'X' | b'H') {
-                self.entry.begin();
+            if !matches!(message.tag, b'X' | b'H') {
+                let begins = self.conversation.at_boundary();
+                if begins || self.asked_us.is_none() {
+                    let now_us = now_us();
+                    self.asked_us = Some(now_us);
+                    if begins {
+                        self.entry.begin(now_us);
+                    }
+                }
             }
             self.leaving |= message.tag == b'X';
             self.notes.frontend(&message);
@@ -293,6 +303,9 @@ impl Pump {
                     let status = backend::ready(message.body)?;
                     self.conversation.ready(status);
                     Counters::add(&self.entry.counters.statements, 1);
+                    if let Some(asked_us) = self.asked_us.take() {
+                        self.entry.answered(asked_us);
+                    }
                     self.entry.set(match status {
                         _ if !self.conversation.at_boundary() && status == Status::Idle => Activity::Active,
                         Status::Idle => Activity::Idle,

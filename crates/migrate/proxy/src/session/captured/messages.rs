@@ -19,7 +19,7 @@ impl Captured {
             return Err(SessionError::ClientProtocol(WireError::Tag(message.tag)));
         }
         if pump.conversation.at_boundary() && message.tag != b'H' {
-            pump.entry.begin();
+            pump.entry.begin(crate::entry::now_us());
         }
         let body = message.body();
         pump.notes.frontend(&frame::Message { tag: message.tag, body, len: body.len() });

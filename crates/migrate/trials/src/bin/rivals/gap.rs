@@ -2,6 +2,7 @@
 
 use crate::native::{self, Pgbouncer};
 use crate::pgbench::{Answer, answers, now_s};
+use crate::phases::{Phases, percentile};
 use crate::{Raw, cluster, spread};
 use std::time::Duration;
 use stillpoint_events::EventKind;
@@ -24,6 +25,8 @@ struct Seen {
     failed: u64,
     /// What the tool itself calls the pause.
     paused_ms: Option<f64>,
+    /// Of each phase: how long it took, in seconds, and the latencies of what was answered in it.
+    phases: Vec<(String, f64, Vec<f64>)>,
 }
 
 pub(crate) fn measure(rounds: usize) -> Raw {
@@ -44,8 +47,29 @@ pub(crate) fn measure(rounds: usize) -> Raw {
         println!("| {name} | {gap} | {paused} | {p99} | {failed} |");
     }
     println!("\nMedian of {rounds}, in turns. A gap counts from when a transaction was due to its answer.\n");
+    print_phases(&ours);
     let gaps = |seen: &[Seen]| seen.iter().map(|seen| seen.gap_ms).collect();
-    vec![("gap_ms, stillpoint".into(), gaps(&ours)), ("gap_ms, native and pgbouncer".into(), gaps(&theirs))]
+    let p99s = |seen: &[Seen]| seen.iter().map(|seen| seen.p99_ms).collect();
+    vec![
+        ("gap_ms, stillpoint".into(), gaps(&ours)),
+        ("gap_ms, native and pgbouncer".into(), gaps(&theirs)),
+        ("p99_ms otherwise, stillpoint".into(), p99s(&ours)),
+        ("p99_ms otherwise, native and pgbouncer".into(), p99s(&theirs)),
+    ]
+}
+
+/// What clients notice of each phase, of all rounds together.
+fn print_phases(seen: &[Seen]) {
+    println!("| phase of `stillpoint migrate run` | took, s | p50, ms | p99, ms | longest, ms |");
+    println!("|---|---|---|---|---|");
+    for (phase, ..) in seen.first().map(|first| &first.phases[..]).unwrap_or_default() {
+        let of = || seen.iter().flat_map(|seen| &seen.phases).filter(|(name, ..)| name == phase);
+        let all: Vec<f64> = of().flat_map(|(.., latencies)| latencies).copied().collect();
+        let took: Vec<f64> = of().map(|(_, took, _)| *took).collect();
+        let [took, longest] = [percentile(&took, 50), percentile(&all, 100)];
+        println!("| {phase} | {took:.1} | {:.0} | {:.0} | {longest:.0} |", percentile(&all, 50), percentile(&all, 99));
+    }
+    println!();
 }
 
 fn stillpoint() -> Seen {
@@ -66,7 +90,9 @@ fn stillpoint() -> Seen {
     // Nothing but what was asked for by STILLPOINT_LOG.
     eprint!("{}", ended.complaints);
     std::thread::sleep(REST);
-    Seen { paused_ms: paused, ..seen(&stage.source, load, at) }
+    let seen = seen(&stage.source, load, at);
+    let phases = Phases::of(&ended.events).table(&answers(&stage.source));
+    Seen { paused_ms: paused, phases, ..seen }
 }
 
 fn rival() -> Seen {
@@ -94,8 +120,7 @@ fn seen(at_server: &Cluster, mut load: Load, switched_s: f64) -> Seen {
     let around = |answer: &Answer| (-0.2..REST.as_secs_f64() / 2.0).contains(&(answer.at_s - switched_s));
     let (during, otherwise): (Vec<Answer>, Vec<Answer>) = answers(at_server).into_iter().partition(around);
     let longest = during.iter().map(|answer| answer.latency_ms).fold(0.0, f64::max);
-    let mut otherwise: Vec<f64> = otherwise.iter().map(|answer| answer.latency_ms).collect();
-    otherwise.sort_by(f64::total_cmp);
-    let p99_ms = otherwise.get(otherwise.len() * 99 / 100).copied().unwrap_or(0.0);
-    Seen { gap_ms: longest, p99_ms, failed, paused_ms: None }
+    let otherwise: Vec<f64> = otherwise.iter().map(|answer| answer.latency_ms).collect();
+    let p99_ms = percentile(&otherwise, 99);
+    Seen { gap_ms: longest, p99_ms, failed, paused_ms: None, phases: Vec::new() }
 }

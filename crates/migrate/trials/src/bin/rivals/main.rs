@@ -9,6 +9,7 @@ mod gap;
 mod kept;
 mod native;
 mod pgbench;
+mod phases;
 mod rate;
 
 use std::process::ExitCode;
