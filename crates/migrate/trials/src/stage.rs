@@ -28,6 +28,8 @@ pub struct Stage {
     pub to_source: Relay,
     /// Proxy and tool reach the target through it.
     pub to_target: Relay,
+    /// By which source and target are reached.
+    ports: [u16; 2],
     proxy: Option<Child>,
     port: u16,
     dir: tempfile::TempDir,
@@ -65,17 +67,29 @@ impl Stage {
     /// The same with servers that run.
     #[track_caller]
     pub fn of(source: Cluster, target: Cluster) -> Stage {
+        Stage::reached(source, target, false)
+    }
+
+    /// The same, for measuring: proxy and tool reach the servers themselves, and the networks do nothing.
+    #[track_caller]
+    pub fn direct(source: Cluster, target: Cluster) -> Stage {
+        Stage::reached(source, target, true)
+    }
+
+    #[track_caller]
+    fn reached(source: Cluster, target: Cluster, directly: bool) -> Stage {
         source.sql("postgres", &format!("CREATE DATABASE {DATABASE}"));
         let (to_source, to_target) = (Relay::to(source.port()), Relay::to(target.port()));
+        let ports = if directly { [source.port(), target.port()] } else { [to_source.port(), to_target.port()] };
         let dir = tempfile::TempDir::with_prefix("stillpoint-trial-").expect("make a directory");
-        let mut stage = Stage { source, target, to_source, to_target, proxy: None, port: free_port(), dir };
+        let mut stage = Stage { source, target, to_source, to_target, ports, proxy: None, port: free_port(), dir };
         let text = format!(
             "listen = [\"127.0.0.1:{}\"]\ncontrol = {:?}\nroutes = {:?}\nworkers = 2\n[servers.old]\n\
              host = \"127.0.0.1\"\nport = {}\n[tenants.{DATABASE}]\nserver = \"old\"\n",
             stage.port,
             stage.path("proxy.sock"),
             stage.path("routes.json"),
-            stage.to_source.port()
+            stage.ports[0]
         );
         std::fs::write(stage.path("proxy.toml"), text).expect("write the proxy's configuration");
         stage.start_proxy();
@@ -118,10 +132,11 @@ impl Stage {
     }
 
     fn command(&self, words: &[&str]) -> Command {
-        let server = |relay: &Relay| format!("host=127.0.0.1 port={} user=postgres dbname={DATABASE}", relay.port());
+        let server = |port: u16| format!("host=127.0.0.1 port={port} user=postgres dbname={DATABASE}");
+        let [source, target] = self.ports.map(server);
         let mut command = Command::new(stillpoint());
         command.args(["--json", "migrate"]).args(words);
-        command.arg("--source").arg(server(&self.to_source)).arg("--target").arg(server(&self.to_target));
+        command.arg("--source").arg(source).arg("--target").arg(target);
         command.arg("--proxy").arg(self.path("proxy.sock")).arg("--state").arg(self.path("state"));
         command
     }

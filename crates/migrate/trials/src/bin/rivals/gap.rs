@@ -73,7 +73,7 @@ fn print_phases(seen: &[Seen]) {
 }
 
 fn stillpoint() -> Seen {
-    let stage = Stage::of(cluster(), cluster());
+    let stage = Stage::direct(cluster(), cluster());
     stage.source.pgbench("shop", &["-i", "-s", SCALE, "-q"]);
     let load = stage.source.pgbench_load("shop", stage.port(), &[&LOAD[..], &["-M", "simple"]].concat());
     std::thread::sleep(REST);

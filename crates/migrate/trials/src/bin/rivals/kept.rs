@@ -77,7 +77,7 @@ fn times(at_server: &Cluster) -> Vec<f64> {
 }
 
 fn stillpoint(words: &[&str], kept: &mut Kept) {
-    let stage = Stage::of(cluster(), cluster());
+    let stage = Stage::direct(cluster(), cluster());
     stage.source.pgbench("shop", &["-i", "-s", SCALE, "-q"]);
     let mut load = stage.source.pgbench_load("shop", stage.port(), &LOAD);
     std::thread::sleep(SETTLING + BEFORE);

@@ -40,7 +40,7 @@ fn fill(source: &Cluster) {
 }
 
 fn stillpoint() -> f64 {
-    let stage = Stage::of(cluster(), cluster());
+    let stage = Stage::direct(cluster(), cluster());
     fill(&stage.source);
     let mut tool = stage.tool(&["run", "--share", "0"]);
     let begins = |wanted: &'static str| move |event: &Event| matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == wanted);
