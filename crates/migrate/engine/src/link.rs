@@ -86,12 +86,18 @@ impl Receiver {
         }
     }
 
+    /// Whether the next message has to be waited for.
+    pub(crate) fn is_dry(&self) -> bool {
+        let length = |head: &[u8]| u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
+        self.buffer.get(..5).is_none_or(|head| self.buffer.len() <= length(head))
+    }
+
     async fn any_frame(&mut self) -> Result<Frame, Error> {
         loop {
             if let Some(frame) = self.buffered()? {
                 return Ok(frame);
             }
-            self.buffer.reserve(16 << 10);
+            self.buffer.reserve(64 << 10);
             match self.stream.read_buf(&mut self.buffer).await {
                 Ok(0) => return Err(self.lost(io::ErrorKind::UnexpectedEof.into())),
                 Ok(_) => {}
@@ -466,6 +472,17 @@ mod tests {
         assert_eq!(row(&good), Some(vec![Some("x".into()), None]));
         for end in 0..good.len() {
             assert_eq!(row(&good.slice(..end)), None, "cut at {end}");
+        }
+    }
+
+    #[test]
+    fn only_a_whole_message_need_not_be_waited_for() {
+        let message = b"Z\0\0\0\x05I";
+        for end in 0..=message.len() {
+            let (stream, buffer) = (Box::new(tokio::io::empty()), BytesMut::from(&message[..end]));
+            let mut receiver = Receiver { stream, buffer, server: String::new() };
+            assert_eq!(receiver.is_dry(), end < message.len(), "{end} bytes");
+            assert_eq!(receiver.waiting().unwrap().is_none(), end < message.len(), "{end} bytes");
         }
     }
 

@@ -27,7 +27,7 @@ use player::Player;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use stream::Stream;
+use stream::Opening;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
@@ -37,7 +37,7 @@ pub(crate) use transaction::MARKER_PREFIX;
 /// How often the position on the target is made safe and told to the source.
 const KEEPING: Duration = Duration::from_millis(500);
 /// Chunks of items received ahead of the conductor.
-const CHUNKS: usize = 16;
+const CHUNKS: usize = 4;
 
 /// What is followed, and with how many hands.
 pub(crate) struct Plan<'a> {
@@ -77,8 +77,16 @@ impl Follower {
         let (confirmed, applied) = keeper.restore().await?;
         let shared = Arc::new(AtomicU64::new(confirmed.max(plan.from)));
         let from = plan.from.max(confirmed);
-        let stream =
-            Stream::open(plan.source, plan.slot, plan.publications, plan.inventory, from, Arc::clone(&shared)).await?;
+        let (item, items) = mpsc::channel(CHUNKS);
+        let opening = Opening {
+            source: plan.source.clone(),
+            slot: plan.slot.to_owned(),
+            publications: plan.publications.iter().map(ToString::to_string).collect(),
+            inventory: plan.inventory.clone(),
+            from,
+            confirmed: Arc::clone(&shared),
+        };
+        stream::start(opening, item).await?;
         let (report, reports) = mpsc::channel(plan.players);
         let mut batches = Vec::new();
         let mut others = Vec::new();
@@ -88,10 +96,8 @@ impl Follower {
             batches.push(sender);
             others.push(tokio::spawn(player.run(number as u32, receiver, report.clone(), Arc::clone(&plan.pace))));
         }
-        let (item, items) = mpsc::channel(CHUNKS);
         let (command, commands) = mpsc::channel(4);
         let (publisher, standing) = watch::channel(Standing::default());
-        others.push(tokio::spawn(stream.run(item)));
         let conductor = tokio::spawn(Conductor::new(batches, publisher, applied).run(items, reports, commands));
         let keeper = tokio::spawn(keeper.run(standing.clone(), shared));
         let source = Link::connect(plan.source, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
