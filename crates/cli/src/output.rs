@@ -121,6 +121,7 @@ impl Output {
                 self.progress(&format!("waiting for thread {tid}, which stands in {function}"));
             }
             EventKind::Warning { text } => self.warn(text),
+            EventKind::TargetDropped { target, reason } => self.warn(format_args!("{target} is dropped: {reason}")),
             EventKind::Copying { bytes, bytes_total, bytes_per_s } => {
                 let mib = |bytes: &u64| *bytes as f64 / (1 << 20) as f64;
                 let (done, all, rate) = (mib(bytes), mib(bytes_total), mib(bytes_per_s));

@@ -124,6 +124,13 @@ pub enum EventKind {
         /// Rows.
         rows: u64,
     },
+    /// One of several targets of a migration failed before clients were sent anywhere: it goes on without it.
+    TargetDropped {
+        /// Which server.
+        target: String,
+        /// Why.
+        reason: String,
+    },
     /// Clients are on the other side.
     SwitchedOver {
         /// From the pause of clients to their going on.

@@ -219,7 +219,8 @@ impl Builder {
             | EventKind::Copying { .. }
             | EventKind::Throttled { .. }
             | EventKind::Following { .. }
-            | EventKind::Compared { .. } => {}
+            | EventKind::Compared { .. }
+            | EventKind::TargetDropped { .. } => {}
         }
     }
 

@@ -3,6 +3,7 @@
 use super::guardian::Guardian;
 use crate::output::{Exit, Failure, Output};
 use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use stillpoint_events::Event;
@@ -19,9 +20,10 @@ pub(super) struct Servers {
     /// `sslmode=require` or `verify-full` for TLS. Passwords are better given in PGPASSWORD.
     #[arg(long, value_name = "CONNINFO")]
     source: String,
-    /// The server that it goes to.
-    #[arg(long, value_name = "CONNINFO")]
-    target: String,
+    /// The server that it goes to. Of several, each with a `--target` of its own, all are brought up, one that fails is dropped,
+    /// and clients go to the first that is left; the others are emptied again.
+    #[arg(long, value_name = "CONNINFO", required = true)]
+    target: Vec<String>,
     /// The database, unless the source's connection string names it.
     #[arg(long, value_name = "NAME")]
     database: Option<String>,
@@ -43,9 +45,14 @@ impl Servers {
         let source = Server::parse("source", &self.source, self.database.as_deref()).map_err(refused)?;
         let database = self.database.as_deref().unwrap_or(source.database_name());
         // A database keeps its name, so that the target's connection string need not repeat it.
-        let named = self.target.contains("dbname") || self.target.starts_with("postgres");
-        let target = Server::parse("target", &self.target, (!named).then_some(database)).map_err(refused)?;
-        let mut options = Options::new(source, target, self.proxy.clone(), self.state.clone());
+        let target = |conninfo: &String| {
+            let named = conninfo.contains("dbname") || conninfo.starts_with("postgres");
+            Server::parse("target", conninfo, (!named).then_some(database)).map_err(refused)
+        };
+        let mut targets: VecDeque<Server> = self.target.iter().map(target).collect::<Result<_, _>>()?;
+        let first = targets.pop_front().ok_or_else(|| Failure::usage("--target is needed"))?;
+        let mut options = Options::new(source, first, self.proxy.clone(), self.state.clone());
+        options.others = targets.into();
         if let Some(tenant) = &self.tenant {
             options.tenant.clone_from(tenant);
         }

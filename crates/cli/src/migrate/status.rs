@@ -35,6 +35,12 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
                 "{database}: migration {} from {} to {}: {:?}{kept}",
                 record.migration, record.source, record.target, record.phase
             ));
+            for other in &record.others {
+                output.line(match &other.dropped {
+                    Some(reason) => format!("{} was dropped: {reason}", other.server),
+                    None => format!("{} may take its place", other.server),
+                });
+            }
         }
     }
     match status.serving {

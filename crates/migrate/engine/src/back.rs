@@ -21,6 +21,7 @@ const LOCK_LIMIT: Duration = Duration::from_secs(10);
 /// earlier command left.
 pub async fn fallback(options: &Options, observer: Observer) -> Result<Outcome, Failure> {
     let teller = Teller::new(observer, "fallback");
+    let options = &options.recorded().map_err(Failure::untouched)?;
     let mut journal = Journal::open(&options.state, &options.source.database).map_err(Failure::untouched)?;
     match journal.record.phase {
         Phase::Returned => return taken_away(options, journal, Outcome::AlreadyThere).await,
@@ -129,6 +130,7 @@ pub(crate) async fn stay_on_target(options: &Options, journal: &mut Journal) -> 
 /// Ends a migration after its switch: nothing of it is left on the target, and there is no way back. The source keeps its
 /// rows and stays fenced.
 pub async fn finish(options: &Options) -> Result<(), Failure> {
+    let options = &options.recorded().map_err(Failure::untouched)?;
     let journal = Journal::open(&options.state, &options.source.database).map_err(Failure::untouched)?;
     if journal.record.phase != Phase::Switched {
         let text = "clients are not on the target yet: there is nothing to finish";

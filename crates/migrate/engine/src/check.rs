@@ -72,16 +72,29 @@ pub struct Accepted {
 
 /// Looks at both servers and the proxy, and changes nothing.
 pub async fn check(options: &Options) -> Result<Report, Error> {
-    let Options { source, target, accepted, .. } = options;
+    let Options { source, accepted, .. } = options;
     let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
-    let mut there = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
     let mut findings = Vec::new();
-    let capture = source_facts(&mut link, &mut findings).await?;
-    target_facts(&mut link, &mut there, source, target, *accepted, &mut findings).await?;
+    let wanted = options.targets().count() as i64;
+    let capture = source_facts(&mut link, wanted, &mut findings).await?;
+    let mut clusters = Vec::new();
+    for target in options.targets() {
+        let mut there = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
+        let mut of_target = Vec::new();
+        let cluster = target_facts(&mut link, &mut there, source, target, *accepted, &mut of_target).await?;
+        if clusters.contains(&cluster) {
+            refuse(&mut of_target, "server", "target", "it is the same cluster as another target");
+        }
+        clusters.push(cluster);
+        there_needed(&mut link, &mut there, &mut of_target).await?;
+        if wanted > 1 {
+            of_target.iter_mut().for_each(|finding| finding.note = format!("{target}: {}", finding.note));
+        }
+        findings.extend(of_target);
+    }
     let inventory = Inventory::read(&mut link).await?;
     tables(&inventory, &mut findings);
     survey(&mut link, *accepted, &mut findings).await?;
-    there_needed(&mut link, &mut there, &mut findings).await?;
     strangers(&mut link, options, &mut findings).await?;
     findings.sort_by(|a, b| (&a.kind, &a.name).cmp(&(&b.kind, &b.name)));
     Ok(Report { capture, bytes: inventory.bytes(), findings })
@@ -112,7 +125,7 @@ fn refuse(findings: &mut Vec<Finding>, kind: &str, name: impl Into<String>, note
     findings.push(Finding { kind: kind.into(), name: name.into(), verdict: Verdict::Refused, note: note.into() });
 }
 
-async fn source_facts(link: &mut Link, findings: &mut Vec<Finding>) -> Result<String, Error> {
+async fn source_facts(link: &mut Link, targets: i64, findings: &mut Vec<Finding>) -> Result<String, Error> {
     let rows = link
         .query(
             "SELECT current_setting('wal_level'), current_setting('server_version_num')::int, \
@@ -134,11 +147,11 @@ async fn source_facts(link: &mut Link, findings: &mut Vec<Finding>) -> Result<St
     }
     let wal_level = text(&row, 0);
     if wal_level == "logical" {
-        if number::<i64>(&row, 4) < 1 {
-            refuse(findings, "setting", "max_replication_slots", "no slot is free on the source");
-        }
-        if number::<i64>(&row, 5) < 1 {
-            refuse(findings, "setting", "max_wal_senders", "no sender is free on the source");
+        for (at, name) in [(4, "max_replication_slots"), (5, "max_wal_senders")] {
+            let free = number::<i64>(&row, at);
+            if free < targets {
+                refuse(findings, "setting", name, format!("{free} are free on the source, and it takes {targets}"));
+            }
         }
         let keep = text(&row, 6);
         if keep != "-1" {
@@ -160,13 +173,14 @@ async fn target_facts(
     target: &Server,
     accepted: Accepted,
     findings: &mut Vec<Finding>,
-) -> Result<(), Error> {
+) -> Result<Option<String>, Error> {
     if source.database != target.database {
         let note = format!("it is {} on the source: a database keeps its name", source.database);
         refuse(findings, "database", &target.database, note);
     }
     let identity = "SELECT system_identifier FROM pg_control_system()";
-    if link.value(identity).await? == there.value(identity).await? {
+    let cluster = there.value(identity).await?;
+    if link.value(identity).await? == cluster {
         refuse(findings, "server", "target", "source and target are the same cluster");
     }
     let rows = there
@@ -200,7 +214,7 @@ async fn target_facts(
             refuse(findings, "setting", "target's wal_level", note);
         }
     }
-    Ok(())
+    Ok(cluster)
 }
 
 fn tables(inventory: &Inventory, findings: &mut Vec<Finding>) {

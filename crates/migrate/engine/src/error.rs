@@ -150,6 +150,22 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether it is about the target alone, so that another one may fare better.
+    pub(crate) fn is_of_target(&self) -> bool {
+        match self {
+            Error::Connect { server, .. }
+            | Error::Tls { server, .. }
+            | Error::Lost { server, .. }
+            | Error::Sql { server, .. }
+            | Error::Protocol { server, .. }
+            | Error::Authentication { server, .. } => server.starts_with("target "),
+            Error::Program { program, .. } => program == "pg_restore",
+            Error::TimedOut { what, .. } => what.starts_with("connecting to target "),
+            Error::Differs(_) | Error::Replay(_) => true,
+            _ => false,
+        }
+    }
+
     /// SQLSTATE, when a server answered with an error.
     pub fn sqlstate(&self) -> Option<&str> {
         match self {

@@ -22,6 +22,7 @@ use crate::{Error, back, fence};
 /// likes; a failure leaves things as they are, and it can be tried again.
 pub async fn heal(options: &Options) -> Result<(), Error> {
     let Some(mut journal) = Journal::try_open(&options.state, &options.source.database)? else { return Ok(()) };
+    let options = &options.recorded_in(&journal.record)?;
     match journal.record.phase {
         Phase::Switching if serves(options, &options.target).await? => {
             journal.update(|record| record.phase = Phase::Switched)

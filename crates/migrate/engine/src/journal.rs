@@ -32,6 +32,19 @@ pub enum Phase {
     Returned,
 }
 
+/// A target that is not the one clients are to go to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Other {
+    /// Part of the name of its slot.
+    pub(crate) number: usize,
+    /// Which server, for people.
+    pub server: String,
+    /// Whether a database of ours may be there.
+    pub made_database: bool,
+    /// Why it is no target any more; none while clients may still go to it.
+    pub dropped: Option<String>,
+}
+
 /// Everything that a later command, or the next run after a crash, must know. No secrets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
@@ -47,6 +60,12 @@ pub struct Record {
     pub source: String,
     /// The target.
     pub target: String,
+    /// Which of the targets that were named this is.
+    #[serde(default)]
+    pub(crate) number: usize,
+    /// The others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<Other>,
     /// How far it is.
     pub phase: Phase,
     /// Whether the target's database was made by us, and may be dropped.
@@ -70,7 +89,20 @@ pub struct Record {
 impl Record {
     /// Name of the slot on the source.
     pub(crate) fn slot(&self) -> String {
-        format!("stillpoint_{}", self.migration)
+        self.slot_of(self.number)
+    }
+
+    /// Name of the slot of one of several targets.
+    pub(crate) fn slot_of(&self, number: usize) -> String {
+        match number {
+            0 => format!("stillpoint_{}", self.migration),
+            _ => format!("stillpoint_{}_{}", self.migration, number + 1),
+        }
+    }
+
+    /// Names of the slots of all targets.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = String> {
+        std::iter::once(self.slot()).chain(self.others.iter().map(|other| self.slot_of(other.number)))
     }
 
     /// Name of the slot on the target, for the way back.
@@ -191,6 +223,47 @@ impl Journal {
         self.write()
     }
 
+    /// Writes how far a target has been brought up. Of another than the migration's own only that is kept which must be taken
+    /// away again.
+    pub(crate) fn reached(&mut self, number: usize, phase: Phase) -> Result<(), Error> {
+        let makes = phase == Phase::Copying;
+        self.update(|record| {
+            if number == record.number {
+                record.phase = phase;
+                record.made_database |= makes;
+            }
+            record
+                .others
+                .iter_mut()
+                .filter(|other| other.number == number)
+                .for_each(|other| other.made_database |= makes);
+        })
+    }
+
+    /// A target is dropped. Where it was the migration's own, `next` takes its place: its number, how far it is, and the
+    /// fingerprint that it was made with.
+    pub(crate) fn drop_target(
+        &mut self,
+        number: usize,
+        reason: String,
+        next: Option<(usize, Phase, String)>,
+    ) -> Result<(), Error> {
+        self.update(|record| {
+            let place = |record: &Record, number| record.others.iter().position(|other| other.number == number);
+            if let Some(at) = place(record, number) {
+                record.others[at].dropped = Some(reason);
+            } else if let Some((next, phase, fingerprint)) = next
+                && let Some(at) = place(record, next)
+            {
+                let next = record.others.remove(at);
+                let (server, made_database) = (record.target.clone(), record.made_database);
+                record.others.push(Other { number, server, made_database, dropped: Some(reason) });
+                (record.number, record.target, record.made_database) = (next.number, next.server, next.made_database);
+                (record.phase, record.fingerprint) = (phase, fingerprint);
+            }
+        })
+    }
+
     fn write(&self) -> Result<(), Error> {
         let wrong = |source| Error::Journal { path: self.path.clone(), source };
         let text = serde_json::to_vec_pretty(&self.record).map_err(|error| wrong(error.into()))?;
@@ -227,6 +300,8 @@ mod tests {
             tenant: "a/b".into(),
             source: "s".into(),
             target: "t".into(),
+            number: 0,
+            others: Vec::new(),
             phase: Phase::Begun,
             made_database: false,
             way_back: true,
@@ -236,6 +311,25 @@ mod tests {
             fenced: None,
             fenced_target: None,
         }
+    }
+
+    #[test]
+    fn the_next_target_takes_the_place_of_one_that_is_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let others =
+            [1, 2].map(|number| Other { number, server: format!("t{number}"), made_database: false, dropped: None });
+        let mut journal = Journal::begin(dir.path(), Record { others: others.into(), ..record() }).unwrap();
+        journal.reached(0, Phase::Following).unwrap();
+        journal.reached(2, Phase::Copying).unwrap();
+        journal.drop_target(1, "slow".into(), None).unwrap();
+        assert_eq!((&journal.record.target[..], journal.record.phase), ("t", Phase::Following));
+        journal.drop_target(0, "gone".into(), Some((2, Phase::Following, "f".into()))).unwrap();
+        let record = &journal.record;
+        assert_eq!((&record.target[..], record.made_database, &record.slot()[..]), ("t2", true, "stillpoint_abc_3"));
+        let dropped: Vec<_> =
+            record.others.iter().map(|other| (&other.server[..], other.dropped.as_deref().unwrap())).collect();
+        assert_eq!(dropped, [("t1", "slow"), ("t", "gone")]);
+        assert_eq!(peek(dir.path(), "a/b").unwrap().as_ref(), Some(record), "all of it is on disk");
     }
 
     #[test]

@@ -13,6 +13,9 @@
 //! transaction is on the side in service exactly once: it is repeated with its stamp in the same transaction on the
 //! target, and the source is told of it only when the target has flushed it.
 //!
+//! Of several targets those that fail before clients are sent to one are dropped, and it goes on with the others
+//! ([`Options::others`]).
+//!
 //! **It does not** capture changes without logical decoding (`wal_level=logical` on the source), repeat definitions (DDL
 //! ends the migration, clients unharmed), move large objects, or hold back clients whose load the target cannot follow: it
 //! tells of that.
@@ -71,6 +74,7 @@ mod pgoutput;
 mod progress;
 mod run;
 mod server;
+mod several;
 mod switch;
 mod throttle;
 mod undo;
@@ -82,7 +86,7 @@ pub use checksum::Compared;
 pub use error::Error;
 pub use fault::FaultPoint;
 pub use heal::heal;
-pub use journal::{Phase, Record};
+pub use journal::{Other, Phase, Record};
 pub use options::{Failure, Options, State};
 pub use progress::Observer;
 pub use run::{Outcome, run};

@@ -14,6 +14,8 @@ pub struct Options {
     pub source: Server,
     /// Where it goes.
     pub target: Server,
+    /// Where it may go instead, in order: should the target fail before clients are sent there, the next takes its place.
+    pub others: Vec<Server>,
     /// The proxy's name for it.
     pub tenant: String,
     /// The proxy's control socket.
@@ -52,6 +54,7 @@ impl Options {
             tenant: source.database.clone(),
             source,
             target,
+            others: Vec::new(),
             proxy,
             state,
             copy_jobs: 2,
@@ -66,6 +69,37 @@ impl Options {
             interrupt: Arc::default(),
             faults: Vec::new(),
         }
+    }
+
+    /// The target, and those that may take its place.
+    pub(crate) fn targets(&self) -> impl Iterator<Item = &Server> {
+        std::iter::once(&self.target).chain(&self.others)
+    }
+
+    /// The same for one of the targets, alone.
+    pub(crate) fn to(&self, target: &Server) -> Options {
+        Options { target: target.clone(), others: Vec::new(), ..self.clone() }
+    }
+
+    /// The same with the target of the journal, when there is one: another may have taken the place of the first.
+    pub(crate) fn recorded(&self) -> Result<Options, Error> {
+        match crate::journal::peek(&self.state, &self.source.database)? {
+            Some(record) => self.recorded_in(&record),
+            None => Ok(self.clone()),
+        }
+    }
+
+    /// The same with the target that the record names.
+    pub(crate) fn recorded_in(&self, record: &crate::Record) -> Result<Options, Error> {
+        let Some(at) = self.targets().position(|server| server.to_string() == record.target) else {
+            // Of one alone it is known which is meant, however its address is written.
+            let known = record.others.is_empty() && self.others.is_empty();
+            let text = || format!("clients go, or went, to {}: name it with --target", record.target);
+            return if known { Ok(self.clone()) } else { Err(Error::WrongPhase(text())) };
+        };
+        let mut others: Vec<Server> = self.targets().cloned().collect();
+        let target = others.remove(at);
+        Ok(Options { target, others, ..self.clone() })
     }
 }
 

@@ -13,11 +13,18 @@ pub type Observer = Arc<dyn Fn(Event) + Send + Sync>;
 pub(crate) struct Teller {
     observer: Observer,
     operation: &'static str,
+    /// Which of several targets it tells of, from the second on.
+    number: usize,
 }
 
 impl Teller {
     pub(crate) fn new(observer: Observer, operation: &'static str) -> Teller {
-        Teller { observer, operation }
+        Teller { observer, operation, number: 0 }
+    }
+
+    /// Tells of one of several targets.
+    pub(crate) fn of_target(&self, number: usize) -> Teller {
+        Teller { number, ..self.clone() }
     }
 
     pub(crate) fn tell(&self, kind: EventKind) {
@@ -31,7 +38,8 @@ impl Teller {
 
     /// Runs one phase, told at its beginning and its end.
     pub(crate) async fn phase<T, E>(&self, phase: &str, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-        let (operation, phase) = (self.operation.to_owned(), phase.to_owned());
+        let phase = if self.number == 0 { phase.to_owned() } else { format!("{phase}, target {}", self.number + 1) };
+        let operation = self.operation.to_owned();
         self.tell(EventKind::PhaseStarted { operation: operation.clone(), phase: phase.clone() });
         let begun = Instant::now();
         let result = work.await;

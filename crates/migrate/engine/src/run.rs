@@ -13,14 +13,14 @@ use crate::definitions;
 use crate::fault::{FaultPoint, reach};
 use crate::follow::{Follower, Plan};
 use crate::inventory::{Inventory, number, text};
-use crate::journal::{self, Journal, Phase, Record};
+use crate::journal::{self, Journal, Other, Phase, Record};
 use crate::link::{Link, Purpose, literal};
 use crate::options::{Failure, Options, State};
 use crate::outfit::{self, PUBLICATIONS, Slot};
 use crate::progress::{Observer, Teller};
-use crate::switch::{self, Direction, Prepared};
+use crate::switch::{self, Direction};
 use crate::throttle::{Bounds, COPIED, Throttle};
-use crate::{Error, Server, undo};
+use crate::{Error, Server, several, undo};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -53,6 +53,8 @@ struct Snapshotted {
     /// Holds the snapshot and a lock on every table against changed definitions.
     holder: Link,
     inventory: Inventory,
+    /// Of all definitions.
+    fingerprint: String,
 }
 
 /// Step 3: the target follows.
@@ -69,6 +71,7 @@ pub(crate) struct Following {
 /// taken away again; after it, they are on the target.
 pub async fn run(options: &Options, observer: Observer) -> Result<Outcome, Failure> {
     let teller = Teller::new(observer, "migrate");
+    let options = &options.recorded().map_err(Failure::untouched)?;
     let there = journal::peek(&options.state, &options.source.database).map_err(Failure::untouched)?;
     let mut journal = match there.map(|record| record.phase) {
         None => begin(options, &teller).await.map_err(Failure::untouched)?,
@@ -94,6 +97,12 @@ pub async fn run(options: &Options, observer: Observer) -> Result<Outcome, Failu
         Ok(paused) => return Ok(Outcome::Switched { paused }),
         Err(error) => error,
     };
+    // Another target may have taken the place of the first.
+    let recorded = match options.recorded_in(&journal.record) {
+        Ok(recorded) => recorded,
+        Err(unknown) => return Err(Failure { error, state: State::Unknown(unknown.to_string()) }),
+    };
+    let options = &recorded;
     let switched = match journal.record.phase {
         Phase::Switched => Ok(true),
         // It was cut off between asking for the switch and writing that it came to pass.
@@ -113,21 +122,40 @@ pub async fn run(options: &Options, observer: Observer) -> Result<Outcome, Failu
 
 /// One error branch (in [`run`]).
 async fn steps(options: &Options, journal: &mut Journal, teller: &Teller) -> Result<Duration, Error> {
-    let mut clients = Clients::look(options).await?;
-    let inventory = if journal.record.phase == Phase::Following {
-        inventory_of(&options.source).await?
-    } else {
-        let snapshotted = teller.phase("snapshot", snapshot(options, journal)).await?;
-        teller.phase("copy", create(options, journal, snapshotted, clients.as_mut(), teller)).await?
-    };
-    let following = teller.phase("catch-up", follow(options, journal, inventory, clients, teller)).await?;
-    let following = teller.phase("compare", compare_sides(options, following, teller)).await?;
-    let direction = Direction::forward(options);
-    let prepared: Prepared = teller.phase("prepare", switch::prepare(options, journal, following, &direction)).await?;
+    let clients = Clients::look(options).await?;
+    let (options, prepared) = several::prepare(options, journal, clients, teller).await?;
+    let direction = Direction::forward(&options);
     let (paused, source) =
-        teller.phase("switch-over", switch::switch(options, journal, prepared, &direction, teller)).await?;
-    teller.phase("settle", switch::settle(options, journal, Some(source))).await?;
+        teller.phase("switch-over", switch::switch(&options, journal, prepared, &direction, teller)).await?;
+    teller.phase("settle", switch::settle(&options, journal, Some(source))).await?;
     Ok(paused)
+}
+
+/// Steps 1 to 3 for one target: it follows, and holds what the source does.
+pub(crate) async fn bring_up(
+    options: &Options,
+    number: usize,
+    journal: &mut Journal,
+    mut clients: Option<Clients>,
+    teller: &Teller,
+) -> Result<Following, Error> {
+    let own = number == journal.record.number;
+    let (inventory, fingerprint) = if own && journal.record.phase == Phase::Following {
+        (inventory_of(&options.source).await?, journal.record.fingerprint.clone())
+    } else {
+        let taking = async {
+            if own {
+                fit_out(options, journal).await?;
+            }
+            snapshot(options, number, journal).await
+        };
+        let snapshotted = teller.phase("snapshot", taking).await?;
+        teller.phase("copy", create(options, number, journal, snapshotted, clients.as_mut(), teller)).await?
+    };
+    let slot = journal.record.slot_of(number);
+    let following = follow(options, &slot, inventory, fingerprint, clients, teller);
+    let following = teller.phase("catch-up", following).await?;
+    teller.phase("compare", compare_sides(options, following, teller)).await
 }
 
 /// Checks, and writes down that something begins.
@@ -147,6 +175,10 @@ async fn begin(options: &Options, teller: &Teller) -> Result<Journal, Error> {
     let mut random = [0u8; 4];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
         .map_err(|error| Error::Journal { path: options.state.clone(), source: error.into() })?;
+    let others = options.others.iter().zip(1..);
+    let others = others
+        .map(|(server, number)| Other { number, server: server.to_string(), made_database: false, dropped: None })
+        .collect();
     let record = Record {
         v: 1,
         migration: random.iter().map(|byte| format!("{byte:02x}")).collect(),
@@ -154,6 +186,8 @@ async fn begin(options: &Options, teller: &Teller) -> Result<Journal, Error> {
         tenant: options.tenant.clone(),
         source: options.source.to_string(),
         target: options.target.to_string(),
+        number: 0,
+        others,
         phase: Phase::Begun,
         made_database: false,
         way_back: !options.accepted.no_fallback,
@@ -166,8 +200,8 @@ async fn begin(options: &Options, teller: &Teller) -> Result<Journal, Error> {
     Journal::begin(&options.state, record)
 }
 
-/// Step 1: from here on the source keeps every change for us.
-async fn snapshot(options: &Options, journal: &mut Journal) -> Result<Snapshotted, Error> {
+/// Puts on the source what all targets need of it.
+async fn fit_out(options: &Options, journal: &mut Journal) -> Result<(), Error> {
     let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
     outfit::install(&mut link, 0).await?;
     let before = Inventory::read(&mut link).await?;
@@ -177,8 +211,15 @@ async fn snapshot(options: &Options, journal: &mut Journal) -> Result<Snapshotte
     })
     .await?;
     let inventory = Inventory::read(&mut link).await?;
-    outfit::publish(&mut link, &inventory).await?;
-    let slot = outfit::create_slot(&options.source, &journal.record.slot(), true, patience).await?;
+    outfit::publish(&mut link, &inventory).await
+}
+
+/// Step 1: from here on the source keeps every change for us.
+async fn snapshot(options: &Options, number: usize, journal: &mut Journal) -> Result<Snapshotted, Error> {
+    let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+    let inventory = Inventory::read(&mut link).await?;
+    let name = journal.record.slot_of(number);
+    let slot = outfit::create_slot(&options.source, &name, true, options.snapshot_limit).await?;
     let mut holder = Link::connect(&options.source, Purpose::Statements, &[("lock_timeout", "2000")]).await?;
     holder.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
     holder.query(&format!("SET TRANSACTION SNAPSHOT {}", literal(&slot.snapshot))).await?;
@@ -186,29 +227,33 @@ async fn snapshot(options: &Options, journal: &mut Journal) -> Result<Snapshotte
         holder.query(&format!("LOCK TABLE ONLY {} IN ACCESS SHARE MODE", table.qualified())).await?;
     }
     let fingerprint = fingerprint(&mut holder).await?;
-    journal.update(|record| (record.phase, record.fingerprint) = (Phase::Snapshotted, fingerprint))?;
+    if number == journal.record.number {
+        journal.update(|record| record.fingerprint.clone_from(&fingerprint))?;
+    }
+    journal.reached(number, Phase::Snapshotted)?;
     reach(&options.faults, FaultPoint::Snapshotted)?;
-    Ok(Snapshotted { slot, holder, inventory })
+    Ok(Snapshotted { slot, holder, inventory, fingerprint })
 }
 
 /// Step 2: definitions, rows, then indexes and constraints.
 async fn create(
     options: &Options,
+    number: usize,
     journal: &mut Journal,
     snapshotted: Snapshotted,
     clients: Option<&mut Clients>,
     teller: &Teller,
-) -> Result<Inventory, Error> {
+) -> Result<(Inventory, String), Error> {
     let clients = clients.filter(|clients| clients.any());
     // Indexes cannot be held back as rows can.
     let gently = clients.is_some() && options.source.shares_machine_with(&options.target);
-    let Snapshotted { mut slot, mut holder, inventory } = snapshotted;
+    let Snapshotted { mut slot, mut holder, inventory, fingerprint } = snapshotted;
     let dump = journal.beside("dump");
     let there = options.target.database("postgres");
     let mut link = Link::connect(&there, Purpose::Statements, &[]).await?;
     let major: u32 = link.text("SELECT current_setting('server_version_num')::int / 10000").await?.parse().unwrap_or(0);
     definitions::dump(&options.source, major, &slot.snapshot, &dump).await?;
-    journal.update(|record| (record.phase, record.made_database) = (Phase::Copying, true))?;
+    journal.reached(number, Phase::Copying)?;
     definitions::create(&options.target, major, &dump).await?;
     let mut target = Link::connect(&options.target, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
     outfit::install(&mut target, slot.position).await?;
@@ -223,8 +268,8 @@ async fn create(
     teller.phase("statistics", async { target.query("ANALYZE").await.map(drop) }).await?;
     // With this commit all of it is on disk.
     target.query("UPDATE stillpoint.position SET position = position").await?;
-    journal.update(|record| record.phase = Phase::Following)?;
-    Ok(inventory)
+    journal.reached(number, Phase::Following)?;
+    Ok((inventory, fingerprint))
 }
 
 async fn copy_rows(
@@ -280,8 +325,9 @@ async fn inventory_of(server: &Server) -> Result<Inventory, Error> {
 /// Step 3: repeats what was committed since the snapshot, until it is a moment behind.
 async fn follow(
     options: &Options,
-    journal: &mut Journal,
+    slot: &str,
     inventory: Inventory,
+    fingerprint: String,
     clients: Option<Clients>,
     teller: &Teller,
 ) -> Result<Following, Error> {
@@ -291,11 +337,10 @@ async fn follow(
         Some(clients) => Some(Guide::start(clients, options, Arc::clone(&pace), teller.clone()).await?),
         None => None,
     };
-    let slot = journal.record.slot();
     let follower = Follower::start(Plan {
         source: &options.source,
         target: &options.target,
-        slot: &slot,
+        slot,
         publications: &PUBLICATIONS,
         inventory: &inventory,
         from: 0,
@@ -304,7 +349,6 @@ async fn follow(
     })
     .await?;
     let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-    let fingerprint = journal.record.fingerprint.clone();
     let mut following = Following { follower, inventory, fingerprint, guide };
     catch_up(&mut following, &mut link, teller).await?;
     reach(&options.faults, FaultPoint::CaughtUp)?;

@@ -8,7 +8,7 @@ use crate::options::{Failure, Options, State};
 use crate::progress::Teller;
 use crate::run::clean;
 use crate::switch::serves;
-use crate::{Error, fence, outfit};
+use crate::{Error, Server, fence, outfit};
 use serde::Serialize;
 use std::time::Duration;
 
@@ -127,7 +127,19 @@ pub(crate) async fn undo(options: &Options, mut journal: Journal) -> State {
         let _ = front.abandon().await;
     }
     note(undo_source(options, &journal.record).await);
-    note(undo_target(options, &journal.record).await);
+    if journal.record.made_database {
+        note(drop_database(&options.target, &journal.record).await);
+    }
+    for other in journal.record.others.iter().filter(|other| other.made_database) {
+        let undone = match options.others.iter().find(|server| server.to_string() == other.server) {
+            Some(server) => drop_database(server, &journal.record).await,
+            None => Err(Error::WrongPhase(format!("its database at {}: name it with --target", other.server))),
+        };
+        // Of one that was dropped it has been said that it could not be reached.
+        if other.dropped.is_none() {
+            note(undone);
+        }
+    }
     if problems.is_empty()
         && let Err(error) = journal.end()
     {
@@ -139,23 +151,24 @@ pub(crate) async fn undo(options: &Options, mut journal: Journal) -> State {
 async fn undo_source(options: &Options, record: &Record) -> Result<(), Error> {
     fence::lift_if_shut(&options.source, record.fenced.as_ref()).await?;
     let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-    outfit::drop_slot(&mut link, &record.slot()).await?;
+    for slot in record.slots() {
+        outfit::drop_slot(&mut link, &slot).await?;
+    }
     outfit::uninstall(&mut link).await?;
     outfit::restore_identities(&mut link, &record.identities, LOCK_LIMIT).await
 }
 
-async fn undo_target(options: &Options, record: &Record) -> Result<(), Error> {
-    if !record.made_database {
-        return Ok(());
-    }
-    let mut link = Link::connect(&options.target.database("postgres"), Purpose::Statements, &[]).await?;
+/// Drops the database that was made at a target.
+pub(crate) async fn drop_database(target: &Server, record: &Record) -> Result<(), Error> {
+    let mut link = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
     outfit::drop_slot(&mut link, &record.back_slot()).await?;
-    let name = identifier(&options.target.database);
+    let name = identifier(&target.database);
     link.query(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await.map(drop)
 }
 
 /// Ends a migration before its switch: clients stay on the source, both sides are as they were.
 pub async fn abort(options: &Options) -> Result<State, Failure> {
+    let options = &options.recorded().map_err(Failure::untouched)?;
     let journal = match Journal::open(&options.state, &options.source.database) {
         Ok(journal) => journal,
         Err(error) => return abort_orphans(options, error).await,
@@ -198,6 +211,7 @@ async fn abort_orphans(options: &Options, error: Error) -> Result<State, Failure
 
 /// Where a migration stands. Changes nothing; what cannot be asked is left out.
 pub async fn status(options: &Options) -> Result<Status, Error> {
+    let options = &options.recorded()?;
     let record = journal::peek(&options.state, &options.source.database)?;
     let serving = match Front::connect(&options.proxy, &options.tenant).await {
         Ok(mut front) => front.serving().await.ok().flatten(),
@@ -212,6 +226,7 @@ pub async fn status(options: &Options) -> Result<Status, Error> {
     // Where clients are to stay on the source both slots only wait to be dropped; it is the source's that fills a disk in use.
     let back = status.record.as_ref().is_some_and(|record| matches!(record.phase, Phase::Switched | Phase::Returning));
     let slot = status.record.as_ref().map(|record| if back { record.back_slot() } else { record.slot() });
+    let ours: Vec<String> = status.record.iter().flat_map(Record::slots).collect();
     let server = if back { &options.target } else { &options.source };
     let Ok(mut link) = fence::beside(server).await else { return Ok(status) };
     let rows = link
@@ -224,7 +239,7 @@ pub async fn status(options: &Options) -> Result<Status, Error> {
     for row in rows {
         if Some(text(&row, 0)) == slot {
             status.kept_bytes = Some(number(&row, 1));
-        } else {
+        } else if back || !ours.contains(&text(&row, 0)) {
             status.orphans.push(text(&row, 0));
         }
     }
