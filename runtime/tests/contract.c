@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "stillpoint_abi.h"
+#include "stillpoint_view.h"
 
 #define EXPECT(call, want)                                                                                             \
     do {                                                                                                               \
@@ -44,6 +45,20 @@ static void without_init(void)
     EXPECT(sp_park_begin(), 0);
     EXPECT(sp_thread_death(), 0);
     sp_quiescence_point();
+}
+
+/* A kernel that has no generations refuses, and nothing has been touched. */
+static void views_refused(void)
+{
+    static char page[4096] __attribute__((aligned(4096)));
+    if (sp_view_supported())
+        return;
+    EXPECT(sp_view_pin(page, sizeof page), -ENOSYS);
+    page[0] = 1;
+    EXPECT(sp_view_create(0), -ENOSYS);
+    EXPECT(sp_view_write(1, page, page, 1), -ENOSYS);
+    EXPECT(sp_view_enter(0), -ENOSYS);
+    EXPECT(sp_view_delete(1), -ENOSYS);
 }
 
 static void wrong_configs(void)
@@ -143,6 +158,7 @@ int main(void)
     pthread_t thread;
     int status;
     without_init();
+    views_refused();
     wrong_configs();
     EXPECT(sp_init(&config), 0);
     EXPECT(sp_init(&config), -EALREADY);
