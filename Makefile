@@ -11,7 +11,7 @@ CARGO ?= cargo
 export PATH := $(PATH):$(HOME)/.cargo/bin
 RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
 
-.PHONY: help setup build test test-all check demo demo-migrate demo-kernel bench bench-kernel experiments soak fuzz install uninstall clean
+.PHONY: help setup build test test-all check demo demo-migrate demo-kernel test-generations bench bench-kernel experiments soak fuzz install uninstall clean
 
 help: ## this list
 	@echo 'stillpoint: live patches for running programs, live migration of PostgreSQL databases. Start with `make demo`.'
@@ -28,6 +28,9 @@ test: setup ## all tests; the last line is the count (REQUIRE_ALL=1: what cannot
 
 test-all: setup ## all tests, and every C++ program in all 162 ways to compile it (some hours)
 	@STILLPOINT_ALL=1 $(CARGO) run --quiet --locked -p xtask -- test
+
+test-generations: setup ## build a kernel with address-space generations and run its tests in an emulated machine, root
+	@$(CARGO) run --quiet --locked -p xtask -- generations
 
 check: setup ## formatting, lints, and the rules of the tree (layers, purity, words)
 	@$(CARGO) run --quiet --locked -p xtask -- check

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The first process of the machine that the tests run in: mounts, swap in compressed memory, the tests, the end. */
+/*
+ * The first process of the machine that the tests run in: mounts, swap in compressed memory, the tests (whatever the command line
+ * says behind `-- run`), the end.
+ */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -54,11 +57,11 @@ static int run(char **arguments)
 int main(int argc, char **argv)
 {
 	/* The kernel hands over what it does not know of its command line, and then what is meant for the tests. */
-	while (argc > 1 && strcmp(argv[0], "tests")) {
+	while (argc > 2 && strcmp(*argv, "run")) {
 		argv++;
 		argc--;
 	}
-	argv[0] = "/generations";
+	argv++;
 	mkdir("/proc", 0755);
 	mkdir("/sys", 0755);
 	mkdir("/dev", 0755);

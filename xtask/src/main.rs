@@ -7,11 +7,13 @@
 //! | `test` | every test of the tree, quick ones first, one line each, and the count as the last line |
 //! | `soak` | the long form of the end-to-end tests, round after round for `SOAK_HOURS` (8); goes on where it stopped |
 //! | `fuzz` | every decoder under a coverage-guided fuzzer, `STILLPOINT_FUZZ_SECONDS` each (12) |
+//! | `generations` | a kernel with address-space generations, and its tests in an emulated machine |
 //!
 //! Guarantees: exit code 0 only when everything asked for ran and held; nothing outside `target/`, `.cache/`,
 //! `fuzz/findings/` and (by `soak`) `experiments/` is written. It builds nothing that a user runs.
 
 mod fuzz;
+mod generations;
 mod runner;
 mod soak;
 mod step;
@@ -40,7 +42,8 @@ fn run(command: Option<&str>) -> Result<bool> {
         Some("test") => runner::test(&root),
         Some("soak") => soak::run(&root),
         Some("fuzz") => fuzz::run(&root),
-        _ => bail!("usage: xtask tidy | check | test | soak | fuzz"),
+        Some("generations") => generations::run(&root),
+        _ => bail!("usage: xtask tidy | check | test | soak | fuzz | generations"),
     }
 }
 

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * What generations cost, one line each: what, microseconds of one. The clock is the machine's: with instructions counted
+ * (experiments/generations) it tells how many thousand instructions were executed.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/sysinfo.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "generation.h"
+#include "harness.h"
+
+#define MIB (1ul << 20)
+#define ROUNDS 5
+
+static int by_size(const void *a, const void *b)
+{
+	double difference = *(const double *)a - *(const double *)b;
+
+	return (difference > 0) - (difference < 0);
+}
+
+/* The median of some rounds, each of so many times. */
+static double cost(void (*once)(void), int times)
+{
+	double each[ROUNDS];
+
+	for (int round = 0; round < ROUNDS; round++) {
+		double start = now_s();
+
+		for (int i = 0; i < times; i++)
+			once();
+		each[round] = (now_s() - start) / times * 1e6;
+	}
+	qsort(each, ROUNDS, sizeof(*each), by_size);
+	return each[ROUNDS / 2];
+}
+
+static void say(const char *what, double microseconds)
+{
+	printf("# cost: %s %.3f\n", what, microseconds);
+}
+
+static void null_call(void)
+{
+	syscall(SYS_getppid);
+}
+
+static char *page, *many;
+#define MANY 1024
+
+static void fault(void)
+{
+	for (char *at = many; at < many + MANY * PAGE; at += PAGE)
+		*at = 1;
+	madvise(many, MANY * PAGE, MADV_DONTNEED);
+}
+
+static void map_and_unmap(void)
+{
+	char *at = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	*at = 1;
+	munmap(at, PAGE);
+}
+
+static void protect(void)
+{
+	mprotect(page, PAGE, PROT_READ);
+	mprotect(page, PAGE, PROT_READ | PROT_WRITE);
+}
+
+static int there[2], back[2];
+
+/* Two threads, or processes, on one CPU. */
+static void turn(void)
+{
+	char byte = 0;
+
+	CHECK(write(there[1], &byte, 1) == 1 && read(back[0], &byte, 1) == 1);
+}
+
+static void *partner(void *generation)
+{
+	char byte;
+
+	CHECK(!generation || migrate((long)generation) >= 0);
+	while (read(there[0], &byte, 1) == 1 && byte == 0)
+		CHECK(write(back[1], &byte, 1) == 1);
+	return NULL;
+}
+
+static double turns_with_thread(long generation)
+{
+	pthread_t thread;
+	char end = 1;
+
+	CHECK(pthread_create(&thread, NULL, partner, (void *)generation) == 0);
+	double found = cost(turn, 2000) / 2;
+
+	CHECK(write(there[1], &end, 1) == 1 && pthread_join(thread, NULL) == 0);
+	return found;
+}
+
+static double turns_with_process(void)
+{
+	char end = 1;
+	pid_t child = fork();
+
+	if (!child) {
+		partner(NULL);
+		_exit(0);
+	}
+	double found = cost(turn, 2000) / 2;
+
+	CHECK(write(there[1], &end, 1) == 1 && child_succeeds(child));
+	return found;
+}
+
+static void fork_and_wait(void)
+{
+	pid_t child = fork();
+
+	if (!child)
+		_exit(0);
+	CHECK(child_succeeds(child));
+}
+
+/* The same for every kernel: what a process without generations notices. */
+static void without(void)
+{
+	say("null-call", cost(null_call, 20000));
+	say("fault", cost(fault, 4) / MANY);
+	say("mmap-munmap", cost(map_and_unmap, 2000));
+	say("mprotect", cost(protect, 2000));
+	say("fork-exit", cost(fork_and_wait, 50));
+	say("switch-threads", turns_with_thread(0));
+	say("switch-processes", turns_with_process());
+}
+
+static long other;
+
+static void migrate_both_ways(void)
+{
+	migrate(other);
+	migrate(0);
+}
+
+static void create_and_delete(void)
+{
+	long generation = create(0);
+
+	CHECK(generation > 0 && delete(generation) == 0);
+}
+
+static void create_patched(void)
+{
+	CHECK(delete(generation_of(2)) == 0);
+}
+
+static void commit_patched(void)
+{
+	long generation = generation_of(2);
+
+	CHECK(migrate(generation) == 0 && commit(generation) == 0);
+}
+
+/* Of fork only what the parent waits for. */
+static double forking(void)
+{
+	double each[ROUNDS];
+
+	for (int round = 0; round < ROUNDS; round++) {
+		double start = now_s();
+		pid_t child = fork();
+
+		if (!child) {
+			pause();
+			_exit(0);
+		}
+		each[round] = (now_s() - start) * 1e6;
+		kill(child, SIGKILL);
+		CHECK(waitpid(child, NULL, 0) == child);
+	}
+	qsort(each, ROUNDS, sizeof(*each), by_size);
+	return each[ROUNDS / 2];
+}
+
+static void sizes(void)
+{
+	static const unsigned int sizes[] = {0, 64, 256, 1024, 4096};
+	struct sysinfo memory;
+	char what[64];
+
+	CHECK(sysinfo(&memory) == 0);
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+		size_t length = sizes[i] * MIB;
+
+		if (length + 256 * MIB > memory.totalram * memory.mem_unit)
+			break;
+		char *touched = length ? mmap(NULL, length, PROT_READ | PROT_WRITE,
+					      MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0) : NULL;
+
+		CHECK(touched != MAP_FAILED);
+		snprintf(what, sizeof(what), "create-delete-%u", sizes[i]);
+		say(what, cost(create_and_delete, 50));
+		snprintf(what, sizeof(what), "create-write-delete-%u", sizes[i]);
+		say(what, cost(create_patched, 50));
+		snprintf(what, sizeof(what), "fork-%u", sizes[i]);
+		say(what, forking());
+		if (length)
+			munmap(touched, length);
+	}
+}
+
+int main(void)
+{
+	cpu_set_t one;
+
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	CPU_ZERO(&one);
+	CPU_SET(0, &one);
+	CHECK(sched_setaffinity(0, sizeof(one), &one) == 0);
+	CHECK(pipe(there) == 0 && pipe(back) == 0);
+	page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	many = mmap(NULL, MANY * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(page != MAP_FAILED && many != MAP_FAILED && madvise(many, MANY * PAGE, MADV_NOHUGEPAGE) == 0);
+	without();
+	if (access("/proc/self/generations", F_OK))
+		return 0;
+	pin_program();
+	other = generation_of(3);
+	say("migrate", cost(migrate_both_ways, 5000) / 2);
+	say("switch-threads-of-two-generations", turns_with_thread(other));
+	say("fault-with-generation", cost(fault, 4) / MANY);
+	say("mprotect-with-generation", cost(protect, 2000));
+	CHECK(delete(other) == 0);
+	say("create-write-migrate-commit", cost(commit_patched, 20));
+	sizes();
+	return 0;
+}

@@ -1,0 +1,80 @@
+//! The kernel with address-space generations, and its tests in an emulated machine (`generations/run`).
+
+use crate::runner::report;
+use crate::step::{self, Counts, Outcome};
+use anyhow::Result;
+use std::path::Path;
+use std::process::Command;
+
+/// The exit code of `setup/generations`, and of `generations/run` behind it, for what this machine cannot get.
+const CANNOT_BE_HAD: &str = "exit status: 75";
+
+/// `make test-generations`: true when every test passed.
+pub(crate) fn run(root: &Path) -> Result<bool> {
+    let logs = root.join("target/test-logs");
+    std::fs::create_dir_all(&logs)?;
+    let counts = test(root, &logs)?;
+    println!("{counts}");
+    Ok(counts.failed == 0)
+}
+
+/// Builds the kernel where that was not done yet, and runs the tests in their short form; each counts.
+pub(crate) fn test(root: &Path, logs: &Path) -> Result<Counts> {
+    let mut command = Command::new("generations/run");
+    command.args(["--seconds", "2"]).current_dir(root);
+    let mut outcome = step::run("generations", &mut command, &logs.join("generations.log"), step::LIMIT)?;
+    let required = std::env::var_os("REQUIRE_ALL").is_some_and(|value| value == "1");
+    let counts = counts(&mut outcome, required);
+    report("generations (in a machine of their own)", &outcome, counts);
+    Ok(counts)
+}
+
+/// What a run by TAP adds up to. One that could not begin is skipped, unless all is required.
+fn counts(outcome: &mut Outcome, required: bool) -> Counts {
+    if outcome.ended == CANNOT_BE_HAD && !required {
+        let why = outcome.output.lines().last().unwrap_or_default().to_owned();
+        outcome.output = format!("SKIPPED generations: {why}\n");
+        outcome.succeeded = true;
+        return Counts { skipped: 1, ..Counts::default() };
+    }
+    let of = |word: &str| outcome.output.lines().filter(|line| line.starts_with(word)).count() as u64;
+    let counted = Counts { passed: of("ok "), failed: of("not ok "), skipped: 0 };
+    // a machine that ended, or never ran a test, has failed, whatever it counted
+    match outcome.succeeded && counted.passed > 0 || counted.failed > 0 {
+        true => counted,
+        false => Counts { failed: 1, ..counted },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn counts_of(ended: &str, output: &str, required: bool) -> Counts {
+        let succeeded = ended == "exit status: 0";
+        let mut outcome = Outcome { succeeded, ended: ended.into(), output: output.into(), elapsed: Duration::ZERO };
+        counts(&mut outcome, required)
+    }
+
+    #[test]
+    fn each_test_of_the_machine_counts() {
+        let output = "TAP version 13\nok 1 versions # 0.1 s\nnot ok 2 commit # 3.0 s\nok 3 fork # 0.2 s\n1..3\n";
+        assert_eq!(counts_of("exit status: 1", output, false), Counts { passed: 2, failed: 1, skipped: 0 });
+    }
+
+    #[test]
+    fn a_machine_that_ends_has_failed() {
+        let output = "TAP version 13\nok 1 versions # 0.1 s\nKernel panic - not syncing\n";
+        assert_eq!(counts_of("exit status: 1", output, false), Counts { passed: 1, failed: 1, skipped: 0 });
+        assert_eq!(counts_of("exit status: 0", "", false), Counts::one(false));
+    }
+
+    #[test]
+    fn what_cannot_be_had_is_skipped_unless_all_is_required() {
+        let output = "setup: linux-source-6.12\nsetup: linux-source-6.12 cannot be had\n";
+        let skipped = Counts { passed: 0, failed: 0, skipped: 1 };
+        assert_eq!(counts_of("exit status: 75", output, false), skipped);
+        assert_eq!(counts_of("exit status: 75", output, true), Counts::one(false));
+    }
+}
