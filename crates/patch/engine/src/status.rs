@@ -127,6 +127,10 @@ fn look(process: &Process, traced: bool) -> Result<Status, Error> {
         part: Some(part.clone()),
     };
     let Some(store) = store::find(process)? else {
+        // whatever it had, one that is about to end has no memory any more
+        if process.mappings()?.is_empty() {
+            return Err(Error::Ended(pid));
+        }
         return Ok(Status {
             pid: pid.0,
             name,
