@@ -38,15 +38,6 @@ fn targets(root: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// `make fuzz`: true when nothing was found.
-pub(crate) fn run(root: &Path) -> Result<bool> {
-    let logs = root.join("target/test-logs");
-    std::fs::create_dir_all(&logs)?;
-    let counts = test(root, &logs)?;
-    println!("{counts}");
-    Ok(counts.failed == 0)
-}
-
 /// Builds and runs every target; each is one test.
 pub(crate) fn test(root: &Path, logs: &Path) -> Result<Counts> {
     let target_dir = root.join("target/fuzz");

@@ -9,15 +9,6 @@ use std::process::Command;
 /// The exit code of `setup/generations`, and of `generations/run` behind it, for what this machine cannot get.
 const CANNOT_BE_HAD: &str = "exit status: 75";
 
-/// `make test-generations`: true when every test passed.
-pub(crate) fn run(root: &Path) -> Result<bool> {
-    let logs = root.join("target/test-logs");
-    std::fs::create_dir_all(&logs)?;
-    let counts = test(root, &logs)?;
-    println!("{counts}");
-    Ok(counts.failed == 0)
-}
-
 /// Builds the kernel where that was not done yet, and runs the tests in their short form; each counts.
 pub(crate) fn test(root: &Path, logs: &Path) -> Result<Counts> {
     let mut command = Command::new("generations/run");

@@ -41,8 +41,8 @@ fn run(command: Option<&str>) -> Result<bool> {
         Some("check") => runner::check(&root),
         Some("test") => runner::test(&root),
         Some("soak") => soak::run(&root),
-        Some("fuzz") => fuzz::run(&root),
-        Some("generations") => generations::run(&root),
+        Some("fuzz") => runner::alone(&root, fuzz::test),
+        Some("generations") => runner::alone(&root, generations::test),
         _ => bail!("usage: xtask tidy | check | test | soak | fuzz | generations"),
     }
 }

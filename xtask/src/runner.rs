@@ -126,8 +126,7 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     if programs.is_empty() {
         bail!("no package has a name with {}", only.join(" or "));
     }
-    let logs = root.join("target/test-logs");
-    std::fs::create_dir_all(&logs).with_context(|| format!("make {}", logs.display()))?;
+    let logs = make_logs(root)?;
 
     let mut total = Counts::default();
     let mut again: Vec<String> = Vec::new();
@@ -165,6 +164,20 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     }
     println!("{total}");
     Ok(total.failed == 0)
+}
+
+/// Where what tests say is kept.
+fn make_logs(root: &Path) -> Result<PathBuf> {
+    let logs = root.join("target/test-logs");
+    std::fs::create_dir_all(&logs).with_context(|| format!("make {}", logs.display()))?;
+    Ok(logs)
+}
+
+/// Some tests that are no programs of cargo's, by themselves; true when none failed.
+pub(crate) fn alone(root: &Path, tests: Tests) -> Result<bool> {
+    let counts = tests(root, &make_logs(root)?)?;
+    println!("{counts}");
+    Ok(counts.failed == 0)
 }
 
 /// What a first run leaves in `target` and `.cache`, and needs in between: GB.

@@ -4,7 +4,7 @@ use crate::checkpoint::GHOST_LIMIT;
 use crate::criu::Criu;
 use crate::tree::tree;
 use crate::unix_peers::unix_peers;
-use crate::volatile::volatile;
+use crate::volatile::{Volatile, volatile};
 use crate::{Error, host};
 use procfs::process::{MMPermissions, MMapPath, Process};
 use serde::Serialize;
@@ -50,6 +50,9 @@ pub struct Report {
     pub pids: Vec<i32>,
     /// What was found.
     pub findings: Vec<Finding>,
+    /// What of it is in memory.
+    #[serde(skip)]
+    pub(crate) volatile: Volatile,
 }
 
 impl Report {
@@ -76,10 +79,11 @@ pub fn check(pid: i32, criu: &Criu) -> Result<Report, Error> {
         let _ = look.process(process);
     }
     look.connections();
-    for (pid, text) in volatile(pid)?.lost {
-        look.found(Weight::Note, Some(pid), format!("{text}; only a switch of kernels refuses that"));
+    let volatile = volatile(pid)?;
+    for (pid, text) in &volatile.lost {
+        look.found(Weight::Note, Some(*pid), format!("{text}; only a switch of kernels refuses that"));
     }
-    Ok(Report { pids: processes.iter().map(|process| process.pid).collect(), findings: look.findings })
+    Ok(Report { pids: processes.iter().map(|process| process.pid).collect(), findings: look.findings, volatile })
 }
 
 /// What is known of the machine while processes are looked at.
@@ -354,8 +358,9 @@ mod tests {
     fn refusals_are_named_with_their_process() {
         let refusal = Finding::refusal(Some(1), "is traced".into());
         let note = Finding { weight: Weight::Note, pid: None, text: "fine".into() };
-        assert!(Report { pids: vec![1], findings: vec![note.clone()] }.accepted().is_ok());
-        let error = Report { pids: vec![1], findings: vec![note, refusal] }.accepted().unwrap_err();
+        let report = |findings| Report { pids: vec![1], findings, volatile: Volatile::default() };
+        assert!(report(vec![note.clone()]).accepted().is_ok());
+        let error = report(vec![note, refusal]).accepted().unwrap_err();
         assert!(error.is_refusal());
         assert!(error.to_string().starts_with("process 1 (") && error.to_string().ends_with("): is traced"));
     }

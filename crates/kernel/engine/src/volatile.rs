@@ -24,7 +24,7 @@ pub struct Directory {
 }
 
 /// What becomes of a program's things in memory when the kernel changes.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Volatile {
     /// What would be gone, by process: files and named pipes with what is in them.
     pub(crate) lost: BTreeSet<(i32, String)>,

@@ -277,11 +277,10 @@ async fn copy_rows(
     snapshot: &str,
     inventory: &Inventory,
     holder: &Link,
-    clients: Option<&mut Clients>,
+    mut clients: Option<&mut Clients>,
     teller: &Teller,
 ) -> Result<(), Error> {
     let copied = Arc::new(Copied::default());
-    let mut clients = clients;
     let throttle = Arc::new(if clients.is_some() { Throttle::new(COPIED) } else { Throttle::free() });
     let mut watch = Link::connect(&options.source, Purpose::Statements, &[]).await?;
     let (source, target) = (&options.source, &options.target);

@@ -141,9 +141,7 @@ async fn drop_target(
 async fn take_away(of: &Options, number: usize, journal: &mut Journal, teller: &Teller) -> Result<(), Error> {
     let mut source = Link::connect(&of.source, Purpose::Statements, &[]).await?;
     outfit::drop_slot(&mut source, &journal.record.slot_of(number)).await?;
-    let known =
-        |journal: &Journal| journal.record.others.iter().any(|other| other.number == number && other.made_database);
-    if !known(journal) {
+    if !journal.record.others.iter().any(|other| other.number == number && other.made_database) {
         return Ok(());
     }
     match undo::drop_database(&of.target, &journal.record).await {

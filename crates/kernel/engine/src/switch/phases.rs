@@ -10,7 +10,7 @@ use crate::checkpoint::room;
 use crate::error::At;
 use crate::progress::now_ns;
 use crate::tree::{full, of_unit, tree};
-use crate::volatile::{Volatile, volatile};
+use crate::volatile::Volatile;
 use crate::{Checkpoint, CheckpointOptions, Criu, Error, Guard, Moment, Observer, check, checkpoint_then, host};
 use rustix::fs::FlockOperation;
 use std::fs::{self, File, OpenOptions};
@@ -143,8 +143,9 @@ fn look(name: &str, criu: &Criu) -> Result<Unit, Error> {
         let text = format!("{socket} starts it, and systemd holds its sockets: systemctl disable --now {socket}");
         return Err(Error::Refused(vec![text]));
     }
-    check(pid, criu)?.accepted()?;
-    let Volatile { lost, directories } = volatile(pid)?;
+    let report = check(pid, criu)?;
+    report.accepted()?;
+    let Volatile { lost, directories } = report.volatile;
     if !lost.is_empty() {
         let text = |(pid, text): (i32, String)| format!("process {pid} ({}) {text}", crate::tree::name(pid));
         return Err(Error::Refused(lost.into_iter().map(text).collect()));
