@@ -49,6 +49,8 @@ pub(crate) struct Sender {
     stream: Box<dyn AsyncWrite + Send + Unpin>,
     /// What is to be sent next; frontend messages are appended to it.
     pub(crate) buffer: BytesMut,
+    /// Encryption may hold back the end of what it was given.
+    held_back: bool,
     server: String,
 }
 
@@ -158,9 +160,21 @@ impl Receiver {
 }
 
 impl Sender {
-    /// Sends what is buffered.
+    /// Whether something is still to be sent.
+    pub(crate) fn is_due(&self) -> bool {
+        self.held_back || !self.buffer.is_empty()
+    }
+
+    /// Sends what is buffered. Dropped halfway, it goes on with the rest when it is called again.
     pub(crate) async fn flush(&mut self) -> Result<(), Error> {
-        let result = self.stream.write_all_buf(&mut self.buffer).await;
+        let all = async {
+            self.held_back = true;
+            self.stream.write_all_buf(&mut self.buffer).await?;
+            self.stream.flush().await?;
+            self.held_back = false;
+            Ok(())
+        };
+        let result: io::Result<()> = all.await;
         result.map_err(|source| Error::Lost { server: self.server.clone(), doing: "writing".into(), source })
     }
 
@@ -214,7 +228,7 @@ impl Link {
         let name = server.to_string();
         Ok(Link {
             receiver: Receiver { stream: read, buffer: BytesMut::with_capacity(64 << 10), server: name.clone() },
-            sender: Sender { stream: write, buffer: BytesMut::with_capacity(64 << 10), server: name },
+            sender: Sender { stream: write, buffer: BytesMut::with_capacity(64 << 10), held_back: false, server: name },
             pid: 0,
             asking: false,
         })
@@ -484,6 +498,26 @@ mod tests {
             assert_eq!(receiver.is_dry(), end < message.len(), "{end} bytes");
             assert_eq!(receiver.waiting().unwrap().is_none(), end < message.len(), "{end} bytes");
         }
+    }
+
+    #[tokio::test]
+    async fn what_encryption_holds_back_is_sent_too() {
+        let (ours, mut theirs) = tokio::io::duplex(64);
+        let mut sender = Sender {
+            // As encryption does, this holds back what nobody asks it to send.
+            stream: Box::new(tokio::io::BufWriter::with_capacity(4096, ours)),
+            buffer: BytesMut::from(&[7; 1000][..]),
+            held_back: false,
+            server: String::new(),
+        };
+        // Dropped halfway: nobody reads yet.
+        tokio::time::timeout(Duration::from_millis(20), sender.flush()).await.unwrap_err();
+        assert!(sender.buffer.is_empty() && sender.is_due());
+        let mut got = vec![0; 1000];
+        let (sent, read) = tokio::join!(sender.flush(), theirs.read_exact(&mut got));
+        sent.unwrap();
+        assert_eq!(read.unwrap(), 1000);
+        assert!(!sender.is_due() && got == [7; 1000]);
     }
 
     #[test]

@@ -133,6 +133,7 @@ pub(crate) async fn login(
     let mut stream = connect(server, limit).await?;
     let login = async {
         stream.write_all(packet).await.map_err(SessionError::Server)?;
+        stream.flush().await.map_err(SessionError::Server)?;
         let mut reader = Reader::default();
         authenticate(&mut stream, &mut reader, server, user, credential).await?;
         let (mut parameters, mut key) = (BTreeMap::new(), CancelKey { pid: 0, secret: Vec::new() });
@@ -213,6 +214,7 @@ async fn authenticate(
             }
         }
         stream.write_all(&answer).await.map_err(SessionError::Server)?;
+        stream.flush().await.map_err(SessionError::Server)?;
     }
 }
 

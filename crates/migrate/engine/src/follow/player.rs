@@ -151,7 +151,7 @@ impl Player {
             let outcome = tokio::select! {
                 biased;
                 frame = receiver.frame(), if !self.under_way.is_empty() || self.syncs > 0 => self.answer(&frame?).await?,
-                sent = sender.flush(), if !sender.buffer.is_empty() => sent.map(|()| None)?,
+                sent = sender.flush(), if sender.is_due() => sent.map(|()| None)?,
                 () = tokio::time::sleep_until(due), if next.is_some() => {
                     if let Some((batch, _)) = next.take() {
                         self.send(batch)?;
