@@ -138,3 +138,28 @@ impl GivingWay {
         GivingWay { _patient: Patient::begin(PREPARING) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tool_takes_short_turns_and_gives_way_where_it_may() {
+        // Policies belong to a thread; this one is the test's own.
+        thread::spawn(|| {
+            let patient = Patient::begin(TRACING * 1000);
+            if patient.watcher.is_none() {
+                return; // nothing is changed where it could not be taken back
+            }
+            assert_eq!(sys::scheduling().0, libc::SCHED_IDLE);
+            patient.set(true);
+            assert_eq!(sys::scheduling().0, libc::SCHED_FIFO);
+            drop(patient);
+            let (policy, slice) = sys::scheduling();
+            // A kernel that does not know slices tells none.
+            assert_eq!((policy, if slice == 0 { sys::SLICE_NS } else { slice }), (libc::SCHED_OTHER, sys::SLICE_NS));
+        })
+        .join()
+        .unwrap();
+    }
+}

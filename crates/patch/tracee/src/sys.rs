@@ -338,14 +338,36 @@ pub(crate) fn write_at(file: &File, bytes: &[u8], at: u64) -> io::Result<usize> 
     }
 }
 
+/// Where the tool runs like everybody else, it asks to be scheduled in slices as short as the kernel knows (0.1 ms, since
+/// Linux 6.12; older ones do not heed it): whoever wakes up beside it waits for the end of its slice at most.
+pub(crate) const SLICE_NS: u64 = 100_000;
+
 /// Gives an OS thread (0: the calling one) a scheduling policy, with the lowest priority that it knows; whether the
-/// kernel allowed it.
+/// kernel allowed it. Follows sched_setattr(2).
 fn set_policy(tid: i32, policy: libc::c_int) -> bool {
     // SAFETY: plain data, for which all zeroes is a value.
-    let mut parameter: libc::sched_param = unsafe { std::mem::zeroed() };
-    parameter.sched_priority = i32::from(policy == libc::SCHED_FIFO);
-    // SAFETY: the call reads one sched_param.
-    unsafe { libc::sched_setscheduler(tid, policy | libc::SCHED_RESET_ON_FORK, &raw const parameter) == 0 }
+    let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
+    attributes.size = size_of::<libc::sched_attr>() as u32;
+    attributes.sched_policy = policy as u32;
+    attributes.sched_flags = libc::SCHED_FLAG_RESET_ON_FORK as u64;
+    attributes.sched_priority = u32::from(policy == libc::SCHED_FIFO);
+    if policy == libc::SCHED_OTHER {
+        attributes.sched_runtime = SLICE_NS;
+    }
+    // SAFETY: the call reads one sched_attr, whose size is in it.
+    unsafe { libc::syscall(libc::SYS_sched_setattr, tid, &raw const attributes, 0u32) == 0 }
+}
+
+/// Policy and slice of this OS thread.
+#[cfg(test)]
+pub(crate) fn scheduling() -> (libc::c_int, u64) {
+    // SAFETY: plain data, for which all zeroes is a value.
+    let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
+    let size = size_of::<libc::sched_attr>() as u32;
+    // SAFETY: the call writes one sched_attr, whose size is given.
+    let done = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0u32) };
+    assert_eq!(done, 0, "sched_getattr: {}", io::Error::last_os_error());
+    (attributes.sched_policy as libc::c_int, attributes.sched_runtime)
 }
 
 /// Gives this OS thread a real-time priority where it may: on a busy machine a tracer that waits for a processor keeps
