@@ -76,6 +76,17 @@ pub(crate) struct Mover<'m, 's, 'p, 'r> {
     pub(crate) faults: Vec<FaultPoint>,
 }
 
+/// What is to be written into entries.
+#[derive(Debug, Default)]
+struct Changes {
+    /// Entries that change in a single byte.
+    bytes: Vec<(Avma, u8)>,
+    /// The others, whole.
+    pieces: Vec<(Avma, [u8; JUMP_LEN])>,
+    /// Instructions inside of what these write over, at which nobody may stand.
+    boundaries: Vec<u64>,
+}
+
 /// How long the phases may take.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
@@ -270,8 +281,18 @@ impl Mover<'_, '_, '_, '_> {
     ) -> Result<(), Error> {
         let (guide, others): (Vec<_>, Vec<_>) =
             entries.iter().partition(|(site, bytes)| guide::is_taken_away(site, *bytes));
-        self.write_some(&others, reason, deadline, &Forbidden::default())?;
         let left = Forbidden::new(&[], &self.trampolines, &[]);
+        let (mut all, mut last) = (self.changes(&others)?, self.changes(&guide)?);
+        if !all.pieces.is_empty() && !last.pieces.is_empty() {
+            // mostly nobody is in that code, and everybody need stand only once
+            self.write_bytes(&all)?;
+            all.pieces.append(&mut last.pieces);
+            all.boundaries.append(&mut last.boundaries);
+            if self.write_frozen(&all, &left, reason)?.is_none() {
+                return Ok(());
+            }
+        }
+        self.write_some(&others, reason, deadline, &Forbidden::default())?;
         let soon = deadline.min(Instant::now() + LEAVING);
         match self.write_some(&guide, reason, soon, &left) {
             // who waits in a function that displaced code has called is not waited for
@@ -280,38 +301,49 @@ impl Mover<'_, '_, '_, '_> {
         }
     }
 
-    /// One that changes in a single byte is written at once, for a byte cannot tear; the others are written while all
-    /// threads stand, none of them inside of an entry, nor in `forbidden` code.
-    fn write_some(
-        &mut self,
-        entries: &[(&Site, [u8; JUMP_LEN])],
-        reason: &str,
-        deadline: Instant,
-        forbidden: &Forbidden,
-    ) -> Result<(), Error> {
-        let mut rest = Vec::new();
-        let mut boundaries = Vec::new();
+    /// What is to be written for these entries to hold these bytes.
+    fn changes(&self, entries: &[&(&Site, [u8; JUMP_LEN])]) -> Result<Changes, Error> {
+        let mut changes = Changes::default();
         for (site, bytes) in entries {
             let now = self.entry_bytes(site)?;
             let differ: Vec<usize> = (0..JUMP_LEN).filter(|i| now[*i] != bytes[*i]).collect();
             match differ[..] {
                 [] => {}
-                [one] => self.memory().write(Avma(site.entry.0 + one as u64), &bytes[one..=one])?,
+                [one] => changes.bytes.push((Avma(site.entry.0 + one as u64), bytes[one])),
                 _ => {
-                    rest.push((site.entry, *bytes));
+                    changes.pieces.push((site.entry, *bytes));
                     if now == site.from.bytes {
-                        boundaries.extend(site.inner_boundaries.iter().map(|b| site.entry.0 + u64::from(*b)));
+                        let inner = site.inner_boundaries.iter().map(|b| site.entry.0 + u64::from(*b));
+                        changes.boundaries.extend(inner);
                     }
                 }
             }
         }
-        if rest.is_empty() {
+        Ok(changes)
+    }
+
+    /// Writes what changes in a single byte, at once: a byte cannot tear.
+    fn write_bytes(&self, changes: &Changes) -> Result<(), Error> {
+        changes.bytes.iter().try_for_each(|(at, byte)| Ok(self.memory().write(*at, &[*byte])?))
+    }
+
+    /// Writes single bytes at once; the others while all threads stand, none of them inside of an entry, nor in
+    /// `forbidden` code.
+    fn write_some(
+        &mut self,
+        entries: &[&(&Site, [u8; JUMP_LEN])],
+        reason: &str,
+        deadline: Instant,
+        forbidden: &Forbidden,
+    ) -> Result<(), Error> {
+        let changes = self.changes(entries)?;
+        self.write_bytes(&changes)?;
+        if changes.pieces.is_empty() {
             return Ok(());
         }
-        let pieces: Vec<(Avma, &[u8])> = rest.iter().map(|(at, bytes)| (*at, &bytes[..])).collect();
         let mut wait = RETRY_FIRST;
         loop {
-            match self.write_frozen(&pieces, &boundaries, forbidden, reason)? {
+            match self.write_frozen(&changes, forbidden, reason)? {
                 None => return Ok(()),
                 Some(busy) if Instant::now() > deadline => return Err(Error::TimedOut { busy: vec![busy] }),
                 Some(_) => self.serve(Instant::now() + wait)?,
@@ -321,13 +353,7 @@ impl Mover<'_, '_, '_, '_> {
     }
 
     /// Freezes everybody, writes when nobody stands inside, thaws.
-    fn write_frozen(
-        &mut self,
-        pieces: &[(Avma, &[u8])],
-        boundaries: &[u64],
-        forbidden: &Forbidden,
-        reason: &str,
-    ) -> Result<Option<Busy>, Error> {
+    fn write_frozen(&mut self, changes: &Changes, forbidden: &Forbidden, reason: &str) -> Result<Option<Busy>, Error> {
         let mut frozen = match self.session.freeze() {
             Err(stillpoint_patch_tracee::Error::Unstoppable { tid, why }) => {
                 return Ok(Some(Busy { tid, function: why }));
@@ -335,11 +361,11 @@ impl Mover<'_, '_, '_, '_> {
             other => other?,
         };
         let mut inside = None;
-        if !boundaries.is_empty() || !forbidden.is_empty() {
+        if !changes.boundaries.is_empty() || !forbidden.is_empty() {
             for tid in frozen.threads() {
                 let mut held = frozen.thread(tid)?;
                 let look = self.prober.look(self.process, &mut held)?;
-                if look.stands_inside(boundaries) {
+                if look.stands_inside(&changes.boundaries) {
                     inside = Some(Busy { tid, function: "the first bytes of a function".into() });
                     break;
                 }
@@ -350,7 +376,8 @@ impl Mover<'_, '_, '_, '_> {
             }
         }
         if inside.is_none() {
-            frozen.write_text(pieces)?;
+            let pieces: Vec<(Avma, &[u8])> = changes.pieces.iter().map(|(at, bytes)| (*at, &bytes[..])).collect();
+            frozen.write_text(&pieces)?;
         }
         for (tid, stopped_ns) in frozen.thaw()? {
             self.report.stopped(tid, &format!("freeze: {reason}"), stopped_ns);
