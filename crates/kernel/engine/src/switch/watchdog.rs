@@ -12,6 +12,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 const CLASS: &str = "/sys/class/watchdog";
+const MODULES: &str = "/sys/module";
 /// What makes the core of all drivers leave it running when the kernel goes.
 const KEEP: &str = "/sys/module/watchdog/parameters/stop_on_reboot";
 /// How long a driver may take to come up.
@@ -50,7 +51,7 @@ pub(super) fn usable(device: &Path, limit_s: u32, next: &str) -> Result<Watchdog
     let read = |path: PathBuf| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
     let modules = Path::new("/lib/modules").join(next);
     let seen = Seen {
-        driver: driver_of(&class),
+        driver: driver_of(&class, Path::new(MODULES)),
         nowayout: read(class.join("nowayout")) == "1",
         active: read(class.join("state")) == "active",
         stop_on_reboot: read(KEEP.into()),
@@ -91,9 +92,23 @@ fn is_module(path: &str, name: &str) -> bool {
     file.split_once(".ko").is_some_and(|(file, _)| file.replace('-', "_") == name)
 }
 
-fn driver_of(class: &Path) -> Option<String> {
-    let module = fs::canonicalize(class.join("device/driver/module")).ok()?;
-    Some(module.file_name()?.to_string_lossy().into_owned())
+/// The module behind a watchdog. Some drivers (i6300esb) do not tell the kernel which device theirs is: those are known by the
+/// name that watchdog and driver have in common. A watchdog that the kernel counts by itself has no driver of any bus.
+fn driver_of(class: &Path, modules: &Path) -> Option<String> {
+    let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    if let Ok(module) = fs::canonicalize(class.join("device/driver/module")) {
+        return name(&module);
+    }
+    let identity = fs::read_to_string(class.join("identity")).ok()?;
+    let drives = |module: &Path| {
+        let mut drivers = fs::read_dir(module.join("drivers")).into_iter().flatten().flatten();
+        // BUS:NAME
+        drivers.any(|driver| {
+            driver.file_name().to_string_lossy().split_once(':').is_some_and(|it| it.1 == identity.trim())
+        })
+    };
+    let mut all = fs::read_dir(modules).ok()?.flatten().map(|entry| entry.path());
+    name(&all.find(|module| drives(module))?)
 }
 
 /// A watchdog that runs. One that is dropped runs on, and does its work.
@@ -149,7 +164,7 @@ impl Watchdog {
         let end = Instant::now() + APPEARS;
         loop {
             let mut classes = fs::read_dir(CLASS).into_iter().flatten().flatten().map(|entry| entry.path());
-            let found = classes.find(|class| driver_of(class).as_ref() == Some(&self.driver));
+            let found = classes.find(|class| driver_of(class, Path::new(MODULES)).as_ref() == Some(&self.driver));
             let device = found.and_then(|class| Some(Path::new("/dev").join(class.file_name()?)));
             match device.filter(|device| device.exists()) {
                 Some(device) => return Ok(device),
@@ -207,6 +222,30 @@ mod tests {
             assert!(judge(&seen).unwrap_err().contains(why), "{why}");
         }
         assert!(usable(Path::new("/dev/no-such-watchdog"), 60, "6.99").unwrap_err().contains("there is no watchdog"));
+    }
+
+    #[test]
+    fn a_driver_is_known_by_its_device_or_by_its_name() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let of = |name: &str| dir.path().join(name);
+        for path in ["module/e1000/drivers/pci:e1000", "module/i6300esb/drivers/pci:i6300ESB timer", "module/softdog"] {
+            fs::create_dir_all(of(path)).expect("make it");
+        }
+        let watchdog = |name: &str, identity: &str| {
+            fs::create_dir_all(of(name)).expect("make it");
+            fs::write(of(name).join("identity"), format!("{identity}\n")).expect("write it");
+        };
+        watchdog("watchdog0", "i6300ESB timer");
+        watchdog("watchdog1", "Software Watchdog");
+        watchdog("watchdog2", "iTCO_wdt");
+        fs::create_dir_all(of("watchdog2/device/driver")).expect("make it");
+        fs::create_dir_all(of("module/iTCO_wdt")).expect("make it");
+        std::os::unix::fs::symlink(of("module/iTCO_wdt"), of("watchdog2/device/driver/module")).expect("link it");
+        let module = |name: &str| driver_of(&of(name), &of("module"));
+        assert_eq!(module("watchdog0").as_deref(), Some("i6300esb"));
+        assert_eq!(module("watchdog1"), None);
+        assert_eq!(module("watchdog2").as_deref(), Some("iTCO_wdt"));
+        assert_eq!(module("watchdog3"), None);
     }
 
     #[test]
