@@ -19,6 +19,7 @@ pub mod binary;
 pub mod child;
 pub mod long;
 pub mod packages;
+pub mod patience;
 pub mod port;
 pub mod wait;
 

@@ -37,8 +37,10 @@ pub fn newer_available() -> bool {
     false
 }
 
-/// Whether clusters can be started here. Says why not; with `REQUIRE_ALL=1` it panics instead.
+/// Whether clusters can be started here. Says why not; with `REQUIRE_ALL=1` it panics instead. The calling test has a limited
+/// time from here on ([`stillpoint_testing::patience`]).
 pub fn available() -> bool {
+    stillpoint_testing::patience::begin();
     let why = if !rustix::process::geteuid().is_root() {
         "clusters are started as `postgres`, which takes root"
     } else if !programs(MAJOR).join("postgres").exists() {
