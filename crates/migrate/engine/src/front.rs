@@ -9,6 +9,8 @@ use stillpoint_migrate_proxy::control::{
     Client, ControlError, Phase, Remark, Reply, Request, Status, TargetSpec, TenantStatus,
 };
 
+/// Sessions that hold what cannot be taken along may let go of it: how often they are asked.
+const ASKING_AGAIN: Duration = Duration::from_millis(200);
 /// More than the proxy's own limits; it is the proxy that falls back by itself.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
@@ -40,7 +42,12 @@ impl Front {
     }
 
     async fn ask(&mut self, request: Request) -> Result<Reply, Error> {
-        let answer = tokio::time::timeout(ANSWER_LIMIT, self.client.ask(&request)).await;
+        let own_limit_ms = match &request {
+            Request::Prepare { limit_ms, .. } | Request::Pause { limit_ms, .. } => *limit_ms,
+            _ => 0,
+        };
+        let limit = ANSWER_LIMIT + Duration::from_millis(own_limit_ms);
+        let answer = tokio::time::timeout(limit, self.client.ask(&request)).await;
         answer.map_err(|_| Error::Proxy(format!("no answer to {request:?}")))?.map_err(|error| broken(&error))
     }
 
@@ -95,16 +102,17 @@ impl Front {
         verifiers: &BTreeMap<String, String>,
         limit: Duration,
     ) -> Result<Ready, Error> {
-        let server = target.as_the_proxy_has_it();
-        let request = Request::Prepare {
-            tenant: self.tenant.clone(),
-            target: TargetSpec::Server(server),
-            verifiers: verifiers.clone(),
-            limit_ms: limit.as_millis() as u64,
-        };
         let begun = tokio::time::Instant::now();
+        let mut again = false;
         loop {
-            let (sessions, waiting, pinned, failed) = match self.ask(request.clone()).await? {
+            let request = Request::Prepare {
+                tenant: self.tenant.clone(),
+                target: TargetSpec::Server(target.as_the_proxy_has_it()),
+                verifiers: verifiers.clone(),
+                limit_ms: limit.saturating_sub(begun.elapsed()).as_millis() as u64,
+                again: std::mem::replace(&mut again, true),
+            };
+            let (sessions, waiting, pinned, failed) = match self.ask(request).await? {
                 Reply::Prepared { sessions, waiting, pinned, failed } => (sessions, waiting, pinned, failed),
                 reply => return Err(out_of_turn(&reply)),
             };
@@ -115,7 +123,7 @@ impl Front {
                 let who = [pinned, failed, waiting].iter().flatten().map(remark).collect();
                 return Err(Error::TimedOut { what: "preparing sessions on the target".into(), limit, who });
             }
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            tokio::time::sleep(ASKING_AGAIN).await;
         }
     }
 

@@ -25,7 +25,7 @@ pub(crate) struct Bounds {
 
 /// Bytes of rows that are copied.
 pub(crate) const COPIED: Bounds = Bounds { least: 2 << 20, first: 16 << 20 };
-/// Bytes of rows that are compared. The replay stands meanwhile, and what comes is kept in memory.
+/// Bytes of rows that are compared, while both sides keep old versions of rows for the snapshots that are read.
 pub(crate) const COMPARED: Bounds = Bounds { least: 32 << 20, first: 64 << 20 };
 
 /// A rate that several workers share.

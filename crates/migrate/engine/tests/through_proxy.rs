@@ -4,9 +4,11 @@ mod support;
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
-use stillpoint_migrate_engine::{Outcome, fallback, run};
+use std::time::Duration;
+use stillpoint_migrate_engine::{Error, Options, Outcome, State, fallback, run};
 use stillpoint_migrate_testbed::{Cluster, available, free_port};
 use support::{Bench, observer, sums};
+use tokio_postgres::NoTls;
 
 /// A proxy in a thread; it ends with the test's process. Its port and control socket.
 fn proxy(dir: &Path, source: &Cluster) -> (u16, PathBuf) {
@@ -64,4 +66,62 @@ async fn clients_go_over_and_come_back() {
     assert_eq!(bench.source.sql("shop", balance), "t");
     assert!(!sums(&bench.source, "shop").is_empty());
     bench.assert_clean("shop");
+}
+
+/// Whoever is not ready keeps nobody else's session at the target from staying as it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_that_are_ready_are_not_prepared_again_for_one_that_is_not() {
+    const CLIENTS: usize = 8;
+    if !available() {
+        return;
+    }
+    let bench = Bench::start_with(&["log_connections=on"]);
+    bench.source.sql("postgres", "CREATE DATABASE shop");
+    bench.source.sql("shop", "CREATE TABLE item (id int PRIMARY KEY)");
+    let (port, control) = proxy(bench.dir.path(), &bench.source);
+    let options = |seconds| Options {
+        proxy: control.clone(),
+        share: 0.0,
+        prepare_limit: Duration::from_secs(seconds),
+        ..bench.options("shop")
+    };
+    let conninfo = format!("host=127.0.0.1 port={port} user=postgres dbname=shop application_name=customer");
+    let mut clients = Vec::new();
+    for _ in 0..CLIENTS {
+        let (client, connection) = tokio_postgres::connect(&conninfo, NoTls).await.expect("connect");
+        tokio::spawn(connection);
+        clients.push(client);
+    }
+    let opened = || {
+        let log = bench.target.log_text();
+        log.lines().filter(|line| line.contains("authorized") && line.contains("application_name=customer")).count()
+    };
+    let held = [
+        ("BEGIN", "its client holds a transaction open"),
+        ("CREATE TEMP TABLE mine (a int)", "temporary relation mine"),
+    ];
+    for (statement, why) in held {
+        clients[0].batch_execute(statement).await.expect("a statement");
+        let before = opened();
+        let failure = run(&options(6), observer().0).await.unwrap_err();
+        let Error::TimedOut { who, .. } = &failure.error else { panic!("{failure:?}") };
+        assert!(who.len() == 1 && who[0].contains(why), "{who:?}");
+        assert_eq!(failure.state, State::OnSource);
+        // Twice: a machine that is busy may refuse a login.
+        assert!(
+            (CLIENTS..=2 * CLIENTS).contains(&(opened() - before)),
+            "{statement}: {} were opened",
+            opened() - before
+        );
+        if statement == "BEGIN" {
+            clients[0].batch_execute("COMMIT").await.expect("a commit");
+        }
+    }
+    clients[0].batch_execute("DROP TABLE mine").await.expect("drop it");
+    let outcome = run(&options(120), observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
+    for client in &clients {
+        client.batch_execute("INSERT INTO item SELECT count(*) FROM item").await.expect("sessions go on");
+    }
+    assert_eq!(bench.target.sql("shop", "SELECT count(*) FROM item"), CLIENTS.to_string());
 }

@@ -66,6 +66,8 @@ impl Reporter {
 pub(crate) enum Command {
     /// Open a session at the target and keep it like the one here.
     Prepare(Arc<Target>, Option<Reporter>),
+    /// The same, unless there is one already with which nothing is wrong.
+    PrepareAgain(Arc<Target>, Reporter),
     /// Forget the one at the target.
     Abandon,
     /// Capture what is written from the next boundary on.

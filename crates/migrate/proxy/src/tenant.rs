@@ -134,31 +134,44 @@ impl Tenant {
         reports
     }
 
-    /// Opens a counterpart at the target for every session, and for those that come later.
-    pub(crate) async fn prepare(&self, target: Arc<Target>, limit: Duration) -> Result<Reports, String> {
-        let sessions = {
+    /// Opens a counterpart at the target for every session, and for those that come later. `again`: for those alone that
+    /// were not ready when it was asked a moment ago.
+    pub(crate) async fn prepare(&self, target: Arc<Target>, limit: Duration, again: bool) -> Result<Reports, String> {
+        let (sessions, again) = {
             let mut state = lock(&self.state);
             if state.service == Service::Paused {
                 return Err(format!("tenant `{}` is paused", self.name));
             }
+            let again = again && state.target.as_ref().is_some_and(|known| Arc::ptr_eq(known, &target));
             state.target = Some(target.clone());
-            state.sessions.values().cloned().collect::<Vec<_>>()
+            (state.sessions.values().cloned().collect::<Vec<_>>(), again)
         };
         let spacing = BETWEEN_SESSIONS.min(limit / 4 / sessions.len().max(1) as u32);
         let (mut said, limit) = (Reports::new(), Instant::now() + limit);
         let (to, mut reports) = unbounded_channel();
         for entry in &sessions {
-            entry.send(Command::Prepare(target.clone(), Some(Reporter { id: entry.id, to: to.clone() })));
+            let reporter = Reporter { id: entry.id, to: to.clone() };
+            match again {
+                true if entry.is_prepared() && entry.pinned().is_none() => {
+                    said.insert(entry.id, Ok(()));
+                    continue;
+                }
+                true => entry.send(Command::PrepareAgain(target.clone(), reporter)),
+                false => entry.send(Command::Prepare(target.clone(), Some(reporter))),
+            }
             tokio::time::sleep(spacing).await;
         }
         drop(to);
         while let Ok(Some((id, result))) = tokio::time::timeout_at(limit, reports.recv()).await {
             said.insert(id, result);
         }
-        for entry in &sessions {
-            if !said.contains_key(&entry.id) && entry.activity() != Activity::Idle {
-                said.insert(entry.id, Err(format!("waiting: {}", entry.activity().holds_up_by())));
-            }
+        let there: Vec<u32> = lock(&self.state).sessions.keys().copied().collect();
+        for entry in sessions.iter().filter(|entry| there.contains(&entry.id)) {
+            let why = match entry.activity() {
+                Activity::Idle => "its session at the target is not ready yet",
+                busy => busy.holds_up_by(),
+            };
+            said.entry(entry.id).or_insert_with(|| Err(format!("waiting: {why}")));
         }
         Ok(said)
     }

@@ -15,6 +15,13 @@ const BATCH_MAX: usize = 1024;
 const BATCH_BYTES_MAX: u64 = 1 << 20;
 /// Batches of a player that are under way: one that the target works at, and one behind it.
 pub(crate) const BATCHES: usize = 2;
+/// Room in a player's channel: behind a batch that failed others may lie there that it will throw away, and it is sent new
+/// ones before it has.
+pub(crate) const ROOM: usize = 2 * BATCHES - 1;
+/// What is taken in ahead of the players, in transactions and in bytes of the stream, beside one transaction that may be
+/// larger than all of it.
+const INTAKE_MAX: usize = 4096;
+const INTAKE_BYTES_MAX: u64 = 64 << 20;
 /// Transactions that are remembered after they were handed in, to tell whether a snapshot of the source has them.
 const RECENT: usize = 4096;
 
@@ -27,6 +34,8 @@ pub(crate) struct Standing {
     pub(crate) pending: u64,
     /// Everything up to here is applied.
     pub(crate) position: Lsn,
+    /// Bytes of the stream that are taken in and that nobody may apply yet.
+    pub(crate) waiting_bytes: u64,
     /// Tries that had to be repeated.
     pub(crate) retries: u64,
 }
@@ -44,8 +53,9 @@ pub(crate) enum Command {
     AwaitMarker(String, oneshot::Sender<Lsn>),
     /// Hands nothing more to players, and answers at once.
     Hold(oneshot::Sender<()>),
-    /// Everything up to the marker has been received: applies exactly what the snapshot sees, and answers when that is
-    /// done; `false`, with nothing more applied, when the snapshot is no prefix of the order of commits.
+    /// Applies what the snapshot sees as it comes, up to the first that it does not, and answers when the marker, which was
+    /// written behind the snapshot, has come and all that is done; `false` when the snapshot is no prefix of the order
+    /// of commits, or when more comes before the marker than may wait in memory: a later one may do.
     ApplySeen { marker: String, snapshot: SourceSnapshot, done: oneshot::Sender<bool> },
     /// Takes [`Command::Hold`] back.
     Release,
@@ -101,8 +111,9 @@ impl PlayerSlot {
         let transactions = std::mem::take(&mut self.gathered);
         self.bytes = 0;
         self.under_way.push_back(transactions.len());
-        // Its channel has room for all batches that are under way; one that is gone reports why.
-        let _ = self.batches.try_send(Batch { transactions, retries: self.retries });
+        let sent = self.batches.try_send(Batch { transactions, retries: self.retries });
+        // One that is gone reports why; one that is not has room for all batches that are under way.
+        debug_assert!(!matches!(sent, Err(mpsc::error::TrySendError::Full(_))), "a batch found no room");
     }
 }
 
@@ -114,10 +125,9 @@ pub(crate) struct Conductor {
     /// Markers received, and waited for: the position is that of the marker.
     markers: VecDeque<(String, Lsn)>,
     waiting: Option<(String, oneshot::Sender<Lsn>)>,
+    intake_bytes: u64,
     seen: Option<(String, SourceSnapshot, oneshot::Sender<bool>)>,
     held: bool,
-    /// What may be handed in although everything is held: so many from the front of the intake.
-    allowance: usize,
     recent: VecDeque<u32>,
     applied: HashSet<Lsn>,
     position: Lsn,
@@ -135,11 +145,11 @@ impl Conductor {
             scheduler: Scheduler::new(Mode::Rows, players.len() as u32, Limits::default()),
             players: players.into_iter().map(PlayerSlot::new).collect(),
             intake: VecDeque::new(),
+            intake_bytes: 0,
             markers: VecDeque::new(),
             waiting: None,
             seen: None,
             held: false,
-            allowance: 0,
             recent: VecDeque::new(),
             applied: applied.into_iter().collect(),
             position: 0,
@@ -155,9 +165,9 @@ impl Conductor {
         mut commands: mpsc::Receiver<Command>,
     ) -> Result<(), Error> {
         loop {
-            // A limit on what is taken in keeps the source waiting instead of filling our memory; a held replay must
-            // still see the marker that ends the hold.
-            let room = self.intake.len() < 4096 || self.held;
+            // A limit on what is taken in keeps the source waiting instead of filling our memory. A held replay must see
+            // the marker that ends the hold, but what a snapshot sees is not held.
+            let room = self.intake_bytes < INTAKE_BYTES_MAX && (self.intake.len() < INTAKE_MAX || self.held);
             tokio::select! {
                 biased;
                 report = reports.recv() => match report {
@@ -183,7 +193,10 @@ impl Conductor {
     fn received(&mut self, item: Item) {
         match item {
             Item::Transaction(again) if self.applied.remove(&again.stamp) => self.rested(again.stamp),
-            Item::Transaction(transaction) => self.intake.push_back(transaction),
+            Item::Transaction(transaction) => {
+                self.intake_bytes += transaction.bytes;
+                self.intake.push_back(transaction);
+            }
             // Nobody waits for it by name.
             Item::Marker { text, end } if text == "mark" => self.rested(end),
             Item::Marker { text, end } => {
@@ -205,17 +218,24 @@ impl Conductor {
         match command {
             Command::AwaitMarker(text, answer) => self.waiting = Some((text, answer)),
             Command::Hold(answer) => {
-                (self.held, self.allowance) = (true, 0);
+                self.held = true;
                 let _ = answer.send(());
             }
             Command::ApplySeen { marker, snapshot, done } => self.seen = Some((marker, snapshot, done)),
-            Command::Release => (self.held, self.allowance) = (false, 0),
+            Command::Release => (self.held, self.seen) = (false, None),
         }
     }
 
+    /// Whether the next transaction may be handed in.
+    fn may_go(&self) -> bool {
+        let seen = |snapshot: &SourceSnapshot| self.intake.front().is_some_and(|next| snapshot.sees(next.xid));
+        !self.held || self.seen.as_ref().is_some_and(|(_, snapshot, _)| seen(snapshot))
+    }
+
     fn hand_in(&mut self) -> Result<(), Error> {
-        while !self.held || self.allowance > 0 {
+        while self.may_go() {
             let Some(transaction) = self.intake.pop_front() else { return Ok(()) };
+            self.intake_bytes -= transaction.bytes;
             let syncset = Syncset {
                 stamp: Stamp(transaction.stamp),
                 tokens: transaction.tokens(),
@@ -228,10 +248,10 @@ impl Conductor {
                 let transaction = Arc::try_unwrap(refused.syncset.payload);
                 let full = matches!(refused.error, stillpoint_migrate_replay::Error::Full { .. });
                 let Ok(transaction) = transaction else { return Err(scheduler_error(refused.error)) };
+                self.intake_bytes += transaction.bytes;
                 self.intake.push_front(transaction);
                 return if full { Ok(()) } else { Err(scheduler_error(refused.error)) };
             }
-            self.allowance = self.allowance.saturating_sub(1);
             self.recent.push_back(xid);
             if self.recent.len() > RECENT {
                 self.recent.pop_front();
@@ -312,16 +332,15 @@ impl Conductor {
 
     fn apply_seen(&mut self) {
         let Some((marker, snapshot, _)) = &self.seen else { return };
-        if self.allowance > 0 || !self.markers.iter().any(|(text, _)| text == marker) {
+        let all_is_here = self.markers.iter().any(|(text, _)| text == marker);
+        let too_much = self.intake_bytes >= INTAKE_BYTES_MAX;
+        // What it sees at the front is handed in as soon as the scheduler has room for it.
+        if self.may_go() || !(all_is_here || too_much) {
             return;
         }
-        let seen = self.intake.iter().take_while(|transaction| snapshot.sees(transaction.xid)).count();
-        let prefix = !self.intake.iter().skip(seen).any(|transaction| snapshot.sees(transaction.xid))
+        let prefix = all_is_here
+            && !self.intake.iter().any(|transaction| snapshot.sees(transaction.xid))
             && self.recent.iter().all(|xid| snapshot.sees(*xid));
-        if prefix && seen > 0 {
-            self.allowance = seen;
-            return;
-        }
         if prefix && !self.scheduler.is_drained() {
             return;
         }
@@ -338,6 +357,7 @@ impl Conductor {
             applied: progress.done,
             pending: (progress.pending + self.intake.len()) as u64,
             position: self.position,
+            waiting_bytes: self.intake_bytes,
             retries: progress.retries,
         };
         self.standing.send_if_modified(|current| {
@@ -366,6 +386,29 @@ mod tests {
         for wrong in ["", "1:2", "a:b:c"] {
             assert_eq!(SourceSnapshot::parse(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn batches_that_a_player_will_throw_away_leave_room_for_new_ones() {
+        let (batches, mut player) = mpsc::channel(ROOM);
+        let mut slot = PlayerSlot::new(batches);
+        let send = |slot: &mut PlayerSlot| {
+            let of = |stamp| Arc::new(Transaction { stamp, xid: 1, writes: Vec::new(), bytes: 1 });
+            slot.gathered = (0..LONG as u64).map(of).collect();
+            slot.send();
+        };
+        // It works at the first, and the second lies behind it when that fails.
+        send(&mut slot);
+        player.try_recv().unwrap();
+        send(&mut slot);
+        slot.under_way.clear();
+        slot.retries += 1;
+        send(&mut slot);
+        while slot.may_follow() {
+            send(&mut slot);
+        }
+        let there: Vec<u64> = std::iter::from_fn(|| player.try_recv().ok()).map(|batch| batch.retries).collect();
+        assert_eq!(there, [0, 1, 1]);
     }
 
     #[test]

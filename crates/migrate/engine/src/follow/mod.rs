@@ -15,6 +15,8 @@ mod conductor;
 mod player;
 mod statement;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod transaction;
 
 use crate::inventory::Inventory;
@@ -22,7 +24,7 @@ use crate::link::{Link, Purpose, literal};
 use crate::pgoutput::Lsn;
 use crate::throttle::Throttle;
 use crate::{Error, Server};
-use conductor::{BATCHES, Command, Conductor};
+use conductor::{Command, Conductor, ROOM};
 use player::Player;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -92,7 +94,7 @@ impl Follower {
         let mut others = Vec::new();
         for number in 0..plan.players {
             let player = Player::connect(plan.target, &search_path).await?;
-            let (sender, receiver) = mpsc::channel(BATCHES);
+            let (sender, receiver) = mpsc::channel(ROOM);
             batches.push(sender);
             others.push(tokio::spawn(player.run(number as u32, receiver, report.clone(), Arc::clone(&plan.pace))));
         }
@@ -134,8 +136,9 @@ impl Follower {
     }
 
     /// Brings the target to exactly what one snapshot of the source sees, and has the caller look at both before
-    /// anything more is applied. `begin` opens the source's snapshot and answers its text; it is called again when a
-    /// snapshot falls between two commits that became visible in the other order.
+    /// anything more is applied: when this returns both have their snapshots, and the replay goes on. Another snapshot is
+    /// taken when one falls between two commits that became visible in the other order, or when more was committed right
+    /// behind it than may wait in memory.
     pub(crate) async fn hold_at(&mut self, source: &mut Link, target: &mut Link, limit: Duration) -> Result<(), Error> {
         const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
         let (answer, answered) = oneshot::channel();

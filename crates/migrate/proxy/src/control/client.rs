@@ -37,6 +37,10 @@ pub struct Client {
     stream: BufReader<UnixStream>,
     /// The beginning of a line.
     line: Vec<u8>,
+    /// Requests whose replies nobody has waited for to the end.
+    owed: usize,
+    /// A request has been sent in part.
+    broken: bool,
 }
 
 impl Client {
@@ -44,7 +48,7 @@ impl Client {
     pub async fn connect(path: &Path) -> Result<Client, ControlError> {
         let stream = UnixStream::connect(path).await;
         let stream = stream.map_err(|source| ControlError::Connect { path: path.into(), source })?;
-        Ok(Client { stream: BufReader::new(stream), line: Vec::new() })
+        Ok(Client { stream: BufReader::new(stream), line: Vec::new(), owed: 0, broken: false })
     }
 
     /// The next line of a capture. Nothing is lost when this is dropped before it is there.
@@ -58,15 +62,53 @@ impl Client {
             .map_err(|_| ControlError::NotUnderstood(String::from_utf8_lossy(&line).trim_end().to_owned()))
     }
 
-    /// Asks, and waits for the reply; a refusal is an error.
+    /// Asks, and waits for the reply; a refusal is an error. Dropped before it is there, the next question waits for both
+    /// replies and takes its own.
     pub async fn ask(&mut self, request: &Request) -> Result<Reply, ControlError> {
         let mut line =
             serde_json::to_string(request).map_err(|error| ControlError::NotUnderstood(error.to_string()))?;
         line.push('\n');
+        if std::mem::replace(&mut self.broken, true) {
+            return Err(ControlError::Closed);
+        }
         self.stream.get_mut().write_all(line.as_bytes()).await?;
-        match self.next().await? {
+        (self.broken, self.owed) = (false, self.owed + 1);
+        let reply = loop {
+            let reply = self.next().await?;
+            self.owed -= 1;
+            if self.owed == 0 {
+                break reply;
+            }
+        };
+        match reply {
             Reply::Error { message } => Err(ControlError::Refused(message)),
             reply => Ok(reply),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[tokio::test]
+    async fn an_answer_that_nobody_waited_for_is_not_taken_for_the_next() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut client = Client { stream: BufReader::new(ours), line: Vec::new(), owed: 0, broken: false };
+        let pause = Request::Pause { tenant: "t".into(), limit_ms: 1 };
+        let resume = Request::Resume { tenant: "t".into() };
+        let asking = client.ask(&pause);
+        tokio::time::timeout(Duration::from_millis(20), asking).await.unwrap_err();
+        let (mut lines, answers) =
+            (BufReader::new(theirs), [r#"{"reply":"drained","waited_us":1}"#, r#"{"reply":"resumed"}"#]);
+        let answering = async {
+            for answer in answers {
+                lines.read_line(&mut String::new()).await.unwrap();
+                lines.write_all(format!("{answer}\n").as_bytes()).await.unwrap();
+            }
+        };
+        let (reply, ()) = tokio::join!(client.ask(&resume), answering);
+        assert_eq!(reply.unwrap(), Reply::Resumed);
     }
 }

@@ -32,6 +32,9 @@ pub enum Request {
         /// Sessions that are not ready by then are reported as waiting.
         #[serde(default = "default_prepare_ms")]
         limit_ms: u64,
+        /// It was asked a moment ago: counterparts that are good stay, and only sessions that were not ready are asked.
+        #[serde(default)]
+        again: bool,
     },
     /// Capture what the sessions of a tenant write. After [`Reply::Capturing`] this connection brings one line for each
     /// committed transaction; when it ends, so does the capture.
@@ -75,8 +78,9 @@ impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Request::Status => f.write_str("Status"),
-            Request::Prepare { tenant, target, verifiers, limit_ms } => {
-                write!(f, "Prepare({tenant} to {target:?}, {} verifiers, {limit_ms} ms)", verifiers.len())
+            Request::Prepare { tenant, target, verifiers, limit_ms, again } => {
+                let again = if *again { " again" } else { "" };
+                write!(f, "Prepare({tenant} to {target:?}{again}, {} verifiers, {limit_ms} ms)", verifiers.len())
             }
             Request::Capture { tenant, limit_ms } => write!(f, "Capture({tenant}, {limit_ms} ms)"),
             Request::Captured { tenant } => write!(f, "Captured({tenant})"),
@@ -288,6 +292,7 @@ mod tests {
                     target: TargetSpec::Name("b".into()),
                     verifiers: BTreeMap::new(),
                     limit_ms: 10_000,
+                    again: false,
                 },
             ),
         ] {

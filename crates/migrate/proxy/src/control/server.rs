@@ -13,10 +13,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
-use zeroize::Zeroizing;
+use tokio::time::Instant;
+use zeroize::{Zeroize, Zeroizing};
 
 /// A longer line is no request.
 const LINE_MAX: u64 = 4 << 20;
+/// Who does not take its reply for so long is spoken to no longer.
+const REPLY_LIMIT: Duration = Duration::from_secs(60);
 /// Nobody may stop a tenant for longer.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
@@ -31,28 +34,30 @@ pub(crate) async fn serve(stream: UnixStream, proxy: Arc<Proxy>) {
     }
     let mut stream = BufReader::new(stream);
     let mut pause: Option<Pause> = None;
+    // What the end of a pause cuts off has been read all the same: it is the beginning of the next line.
+    let mut line = Zeroizing::new(Vec::new());
     loop {
-        let mut line = Zeroizing::new(String::new());
         let read = {
-            let mut limited = (&mut stream).take(LINE_MAX);
-            let reading = limited.read_line(&mut line);
+            let mut limited = (&mut stream).take(LINE_MAX.saturating_sub(line.len() as u64));
+            let reading = limited.read_until(b'\n', &mut line);
             match &pause {
                 None => reading.await,
                 Some(held) => tokio::select! {
                     read = reading => read,
                     () = tokio::time::sleep_until(held.limit()) => {
-                        tracing::warn!(tenant = held.tenant().name, "the pause reached its limit: sessions go on at the source");
-                        pause = None;
+                        end_pause(&mut pause);
                         continue;
                     }
                 },
             }
         };
         match read {
-            Ok(n) if n > 0 && line.ends_with('\n') => {}
+            Ok(_) if line.ends_with(b"\n") => {}
             _ => return,
         }
-        let reply = match serde_json::from_str::<Request>(&line) {
+        let request = serde_json::from_slice::<Request>(&line);
+        line.zeroize();
+        let reply = match request {
             Ok(Request::Capture { tenant, limit_ms }) => {
                 tracing::debug!(tenant, "capture");
                 match capture(&proxy, &tenant, Duration::from_millis(limit_ms)).await {
@@ -66,9 +71,19 @@ pub(crate) async fn serve(stream: UnixStream, proxy: Arc<Proxy>) {
             }
             Err(error) => Reply::Error { message: format!("not a request: {error}") },
         };
-        if say(stream.get_mut(), &reply).await.is_err() {
-            return;
+        // Whoever does not read its reply stops nobody for longer either.
+        let limit = pause.as_ref().map_or_else(|| Instant::now() + REPLY_LIMIT, Pause::limit);
+        match tokio::time::timeout_at(limit, say(stream.get_mut(), &reply)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => return,
+            Err(_) => return end_pause(&mut pause),
         }
+    }
+}
+
+fn end_pause(pause: &mut Option<Pause>) {
+    if let Some(held) = pause.take() {
+        tracing::warn!(tenant = held.tenant().name, "the pause reached its limit: sessions go on at the source");
     }
 }
 
@@ -117,8 +132,8 @@ async fn stream_rows(mut stream: BufReader<UnixStream>, capture: &Capture, reply
 async fn answer(proxy: &Arc<Proxy>, request: Request, pause: &mut Option<Pause>) -> Reply {
     let reply = match request {
         Request::Status => Ok(Reply::Status(status(proxy))),
-        Request::Prepare { tenant, target, verifiers, limit_ms } => {
-            prepare(proxy, &tenant, target, verifiers, Duration::from_millis(limit_ms)).await
+        Request::Prepare { tenant, target, verifiers, limit_ms, again } => {
+            prepare(proxy, &tenant, target, verifiers, Duration::from_millis(limit_ms), again).await
         }
         // It is answered by whoever reads the connection.
         Request::Capture { tenant, .. } => Err(format!("tenant `{tenant}` is captured by another way")),
@@ -185,6 +200,7 @@ async fn prepare(
     target: TargetSpec,
     verifiers: BTreeMap<String, String>,
     limit: Duration,
+    again: bool,
 ) -> Result<Reply, String> {
     let tenant = proxy.tenant(tenant).ok_or_else(|| unknown(tenant))?;
     let mut server = match target {
@@ -203,7 +219,7 @@ async fn prepare(
         Some(known) if *known.server == server && known.verifiers == verifiers => known,
         _ => Arc::new(Target::new(server, verifiers)),
     };
-    let said = tenant.prepare(target, limit).await?;
+    let said = tenant.prepare(target, limit, again).await?;
     let entries = entries(proxy);
     let ready = said.values().filter(|result| result.is_ok()).count();
     let (mut waiting, mut pinned, mut failed) = (Vec::new(), Vec::new(), Vec::new());

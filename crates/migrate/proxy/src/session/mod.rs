@@ -141,6 +141,13 @@ impl Session {
     async fn command(&mut self, command: Command) -> Result<Option<Refusal>, SessionError> {
         match command {
             Command::Prepare(target, reporter) => self.prepare(target, reporter),
+            Command::PrepareAgain(target, reporter) => match &self.shadow {
+                Some((shadow, known)) if Arc::ptr_eq(known, &target) && !shadow.has_failed() => {
+                    self.preparing = Some(reporter);
+                    self.pump.wants_boundary = true;
+                }
+                _ => self.prepare(target, Some(reporter)),
+            },
             Command::Abandon => {
                 self.shadow = None;
                 self.pump.follows = None;
@@ -175,10 +182,7 @@ impl Session {
             reporter.into_iter().for_each(|reporter| reporter.report(Err("it is a replication connection".into())));
             return;
         }
-        if self.shadow.as_ref().is_some_and(|(_, known)| Arc::ptr_eq(known, &target)) {
-            // Asked again: whatever failed is tried once more.
-            self.entry.prepared.store(false, Ordering::Relaxed);
-        }
+        self.entry.prepared.store(false, Ordering::Relaxed);
         let mut credential = self.credential.clone();
         credential.stored = target.verifiers.get(&self.entry.user).cloned();
         let access = Access {
@@ -211,22 +215,31 @@ impl Session {
         self.pump.wants_boundary = false;
         self.arm().await?;
         self.follow().await?;
-        let verdict = match (&self.shadow, self.pausing.is_some()) {
-            (Some((shadow, _)), true) => shadow::answer(shadow.verdict()).await,
-            _ => Ok(()),
-        };
-        if self.shadow.is_some() && self.pausing.is_some() {
-            self.entry.prepared.store(verdict.is_ok(), Ordering::Relaxed);
-        }
         if let Some(reporter) = self.pausing.take() {
             self.pump.admission = Admission::Closed;
             self.entry.set(Activity::Parked);
-            reporter.report(match self.entry.pinned() {
-                Some(why) => Err(why),
-                None => verdict,
-            });
+            match &self.shadow {
+                Some((shadow, _)) => self.await_verdict(shadow.verdict(), Some(reporter)),
+                None => reporter.report(self.entry.pinned().map_or(Ok(()), Err)),
+            }
         }
         Ok(())
+    }
+
+    /// Tells what comes of the counterpart, whenever that is: the session itself waits for nobody at the target, whose
+    /// client goes on when a pause is over.
+    fn await_verdict(&self, later: shadow::Later<()>, reporter: Option<Reporter>) {
+        let entry = self.entry.clone();
+        tokio::task::spawn_local(async move {
+            let result = shadow::answer(later).await;
+            entry.prepared.store(result.is_ok(), Ordering::Relaxed);
+            if let Some(reporter) = reporter {
+                reporter.report(match entry.pinned() {
+                    Some(why) => Err(why),
+                    None => result,
+                });
+            }
+        });
     }
 
     /// Captures what the session writes from here on.
@@ -261,7 +274,13 @@ impl Session {
     /// Brings the counterpart up to date.
     async fn follow(&mut self) -> Result<(), SessionError> {
         let Some((shadow, _)) = &mut self.shadow else { return Ok(()) };
-        if shadow.carried.is_some() && !self.pump.notes.dirty {
+        // What pinned it may be gone.
+        let asked = self.preparing.is_some() && self.entry.pinned().is_some();
+        if shadow.carried.is_some() && !self.pump.notes.dirty && !asked {
+            if let Some(reporter) = self.preparing.take() {
+                let later = shadow.verdict();
+                self.await_verdict(later, Some(reporter));
+            }
             return Ok(());
         }
         let carried = ask_carried(&mut self.pump, &self.tenant).await?;
@@ -280,21 +299,13 @@ impl Session {
         let lost = self.pump.notes.unnamed_lost.then(|| "its unnamed statement is longer than 1 MiB".to_owned());
         let pins: Vec<String> = carried.pins.iter().cloned().chain(lost).collect();
         self.entry.set_pinned((!pins.is_empty()).then(|| pins.join(", ")));
-        if shadow.carried.as_ref() == Some(&carried) {
-            return Ok(());
-        }
-        let later = shadow.carry(carried);
-        let (entry, reporter) = (self.entry.clone(), self.preparing.take());
-        tokio::task::spawn_local(async move {
-            let result = shadow::answer(later).await;
-            entry.prepared.store(result.is_ok(), Ordering::Relaxed);
-            if let Some(reporter) = reporter {
-                reporter.report(match entry.pinned() {
-                    Some(why) => Err(why),
-                    None => result,
-                });
-            }
-        });
+        let reporter = self.preparing.take();
+        let later = match shadow.carried.as_ref() == Some(&carried) {
+            false => shadow.carry(carried),
+            true if reporter.is_some() => shadow.verdict(),
+            true => return Ok(()),
+        };
+        self.await_verdict(later, reporter);
         Ok(())
     }
 

@@ -195,10 +195,10 @@ impl Pump {
                 return Poll::Ready(Ok(Event::Boundary));
             }
             // The server's last words come before the end that it makes; the client's after all has been sent.
-            if self.down.ended && self.down.buffer.is_empty() {
+            if self.down.ended && self.down.buffer.is_empty() && !self.down.unflushed {
                 return Poll::Ready(Ok(Event::ServerLeft));
             }
-            if self.up.ended && self.up.buffer.all_sent() {
+            if self.up.ended && self.up.buffer.all_sent() && !self.up.unflushed {
                 return Poll::Ready(Ok(Event::ClientLeft));
             }
             if !(down || up) {

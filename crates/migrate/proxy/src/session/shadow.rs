@@ -7,6 +7,7 @@ use crate::session::carried::Carried;
 use crate::target::Target;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use stillpoint_migrate_wire::backend;
 use stillpoint_migrate_wire::frame::{HEADER_LEN, Scanner, Step, put};
@@ -45,6 +46,7 @@ pub(crate) struct Access {
 pub(crate) struct Shadow {
     orders: mpsc::UnboundedSender<Order>,
     task: JoinHandle<()>,
+    failed: Arc<AtomicBool>,
     /// What it carries or is about to.
     pub(crate) carried: Option<Carried>,
 }
@@ -67,8 +69,14 @@ impl Shadow {
     /// Begins to log in.
     pub(crate) fn open(access: Access) -> Shadow {
         let (orders, receiver) = mpsc::unbounded_channel();
-        let task = tokio::task::spawn_local(live(access, receiver));
-        Shadow { orders, task, carried: None }
+        let failed = Arc::new(AtomicBool::new(false));
+        let task = tokio::task::spawn_local(live(access, receiver, failed.clone()));
+        Shadow { orders, task, failed, carried: None }
+    }
+
+    /// Whether something was wrong with it: another may do better.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
     }
 
     /// Has it carry what the session carries.
@@ -94,8 +102,9 @@ impl Shadow {
     }
 }
 
-async fn live(access: Access, mut orders: mpsc::UnboundedReceiver<Order>) {
+async fn live(access: Access, mut orders: mpsc::UnboundedReceiver<Order>, failed: Arc<AtomicBool>) {
     let mut ready = log_in(&access).await;
+    failed.store(ready.is_err(), Ordering::Relaxed);
     let (mut used, mut verdict) = (false, Ok(()));
     while let Some(order) = orders.recv().await {
         match order {
@@ -105,6 +114,7 @@ async fn live(access: Access, mut orders: mpsc::UnboundedReceiver<Order>) {
                     Err(why) => Err(why.clone()),
                 };
                 used = true;
+                failed.store(result.is_err(), Ordering::Relaxed);
                 verdict.clone_from(&result);
                 let _ = sender.send(result);
             }

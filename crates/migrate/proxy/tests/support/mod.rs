@@ -90,6 +90,7 @@ pub(crate) fn preparing(tenant: &str, to: &str, verifiers: &[(&str, &str)]) -> R
         target: TargetSpec::Name(to.into()),
         verifiers: verifiers.iter().map(|(user, stored)| ((*user).to_owned(), (*stored).to_owned())).collect(),
         limit_ms: 10_000,
+        again: false,
     }
 }
 
