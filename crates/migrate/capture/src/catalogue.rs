@@ -39,6 +39,8 @@ pub struct Column {
     pub generated: bool,
     /// `GENERATED ALWAYS AS IDENTITY`: it is given at INSERT only.
     pub identity_always: bool,
+    /// What it gets when no value is given is computed at that moment: a function, an identity.
+    pub computed_default: bool,
 }
 
 /// A unique index.

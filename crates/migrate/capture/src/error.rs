@@ -44,6 +44,9 @@ pub enum Refusal {
     /// A function that may write.
     #[error("function {0} may write")]
     Function(String),
+    /// Its text may do something else when it is repeated.
+    #[error("{0} may differ when the statement is repeated")]
+    NotRepeatable(String),
     /// Writes inside WITH.
     #[error("WITH holds a statement that writes")]
     WritingWith,

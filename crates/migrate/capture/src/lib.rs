@@ -55,11 +55,13 @@ mod catalogue;
 mod control;
 mod error;
 mod image;
+mod repeatable;
 mod rewrite;
 mod split;
 
 pub use catalogue::{Catalogue, Column, Reference, Table, Unique, WritesMore};
 pub use error::Refusal;
 pub use image::Image;
+pub use repeatable::repeatable;
 pub use rewrite::{Action, Control, Hash, Rewritten, Seen, rewrite};
 pub use split::split;

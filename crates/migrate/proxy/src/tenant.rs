@@ -177,8 +177,8 @@ impl Tenant {
     }
 
     /// Captures what every session writes, and those that come later. Once this answers, every commit is captured.
-    pub(crate) async fn capture(&self, limit: Duration) -> Result<(Arc<Capture>, usize), String> {
-        let capture = Arc::new(Capture::new());
+    pub(crate) async fn capture(&self, limit: Duration, statements: bool) -> Result<(Arc<Capture>, usize), String> {
+        let capture = Arc::new(Capture::new(statements));
         let (sessions, mut reports) = {
             let mut state = lock(&self.state);
             if state.capture.as_ref().is_some_and(|capture| capture.is_live()) {

@@ -180,23 +180,108 @@ fn what_is_not_captured_ends_the_capture_by_name_and_not_the_client() {
          CREATE FUNCTION nested() RETURNS int STABLE LANGUAGE plpgsql AS 'BEGIN RETURN sneak(); END'; \
          CREATE TABLE quiet (a int PRIMARY KEY, b int DEFAULT nested());",
     );
-    let runtime = support::runtime();
     for (text, why) in BEYOND {
-        runtime.block_on(async {
-            let mut control = proxy.control().await;
-            let request = Request::Capture { tenant: "shop".into(), limit_ms: 30_000 };
-            assert!(matches!(control.ask(&request).await, Ok(Reply::Capturing { .. })), "{text}");
-            let conninfo = proxy.conninfo("shop");
-            let text = (*text).to_owned();
-            let said = tokio::task::spawn_blocking(move || support::psql(&conninfo, "", &text)).await.expect("psql");
-            assert!(said.is_ok(), "{said:?}");
-            loop {
-                match control.next().await {
-                    Ok(Reply::CaptureOver { why: told }) => break assert!(told.contains(why), "{told:?}, not {why:?}"),
-                    Ok(Reply::Table(_) | Reply::Syncset(_)) => {}
-                    other => panic!("{other:?}"),
-                }
-            }
-        });
+        ends_the_capture(&proxy, false, text, why);
     }
+}
+
+/// Captures, has a client send a text, which must work, and looks at how the capture ended.
+#[track_caller]
+fn ends_the_capture(proxy: &Proxy, statements: bool, text: &str, why: &str) {
+    let told = support::runtime().block_on(async {
+        let mut control = proxy.control().await;
+        let request = Request::Capture { tenant: "shop".into(), limit_ms: 30_000, statements };
+        let begun = control.ask(&request).await;
+        assert!(matches!(begun, Ok(Reply::Capturing { .. })), "{text}: {begun:?}");
+        let (conninfo, text) = (proxy.conninfo("shop"), text.to_owned());
+        let said = tokio::task::spawn_blocking(move || support::psql(&conninfo, "", &text)).await.expect("psql");
+        assert!(said.is_ok(), "{said:?}");
+        loop {
+            match control.next().await.expect("a line") {
+                Reply::CaptureOver { why } => break why,
+                Reply::Error { message } => panic!("{message}"),
+                _ => {}
+            }
+        }
+    });
+    assert!(told.contains(why), "{text}: {told:?}, not {why:?}");
+}
+
+/// Each works for the client, and cannot be repeated by its text.
+const BEYOND_REPEATING: &[(&str, &str)] = &[
+    ("UPDATE late SET other = 7 WHERE id = 1", "a transaction that writes is not REPEATABLE READ"),
+    ("BEGIN ISOLATION LEVEL REPEATABLE READ; SAVEPOINT a; COMMIT", "a savepoint"),
+    (
+        "BEGIN ISOLATION LEVEL REPEATABLE READ; INSERT INTO item (id, parent, amount) VALUES (1, 1, 1); COMMIT",
+        "the default of column at",
+    ),
+    (
+        "BEGIN ISOLATION LEVEL REPEATABLE READ; UPDATE late SET other = (random() * 1000)::int WHERE id = 2; COMMIT",
+        "function random",
+    ),
+    ("SET work_mem = '7MB'", "SET changes what those behind it do"),
+    ("TRUNCATE item", "TRUNCATE ITEM is not captured"),
+];
+
+#[test]
+fn what_cannot_be_repeated_ends_a_capture_of_statements_by_name_and_not_the_client() {
+    if !available() {
+        return;
+    }
+    let (source, _target, proxy) = two();
+    source.sql("shop", SCHEMA);
+    for (text, why) in BEYOND_REPEATING {
+        ends_the_capture(&proxy, true, text, why);
+    }
+}
+
+#[test]
+fn statements_come_with_what_their_transactions_saw_in_one_order_with_commits() {
+    if !available() {
+        return;
+    }
+    let (source, _target, proxy) = two();
+    source.sql("shop", SCHEMA);
+    support::runtime().block_on(async {
+        let mut control = proxy.control().await;
+        let request = Request::Capture { tenant: "shop".into(), limit_ms: 30_000, statements: true };
+        assert!(matches!(control.ask(&request).await, Ok(Reply::Capturing { .. })));
+        let (client, connection) = tokio_postgres::connect(&proxy.conninfo("shop"), NoTls).await.expect("connect");
+        tokio::spawn(connection);
+        let write = "UPDATE parent SET note = 'new' WHERE id = 1";
+        for text in [
+            "BEGIN ISOLATION LEVEL REPEATABLE READ",
+            "SELECT count(*) FROM item",
+            write,
+            "COMMIT",
+            "SELECT 1",
+            "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 2",
+            "ROLLBACK",
+        ] {
+            client.batch_execute(text).await.unwrap_or_else(|error| panic!("{text}: {error:?}"));
+        }
+        let mut lines = Vec::new();
+        while lines.last() != Some(&"ended 2".to_owned()) {
+            lines.push(match control.next().await.expect("a line") {
+                Reply::Table(shape) => shape.name,
+                Reply::Begins { running } => format!("begins {running}"),
+                Reply::Began { running, snapshot } => {
+                    assert_eq!(snapshot.split(':').count(), 3, "{snapshot}");
+                    format!("began {running}")
+                }
+                Reply::Ended { running } => format!("ended {running}"),
+                Reply::Syncset(set) => {
+                    let statements = set.statements.expect("statements were asked for");
+                    let texts: Vec<String> =
+                        statements.operations.iter().map(|one| format!("{}{}", one.writes, one.text)).collect();
+                    format!("{:?} {} rows: {}", statements.running, set.rows.len(), texts.join("; "))
+                }
+                other => panic!("{other:?}"),
+            });
+        }
+        let written = format!("Some(1) 1 rows: falseSELECT count(*) FROM item; true{write}");
+        let wanted =
+            ["begins 1", "began 1", "parent", &written, "None 0 rows: falseSELECT 1", "begins 2", "began 2", "ended 2"];
+        assert_eq!(lines, wanted);
+    });
 }

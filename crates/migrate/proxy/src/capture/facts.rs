@@ -39,7 +39,9 @@ fn question() -> String {
            FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
            WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND {user} \
          UNION ALL SELECT 'column', a.attrelid::text, a.attnum::text, a.attname, (a.attgenerated <> '')::text, \
-           (a.attidentity = 'a')::text, NULL, NULL \
+           (a.attidentity = 'a')::text, (a.attidentity <> '' OR a.attgenerated = '' AND coalesce(( \
+             SELECT pg_catalog.pg_get_expr(d.adbin, d.adrelid) ~ '[(]|CURRENT_|LOCALTIME|_USER' FROM pg_catalog.pg_attrdef d \
+             WHERE d.adrelid = a.attrelid AND d.adnum = a.attnum), false))::text, NULL \
            FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_class c ON c.oid = a.attrelid \
            JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
            WHERE a.attnum > 0 AND NOT a.attisdropped AND c.relkind IN ('r', 'p') AND {user} \
@@ -141,8 +143,8 @@ pub(crate) fn read(rows: &[Row]) -> Facts {
         let Some(raw) = tables.get_mut(&number(row, 1)) else { continue };
         let Ok(at) = text(row, 2).parse::<i16>() else { continue };
         raw.positions.insert(at, raw.table.columns.len());
-        let column =
-            Column { name: text(row, 3), generated: text(row, 4) == "true", identity_always: text(row, 5) == "true" };
+        let is = |at| text(row, at) == "true";
+        let column = Column { name: text(row, 3), generated: is(4), identity_always: is(5), computed_default: is(6) };
         raw.table.columns.push(column);
     }
     let referred: Vec<u32> = of("reference").map(|row| number(row, 3)).collect();

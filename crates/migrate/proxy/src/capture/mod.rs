@@ -7,11 +7,15 @@
 //! ```
 //!
 //! Whoever writes what is not captured breaks the capture off, never the client: see [`Capture::break_off`].
+//!
+//! Where statements are asked for too, the follower is told of each transaction before its first operation is sent
+//! ([`Told::Begins`]) and when its snapshot is known, in one order with what was committed: of what comes after that it
+//! is not said whether the snapshot saw it, of what came before it did.
 
 pub(crate) mod facts;
 
 use crate::entry::lock;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use stillpoint_migrate_capture::{Action, Table};
@@ -20,6 +24,9 @@ use tokio::sync::Notify;
 
 /// What may wait for a slow follower.
 const WAITING_BYTES_MAX: usize = 256 << 20;
+
+/// What one thing told of a running transaction counts among these.
+const TOLD_BYTES: usize = 64;
 
 /// One written row.
 #[derive(Debug, Clone)]
@@ -38,7 +45,29 @@ pub(crate) struct Written {
     pub(crate) xid: String,
     pub(crate) changes: Vec<Change>,
     pub(crate) tokens: Vec<Token>,
+    /// What its client sent, where statements are captured.
+    pub(crate) spoken: Option<Spoken>,
     pub(crate) bytes: usize,
+}
+
+/// The statements of a transaction, in their order.
+#[derive(Debug, Default)]
+pub(crate) struct Spoken {
+    /// Under which its snapshot was told; none for what could not write.
+    pub(crate) running: Option<u64>,
+    /// Texts, and whether they write.
+    pub(crate) operations: Vec<(bool, String)>,
+}
+
+/// What is told of a transaction that runs.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    /// Its first operation is sent next.
+    Begins(u64),
+    /// Its snapshot, as the server writes it.
+    Began(u64, String),
+    /// It is over without having been committed.
+    Ended(u64),
 }
 
 /// What comes next.
@@ -46,6 +75,8 @@ pub(crate) struct Written {
 pub(crate) enum Next {
     /// The transaction of this stamp; empty when it was rolled back after all.
     Written(u64, Written),
+    /// What transactions do that run.
+    Told(Told),
     /// Nothing more comes, for this reason.
     Over(String),
 }
@@ -54,24 +85,60 @@ pub(crate) enum Next {
 struct State {
     /// The last stamp that was taken.
     last: u64,
-    /// Stamps taken and not handed on; with what was written once that is known.
+    /// Stamps taken and not ready to be handed on; with what was written once that is known.
     open: BTreeMap<u64, Option<Written>>,
+    ready: VecDeque<Next>,
+    running: u64,
     bytes: usize,
     over: Option<String>,
     uncovered: BTreeSet<(String, String)>,
+}
+
+impl State {
+    fn tell(&mut self, told: Told) {
+        if self.over.is_none() {
+            self.bytes += TOLD_BYTES;
+            self.ready.push_back(Next::Told(told));
+        }
+    }
 }
 
 /// A capture that runs, or ran.
 #[derive(Debug)]
 pub(crate) struct Capture {
     live: AtomicBool,
+    statements: bool,
     state: Mutex<State>,
     changed: Notify,
 }
 
 impl Capture {
-    pub(crate) fn new() -> Capture {
-        Capture { live: AtomicBool::new(true), state: Mutex::default(), changed: Notify::new() }
+    /// Of rows, and of `statements` too.
+    pub(crate) fn new(statements: bool) -> Capture {
+        Capture { live: AtomicBool::new(true), statements, state: Mutex::default(), changed: Notify::new() }
+    }
+
+    /// Whether statements are captured.
+    pub(crate) fn of_statements(&self) -> bool {
+        self.statements
+    }
+
+    /// A transaction is about to send its first operation.
+    pub(crate) fn begins(self: &Arc<Self>) -> Running {
+        let id = {
+            let mut state = lock(&self.state);
+            state.running += 1;
+            let id = state.running;
+            state.tell(Told::Begins(id));
+            id
+        };
+        self.changed.notify_one();
+        Running { capture: self.clone(), id, over: false }
+    }
+
+    fn tell(&self, told: Told) {
+        lock(&self.state).tell(told);
+        self.changed.notify_one();
     }
 
     /// Whether statements are still to be captured.
@@ -86,6 +153,7 @@ impl Capture {
             tracing::info!(why, "capture ends");
             state.over = Some(why);
             state.open.clear();
+            state.ready.clear();
             self.live.store(false, Ordering::Release);
         }
         drop(state);
@@ -129,13 +197,12 @@ impl Capture {
                 if let Some(why) = &state.over {
                     return Next::Over(why.clone());
                 }
-                if let Some(first) = state.open.first_entry()
-                    && first.get().is_some()
-                {
-                    let (stamp, written) = first.remove_entry();
-                    let written = written.unwrap_or_default();
-                    state.bytes -= written.bytes;
-                    return Next::Written(stamp, written);
+                if let Some(next) = state.ready.pop_front() {
+                    state.bytes -= match &next {
+                        Next::Written(_, written) => written.bytes,
+                        _ => TOLD_BYTES,
+                    };
+                    return next;
                 }
             }
             changed.await;
@@ -161,11 +228,46 @@ impl Stamped {
         }
         state.bytes += written.bytes;
         state.open.insert(self.stamp, Some(written));
+        while let Some(first) = state.open.first_entry()
+            && first.get().is_some()
+        {
+            let (stamp, written) = first.remove_entry();
+            state.ready.push_back(Next::Written(stamp, written.unwrap_or_default()));
+        }
         let too_much = state.bytes > WAITING_BYTES_MAX;
         drop(state);
         self.capture.changed.notify_one();
         if too_much {
             self.capture.break_off(format!("the follower is {} MiB behind", WAITING_BYTES_MAX >> 20));
+        }
+    }
+}
+
+/// A transaction of which was told that it begins. Dropped without having been committed it is told to have ended.
+#[derive(Debug)]
+pub(crate) struct Running {
+    capture: Arc<Capture>,
+    id: u64,
+    over: bool,
+}
+
+impl Running {
+    /// Its snapshot is known.
+    pub(crate) fn began(&self, snapshot: String) {
+        self.capture.tell(Told::Began(self.id, snapshot));
+    }
+
+    /// It was committed: what is told of it next is what it wrote.
+    pub(crate) fn committed(mut self) -> u64 {
+        self.over = true;
+        self.id
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.over {
+            self.capture.tell(Told::Ended(self.id));
         }
     }
 }
@@ -188,7 +290,7 @@ mod tests {
 
     #[tokio::test]
     async fn transactions_come_in_the_order_of_their_stamps() {
-        let capture = Arc::new(Capture::new());
+        let capture = Arc::new(Capture::new(false));
         let (first, second, third) = (capture.stamp(), capture.stamp(), capture.stamp());
         second.resolve(written("b"));
         third.resolve(Written::default());
@@ -201,8 +303,39 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_transactions_do_comes_in_one_order_with_what_was_committed() {
+        let capture = Arc::new(Capture::new(true));
+        let (one, other) = (capture.begins(), capture.begins());
+        one.began("3:3:".into());
+        let stamp = capture.stamp();
+        let late = capture.begins();
+        let spoken = Spoken { running: Some(one.committed()), operations: vec![(true, "w".into())] };
+        stamp.resolve(Written { spoken: Some(spoken), ..Written::default() });
+        drop(other);
+        late.committed();
+        let mut seen = Vec::new();
+        for _ in 0..6 {
+            seen.push(match capture.next().await {
+                Next::Told(told) => told,
+                Next::Written(1, written) => Told::Began(written.spoken.unwrap().running.unwrap(), "committed".into()),
+                other => panic!("{other:?}"),
+            });
+        }
+        let began = |id, text: &str| Told::Began(id, text.into());
+        let wanted = [
+            Told::Begins(1),
+            Told::Begins(2),
+            began(1, "3:3:"),
+            Told::Begins(3),
+            began(1, "committed"),
+            Told::Ended(2),
+        ];
+        assert_eq!(seen, wanted);
+    }
+
+    #[tokio::test]
     async fn a_commit_in_doubt_ends_it_and_the_first_reason_is_told() {
-        let capture = Arc::new(Capture::new());
+        let capture = Arc::new(Capture::new(false));
         drop(capture.stamp());
         capture.break_off("later".into());
         assert!(!capture.is_live());
@@ -212,7 +345,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_follower_too_far_behind_ends_it() {
-        let capture = Arc::new(Capture::new());
+        let capture = Arc::new(Capture::new(false));
         let stamp = capture.stamp();
         stamp.resolve(Written { bytes: WAITING_BYTES_MAX + 1, ..Written::default() });
         assert!(!capture.is_live());

@@ -44,6 +44,9 @@ pub enum Request {
         /// Sessions whose transaction has not ended by then are named, and nothing is captured.
         #[serde(default = "default_prepare_ms")]
         limit_ms: u64,
+        /// Capture the statements that clients send as well, with what their transactions saw.
+        #[serde(default)]
+        statements: bool,
     },
     /// How far the capture of a tenant is.
     Captured {
@@ -82,7 +85,10 @@ impl fmt::Debug for Request {
                 let again = if *again { " again" } else { "" };
                 write!(f, "Prepare({tenant} to {target:?}{again}, {} verifiers, {limit_ms} ms)", verifiers.len())
             }
-            Request::Capture { tenant, limit_ms } => write!(f, "Capture({tenant}, {limit_ms} ms)"),
+            Request::Capture { tenant, limit_ms, statements } => {
+                let what = if *statements { " with statements" } else { "" };
+                write!(f, "Capture({tenant}{what}, {limit_ms} ms)")
+            }
             Request::Captured { tenant } => write!(f, "Captured({tenant})"),
             Request::Pause { tenant, limit_ms } => write!(f, "Pause({tenant}, {limit_ms} ms)"),
             Request::Switch { tenant } => write!(f, "Switch({tenant})"),
@@ -148,6 +154,23 @@ pub enum Reply {
     Table(rows::TableShape),
     /// A committed transaction; empty when it was rolled back after its stamp was taken.
     Syncset(rows::Syncset),
+    /// Where statements are captured: a transaction's first operation is sent next.
+    Begins {
+        /// Its number here, used once.
+        running: u64,
+    },
+    /// A transaction has its snapshot.
+    Began {
+        /// Its number here.
+        running: u64,
+        /// What it sees, as `pg_current_snapshot()` says it.
+        snapshot: String,
+    },
+    /// A transaction is over and was not committed.
+    Ended {
+        /// Its number here.
+        running: u64,
+    },
     /// Nothing more is captured.
     CaptureOver {
         /// Why.

@@ -79,6 +79,28 @@ pub struct Syncset {
     pub rows: Vec<Row>,
     /// What it touched.
     pub tokens: Vec<Touched>,
+    /// What its client sent, where statements are captured. A transaction without rows and tokens only read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub statements: Option<Statements>,
+}
+
+/// The statements of a committed transaction.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Statements {
+    /// Its number while it ran; none where it cannot have written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub running: Option<u64>,
+    /// In their order.
+    pub operations: Vec<Operation>,
+}
+
+/// A statement.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Operation {
+    /// Whether it writes rows.
+    pub writes: bool,
+    /// Its text.
+    pub text: String,
 }
 
 impl From<Token> for Touched {
@@ -151,6 +173,10 @@ pub(crate) fn lines(stamp: u64, written: Written, known: &mut BTreeMap<u32, Arc<
         xid: written.xid,
         rows: written.changes.into_iter().map(row).collect(),
         tokens: written.tokens.into_iter().map(Touched::from).collect(),
+        statements: written.spoken.map(|spoken| Statements {
+            running: spoken.running,
+            operations: spoken.operations.into_iter().map(|(writes, text)| Operation { writes, text }).collect(),
+        }),
     }));
     lines
 }

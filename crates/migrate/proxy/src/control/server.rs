@@ -2,7 +2,7 @@
 
 use super::rows;
 use super::{CounterStatus, Phase, Remark, Reply, Request, SessionStatus, Status, TargetSpec, TenantStatus};
-use crate::capture::{Capture, Next};
+use crate::capture::{Capture, Next, Told};
 use crate::entry::Entry;
 use crate::proxy::Proxy;
 use crate::target::Target;
@@ -58,9 +58,9 @@ pub(crate) async fn serve(stream: UnixStream, proxy: Arc<Proxy>) {
         let request = serde_json::from_slice::<Request>(&line);
         line.zeroize();
         let reply = match request {
-            Ok(Request::Capture { tenant, limit_ms }) => {
-                tracing::debug!(tenant, "capture");
-                match capture(&proxy, &tenant, Duration::from_millis(limit_ms)).await {
+            Ok(Request::Capture { tenant, limit_ms, statements }) => {
+                tracing::debug!(tenant, statements, "capture");
+                match capture(&proxy, &tenant, Duration::from_millis(limit_ms), statements).await {
                     Ok((capture, reply)) => return stream_rows(stream, &capture, &reply).await,
                     Err(message) => Reply::Error { message },
                 }
@@ -94,9 +94,14 @@ async fn say(stream: &mut UnixStream, reply: &Reply) -> std::io::Result<()> {
     stream.write_all(text.as_bytes()).await
 }
 
-async fn capture(proxy: &Proxy, tenant: &str, limit: Duration) -> Result<(Arc<Capture>, Reply), String> {
+async fn capture(
+    proxy: &Proxy,
+    tenant: &str,
+    limit: Duration,
+    statements: bool,
+) -> Result<(Arc<Capture>, Reply), String> {
     let tenant = proxy.tenant(tenant).ok_or_else(|| unknown(tenant))?;
-    let (capture, sessions) = tenant.capture(limit).await?;
+    let (capture, sessions) = tenant.capture(limit, statements).await?;
     let uncovered = capture.uncovered();
     Ok((capture, Reply::Capturing { sessions, uncovered }))
 }
@@ -116,6 +121,9 @@ async fn stream_rows(mut stream: BufReader<UnixStream>, capture: &Capture, reply
         };
         let lines = match next {
             Next::Written(stamp, written) => rows::lines(stamp, written, &mut known),
+            Next::Told(Told::Begins(running)) => vec![Reply::Begins { running }],
+            Next::Told(Told::Began(running, snapshot)) => vec![Reply::Began { running, snapshot }],
+            Next::Told(Told::Ended(running)) => vec![Reply::Ended { running }],
             Next::Over(why) => {
                 let _ = say(stream.get_mut(), &Reply::CaptureOver { why }).await;
                 return;

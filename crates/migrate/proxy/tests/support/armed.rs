@@ -33,7 +33,7 @@ impl Armed {
                 let mut seen = Seen::default();
                 while !*stopped.borrow() {
                     let mut client = Client::connect(&control).await.expect("reach the proxy");
-                    let request = Request::Capture { tenant: tenant.clone(), limit_ms: 2_000 };
+                    let request = Request::Capture { tenant: tenant.clone(), limit_ms: 2_000, statements: false };
                     match client.ask(&request).await {
                         Ok(Reply::Capturing { .. }) => {}
                         Err(ControlError::Refused(why)) => {

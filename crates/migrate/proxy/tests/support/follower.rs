@@ -54,7 +54,7 @@ impl Follower {
         let thread = std::thread::spawn(move || {
             runtime().block_on(async move {
                 let mut client = Client::connect(&control).await.expect("reach the proxy");
-                let request = Request::Capture { tenant: tenant.clone(), limit_ms: 30_000 };
+                let request = Request::Capture { tenant: tenant.clone(), limit_ms: 30_000, statements: false };
                 let Ok(Reply::Capturing { uncovered, .. }) = client.ask(&request).await else { panic!("no capture") };
                 let (source, connection) = tokio_postgres::connect(&from, NoTls).await.expect("the source");
                 tokio::spawn(connection);

@@ -1,6 +1,7 @@
 //! What the client asks for.
 
 use super::inbox::Message;
+use super::spoken::has_parameters;
 use super::statements::{Judged, Statement, What, leans_on_facts};
 use super::{Captured, Expected, Manner, SENT_AT, TWINS_MAX};
 use crate::error::SessionError;
@@ -80,6 +81,13 @@ impl Captured {
         let malformed = || SessionError::ClientProtocol(WireError::Malformed("parse"));
         let (name, text) = frontend::parse_text(message.body()).ok_or_else(malformed)?;
         let types = message.body().get(name.len() + text.len() + 2..).ok_or_else(malformed)?.to_vec();
+        if self.capture.of_statements() {
+            // Parsing takes the snapshot already.
+            let judged = self.judge(text);
+            if !self.know_snapshot(pump, text, &judged).await? {
+                return Ok(());
+            }
+        }
         let owed = Expected::Parse(name.to_vec(), Arc::new(Statement { text: text.to_vec(), types }));
         self.forward(message, owed);
         Ok(())
@@ -111,6 +119,13 @@ impl Captured {
         }
         let judged = self.judge(&statement.text);
         self.portals.insert(portal.to_vec(), judged.clone());
+        if self.capture.of_statements() {
+            if !self.know_snapshot(pump, &statement.text, &judged).await? {
+                return Ok(());
+            }
+            let behind = message.body().get(portal.len() + name.len() + 2..).ok_or_else(malformed)?;
+            self.bound.insert(portal.to_vec(), (statement.clone(), has_parameters(behind)));
+        }
         match judged.writes() {
             Some(rewritten) if self.capture.is_live() && !self.failed => {
                 let twin = self.twin(&statement, &rewritten.text);
@@ -170,6 +185,9 @@ impl Captured {
             return self.flush(pump).await;
         };
         let portal = name.to_vec();
+        if let Some((statement, parameters)) = self.bound.get(name).cloned() {
+            self.speak(pump, &statement.text, &judged, parameters);
+        }
         self.run_portal(pump, &judged, judged.writes().cloned(), |to| {
             if judged.writes().is_some_and(|rewritten| !rewritten.client_sees_rows) {
                 // A limit is for rows that the client gets.
@@ -291,7 +309,7 @@ impl Captured {
         if stamp.is_some() {
             self.after_commit(stamp, !errors && !self.errors_until_ready);
         } else if !self.block {
-            self.transaction_over();
+            self.after_commit(None, !errors && !self.errors_until_ready);
         }
         Ok(())
     }
@@ -309,7 +327,8 @@ impl Captured {
         let texts: Vec<&[u8]> = pieces.into_iter().map(|piece| &text[piece]).collect();
         let judged: Vec<Arc<Judged>> = texts.iter().map(|text| self.judge(text)).collect();
         let plain = |judged: &Arc<Judged>| matches!(judged.what, What::Nothing) && !judged.touches;
-        if texts.len() > 1 && self.capture.is_live() && !judged.iter().all(plain) {
+        let together = !self.capture.of_statements() && judged.iter().all(plain);
+        if texts.len() > 1 && self.capture.is_live() && !together {
             return self.pieces(pump, &texts, &offsets).await;
         }
         let [text] = &texts[..] else { return self.whole_query(pump, &message).await };
@@ -331,6 +350,11 @@ impl Captured {
         if alone {
             return self.pieces(pump, &texts, &offsets).await;
         }
+        if !self.know_snapshot_before_query(pump, text, &judged).await? {
+            return Ok(());
+        }
+        self.speak(pump, text, &judged, false);
+        self.errors_until_ready = false;
         self.whole_query(pump, &message).await?;
         if let What::Control(control) = &judged.what {
             self.transaction.control(control);
@@ -339,7 +363,8 @@ impl Captured {
             self.touched();
         }
         if !self.block {
-            self.transaction_over();
+            let committed = !self.errors_until_ready && !self.tag.starts_with(b"ROLLBACK");
+            self.after_commit(None, committed);
         }
         Ok(())
     }
@@ -369,6 +394,10 @@ impl Captured {
                 break;
             }
             let judged = self.judge(text);
+            if !self.know_snapshot(pump, text, &judged).await? {
+                break;
+            }
+            self.speak(pump, text, &judged, false);
             let writes = judged.writes().filter(|_| !self.failed && self.capture.is_live());
             let sent = writes.map_or(*text, |rewritten| rewritten.text.as_bytes());
             put_parse(&mut self.to_server, b"", sent, &[]);

@@ -17,6 +17,7 @@
 mod inbox;
 mod messages;
 mod replies;
+mod spoken;
 mod statements;
 mod transaction;
 
@@ -92,6 +93,8 @@ pub(super) struct Captured {
     judged: HashMap<Vec<u8>, Arc<Judged>>,
     statements: HashMap<Vec<u8>, Arc<Statement>>,
     portals: HashMap<Vec<u8>, Arc<Judged>>,
+    /// Where statements are captured: what each portal is of, and whether it has parameters.
+    bound: HashMap<Vec<u8>, (Arc<Statement>, bool)>,
     twins: HashMap<statements::TwinKey, Vec<u8>>,
     twins_made: u64,
     /// Names of twins that may be there still.
@@ -155,6 +158,7 @@ impl Captured {
             judged: HashMap::new(),
             statements: HashMap::new(),
             portals: HashMap::new(),
+            bound: HashMap::new(),
             twins: HashMap::new(),
             twins_made: 0,
             forgotten: Vec::new(),
@@ -491,16 +495,23 @@ impl Captured {
 
     /// The reply to COMMIT has come.
     fn after_commit(&mut self, stamp: Option<Stamped>, committed: bool) {
-        let written = self.transaction_over();
-        if let Some(stamp) = stamp {
-            stamp.resolve(if committed { written } else { Default::default() });
-        }
+        let stamp = match stamp {
+            // Rows are nobody's then; who repeats statements wants what was read, too.
+            None if committed && self.capture.is_live() && self.transaction.has_spoken() => self.capture.stamp(),
+            None => return self.transaction_over(),
+            Some(stamp) => stamp,
+        };
+        self.stale |= self.transaction.touched;
+        let written = if committed { self.transaction.committed() } else { Default::default() };
+        stamp.resolve(written);
+        self.transaction_over();
     }
 
-    fn transaction_over(&mut self) -> crate::capture::Written {
+    fn transaction_over(&mut self) {
         self.stale |= self.transaction.touched;
         self.portals.clear();
-        self.transaction.take()
+        self.bound.clear();
+        self.transaction = Transaction::default();
     }
 
     /// A query of our own that ends a block; its completion is nobody's, its ReadyForQuery the client's.

@@ -1,6 +1,6 @@
 //! What one transaction has written so far.
 
-use crate::capture::{Change, Written};
+use crate::capture::{Change, Running, Spoken, Written};
 use std::sync::Arc;
 use stillpoint_migrate_capture::{Control, Refusal, Rewritten};
 
@@ -20,6 +20,12 @@ pub(super) struct Transaction {
     pub(super) audited: bool,
     /// What statements are rewritten by may differ once it ends.
     pub(super) touched: bool,
+    /// The follower knows what it saw.
+    pub(super) running: Option<Running>,
+    /// It sees one snapshot from its first operation to its end.
+    pub(super) one_snapshot: bool,
+    /// What its client sent, and whether that writes; where statements are captured.
+    operations: Vec<(bool, String)>,
 }
 
 impl Transaction {
@@ -94,11 +100,25 @@ impl Transaction {
         }
     }
 
-    /// It is over: what it wrote.
-    pub(super) fn take(&mut self) -> Written {
-        let mut written = std::mem::take(self).written;
+    /// A statement is sent next.
+    pub(super) fn speak(&mut self, writes: bool, text: &str) {
+        self.written.bytes += text.len() + 64;
+        self.operations.push((writes, text.to_owned()));
+    }
+
+    /// Whether a follower of statements would miss it.
+    pub(super) fn has_spoken(&self) -> bool {
+        !self.operations.is_empty()
+    }
+
+    /// It is committed: what it wrote, and how.
+    pub(super) fn committed(&mut self) -> Written {
+        let Transaction { mut written, running, operations, .. } = std::mem::take(self);
         written.tokens.sort_unstable();
         written.tokens.dedup();
+        if !operations.is_empty() {
+            written.spoken = Some(Spoken { running: running.map(Running::committed), operations });
+        }
         written
     }
 }
@@ -139,7 +159,7 @@ mod tests {
         transaction.set_baseline(13);
         transaction.row(&delete, "(3,13)").unwrap();
         transaction.audit(14, "5").unwrap();
-        let written = transaction.take();
+        let written = transaction.committed();
         let keys: Vec<_> = written.changes.iter().map(|change| change.values[0].clone().unwrap()).collect();
         assert_eq!((keys, written.tokens.len(), written.xid.as_str()), (vec!["1".to_owned(), "3".to_owned()], 2, "5"));
     }

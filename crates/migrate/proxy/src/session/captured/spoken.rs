@@ -1,0 +1,150 @@
+//! Statements as the client sent them, for whoever repeats them: with what their transactions saw.
+//!
+//! The snapshot is asked for by a statement of our own, in the client's transaction and before its first operation, which
+//! then sees that snapshot: no other session is held up meanwhile, as Algorithm 1 of the paper would do. The follower
+//! hears of the transaction before anything of it is sent that could take the snapshot.
+
+use super::statements::{Judged, What};
+use super::{Captured, Expected, Manner};
+use crate::error::SessionError;
+use crate::session::pump::Pump;
+use stillpoint_migrate_capture::{Control, repeatable};
+use stillpoint_migrate_wire::frontend::put_sync;
+
+/// What a transaction sees, and whether it sees that to its end.
+const SNAPSHOT: &str = "SELECT pg_catalog.pg_current_snapshot()::pg_catalog.text, \
+    pg_catalog.current_setting('transaction_isolation') IN ('repeatable read', 'serializable')";
+
+/// First words of what takes no snapshot and reads no row.
+const SILENT: [&str; 9] = ["SET", "RESET", "SHOW", "LISTEN", "UNLISTEN", "DISCARD", "DEALLOCATE", "CHECKPOINT", ""];
+
+/// First words of what counts as an operation that reads.
+const READS: [&str; 4] = ["SELECT", "WITH", "VALUES", "TABLE"];
+
+fn first_word(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&text[..text.len().min(200)]).into_owned();
+    let word = text.trim_start_matches(|c: char| c == '(' || c.is_whitespace());
+    word.split(|c: char| !c.is_ascii_alphabetic()).next().unwrap_or_default().to_ascii_uppercase()
+}
+
+/// Whether sending it takes the transaction's snapshot.
+fn takes_snapshot(text: &[u8], judged: &Judged) -> bool {
+    !matches!(judged.what, What::Control(_)) && !SILENT.contains(&first_word(text).as_str())
+}
+
+impl Captured {
+    fn speaks(&self) -> bool {
+        self.capture.of_statements() && self.capture.is_live() && !self.failed && !self.skipping
+    }
+
+    /// Before anything of a statement is sent: has the follower know what its transaction sees. False when our question
+    /// failed, which the client has been told.
+    pub(super) async fn know_snapshot(
+        &mut self,
+        pump: &mut Pump,
+        text: &[u8],
+        judged: &Judged,
+    ) -> Result<bool, SessionError> {
+        if !self.speaks() || self.transaction.running.is_some() || !takes_snapshot(text, judged) {
+            return Ok(true);
+        }
+        self.transaction.running = Some(self.capture.begins());
+        if !self.ask(pump, SNAPSHOT).await? {
+            return Ok(false);
+        }
+        let row = self.own_rows.first();
+        let value = |at: usize| row.and_then(|row| row.get(at)?.as_ref()).map(|value| String::from_utf8_lossy(value));
+        match (value(0), value(1)) {
+            (Some(snapshot), Some(one)) => {
+                self.transaction.one_snapshot = one == "t";
+                if let Some(running) = &self.transaction.running {
+                    running.began(snapshot.into_owned());
+                }
+            }
+            _ => self.break_off(pump, "what a transaction sees cannot be read"),
+        }
+        Ok(true)
+    }
+
+    /// The same before a Query that goes as it is; on failure the query is over, and the client knows. A statement alone
+    /// that does not write takes no part in any order.
+    pub(super) async fn know_snapshot_before_query(
+        &mut self,
+        pump: &mut Pump,
+        text: &[u8],
+        judged: &Judged,
+    ) -> Result<bool, SessionError> {
+        if !self.block || !self.speaks() || self.transaction.running.is_some() || !takes_snapshot(text, judged) {
+            return Ok(true);
+        }
+        self.manner = Manner::Simple;
+        let good = self.know_snapshot(pump, text, judged).await?;
+        put_sync(&mut self.to_server);
+        self.expected.push_back(Expected::Sync { mute: good });
+        self.drain(pump).await?;
+        self.manner = Manner::Extended;
+        Ok(good)
+    }
+
+    /// A statement is sent next.
+    pub(super) fn speak(&mut self, pump: &Pump, text: &[u8], judged: &Judged, parameters: bool) {
+        if !self.speaks() {
+            return;
+        }
+        let word = first_word(text);
+        let writes = match &judged.what {
+            What::Control(Control::Savepoint(_)) => return self.break_off(pump, "statements: a savepoint"),
+            What::Control(_) | What::Beyond(_) => return,
+            What::Writes(_) => true,
+            What::Nothing if judged.touches && !text.to_ascii_uppercase().starts_with(b"SET TRANSACTION") => {
+                return self.break_off(pump, &format!("statements: {word} changes what those behind it do"));
+            }
+            What::Nothing if READS.contains(&word.as_str()) => false,
+            What::Nothing => return,
+        };
+        let Ok(text) = std::str::from_utf8(text) else { return };
+        if parameters {
+            return self.break_off(pump, "statements: one has parameters");
+        }
+        if writes {
+            if !self.transaction.one_snapshot {
+                return self.break_off(pump, "statements: a transaction that writes is not REPEATABLE READ");
+            }
+            if let Err(refusal) = repeatable(text, &self.catalogue) {
+                return self.break_off(pump, &format!("statements: {refusal}"));
+            }
+        }
+        self.transaction.speak(writes, text);
+    }
+}
+
+/// Whether a Bind, behind the names in it, brings values.
+pub(super) fn has_parameters(behind_names: &[u8]) -> bool {
+    let word = |at: usize| Some(u16::from_be_bytes([*behind_names.get(at)?, *behind_names.get(at + 1)?]));
+    let count = word(0).and_then(|formats| word(2 + 2 * usize::from(formats)));
+    count != Some(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bind_tells_whether_it_brings_values() {
+        assert!(!has_parameters(&[0, 0, 0, 0, 0, 0]));
+        assert!(!has_parameters(&[0, 1, 0, 1, 0, 0, 0, 0]));
+        assert!(has_parameters(&[0, 0, 0, 1, 0, 0, 0, 1, b'x', 0, 0]));
+        assert!(has_parameters(&[0]), "what is cut off is not believed");
+    }
+
+    #[test]
+    fn what_reads_takes_a_snapshot() {
+        let judged = |what| Judged { what, touches: false };
+        for (text, takes) in
+            [("select 1", true), (" (SELECT 1)", true), ("set x = 1", false), ("LOCK TABLE t", true), ("", false)]
+        {
+            assert_eq!(takes_snapshot(text.as_bytes(), &judged(What::Nothing)), takes, "{text}");
+        }
+        assert!(!takes_snapshot(b"COMMIT", &judged(What::Control(Control::Commit { chain: false }))));
+    }
+}
