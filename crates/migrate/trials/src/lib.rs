@@ -12,6 +12,7 @@
 
 mod fault;
 mod random;
+pub mod recording;
 mod stage;
 mod trial;
 

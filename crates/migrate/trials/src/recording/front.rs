@@ -1,0 +1,53 @@
+//! Two servers and a proxy in front of the first, in a thread of this process: what is measured is neither's start.
+
+use std::path::PathBuf;
+use std::sync::mpsc;
+use stillpoint_migrate_testbed::{Cluster, free_port};
+
+/// The proxy ends with the process.
+pub struct Front {
+    /// The server with the database `shop`.
+    pub source: Cluster,
+    /// The one on which recordings are replayed.
+    pub target: Cluster,
+    port: u16,
+    dir: tempfile::TempDir,
+}
+
+impl Front {
+    /// Starts both servers with these settings, and the proxy; the shop is open and empty of clients.
+    #[track_caller]
+    pub fn start(settings: &[&str]) -> Front {
+        let (source, target) = (Cluster::start(settings), Cluster::start(settings));
+        source.sql("postgres", "CREATE DATABASE shop");
+        super::Shop::open(&source);
+        let dir = tempfile::tempdir().expect("make a directory");
+        let front = Front { source, target, port: free_port(), dir };
+        let (control, routes) = (front.control(), front.dir.path().join("routes.json"));
+        let text = format!(
+            "listen = [\"127.0.0.1:{}\"]\ncontrol = {control:?}\nroutes = {routes:?}\n[servers.old]\n\
+             host = \"127.0.0.1\"\nport = {}\n[tenants.shop]\nserver = \"old\"\n",
+            front.port,
+            front.source.port()
+        );
+        let path = front.dir.path().join("proxy.toml");
+        std::fs::write(&path, &text).expect("write the proxy's configuration");
+        let (ready, started) = mpsc::channel();
+        std::thread::spawn(move || {
+            let failed = ready.clone();
+            if let Err(error) = stillpoint_migrate_proxy::run(&path, |_| ready.send(None).expect("somebody waits")) {
+                let _ = failed.send(Some(error.to_string()));
+            }
+        });
+        assert_eq!(started.recv().expect("the proxy starts or says why not"), None, "{text}");
+        front
+    }
+
+    pub(super) fn control(&self) -> PathBuf {
+        self.dir.path().join("proxy.sock")
+    }
+
+    pub(super) fn conninfo(&self) -> String {
+        format!("host=127.0.0.1 port={} user=postgres dbname=shop", self.port)
+    }
+}
