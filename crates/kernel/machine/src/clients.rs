@@ -167,11 +167,26 @@ pub fn until_done(machine: &mut Machine) -> String {
     until_state(machine, "done")
 }
 
-/// Waits until a switch has come to a state, and tells what its journal says.
+/// Waits until a switch has come to a state, and tells what its journal says. One that ended in another state says why.
 #[track_caller]
 pub fn until_state(machine: &mut Machine, state: &str) -> String {
-    machine.until(&format!("grep -q '\"state\": \"{state}\"' /var/lib/stillpoint/switch/journal.json"));
-    machine.ok("cat /var/lib/stillpoint/switch/journal.json")
+    let is_in = |journal: &str, state: &str| journal.contains(&format!("\"state\": \"{state}\""));
+    let end = Instant::now() + PATIENCE;
+    let mut journal = String::new();
+    while Instant::now() < end {
+        if let Some(output) = machine.attempt("cat /var/lib/stillpoint/switch/journal.json") {
+            journal = output.text;
+        }
+        if is_in(&journal, state) {
+            return journal;
+        }
+        if ["done", "cold", "aborted"].iter().any(|ended| is_in(&journal, ended)) {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let logs = machine.attempt("journalctl -b -n 60 --no-pager -o short-monotonic").map(|output| output.text);
+    panic!("the switch is not {state}: {journal}\n{}\n{}", logs.unwrap_or_default(), machine.console());
 }
 
 /// A client that counts, one request after another: an answer that is not the next number was lost or doubled.

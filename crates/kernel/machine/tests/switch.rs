@@ -130,7 +130,7 @@ fn a_kernel_that_panics_and_a_restore_that_fails_lead_back() {
 
 /// 6.12 has a driver for the emulated watchdog, 6.1 has none: from 6.12 to a later one.
 #[test]
-#[ignore = "the machine's watchdog is not taken yet: it is told to be no hardware with a module"]
+#[ignore = "seven minutes of an emulated machine on a busy host: one of the long forms"]
 fn a_kernel_that_hangs_is_left_and_one_that_comes_up_is_not() {
     let guest = match Guest::build() {
         Ok(guest) => guest,
