@@ -30,6 +30,7 @@ test-all: setup ## all tests, and every C++ program in all 162 ways to compile i
 	@STILLPOINT_ALL=1 $(CARGO) run --quiet --locked -p xtask -- test
 
 test-generations: setup ## build a kernel with address-space generations and run its tests in an emulated machine, root
+	@$(CARGO) build --quiet --locked -p stillpoint
 	@$(CARGO) run --quiet --locked -p xtask -- generations
 
 check: setup ## formatting, lints, and the rules of the tree (layers, purity, words)

@@ -1,6 +1,6 @@
 //! The kernel with address-space generations, and its tests in an emulated machine (`generations/run`).
 
-use crate::runner::report;
+use crate::runner::{report, target_dir};
 use crate::step::{self, Counts, Outcome};
 use anyhow::Result;
 use std::path::Path;
@@ -13,6 +13,9 @@ const CANNOT_BE_HAD: &str = "exit status: 75";
 pub(crate) fn test(root: &Path, logs: &Path) -> Result<Counts> {
     let mut command = Command::new("generations/run");
     command.args(["--seconds", "2"]).current_dir(root);
+    if std::env::var_os("STILLPOINT_BIN").is_none() {
+        command.env("STILLPOINT_BIN", target_dir(root).join("debug/stillpoint"));
+    }
     let mut outcome = step::run("generations", &mut command, &logs.join("generations.log"), step::LIMIT)?;
     let required = std::env::var_os("REQUIRE_ALL").is_some_and(|value| value == "1");
     let counts = counts(&mut outcome, required);

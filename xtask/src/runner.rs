@@ -267,7 +267,7 @@ fn run_program(root: &Path, program: &TestProgram, logs: &Path) -> Result<Outcom
     step::run(&program.name(), &mut program.command(root), &log, step::LIMIT)
 }
 
-fn target_dir(root: &Path) -> PathBuf {
+pub(crate) fn target_dir(root: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
 }
 

@@ -33,6 +33,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     for (signed, signer) in args.files.read()? {
         let options = Options {
             quiescence: args.how.quiescence,
+            view: args.how.view(),
             timeout: args.timeout,
             replace: args.replace,
             dry_run: args.dry_run,

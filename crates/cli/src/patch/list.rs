@@ -94,6 +94,7 @@ mod tests {
             entries: Vec::new(),
             threads: Vec::new(),
             points: None,
+            generations: vec![],
             bytes_kept: 4096,
             ledger_bytes: 100,
         }

@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use stillpoint_events::Event;
-use stillpoint_patch_engine::{self as engine, Landing, Quiescence};
+use stillpoint_patch_engine::{self as engine, Landing, Quiescence, ThreadView};
 use stillpoint_patch_format::{PublicKey, Signed};
 use stillpoint_patch_tracee::Pid;
 
@@ -118,6 +118,27 @@ pub(crate) struct How {
     /// local), `global` (all together at theirs) or `stop` (all at once, stopped from outside).
     #[arg(long, value_name = "MODE", value_parser = quiescence, default_value = "probe")]
     pub(crate) quiescence: Quiescence,
+    /// What lets each thread see its version of the code: `trampoline` (jumps that every kernel can run) or `generation`
+    /// (pages of its own, by a kernel with address-space generations; threads are probed).
+    #[arg(long, value_enum, default_value_t = ViewArg::Trampoline)]
+    view: ViewArg,
+}
+
+impl How {
+    /// What lets each thread see its version.
+    pub(crate) fn view(&self) -> ThreadView {
+        match self.view {
+            ViewArg::Trampoline => ThreadView::Trampoline,
+            ViewArg::Generation => ThreadView::Generation,
+        }
+    }
+}
+
+/// `--view`.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum ViewArg {
+    Trampoline,
+    Generation,
 }
 
 fn quiescence(text: &str) -> Result<Quiescence, String> {

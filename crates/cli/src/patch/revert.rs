@@ -36,8 +36,13 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         (Some(name), _) => Which::Named(name.clone()),
         (None, false) => Which::Top,
     };
-    let options =
-        Options { quiescence: args.how.quiescence, timeout: args.timeout, dry_run: args.dry_run, ..Options::default() };
+    let options = Options {
+        quiescence: args.how.quiescence,
+        view: args.how.view(),
+        timeout: args.timeout,
+        dry_run: args.dry_run,
+        ..Options::default()
+    };
     args.processes.wave(&args.pace, output, |pid| {
         Ok(match revert(pid, &which, &options, &mut observer(output))? {
             Outcome::Committed { transition, active, threads, duration_ns } => {

@@ -78,6 +78,11 @@ fn print(status: &Status, output: &Output) {
             behind
         ));
     }
+    for generation in &status.generations {
+        let (number, state, threads, pages) =
+            (generation.number, &generation.state, generation.threads, generation.pages);
+        output.line(format_args!("  address-space generation {number} ({state}): {threads} threads, {pages} pages"));
+    }
     print_points(status, output);
     output.line(format_args!("  memory: {} bytes of patches, {} of ledger", status.bytes_kept, status.ledger_bytes));
 }

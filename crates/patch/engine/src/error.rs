@@ -188,6 +188,15 @@ pub enum Error {
         /// What is missing.
         why: String,
     },
+    /// The kernel cannot do it.
+    #[error("this kernel has no address-space generations; use --view trampoline")]
+    NoGenerations,
+    /// A killed tool left threads in different generations.
+    #[error("threads of process {0} are in different address-space generations")]
+    Divided(Pid),
+    /// Threads go to generations in one way only.
+    #[error("--view generation brings threads over by probing, not by {0}")]
+    OnlyProbed(String),
     /// The library's control block has become something else.
     #[error("control block of libstillpoint at {0} does not hold what it should")]
     Control(Avma),
@@ -291,6 +300,9 @@ impl Error {
             Error::Scope { .. } => "--quiescence group:NAME, global or stop",
             Error::NoPoints { .. } => "--quiescence probe, or stop",
             Error::NoModule { .. } => "a patch built for the file that runs",
+            Error::NoGenerations => "--view trampoline",
+            Error::Divided(_) => "the same command with --view generation: it completes or undoes what is there",
+            Error::OnlyProbed(_) => "--quiescence probe, or --view trampoline",
             Error::NameTaken(_) => "revert it first, or --replace",
             Error::NotBased { .. } => "apply the patches of the series in order",
             _ => return None,

@@ -4,6 +4,7 @@ use crate::barrier::{self, Name};
 use crate::calm::{ended_or, traced};
 use crate::error::Busy;
 use crate::fault::{self, FaultPoint};
+use crate::generation::{self, ThreadView};
 use crate::inject::{self, Wanted};
 use crate::ledger::{Phase, Record, Span, Transition, View};
 use crate::link::{DISPATCHER_LEN, Layout, link, make_visible};
@@ -43,6 +44,8 @@ pub enum Quiescence {
 pub struct Options {
     /// How threads are brought over.
     pub quiescence: Quiescence,
+    /// What lets each thread see its version.
+    pub view: ThreadView,
     /// After this time without every thread over, all go back.
     pub timeout: Duration,
     /// The patch supersedes all older ones of the same module.
@@ -60,6 +63,7 @@ impl Default for Options {
         let timeout = Duration::from_secs(10);
         Options {
             quiescence: Quiescence::Probe,
+            view: ThreadView::default(),
             timeout,
             replace: false,
             dry_run: false,
@@ -108,7 +112,7 @@ pub(crate) struct Target {
     pub(crate) store: Option<Store>,
     pub(crate) view: View,
     /// Where the C library's signal return lies.
-    restorers: Vec<u64>,
+    pub(crate) restorers: Vec<u64>,
 }
 
 impl Target {
@@ -127,7 +131,7 @@ impl Target {
         Ok(Target { process, modules, mappings, store, view, restorers })
     }
 
-    fn reload(&mut self) -> Result<(), Error> {
+    pub(crate) fn reload(&mut self) -> Result<(), Error> {
         self.mappings = self.process.mappings()?;
         self.store = store::find_again(&self.process, &self.mappings, self.store.take())?;
         self.view = self.store.as_ref().map(|s| s.view().clone()).unwrap_or_default();
@@ -140,7 +144,7 @@ impl Target {
     }
 }
 
-fn limits(options: &Options) -> Limits {
+pub(crate) fn limits(options: &Options) -> Limits {
     Limits { migrate: options.timeout, back: options.timeout.max(Duration::from_secs(10)) }
 }
 
@@ -148,6 +152,7 @@ fn limits(options: &Options) -> Limits {
 pub fn apply(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_>) -> Result<Outcome, Error> {
     let mut report = Report::new(observer, pid, "apply");
     let mut target = Target::open(pid)?;
+    generation::enter(&mut target, options, &mut report)?;
     if target.view.unfinished.is_none() && already(&target.view, signed) {
         return Ok(there_already(&mut report, signed));
     }
@@ -429,7 +434,7 @@ fn mover<'m, 's, 'p, 'r>(
     })
 }
 
-type Hooks<'h> = (&'h [Avma], &'h [Avma]);
+pub(crate) type Hooks<'h> = (&'h [Avma], &'h [Avma]);
 
 /// Lays the dispatchers, writes the intent, and runs the transition.
 #[allow(clippy::too_many_arguments)]
@@ -443,6 +448,9 @@ fn run(
     (pre, post): Hooks<'_>,
     start: u64,
 ) -> Result<Outcome, Error> {
+    if options.view == ThreadView::Generation {
+        return generation::run(session, target, view, plan, options, report, (pre, post), start);
+    }
     let process = target.process.clone();
     let Plan { mut transition, dispatchers } = plan;
     let memory = process.memory();
@@ -485,7 +493,7 @@ fn run(
 }
 
 /// Withdraws the unwind data of code that no thread can be in any more. What is left in force too long does no harm.
-fn settle_guide(target: &mut Target, report: &mut Report<'_>) {
+pub(crate) fn settle_guide(target: &mut Target, report: &mut Report<'_>) {
     let settled = target.reload().and_then(|()| {
         let view = &target.view;
         let open = view.unfinished.iter().flat_map(|u| u.transition.before.iter().chain(&u.transition.after));
@@ -500,7 +508,7 @@ fn settle_guide(target: &mut Target, report: &mut Report<'_>) {
 
 const HOOK_LIMIT: Duration = Duration::from_secs(5);
 
-fn call_hooks(
+pub(crate) fn call_hooks(
     process: &Process,
     session: &mut Session<'_>,
     hooks: &[Avma],
@@ -563,6 +571,7 @@ pub fn recover_only(pid: Pid, options: &Options, observer: Observer<'_>) -> Resu
 pub fn revert(pid: Pid, which: &Which, options: &Options, observer: Observer<'_>) -> Result<Outcome, Error> {
     let mut report = Report::new(observer, pid, "revert");
     let mut target = Target::open(pid)?;
+    generation::enter(&mut target, options, &mut report)?;
     let nothing = || Outcome::AlreadyThere("no patch is active".into());
     if target.view.unfinished.is_none() {
         let dropped = match to_drop(pid, &target.view, which) {
@@ -676,6 +685,7 @@ pub struct Prediction {
 pub fn check(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_>) -> Result<Prediction, Error> {
     let mut report = Report::new(observer, pid, "check");
     let target = Target::open(pid)?;
+    generation::refuse(&target.process, options)?;
     let functions = signed.patch.functions.iter().map(|f| f.name.clone()).collect();
     if already(&target.view, signed) {
         return Ok(Prediction { already: true, functions, bytes: 0, threads: 0, busy: Vec::new() });

@@ -3,6 +3,7 @@
 use crate::barrier::abi::Slot;
 use crate::barrier::{Part, Points};
 use crate::calm::ended_or;
+use crate::generation::{Generation, generations};
 use crate::ledger::{Phase, Version, View};
 use crate::plan::transition_of_word;
 use crate::store::{self, Store};
@@ -32,6 +33,9 @@ pub struct Status {
     pub threads: Vec<ThreadStatus>,
     /// Its quiescence points, when it has libstillpoint.
     pub points: Option<Points>,
+    /// Address-space generations, where the kernel has those: one is there while `--view generation` works on it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub generations: Vec<Generation>,
     /// Bytes that patches hold, active or not.
     pub bytes_kept: u64,
     /// Bytes of the ledger in use.
@@ -140,6 +144,7 @@ fn look(process: &Process, traced: bool) -> Result<Status, Error> {
             entries: vec![],
             threads: parts.iter().map(known).collect(),
             points,
+            generations: generations(pid).unwrap_or_default(),
             bytes_kept: 0,
             ledger_bytes: 0,
         });
@@ -203,6 +208,7 @@ fn summary(
         entries: entries(process, view)?,
         threads,
         points: None,
+        generations: generations(process.pid()).unwrap_or_default(),
         bytes_kept: view.bytes_kept(),
         ledger_bytes: store.ledger.end as u64,
     })

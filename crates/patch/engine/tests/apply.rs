@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 use stillpoint_events::Event;
-use stillpoint_patch_engine::{Error, Options, Outcome, Quiescence, Which, apply, check, peek, revert};
+use stillpoint_patch_engine::{
+    Error, Landing, Options, Outcome, Quiescence, ThreadView, Which, apply, check, peek, revert,
+};
 use stillpoint_patch_format::Signed;
 use stillpoint_patch_tracee::Pid;
 use support::{Handmade, compile, object};
@@ -112,6 +114,27 @@ fn life_cycle(flags: &[&str], object_flags: &[&str]) {
     committed(revert(pid, &Which::All, &options(), &mut quiet()));
     assert_eq!(running.ask(5), "old 6 80 67");
     assert!(matches!(revert(pid, &Which::All, &options(), &mut quiet()), Ok(Outcome::AlreadyThere(_))));
+}
+
+/// Where the kernel has generations, `generations/tests/user.c` is the test.
+#[test]
+fn a_kernel_without_generations_is_named_and_nothing_is_touched() {
+    let dir = tempfile::tempdir().expect("directory");
+    let victim = compile(dir.path(), "victim", VICTIM, &[]);
+    let one = patch(dir.path(), "one", &victim, "int leaf(int x) { return x + 100; }", &["-fPIE"]);
+    let mut running = Victim::start(&victim);
+    assert_eq!(running.ask(5), "old 6 80 67");
+    if Path::new("/proc/self/generations").exists() {
+        return;
+    }
+    let before = memory(running.pid());
+    let by_generation = Options { view: ThreadView::Generation, ..options() };
+    let refused = apply(running.pid(), &one, &by_generation, &mut quiet());
+    assert!(matches!(&refused, Err(Error::NoGenerations)), "{refused:?}");
+    assert_eq!(refused.map_err(|error| error.landing()), Err(Landing::Untouched));
+    assert!(matches!(revert(running.pid(), &Which::Top, &by_generation, &mut quiet()), Err(Error::NoGenerations)));
+    assert_eq!(memory(running.pid()), before);
+    assert_eq!(running.ask(5), "old 6 80 67");
 }
 
 /// Bytes that patches hold, and mappings of the victim.

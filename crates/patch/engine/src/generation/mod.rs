@@ -1,0 +1,261 @@
+//! The other way to patch: on a kernel with address-space generations (`generations/`) each thread sees its own text, and
+//! no dispatcher decides.
+//!
+//! ```text
+//! create ── migrate ── decide ── commit           create:  entries are direct jumps, in the new generation only
+//!              └── back ── delete                 commit:  the kernel makes that the text of all
+//! ```
+//! Patches, checks, memory, ledger and unwinders are those of the trampolines, and so is what is left behind: afterwards
+//! either way can take the patch back. A thread goes over by a system call that it
+//! makes for us while it stands, when nothing that changes is on its stack. One that is born is where its parent is.
+//!
+//! *Being killed.* Until all threads are over nothing is in the ledger: the kernel itself tells that a generation was left,
+//! and threads in it. Then the record `Begin` is written, with a state byte that says "all new" already: from there on
+//! either way completes the transition. As long as threads are in different generations, only this way goes on.
+
+mod crossing;
+mod kernel;
+
+use crate::calm::traced;
+use crate::fault::{self, FaultPoint};
+use crate::ledger::{NamedSpan, Phase, Record, Transition, Version, View};
+use crate::operate::{Hooks, Target, call_hooks, limits, settle_guide};
+use crate::plan::Plan;
+use crate::report::{Report, now_ns};
+use crate::scan::Forbidden;
+use crate::{Error, Options, Outcome, Quiescence, guide};
+use crossing::Crossing;
+pub use kernel::Generation;
+pub(crate) use kernel::generations;
+use std::time::Instant;
+use stillpoint_events::EventKind;
+use stillpoint_patch_format::Avma;
+use stillpoint_patch_insn::{DISPATCH_LEN, DispatchState, JUMP_LEN, jump5};
+use stillpoint_patch_tracee::{Process, Session};
+
+/// What lets each thread see its version of the code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ThreadView {
+    /// A jump at each entry, and code behind it that looks at a word of the thread. Every kernel can do that.
+    #[default]
+    Trampoline,
+    /// Pages of its own, by a kernel that has address-space generations.
+    Generation,
+}
+
+/// Refuses what cannot be done in this way, before anything is touched.
+pub(crate) fn refuse(process: &Process, options: &Options) -> Result<(), Error> {
+    let pid = process.pid();
+    let found = generations(pid);
+    let unsuitable = |what: &str| Err(Error::Unsuitable { pid, what: what.to_owned() });
+    match (options.view, found) {
+        (ThreadView::Trampoline, Some(found)) if is_divided(process, &found)? => Err(Error::Divided(pid)),
+        (ThreadView::Trampoline, _) => Ok(()),
+        _ if !kernel::has_generations() => Err(Error::NoGenerations),
+        _ if options.quiescence != Quiescence::Probe => Err(Error::OnlyProbed(options.quiescence.to_string())),
+        (_, None) => unsuitable("has lost its first thread, and its generations cannot be seen"),
+        _ => Ok(()),
+    }
+}
+
+/// Before an operation: refuses what cannot be done, and ends what a killed tool left.
+pub(crate) fn enter(target: &mut Target, options: &Options, report: &mut Report<'_>) -> Result<(), Error> {
+    let process = target.process.clone();
+    refuse(&process, options)?;
+    let left = generations(process.pid()).unwrap_or_default().iter().any(|g| g.state != "deleted");
+    if options.view == ThreadView::Trampoline || options.dry_run || !left {
+        return Ok(());
+    }
+    // what a process had before it was ever patched is its own
+    if target.store.is_none() {
+        return Err(Error::Unsuitable { pid: process.pid(), what: "has generations of its own".into() });
+    }
+    traced(&process, |session| settle(session, target, options, report))
+}
+
+/// Whether threads see different text.
+fn is_divided(process: &Process, found: &[Generation]) -> Result<bool, Error> {
+    if found.is_empty() {
+        return Ok(false);
+    }
+    let mut where_they_are = process.threads()?.into_iter().filter_map(|t| kernel::generation_of(process, t.tid));
+    let first = where_they_are.next();
+    Ok(where_they_are.any(|generation| Some(generation) != first))
+}
+
+/// Ends what a killed tool left: a generation in which all threads are, and which shows what the ledger says, becomes the
+/// text of all; threads are taken back out of any other.
+fn settle(
+    session: &mut Session<'_>,
+    target: &mut Target,
+    options: &Options,
+    report: &mut Report<'_>,
+) -> Result<(), Error> {
+    target.reload()?;
+    let process = target.process.clone();
+    for left in generations(process.pid()).unwrap_or_default().into_iter().filter(|g| g.state != "deleted") {
+        let all_there = crossing::everybody_is_in(&process, left.number)?;
+        if target.view.unfinished.is_some() && all_there {
+            return Ok(()); // the ledger says what becomes of it
+        }
+        report.warn(format!("generation {} was left by a tool that was killed", left.number));
+        if all_there && shows_what_is_in_force(target)? {
+            kernel::commit(&process, session, left.number)?;
+            continue;
+        }
+        report.operation("abort");
+        let forbidden = Forbidden::new(&not_in_force(&target.view), &target.view.trampolines(), &[]);
+        let deadline = Instant::now() + limits(options).back;
+        Crossing::new(target, (0, 0), forbidden)?.all(session, report, deadline)?;
+        kernel::delete(&process, session, left.number)?;
+    }
+    Ok(())
+}
+
+/// Whether every entry, as threads see it, is as the active patches have it.
+fn shows_what_is_in_force(target: &Target) -> Result<bool, Error> {
+    let view = &target.view;
+    for (entry, origin) in view.origins() {
+        let expected = match view.version(&view.active, entry) {
+            Version::Shipped => Some(origin.original),
+            Version::Patched(_, function) => jump5(entry, function.new).ok(),
+        };
+        let mut now = [0; JUMP_LEN];
+        target.process.memory().read(entry, &mut now)?;
+        if Some(now) != expected {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// All code that no thread runs while the active patches are in force.
+fn not_in_force(view: &View) -> Vec<NamedSpan> {
+    let is_active = |number: usize| view.active.contains(&(number as u32));
+    let (active, others): (Vec<_>, Vec<_>) = view.placed.iter().enumerate().partition(|(number, _)| is_active(*number));
+    let mut out: Vec<NamedSpan> = others.iter().flat_map(|(_, patch)| patch.text.clone()).collect();
+    for function in active.iter().flat_map(|(_, patch)| &patch.functions) {
+        let spans = std::iter::once(&function.old).chain(&function.old_parts);
+        out.extend(spans.map(|span| NamedSpan { name: function.name.clone(), span: *span }));
+    }
+    out
+}
+
+/// Runs a transition.
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn run(
+    session: &mut Session<'_>,
+    target: &mut Target,
+    view: &View,
+    plan: Plan,
+    options: &Options,
+    report: &mut Report<'_>,
+    (pre, post): Hooks<'_>,
+    start: u64,
+) -> Result<Outcome, Error> {
+    settle(session, target, options, report)?;
+    let process = target.process.clone();
+    let memory = process.memory();
+    let Plan { mut transition, dispatchers } = plan;
+    transition.sites.extend(guide::site(memory, view, &transition.after)?);
+    for site in &transition.sites {
+        let mut now = [0; JUMP_LEN];
+        memory.read(site.entry, &mut now)?;
+        if let Some(offset) = (0..JUMP_LEN).find(|i| now[*i] != site.from.bytes[*i]) {
+            return Err(Error::BytesDiffer { function: site.name.clone(), at: site.entry, offset });
+        }
+    }
+    guide::settle(target, view, &[&transition.before[..], &transition.after].concat())?;
+    if let Err(error) = call_hooks(&process, session, pre, true, report) {
+        settle_guide(target, report);
+        return Err(error);
+    }
+    // a dispatcher that is not needed leaves its room for what the calls need
+    let nothing = || Error::Unsuitable { pid: process.pid(), what: "has no function that this would change".into() };
+    let scratch = dispatchers.first().map(|(at, _)| *at).ok_or_else(nothing)?;
+    let moved = cross(session, target, &transition, scratch, options, report);
+    settle_guide(target, report);
+    let threads = moved?;
+    if let Err(error) = call_hooks(&process, session, post, false, report) {
+        report.warn(format!("a hook after the commit failed: {error}"));
+    }
+    let names = transition.after.iter().filter_map(|n| view.patch(*n)).map(|p| p.name.clone());
+    let active: Vec<String> = names.collect();
+    let duration_ns = now_ns() - start;
+    let number = transition.number;
+    report.event(EventKind::Committed { transition: number, active: active.clone(), duration_ns, threads });
+    Ok(Outcome::Committed { transition: number, active, threads, duration_ns })
+}
+
+/// Makes the generation, brings every thread there, and makes it the text of all; or takes everybody back.
+fn cross(
+    session: &mut Session<'_>,
+    target: &mut Target,
+    transition: &Transition,
+    scratch: Avma,
+    options: &Options,
+    report: &mut Report<'_>,
+) -> Result<u32, Error> {
+    const { assert!(kernel::SCRATCH_LEN <= DISPATCH_LEN) };
+    let process = target.process.clone();
+    let deadline = Instant::now() + options.timeout;
+    let generation = in_phase(report, "create", |_| kernel::create(&process, session, &transition.sites, scratch))?;
+    let mut trampolines = target.view.trampolines();
+    trampolines.extend(&transition.trampolines);
+    let forbidden = |code: &[NamedSpan]| Forbidden::new(code, &trampolines, &transition.loop_entries);
+    let mut there = Crossing::new(target, (generation, transition.number), forbidden(&transition.leave))?;
+    let moved = in_phase(report, "migrate", |report| there.all(session, report, deadline));
+    let moved = moved.and_then(|threads| fault::reach(&options.faults, FaultPoint::Migrated).map(|()| threads));
+    let threads = match moved {
+        Ok(threads) => threads,
+        Err(error @ Error::Ended(_)) => return Err(error),
+        Err(error) => {
+            report.operation("abort");
+            let until = Instant::now() + limits(options).back;
+            let mut home = Crossing::new(target, (0, transition.number), forbidden(&transition.enter))?;
+            let back = in_phase(report, "migrate", |report| home.all(session, report, until));
+            back.and_then(|_| kernel::delete(&process, session, generation)).map_err(|second| match second {
+                Error::TimedOut { busy } => Error::Stuck { transition: transition.number, busy },
+                other => Error::Unfinished { transition: transition.number, source: Box::new(other) },
+            })?;
+            report.event(EventKind::FellBack { transition: transition.number, reason: error.to_string() });
+            return Err(match error {
+                Error::TimedOut { .. } => error,
+                other => Error::FellBack { transition: transition.number, source: Box::new(other) },
+            });
+        }
+    };
+    let unfinished = |source| Error::Unfinished { transition: transition.number, source: Box::new(source) };
+    in_phase(report, "commit", |_| decide(session, target, transition, generation, options)).map_err(unfinished)?;
+    Ok(threads)
+}
+
+/// All threads are over. The record is the commit point: whoever finds it goes forward.
+fn decide(
+    session: &mut Session<'_>,
+    target: &mut Target,
+    transition: &Transition,
+    generation: u32,
+    options: &Options,
+) -> Result<(), Error> {
+    let process = target.process.clone();
+    let memory = process.memory();
+    let store = target.store.as_mut().ok_or(Error::NoWord(process.pid()))?;
+    memory.write(transition.state, &[DispatchState::AllThen as u8])?;
+    store.append(memory, Record::Begin(Box::new(transition.clone())))?;
+    fault::reach(&options.faults, FaultPoint::Decided)?;
+    kernel::commit(&process, session, generation)?;
+    store.append(memory, Record::Phase { transition: transition.number, phase: Phase::Committed })
+}
+
+fn in_phase<T>(
+    report: &mut Report<'_>,
+    phase: &str,
+    work: impl FnOnce(&mut Report<'_>) -> Result<T, Error>,
+) -> Result<T, Error> {
+    report.started(phase);
+    let start = now_ns();
+    let result = work(report);
+    report.ended(phase, now_ns() - start);
+    result
+}

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0
+ *
+ * victim.c - a program that is patched inside of the machine: threads that work, sleep, are born, or hold what is patched
+ *
+ * Each line that it reads is a command: `look` prints how many threads saw the old and the new code when they looked last,
+ * and how often anybody saw neither; `hold` makes one thread stay inside of a function that the patch changes, `release`
+ * lets it go on.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { WORKERS = 3, SLEEPER = WORKERS, NEWBORN, HOLDER, THREADS };
+
+/* What a thread saw when it looked last, and how often it has looked. */
+static struct {
+    atomic_int version;
+    atomic_long looks;
+} seen[THREADS];
+static atomic_long wrong;
+static atomic_int hold, held;
+static int wake[2];
+
+__attribute__((noinline)) int answer(int x)
+{
+    return x + 1;
+}
+
+__attribute__((noinline)) int slow_answer(int x)
+{
+    while (atomic_load(&hold)) {
+        atomic_store(&held, 1);
+        usleep(1000);
+    }
+    atomic_store(&held, 0);
+    return x + 1;
+}
+
+static void look(int thread, int found)
+{
+    int version = found == 6 ? 1 : found == 105 ? 2 : 0;
+    if (!version)
+        atomic_fetch_add(&wrong, 1);
+    atomic_store(&seen[thread].version, version);
+    atomic_fetch_add(&seen[thread].looks, 1);
+}
+
+static void *work(void *number)
+{
+    for (;;)
+        look((int)(long)number, answer(5));
+    return NULL;
+}
+
+/* Sleeps in the kernel until it is asked. */
+static void *sleeper(void *unused)
+{
+    char byte;
+    (void)unused;
+    while (read(wake[0], &byte, 1) == 1)
+        look(SLEEPER, answer(5));
+    return NULL;
+}
+
+static void *newborn(void *unused)
+{
+    (void)unused;
+    look(NEWBORN, answer(5));
+    return NULL;
+}
+
+static void *bear(void *unused)
+{
+    pthread_t child;
+    (void)unused;
+    for (;;) {
+        if (pthread_create(&child, NULL, newborn, NULL) == 0)
+            pthread_join(child, NULL);
+        usleep(1000);
+    }
+    return NULL;
+}
+
+static void *holder(void *unused)
+{
+    (void)unused;
+    for (;;) {
+        look(HOLDER, slow_answer(5));
+        usleep(1000);
+    }
+    return NULL;
+}
+
+/* Every thread that can looks anew, the sleeper too. */
+static void report(void)
+{
+    int versions[3] = {0};
+    for (int i = 0; i < THREADS; i++) {
+        long before = atomic_load(&seen[i].looks);
+        if (i == SLEEPER && write(wake[1], "", 1) != 1)
+            return;
+        /* twice: the first may have begun before */
+        while (atomic_load(&seen[i].looks) < before + (i == SLEEPER ? 1 : 2) && !(i == HOLDER && atomic_load(&held)))
+            usleep(200);
+        versions[atomic_load(&seen[i].version)]++;
+    }
+    printf("old %d new %d wrong %ld\n", versions[1], versions[2], atomic_load(&wrong));
+}
+
+int main(void)
+{
+    char line[64];
+    pthread_t thread;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (pipe(wake))
+        return 1;
+    for (long i = 0; i < WORKERS; i++)
+        pthread_create(&thread, NULL, work, (void *)i);
+    pthread_create(&thread, NULL, sleeper, NULL);
+    pthread_create(&thread, NULL, bear, NULL);
+    pthread_create(&thread, NULL, holder, NULL);
+    while (fgets(line, sizeof line, stdin)) {
+        if (!strcmp(line, "hold\n")) {
+            atomic_store(&hold, 1);
+            while (!atomic_load(&held))
+                usleep(200);
+            puts("held");
+        } else if (!strcmp(line, "release\n")) {
+            atomic_store(&hold, 0);
+            puts("released");
+        } else {
+            report();
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: GPL-2.0
+/* `stillpoint patch --view generation` on a program of several threads (../patching/victim.c). */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "harness.h"
+
+#define THREADS 6
+#define WORDS 16
+
+/* Exit codes of stillpoint(1). */
+enum { DONE = 0, REFUSED = 3, FELL_BACK = 4 };
+
+static FILE *commands, *answers;
+static char pid[16];
+
+static pid_t start(char **words, int input, int output)
+{
+	pid_t child = fork();
+
+	CHECK(child >= 0);
+	if (child)
+		return child;
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (input >= 0)
+		dup2(input, 0);
+	if (output >= 0) {
+		dup2(output, 1);
+		dup2(output, 2);
+	}
+	execv(words[0], words);
+	_exit(127);
+}
+
+static void start_victim(void)
+{
+	int to[2], from[2];
+
+	CHECK(pipe2(to, O_CLOEXEC) == 0 && pipe2(from, O_CLOEXEC) == 0);
+	snprintf(pid, sizeof(pid), "%d", start((char *[]){"/victim", NULL}, to[0], from[1]));
+	commands = fdopen(to[1], "w");
+	answers = fdopen(from[0], "r");
+	close(to[0]);
+	close(from[1]);
+	setvbuf(commands, NULL, _IOLBF, 0);
+}
+
+static const char *ask(const char *command)
+{
+	static char line[128];
+
+	fprintf(commands, "%s\n", command);
+	CHECK(fgets(line, sizeof(line), answers));
+	return line;
+}
+
+static void expect(int old, int new)
+{
+	char wanted[128];
+	const char *seen = ask("look");
+
+	snprintf(wanted, sizeof(wanted), "old %d new %d wrong 0\n", old, new);
+	if (strcmp(seen, wanted)) {
+		printf("# seen: %s", seen);
+		CHECK(!"threads see what they should");
+	}
+}
+
+/* What the tool printed last. */
+static char said[8192];
+
+static void words_of(char **words, const char *verb, va_list more)
+{
+	int count = 0;
+
+	words[count++] = "/stillpoint";
+	words[count++] = "patch";
+	words[count++] = (char *)verb;
+	words[count++] = "--pid";
+	words[count++] = pid;
+	while (count < WORDS - 1 && (words[count] = va_arg(more, char *)))
+		count++;
+	words[count] = NULL;
+}
+
+/* Runs `stillpoint patch VERB --pid PID ...`; its exit code. */
+static int tool(const char *verb, ...)
+{
+	char *words[WORDS];
+	int output[2], status;
+	size_t length = 0;
+	ssize_t got;
+	va_list more;
+
+	va_start(more, verb);
+	words_of(words, verb, more);
+	va_end(more);
+	CHECK(pipe2(output, O_CLOEXEC) == 0);
+	pid_t child = start(words, -1, output[1]);
+
+	close(output[1]);
+	while (length < sizeof(said) - 1 && (got = read(output[0], said + length, sizeof(said) - 1 - length)) > 0)
+		length += (size_t)got;
+	said[length] = 0;
+	close(output[0]);
+	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+	return WEXITSTATUS(status);
+}
+
+static void wanted(int code, int wanted, int line)
+{
+	if (code == wanted)
+		return;
+	printf("# line %d: exit code %d instead of %d\n", line, code, wanted);
+	for (char *at = strtok(said, "\n"); at; at = strtok(NULL, "\n"))
+		printf("# %s\n", at);
+	CHECK(!"the tool ends as it should");
+}
+#define ENDS(code, call) wanted(call, code, __LINE__)
+#define APPLY(view, ...) tool("apply", "--view", view, ##__VA_ARGS__, "/fix.patch", NULL)
+#define REVERT(view, ...) tool("revert", "--view", view, ##__VA_ARGS__, NULL)
+
+static bool has_generations(void)
+{
+	char path[64], line[128];
+	bool found = false;
+
+	snprintf(path, sizeof(path), "/proc/%s/generations", pid);
+	FILE *list = fopen(path, "r");
+
+	CHECK(list);
+	while (fgets(line, sizeof(line), list))
+		found |= strstr(line, " known ") || strstr(line, " committing ");
+	fclose(list);
+	return found;
+}
+
+/* Applied and reverted, in this way and the other in turns. */
+static void patch_by_generation(void)
+{
+	start_victim();
+	expect(THREADS, 0);
+	ENDS(DONE, tool("check", "--view", "generation", "/fix.patch", NULL));
+	ENDS(DONE, APPLY("generation"));
+	expect(0, THREADS);
+	CHECK(!has_generations());
+	ENDS(DONE, APPLY("generation"));
+	CHECK(strstr(said, "already"));
+	ENDS(DONE, tool("status", NULL));
+	CHECK(strstr(said, "2 of 2 verified") || strstr(said, "3 of 3 verified"));
+	ENDS(DONE, REVERT("generation"));
+	expect(THREADS, 0);
+	ENDS(DONE, APPLY("trampoline"));
+	expect(0, THREADS);
+	ENDS(DONE, REVERT("generation"));
+	expect(THREADS, 0);
+	ENDS(DONE, APPLY("generation"));
+	ENDS(DONE, REVERT("trampoline"));
+	expect(THREADS, 0);
+	ENDS(REFUSED, APPLY("generation", "--quiescence", "stop"));
+}
+
+/* While a thread stays in what changes, the others go over and come back. */
+static void patch_held(void)
+{
+	start_victim();
+	CHECK(!strcmp(ask("hold"), "held\n"));
+	ENDS(FELL_BACK, APPLY("generation", "--timeout", "3s"));
+	CHECK(strstr(said, "slow_answer"));
+	CHECK(!has_generations());
+	expect(THREADS, 0);
+	CHECK(!strcmp(ask("release"), "released\n"));
+	ENDS(DONE, APPLY("generation"));
+	expect(0, THREADS);
+}
+
+#define KILLS 8
+
+/* The tool killed at any moment: nobody sees anything but the one or the other, and the next call goes on. */
+static void patch_killed(void)
+{
+	int status;
+
+	start_victim();
+	CHECK(!strcmp(ask("hold"), "held\n"));
+	for (int i = 0; i < KILLS; i++) {
+		char *words[] = {"/stillpoint", "patch", "apply", "--pid", pid, "--view", "generation",
+				 "--timeout", "60s", "/fix.patch", NULL};
+		int null = open("/dev/null", O_RDWR);
+		pid_t child = start(words, null, null);
+
+		close(null);
+		/* all but one are over, and that one keeps it from being decided */
+		if (i % 2)
+			AWAIT(has_generations());
+		for (int pause = rand() % 400; pause; pause--)
+			nap();
+		kill(child, SIGKILL);
+		CHECK(waitpid(child, &status, 0) == child);
+		const char *seen = ask("look");
+		int old, new;
+
+		CHECK(sscanf(seen, "old %d new %d wrong 0", &old, &new) == 2 && old + new == THREADS);
+		if (new) {
+			ENDS(REFUSED, APPLY("trampoline"));
+			CHECK(strstr(said, "--view generation"));
+		}
+	}
+	CHECK(!strcmp(ask("release"), "released\n"));
+	ENDS(DONE, APPLY("generation"));
+	expect(0, THREADS);
+	ENDS(DONE, REVERT("generation"));
+	expect(THREADS, 0);
+	CHECK(!has_generations());
+}
+
+/* On a kernel without generations the tool says so, and patches in the other way. */
+static void patch_refused(void)
+{
+	start_victim();
+	ENDS(REFUSED, APPLY("generation"));
+	CHECK(strstr(said, "this kernel has no address-space generations; use --view trampoline"));
+	ENDS(DONE, APPLY("trampoline"));
+	expect(0, THREADS);
+}
+
+const struct test patching_tests[] = {
+	{"patch_by_generation", patch_by_generation, 300},
+	{"patch_held", patch_held, 120},
+	{"patch_killed", patch_killed, 300},
+	{}
+};
+
+const struct test refused_tests[] = {
+	{"patch_refused", patch_refused, 120},
+	{}
+};
