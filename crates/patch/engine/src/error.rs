@@ -191,9 +191,9 @@ pub enum Error {
     /// The kernel cannot do it.
     #[error("this kernel has no address-space generations; use --view trampoline")]
     NoGenerations,
-    /// A killed tool left threads in different generations.
-    #[error("threads of process {0} are in different address-space generations")]
-    Divided(Pid),
+    /// A killed tool left threads in a generation.
+    #[error("a tool that was killed has left threads of process {0} in an address-space generation")]
+    LeftBehind(Pid),
     /// Threads go to generations in one way only.
     #[error("--view generation brings threads over by probing, not by {0}")]
     OnlyProbed(String),
@@ -301,7 +301,7 @@ impl Error {
             Error::NoPoints { .. } => "--quiescence probe, or stop",
             Error::NoModule { .. } => "a patch built for the file that runs",
             Error::NoGenerations => "--view trampoline",
-            Error::Divided(_) => "the same command with --view generation: it completes or undoes what is there",
+            Error::LeftBehind(_) => "the same command with --view generation: it completes or undoes what is there",
             Error::OnlyProbed(_) => "--quiescence probe, or --view trampoline",
             Error::NameTaken(_) => "revert it first, or --replace",
             Error::NotBased { .. } => "apply the patches of the series in order",

@@ -685,7 +685,7 @@ pub struct Prediction {
 pub fn check(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_>) -> Result<Prediction, Error> {
     let mut report = Report::new(observer, pid, "check");
     let target = Target::open(pid)?;
-    generation::refuse(&target.process, options)?;
+    generation::refuse(&target, options)?;
     let functions = signed.patch.functions.iter().map(|f| f.name.clone()).collect();
     if already(&target.view, signed) {
         return Ok(Prediction { already: true, functions, bytes: 0, threads: 0, busy: Vec::new() });

@@ -60,6 +60,16 @@ impl Memory {
         done
     }
 
+    /// Reads exactly `buf.len()` bytes as threads in no address-space generation see them; all else here is what the first
+    /// thread sees. Without such generations that is the same.
+    pub fn read_base(&self, at: Avma, buf: &mut [u8]) -> Result<(), Error> {
+        match sys::read_of_process(self.pid.0, buf, at.0) {
+            Ok(n) if n == buf.len() => Ok(()),
+            Ok(_) => Err(self.fault(at, buf.len(), "read", io::Error::from_raw_os_error(libc::EFAULT))),
+            Err(error) => Err(self.fault(at, buf.len(), "read", error)),
+        }
+    }
+
     /// Reads `len` bytes into a new vector.
     pub fn read_vec(&self, at: Avma, len: usize) -> Result<Vec<u8>, Error> {
         let mut buf = vec![0; len];

@@ -330,6 +330,17 @@ pub(crate) fn read_at(file: &File, buf: &mut [u8], at: u64) -> io::Result<usize>
     }
 }
 
+/// Reads with `process_vm_readv`, whole or up to the first unreadable page.
+pub(crate) fn read_of_process(pid: i32, buf: &mut [u8], at: u64) -> io::Result<usize> {
+    let local = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
+    let remote = libc::iovec { iov_base: ptr::without_provenance_mut(at as usize), iov_len: buf.len() };
+    // SAFETY: `local` is the buffer, ours and as long as said; `remote` is used in the other process only.
+    match unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) } {
+        n if n < 0 => Err(io::Error::last_os_error()),
+        n => Ok(n as usize),
+    }
+}
+
 pub(crate) fn write_at(file: &File, bytes: &[u8], at: u64) -> io::Result<usize> {
     // SAFETY: the buffer is ours and as long as said.
     match unsafe { libc::pwrite64(file.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), at as i64) } {

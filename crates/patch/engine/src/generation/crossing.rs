@@ -11,22 +11,27 @@ use crate::{Error, calm};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
-use stillpoint_patch_tracee::{self as tracee, Process, Session, Stop, Tid};
+use stillpoint_patch_tracee::{self as tracee, Pid, Process, Session, Stop, ThreadInfo, Tid};
 
 /// Between two looks at threads that were busy.
 const REST: Duration = Duration::from_millis(1);
 
-/// Whether all threads of the process, and nobody else who shares its memory, are in a generation. Twice, for one may be
-/// born while the other is looked at; from threads that are there nobody is born elsewhere.
-pub(super) fn everybody_is_in(process: &Process, generation: u32) -> Result<bool, Error> {
+/// Who of the process, or of others that share its memory, is not in a generation, and cannot be taken there by itself.
+/// Threads are looked at twice, for one may be born while the other is looked at; from those that are there nobody is born
+/// elsewhere.
+pub(super) fn who_is_elsewhere(process: &Process, generation: u32) -> Result<Vec<Busy>, Error> {
     for _ in 0..2 {
-        for thread in process.threads()? {
-            if kernel::generation_of(process, thread.tid).is_some_and(|found| found != generation) {
-                return Ok(false);
-            }
+        let mut threads = process.threads()?;
+        threads.retain(|t| kernel::generation_of(process, t.tid).is_some_and(|found| found != generation));
+        if !threads.is_empty() {
+            let what =
+                |worker| if worker { "the kernel, as a worker of it" } else { "code that nobody has looked at yet" };
+            let busy = |t: ThreadInfo| Busy { tid: t.tid, function: what(t.kernel_worker).into() };
+            return Ok(threads.into_iter().map(busy).collect());
         }
     }
-    Ok(process.memory_sharers()?.is_empty())
+    let sharer = |pid: Pid| Busy { tid: pid.leader(), function: "another process that uses the same memory".into() };
+    Ok(process.memory_sharers()?.into_iter().map(sharer).collect())
 }
 
 /// Threads on their way to a generation.
@@ -42,6 +47,9 @@ pub(super) struct Crossing {
     forbidden: Forbidden,
     /// Who could not go when last looked at, and why.
     busy: BTreeMap<Tid, String>,
+    /// Instructions at which nobody may go: the middle of an entry that other text has a jump at. Of patched functions
+    /// all code is forbidden; this is the guide's.
+    boundaries: Vec<u64>,
     /// Those among them whose stack has been walked.
     walked: BTreeSet<Tid>,
 }
@@ -53,8 +61,10 @@ impl Crossing {
         let process = target.process.clone();
         let prober = Prober::new(target.restorers.clone(), process.mappings()?);
         let modules = target.modules.clone();
+        let guide = target.view.guide.iter();
+        let boundaries = guide.flat_map(|g| g.inner_boundaries.iter().map(|b| g.entry.0 + u64::from(*b))).collect();
         let (busy, walked) = Default::default();
-        Ok(Crossing { process, modules, prober, frames, goal, number, forbidden, busy, walked })
+        Ok(Crossing { process, modules, prober, frames, goal, number, forbidden, busy, boundaries, walked })
     }
 
     /// Brings all there; tells how many there are.
@@ -74,14 +84,16 @@ impl Crossing {
             for tid in &threads {
                 self.visit(session, report, &walker, *tid)?;
             }
-            if self.busy.is_empty() && everybody_is_in(&process, self.goal)? {
-                return Ok(threads.len() as u32);
+            let mut busy: Vec<Busy> =
+                self.busy.iter().map(|(tid, why)| Busy { tid: *tid, function: why.clone() }).collect();
+            if busy.is_empty() {
+                busy = who_is_elsewhere(&process, self.goal)?;
+                if busy.is_empty() {
+                    return Ok(threads.len() as u32);
+                }
             }
             if Instant::now() > deadline {
-                let found = self.busy.iter();
-                return Err(Error::TimedOut {
-                    busy: found.map(|(tid, why)| Busy { tid: *tid, function: why.clone() }).collect(),
-                });
+                return Err(Error::TimedOut { busy });
             }
             calm::serve(&process, session, Instant::now() + REST)?;
         }
@@ -141,6 +153,9 @@ impl Crossing {
     /// Takes a thread that stands there, or tells why not now.
     fn take(&mut self, walker: &Walker<'_>, thread: &mut tracee::Stopped<'_>) -> Result<Option<String>, Error> {
         let look = self.prober.look(&self.process, thread)?;
+        if look.stands_inside(&self.boundaries) {
+            return Ok(Some("the first bytes of a function".to_owned()));
+        }
         let verdict = walker.judge(&look, &self.forbidden);
         if verdict != Verdict::Clear {
             return Ok(Some(verdict.describe()));

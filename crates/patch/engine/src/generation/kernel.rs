@@ -5,7 +5,8 @@ use crate::calm;
 use crate::ledger::Site;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{self as tracee, Held, Pid, Process, Session, Tid};
@@ -57,6 +58,12 @@ fn parse(line: &str) -> Option<Generation> {
 pub(super) fn generation_of(process: &Process, tid: Tid) -> Option<u32> {
     let path = format!("/proc/{}/task/{tid}/generation", process.pid());
     fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// Reads what a thread sees; `false` when it has ended.
+pub(super) fn read_as(process: &Process, tid: Tid, at: Avma, buf: &mut [u8]) -> bool {
+    let memory = File::open(format!("/proc/{}/task/{tid}/mem", process.pid()));
+    memory.and_then(|memory| memory.read_exact_at(buf, at.0)).is_ok()
 }
 
 /// Takes a thread that stands to a generation.

@@ -10,28 +10,29 @@
 //! makes for us while it stands, when nothing that changes is on its stack. One that is born is where its parent is.
 //!
 //! *Being killed.* Until all threads are over nothing is in the ledger: the kernel itself tells that a generation was left,
-//! and threads in it. Then the record `Begin` is written, with a state byte that says "all new" already: from there on
-//! either way completes the transition. As long as threads are in different generations, only this way goes on.
+//! and threads in it. Then the record `Begin` is written, with a state byte that says "all new" already: whoever finds it
+//! goes forward. As long as a thread is in a generation of ours, only this way goes on.
 
 mod crossing;
 mod kernel;
 
 use crate::calm::traced;
 use crate::fault::{self, FaultPoint};
-use crate::ledger::{NamedSpan, Phase, Record, Transition, Version, View};
+use crate::ledger::{NamedSpan, Phase, Record, Site, Transition, Version, View};
 use crate::operate::{Hooks, Target, call_hooks, limits, settle_guide};
 use crate::plan::Plan;
 use crate::report::{Report, now_ns};
 use crate::scan::Forbidden;
 use crate::{Error, Options, Outcome, Quiescence, guide};
-use crossing::Crossing;
+use crossing::{Crossing, who_is_elsewhere};
 pub use kernel::Generation;
 pub(crate) use kernel::generations;
+use std::collections::BTreeMap;
 use std::time::Instant;
 use stillpoint_events::EventKind;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::{DISPATCH_LEN, DispatchState, JUMP_LEN, jump5};
-use stillpoint_patch_tracee::{Process, Session};
+use stillpoint_patch_tracee::{Process, Session, Tid};
 
 /// What lets each thread see its version of the code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -44,47 +45,62 @@ pub enum ThreadView {
 }
 
 /// Refuses what cannot be done in this way, before anything is touched.
-pub(crate) fn refuse(process: &Process, options: &Options) -> Result<(), Error> {
-    let pid = process.pid();
-    let found = generations(pid);
+pub(crate) fn refuse(target: &Target, options: &Options) -> Result<(), Error> {
+    let pid = target.process.pid();
     let unsuitable = |what: &str| Err(Error::Unsuitable { pid, what: what.to_owned() });
-    match (options.view, found) {
-        (ThreadView::Trampoline, Some(found)) if is_divided(process, &found)? => Err(Error::Divided(pid)),
-        (ThreadView::Trampoline, _) => Ok(()),
-        _ if !kernel::has_generations() => Err(Error::NoGenerations),
-        _ if options.quiescence != Quiescence::Probe => Err(Error::OnlyProbed(options.quiescence.to_string())),
-        (_, None) => unsuitable("has lost its first thread, and its generations cannot be seen"),
-        _ => Ok(()),
+    let inhabited = inhabited(&target.process);
+    let (left, own): (Vec<_>, Vec<_>) = inhabited.iter().partition(|(_, tid)| is_of_patches(target, **tid));
+    match options.view {
+        ThreadView::Trampoline if !left.is_empty() => Err(Error::LeftBehind(pid)),
+        ThreadView::Trampoline if inhabited.len() > 1 => unsuitable("has threads in generations of its own"),
+        ThreadView::Trampoline => Ok(()),
+        ThreadView::Generation if !kernel::has_generations() => Err(Error::NoGenerations),
+        ThreadView::Generation if options.quiescence != Quiescence::Probe => {
+            Err(Error::OnlyProbed(options.quiescence.to_string()))
+        }
+        ThreadView::Generation if generations(pid).is_none() => {
+            unsuitable("has lost its first thread, and its generations cannot be seen")
+        }
+        ThreadView::Generation if own.iter().any(|(generation, _)| **generation != 0) => {
+            unsuitable("has threads in generations of its own")
+        }
+        ThreadView::Generation => Ok(()),
     }
 }
 
 /// Before an operation: refuses what cannot be done, and ends what a killed tool left.
 pub(crate) fn enter(target: &mut Target, options: &Options, report: &mut Report<'_>) -> Result<(), Error> {
+    refuse(target, options)?;
     let process = target.process.clone();
-    refuse(&process, options)?;
-    let left = generations(process.pid()).unwrap_or_default().iter().any(|g| g.state != "deleted");
-    if options.view == ThreadView::Trampoline || options.dry_run || !left {
+    let nothing_left = inhabited(&process).keys().all(|generation| *generation == 0);
+    if options.view == ThreadView::Trampoline || options.dry_run || nothing_left {
         return Ok(());
-    }
-    // what a process had before it was ever patched is its own
-    if target.store.is_none() {
-        return Err(Error::Unsuitable { pid: process.pid(), what: "has generations of its own".into() });
     }
     traced(&process, |session| settle(session, target, options, report))
 }
 
-/// Whether threads see different text.
-fn is_divided(process: &Process, found: &[Generation]) -> Result<bool, Error> {
-    if found.is_empty() {
-        return Ok(false);
+/// The generations, the base among them, that threads are in, with one of each; none when there is only the base.
+fn inhabited(process: &Process) -> BTreeMap<u32, Tid> {
+    if !generations(process.pid()).is_some_and(|found| found.iter().any(|g| g.threads > 0)) {
+        return BTreeMap::new();
     }
-    let mut where_they_are = process.threads()?.into_iter().filter_map(|t| kernel::generation_of(process, t.tid));
-    let first = where_they_are.next();
-    Ok(where_they_are.any(|generation| Some(generation) != first))
+    let threads = process.threads().unwrap_or_default().into_iter();
+    threads.filter_map(|t| Some((kernel::generation_of(process, t.tid)?, t.tid))).collect()
 }
 
-/// Ends what a killed tool left: a generation in which all threads are, and which shows what the ledger says, becomes the
-/// text of all; threads are taken back out of any other.
+/// Whether what a thread sees differs from the base at an entry: its generation is one of ours then, and not one that the
+/// program made for itself.
+fn is_of_patches(target: &Target, tid: Tid) -> bool {
+    target.view.origins().into_keys().any(|entry| {
+        let (mut seen, mut base) = ([0; JUMP_LEN], [0; JUMP_LEN]);
+        let readable = kernel::read_as(&target.process, tid, entry, &mut seen);
+        readable && target.process.memory().read_base(entry, &mut base).is_ok() && seen != base
+    })
+}
+
+/// Ends what a killed tool left: a generation that was decided on, or in which all threads see what the ledger says,
+/// becomes the text of all; threads are taken back out of any other. One that nobody is in stays, for it might be the
+/// program's.
 fn settle(
     session: &mut Session<'_>,
     target: &mut Target,
@@ -93,40 +109,64 @@ fn settle(
 ) -> Result<(), Error> {
     target.reload()?;
     let process = target.process.clone();
-    for left in generations(process.pid()).unwrap_or_default().into_iter().filter(|g| g.state != "deleted") {
-        let all_there = crossing::everybody_is_in(&process, left.number)?;
-        if target.view.unfinished.is_some() && all_there {
-            return Ok(()); // the ledger says what becomes of it
+    let number = target.view.last_transition;
+    let unfinished = |source| Error::Unfinished { transition: number, source: Box::new(source) };
+    for (left, tid) in inhabited(&process) {
+        if left == 0 || !is_of_patches(target, tid) {
+            continue;
         }
-        report.warn(format!("generation {} was left by a tool that was killed", left.number));
-        if all_there && shows_what_is_in_force(target)? {
-            kernel::commit(&process, session, left.number)?;
+        report.warn(format!("generation {left} was left by a tool that was killed"));
+        if is_decided(target, tid)
+            || shows_what_is_in_force(target, tid) && who_is_elsewhere(&process, left)?.is_empty()
+        {
+            kernel::commit(&process, session, left).map_err(unfinished)?;
             continue;
         }
         report.operation("abort");
         let forbidden = Forbidden::new(&not_in_force(&target.view), &target.view.trampolines(), &[]);
         let deadline = Instant::now() + limits(options).back;
-        Crossing::new(target, (0, 0), forbidden)?.all(session, report, deadline)?;
-        kernel::delete(&process, session, left.number)?;
+        let back = Crossing::new(target, (0, number), forbidden)?.all(session, report, deadline);
+        back.and_then(|_| kernel::delete(&process, session, left)).map_err(|error| stuck(error, number))?;
     }
     Ok(())
 }
 
-/// Whether every entry, as threads see it, is as the active patches have it.
-fn shows_what_is_in_force(target: &Target) -> Result<bool, Error> {
+/// What became of the way back, when that failed.
+fn stuck(error: Error, transition: u32) -> Error {
+    match error {
+        Error::TimedOut { busy } => Error::Stuck { transition, busy },
+        Error::Ended(_) => error,
+        other => Error::Unfinished { transition, source: Box::new(other) },
+    }
+}
+
+/// Whether a thread sees the new side of a transition that the ledger says is decided: nothing else is written when a
+/// generation is to become the text of all.
+fn is_decided(target: &Target, tid: Tid) -> bool {
+    let Some(open) = &target.view.unfinished else { return false };
+    let mut state = [0];
+    let is_new = |site: &Site| sees(target, tid, site.entry) == Some(site.to.bytes);
+    target.process.memory().read(open.transition.state, &mut state).is_ok()
+        && state == [DispatchState::AllThen as u8]
+        && open.transition.sites.iter().all(is_new)
+}
+
+/// An entry as a thread sees it.
+fn sees(target: &Target, tid: Tid, entry: Avma) -> Option<[u8; JUMP_LEN]> {
+    let mut now = [0; JUMP_LEN];
+    kernel::read_as(&target.process, tid, entry, &mut now).then_some(now)
+}
+
+/// Whether a thread sees every entry as the active patches have it.
+fn shows_what_is_in_force(target: &Target, tid: Tid) -> bool {
     let view = &target.view;
-    for (entry, origin) in view.origins() {
+    view.origins().into_iter().all(|(entry, origin)| {
         let expected = match view.version(&view.active, entry) {
             Version::Shipped => Some(origin.original),
             Version::Patched(_, function) => jump5(entry, function.new).ok(),
         };
-        let mut now = [0; JUMP_LEN];
-        target.process.memory().read(entry, &mut now)?;
-        if Some(now) != expected {
-            return Ok(false);
-        }
-    }
-    Ok(true)
+        expected.is_some() && sees(target, tid, entry) == expected
+    })
 }
 
 /// All code that no thread runs while the active patches are in force.
@@ -214,10 +254,8 @@ fn cross(
             let until = Instant::now() + limits(options).back;
             let mut home = Crossing::new(target, (0, transition.number), forbidden(&transition.enter))?;
             let back = in_phase(report, "migrate", |report| home.all(session, report, until));
-            back.and_then(|_| kernel::delete(&process, session, generation)).map_err(|second| match second {
-                Error::TimedOut { busy } => Error::Stuck { transition: transition.number, busy },
-                other => Error::Unfinished { transition: transition.number, source: Box::new(other) },
-            })?;
+            let back = back.and_then(|_| kernel::delete(&process, session, generation));
+            back.map_err(|second| stuck(second, transition.number))?;
             report.event(EventKind::FellBack { transition: transition.number, reason: error.to_string() });
             return Err(match error {
                 Error::TimedOut { .. } => error,
