@@ -24,12 +24,12 @@ static atomic_long wrong;
 static atomic_int hold, held;
 static int wake[2];
 
-__attribute__((noinline)) int answer(int x)
+__attribute__((noipa)) int answer(int x)
 {
     return x + 1;
 }
 
-__attribute__((noinline)) int slow_answer(int x)
+__attribute__((noipa)) int slow_answer(int x)
 {
     while (atomic_load(&hold)) {
         atomic_store(&held, 1);

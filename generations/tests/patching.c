@@ -64,17 +64,19 @@ static const char *ask(const char *command)
 	return line;
 }
 
-static void expect(int old, int new)
+static void expect_at(int old, int new, int line)
 {
 	char wanted[128];
 	const char *seen = ask("look");
 
 	snprintf(wanted, sizeof(wanted), "old %d new %d wrong 0\n", old, new);
 	if (strcmp(seen, wanted)) {
-		printf("# seen: %s", seen);
+		printf("# line %d: seen: %s", line, seen);
 		CHECK(!"threads see what they should");
 	}
 }
+
+#define expect(old, new) expect_at(old, new, __LINE__)
 
 /* What the tool printed last. */
 static char said[8192];
@@ -176,6 +178,7 @@ static void patch_by_generation(void)
 static void patch_held(void)
 {
 	start_victim();
+	expect(THREADS, 0);
 	CHECK(!strcmp(ask("hold"), "held\n"));
 	ENDS(FELL_BACK, APPLY("generation", "--timeout", "3s"));
 	CHECK(strstr(said, "slow_answer"));
@@ -194,6 +197,7 @@ static void patch_killed(void)
 	int status;
 
 	start_victim();
+	expect(THREADS, 0);
 	CHECK(!strcmp(ask("hold"), "held\n"));
 	for (int i = 0; i < KILLS; i++) {
 		char *words[] = {"/stillpoint", "patch", "apply", "--pid", pid, "--view", "generation",
@@ -238,9 +242,9 @@ static void patch_refused(void)
 }
 
 const struct test patching_tests[] = {
-	{"patch_by_generation", patch_by_generation, 300},
-	{"patch_held", patch_held, 120},
-	{"patch_killed", patch_killed, 300},
+	{"patch_by_generation", patch_by_generation, 600},
+	{"patch_held", patch_held, 600},
+	{"patch_killed", patch_killed, 600},
 	{}
 };
 
