@@ -11,6 +11,8 @@ use stillpoint_migrate_proxy::control::{
 
 /// Sessions that hold what cannot be taken along may let go of it: how often they are asked.
 const ASKING_AGAIN: Duration = Duration::from_millis(200);
+/// And how long they may take to answer, also at the end: a reply that is cut off does not say what is in the way.
+const ANSWERING: Duration = Duration::from_secs(2);
 /// More than the proxy's own limits; it is the proxy that falls back by itself.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
@@ -109,7 +111,7 @@ impl Front {
                 tenant: self.tenant.clone(),
                 target: TargetSpec::Server(target.as_the_proxy_has_it()),
                 verifiers: verifiers.clone(),
-                limit_ms: limit.saturating_sub(begun.elapsed()).as_millis() as u64,
+                limit_ms: limit.saturating_sub(begun.elapsed()).max(ANSWERING).as_millis() as u64,
                 again: std::mem::replace(&mut again, true),
             };
             let (sessions, waiting, pinned, failed) = match self.ask(request).await? {
