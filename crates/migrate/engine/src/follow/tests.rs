@@ -54,7 +54,6 @@ async fn follower(pair: &Pair) -> Follower {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "has not passed in this form yet"]
 async fn a_held_replay_keeps_the_source_waiting_and_not_all_in_memory() {
     if !available() {
         return;
