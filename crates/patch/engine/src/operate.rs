@@ -22,7 +22,7 @@ use std::time::Duration;
 use stillpoint_events::EventKind;
 use stillpoint_patch_format::{Avma, Scope, Signed};
 use stillpoint_patch_insn::{DispatchState, JUMP_LEN};
-use stillpoint_patch_tracee::{Mapping, Module, Pid, Process, Session, Stopped};
+use stillpoint_patch_tracee::{Mapping, Memory, Module, Pid, Process, Session, Stopped};
 
 /// How threads are brought over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -457,13 +457,7 @@ fn run(
     transition.sites.extend(guide::site(memory, view, &transition.after)?);
     guide::settle(target, view, &[&transition.before[..], &transition.after].concat())?;
     let store = target.store.as_mut().ok_or(Error::NoWord(process.pid()))?;
-    for site in &transition.sites {
-        let mut now = [0; JUMP_LEN];
-        memory.read(site.entry, &mut now)?;
-        if let Some(offset) = (0..JUMP_LEN).find(|i| now[*i] != site.from.bytes[*i]) {
-            return Err(Error::BytesDiffer { function: site.name.clone(), at: site.entry, offset });
-        }
-    }
+    expect_old_side(memory, &transition)?;
     memory.write(transition.state, &[DispatchState::AllOtherwise as u8])?;
     for (at, code) in &dispatchers {
         memory.write(*at, code)?;
@@ -481,7 +475,34 @@ fn run(
     let moved = mover.run(&transition, options.quiescence, limits(options));
     settle_guide(target, report);
     let threads = moved?;
-    if let Err(error) = call_hooks(&process, session, post, false, report) {
+    Ok(committed(&process, session, view, &transition, threads, post, report, start))
+}
+
+/// Every entry holds what the transition leaves.
+pub(crate) fn expect_old_side(memory: &Memory, transition: &Transition) -> Result<(), Error> {
+    for site in &transition.sites {
+        let mut now = [0; JUMP_LEN];
+        memory.read(site.entry, &mut now)?;
+        if let Some(offset) = (0..JUMP_LEN).find(|i| now[*i] != site.from.bytes[*i]) {
+            return Err(Error::BytesDiffer { function: site.name.clone(), at: site.entry, offset });
+        }
+    }
+    Ok(())
+}
+
+/// All threads are over: calls the hooks that come last, and tells.
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn committed(
+    process: &Process,
+    session: &mut Session<'_>,
+    view: &View,
+    transition: &Transition,
+    threads: u32,
+    post: &[Avma],
+    report: &mut Report<'_>,
+    start: u64,
+) -> Outcome {
+    if let Err(error) = call_hooks(process, session, post, false, report) {
         report.warn(format!("a hook after the commit failed: {error}"));
     }
     let names = transition.after.iter().filter_map(|n| view.patch(*n)).map(|p| p.name.clone());
@@ -489,7 +510,7 @@ fn run(
     let duration_ns = now_ns() - start;
     let number = transition.number;
     report.event(EventKind::Committed { transition: number, active: active.clone(), duration_ns, threads });
-    Ok(Outcome::Committed { transition: number, active, threads, duration_ns })
+    Outcome::Committed { transition: number, active, threads, duration_ns }
 }
 
 /// Withdraws the unwind data of code that no thread can be in any more. What is left in force too long does no harm.

@@ -19,7 +19,7 @@ mod kernel;
 use crate::calm::traced;
 use crate::fault::{self, FaultPoint};
 use crate::ledger::{NamedSpan, Phase, Record, Site, Transition, Version, View};
-use crate::operate::{Hooks, Target, call_hooks, limits, settle_guide};
+use crate::operate::{Hooks, Target, call_hooks, committed, expect_old_side, limits, settle_guide};
 use crate::plan::Plan;
 use crate::report::{Report, now_ns};
 use crate::scan::Forbidden;
@@ -46,9 +46,12 @@ pub enum ThreadView {
 
 /// Refuses what cannot be done in this way, before anything is touched.
 pub(crate) fn refuse(target: &Target, options: &Options) -> Result<(), Error> {
+    refuse_among(target, options, &inhabited(&target.process))
+}
+
+fn refuse_among(target: &Target, options: &Options, inhabited: &BTreeMap<u32, Tid>) -> Result<(), Error> {
     let pid = target.process.pid();
     let unsuitable = |what: &str| Err(Error::Unsuitable { pid, what: what.to_owned() });
-    let inhabited = inhabited(&target.process);
     let (left, own): (Vec<_>, Vec<_>) = inhabited.iter().partition(|(_, tid)| is_of_patches(target, **tid));
     match options.view {
         ThreadView::Trampoline if !left.is_empty() => Err(Error::LeftBehind(pid)),
@@ -70,9 +73,10 @@ pub(crate) fn refuse(target: &Target, options: &Options) -> Result<(), Error> {
 
 /// Before an operation: refuses what cannot be done, and ends what a killed tool left.
 pub(crate) fn enter(target: &mut Target, options: &Options, report: &mut Report<'_>) -> Result<(), Error> {
-    refuse(target, options)?;
     let process = target.process.clone();
-    let nothing_left = inhabited(&process).keys().all(|generation| *generation == 0);
+    let inhabited = inhabited(&process);
+    refuse_among(target, options, &inhabited)?;
+    let nothing_left = inhabited.keys().all(|generation| *generation == 0);
     if options.view == ThreadView::Trampoline || options.dry_run || nothing_left {
         return Ok(());
     }
@@ -92,9 +96,9 @@ fn inhabited(process: &Process) -> BTreeMap<u32, Tid> {
 /// program made for itself.
 fn is_of_patches(target: &Target, tid: Tid) -> bool {
     target.view.origins().into_keys().any(|entry| {
-        let (mut seen, mut base) = ([0; JUMP_LEN], [0; JUMP_LEN]);
-        let readable = kernel::read_as(&target.process, tid, entry, &mut seen);
-        readable && target.process.memory().read_base(entry, &mut base).is_ok() && seen != base
+        let mut base = [0; JUMP_LEN];
+        let readable = target.process.memory().read_base(entry, &mut base).is_ok();
+        readable && sees(target, tid, entry).is_some_and(|seen| seen != base)
     })
 }
 
@@ -198,13 +202,7 @@ pub(crate) fn run(
     let memory = process.memory();
     let Plan { mut transition, dispatchers } = plan;
     transition.sites.extend(guide::site(memory, view, &transition.after)?);
-    for site in &transition.sites {
-        let mut now = [0; JUMP_LEN];
-        memory.read(site.entry, &mut now)?;
-        if let Some(offset) = (0..JUMP_LEN).find(|i| now[*i] != site.from.bytes[*i]) {
-            return Err(Error::BytesDiffer { function: site.name.clone(), at: site.entry, offset });
-        }
-    }
+    expect_old_side(memory, &transition)?;
     guide::settle(target, view, &[&transition.before[..], &transition.after].concat())?;
     if let Err(error) = call_hooks(&process, session, pre, true, report) {
         settle_guide(target, report);
@@ -216,15 +214,7 @@ pub(crate) fn run(
     let moved = cross(session, target, &transition, scratch, options, report);
     settle_guide(target, report);
     let threads = moved?;
-    if let Err(error) = call_hooks(&process, session, post, false, report) {
-        report.warn(format!("a hook after the commit failed: {error}"));
-    }
-    let names = transition.after.iter().filter_map(|n| view.patch(*n)).map(|p| p.name.clone());
-    let active: Vec<String> = names.collect();
-    let duration_ns = now_ns() - start;
-    let number = transition.number;
-    report.event(EventKind::Committed { transition: number, active: active.clone(), duration_ns, threads });
-    Ok(Outcome::Committed { transition: number, active, threads, duration_ns })
+    Ok(committed(&process, session, view, &transition, threads, post, report, start))
 }
 
 /// Makes the generation, brings every thread there, and makes it the text of all; or takes everybody back.
