@@ -109,8 +109,8 @@ pub(crate) fn text_segments(memory: &Memory, module: &Module) -> Result<Vec<Span
     Ok(text.map(|h| Span::new(Avma(h[1].wrapping_add(module.bias)), h[3])).collect())
 }
 
-/// Where `.eh_frame` lies, by way of `.eh_frame_hdr`; it ends with its terminator, at the latest with the mapping.
-pub(crate) fn eh_frame(memory: &Memory, module: &Module) -> Result<Option<Span>, Error> {
+/// Where `.eh_frame_hdr` and `.eh_frame` lie; the latter ends with its terminator, at the latest with the mapping.
+pub(crate) fn unwind_sections(memory: &Memory, module: &Module) -> Result<Option<(Span, Span)>, Error> {
     let headers = program_headers(memory, module)?;
     let Some(hdr) = headers.iter().find(|h| h[0] == u64::from(elf::PT_GNU_EH_FRAME.0)) else { return Ok(None) };
     let at = Avma(hdr[1].wrapping_add(module.bias));
@@ -120,8 +120,9 @@ pub(crate) fn eh_frame(memory: &Memory, module: &Module) -> Result<Option<Span>,
         return Ok(None);
     }
     let start = Avma((at.0 + 4).wrapping_add_signed(i64::from(u32_of(&bytes, 4) as i32)));
-    let mapping = module.mappings.iter().find(|m| m.contains(start));
-    Ok(mapping.map(|m| Span::new(start, m.end.0 - start.0)))
+    let rest = |at: Avma| module.mappings.iter().find(|m| m.contains(at)).map(|m| m.end.0 - at.0);
+    let hdr_len = rest(at).map_or(0, |rest| rest.min(hdr[2]));
+    Ok(rest(start).map(|len| (Span::new(at, hdr_len), Span::new(start, len))))
 }
 
 impl<'a> Dynamic<'a> {

@@ -1,6 +1,6 @@
 //! Stack walks of one process: decide when the conservative scan stays busy because of a stale word, and explain.
 
-use crate::image::eh_frame;
+use crate::image::unwind_sections;
 use crate::ledger::Span;
 use crate::probe::{Look, Verdict};
 use crate::scan::{Finding, Forbidden};
@@ -30,14 +30,21 @@ impl<'p> Walker<'p> {
     pub(crate) fn prepare(&self) -> &unwind::Unwinder {
         self.unwinder.get_or_init(|| {
             let memory = self.process.memory();
-            let mapped = self.modules.iter().filter_map(|m| eh_frame(memory, m).ok().flatten());
             let read = |span: Span| {
                 let mut bytes = vec![0; span.len as usize];
                 let len = memory.read_some(span.start, &mut bytes);
                 bytes.truncate(len);
-                unwind::Module { eh_frame_at: span.start.0, eh_frame: bytes }
+                bytes
             };
-            unwind::Unwinder::new(mapped.chain(self.patches.iter().copied()).map(read).collect())
+            let mapped = self.modules.iter().filter_map(|m| unwind_sections(memory, m).ok().flatten());
+            let mapped = mapped.map(|(hdr, eh_frame)| (Some((hdr.start.0, read(hdr))), eh_frame));
+            let all = mapped.chain(self.patches.iter().map(|span| (None, *span)));
+            let module = |(eh_frame_hdr, span): (_, Span)| unwind::Module {
+                eh_frame_at: span.start.0,
+                eh_frame: read(span),
+                eh_frame_hdr,
+            };
+            unwind::Unwinder::new(all.map(module).collect())
         })
     }
 

@@ -1,8 +1,8 @@
 //! The walk, frame by frame.
 
 use gimli::{
-    BaseAddresses, CfaRule, EhFrame, EndianSlice, EvaluationResult, FrameDescriptionEntry, LittleEndian, Location,
-    Register, RegisterRule, UnwindContext, UnwindExpression, UnwindSection, UnwindTableRow, Value, X86_64,
+    BaseAddresses, CfaRule, EhFrame, EhFrameHdr, EndianSlice, EvaluationResult, FrameDescriptionEntry, LittleEndian,
+    Location, Register, RegisterRule, UnwindContext, UnwindExpression, UnwindSection, UnwindTableRow, Value, X86_64,
 };
 
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
@@ -20,6 +20,9 @@ pub struct Module {
     pub eh_frame_at: u64,
     /// Its bytes, to the terminator or beyond.
     pub eh_frame: Vec<u8>,
+    /// Address and bytes of its `.eh_frame_hdr`, the search table that linkers make of it (LSB). Without one every record
+    /// is read to make such a table.
+    pub eh_frame_hdr: Option<(u64, Vec<u8>)>,
 }
 
 /// Registers of a thread that stands.
@@ -76,8 +79,15 @@ impl Walk {
 struct Indexed {
     module: Module,
     bases: BaseAddresses,
-    /// First address, end, offset of the description.
-    functions: Vec<(u64, u64, usize)>,
+    index: Index,
+}
+
+/// Where the description of a function is found.
+enum Index {
+    /// In the module's own search table.
+    Table,
+    /// First address, end, offset of the description, ascending.
+    Functions(Vec<(u64, u64, usize)>),
 }
 
 /// Unwind data of a whole process.
@@ -137,28 +147,59 @@ impl Unwinder {
 
 impl Indexed {
     fn new(module: Module) -> Self {
-        let bases = BaseAddresses::default().set_eh_frame(module.eh_frame_at);
+        let mut bases = BaseAddresses::default().set_eh_frame(module.eh_frame_at);
+        if let Some((at, _)) = &module.eh_frame_hdr {
+            bases = bases.set_eh_frame_hdr(*at);
+        }
+        let mut indexed = Indexed { module, bases, index: Index::Table };
+        if indexed.table().is_none() {
+            indexed.index = Index::Functions(indexed.functions());
+        }
+        indexed
+    }
+
+    /// The module's own search table, when it has one that leads to this `.eh_frame`.
+    fn table(&self) -> Option<gimli::ParsedEhFrameHdr<Slice<'_>>> {
+        let (_, bytes) = self.module.eh_frame_hdr.as_ref()?;
+        let hdr = EhFrameHdr::new(bytes, LittleEndian).parse(&self.bases, 8).ok()?;
+        let leads_here = hdr.eh_frame_ptr() == gimli::Pointer::Direct(self.module.eh_frame_at);
+        (leads_here && hdr.table().is_some()).then_some(hdr)
+    }
+
+    /// Every record read.
+    fn functions(&self) -> Vec<(u64, u64, usize)> {
         let mut functions = Vec::new();
-        {
-            let section = EhFrame::new(&module.eh_frame, LittleEndian);
-            let mut entries = section.entries(&bases);
-            while let Ok(Some(entry)) = entries.next() {
-                let gimli::CieOrFde::Fde(partial) = entry else { continue };
-                let Ok(fde) = partial.parse(EhFrame::cie_from_offset) else { continue };
-                let start = fde.initial_address();
-                if let Some(end) = start.checked_add(fde.len()).filter(|end| *end > start) {
-                    functions.push((start, end, fde.offset()));
-                }
+        let section = EhFrame::new(&self.module.eh_frame, LittleEndian);
+        let mut entries = section.entries(&self.bases);
+        while let Ok(Some(entry)) = entries.next() {
+            let gimli::CieOrFde::Fde(partial) = entry else { continue };
+            let Ok(fde) = partial.parse(EhFrame::cie_from_offset) else { continue };
+            let start = fde.initial_address();
+            if let Some(end) = start.checked_add(fde.len()).filter(|end| *end > start) {
+                functions.push((start, end, fde.offset()));
             }
         }
         functions.sort_unstable();
-        Indexed { module, bases, functions }
+        functions
     }
 
+    /// Offset of the description of whatever function holds this address.
     fn function(&self, address: u64) -> Option<usize> {
-        let index = self.functions.partition_point(|f| f.0 <= address).checked_sub(1)?;
-        let (_, end, offset) = self.functions[index];
-        (address < end).then_some(offset)
+        match &self.index {
+            Index::Functions(functions) => {
+                let index = functions.partition_point(|f| f.0 <= address).checked_sub(1)?;
+                let (_, end, offset) = functions[index];
+                (address < end).then_some(offset)
+            }
+            Index::Table => {
+                let hdr = self.table()?;
+                let table = hdr.table()?;
+                let section = EhFrame::new(&self.module.eh_frame, LittleEndian);
+                // the last entry that does not begin behind the address; it may end before it
+                let fde = table.fde_for_address(&section, &self.bases, address, EhFrame::cie_from_offset).ok()?;
+                Some(fde.offset())
+            }
+        }
     }
 
     fn unwind(
@@ -261,6 +302,50 @@ impl FrameOf<'_, '_> {
         match evaluation.result().first().map(|piece| &piece.location) {
             Some(Location::Address { address }) => Ok(*address),
             _ => Err(None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use object::{Object, ObjectSection};
+
+    #[test]
+    fn the_linkers_table_leads_where_reading_every_record_does() {
+        let program = std::fs::read("/proc/self/exe").expect("this program's file");
+        let file = object::File::parse(&*program).expect("an ELF file");
+        let section = |name: &str| {
+            let section = file.section_by_name(name).unwrap_or_else(|| panic!("no {name}"));
+            (section.address(), section.data().expect("its bytes").to_vec())
+        };
+        let (eh_frame_at, eh_frame) = section(".eh_frame");
+        let module = |eh_frame_hdr| Module { eh_frame_at, eh_frame: eh_frame.clone(), eh_frame_hdr };
+        let by_table = Indexed::new(module(Some(section(".eh_frame_hdr"))));
+        let by_reading = Indexed::new(module(None));
+        let Index::Functions(functions) = &by_reading.index else { panic!("no table was given") };
+        assert!(matches!(by_table.index, Index::Table), "the linker made a table");
+        assert!(functions.len() > 100, "{} functions", functions.len());
+        for (start, end, offset) in functions {
+            for address in [*start, *end - 1] {
+                assert_eq!(by_table.function(address), Some(*offset), "at {address:#x}");
+            }
+            assert_eq!(by_table.function(*end), by_reading.function(*end), "behind {start:#x}");
+        }
+        let first = functions[0].0;
+        assert_eq!((by_table.function(first - 1), by_table.function(0)), (None, None));
+    }
+
+    #[test]
+    fn a_table_of_other_data_is_not_used() {
+        let eh_frame = crate::describe(0x1000, &[crate::Piece::plain(0x2000, 64)]).expect("within reach");
+        let hdr = crate::search_table(0x1000, &eh_frame, 0x4000).expect("within reach");
+        for (at, used) in [(0x4000, true), (0x4008, false)] {
+            let eh_frame_hdr = Some((at, hdr.clone()));
+            let indexed = Indexed::new(Module { eh_frame_at: 0x1000, eh_frame: eh_frame.clone(), eh_frame_hdr });
+            assert_eq!(matches!(indexed.index, Index::Table), used);
+            assert_eq!(indexed.function(0x2000), indexed.function(0x203f));
+            assert!(indexed.function(0x2000).is_some() && indexed.function(0x2040).is_none());
         }
     }
 }

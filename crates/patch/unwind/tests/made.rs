@@ -26,7 +26,7 @@ fn word(at: u64) -> Option<u64> {
 #[test]
 fn each_row_leads_to_the_caller() {
     let bytes = describe(AT, &[Piece::plain(CODE - 64, 64), prologue()]).expect("within reach");
-    let unwinder = Unwinder::new(vec![Module { eh_frame_at: AT, eh_frame: bytes }]);
+    let unwinder = Unwinder::new(vec![Module { eh_frame_at: AT, eh_frame: bytes, eh_frame_hdr: None }]);
     let cases = [(CODE - 60, 8, false, false), (CODE, 8, false, false), (CODE + 1, 16, true, false)];
     let more = [(CODE + 5, 24, true, true), (CODE + 109, 0x1018, true, true)];
     for (pc, frame, rbp_saved, rbx_saved) in cases.into_iter().chain(more) {
