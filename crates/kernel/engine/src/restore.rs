@@ -23,7 +23,7 @@ use stillpoint_kernel_criu::page_server::Form;
 use stillpoint_kernel_criu::rpc::{Answer, NetworkLock, Options, Request, RequestType, Version};
 
 /// criu's log of a restore.
-const RESTORE_LOG: &str = "restore.log";
+pub(crate) const RESTORE_LOG: &str = "restore.log";
 /// What the daemon says.
 const DAEMON_LOG: &str = "lazy-pages.log";
 /// How long a daemon may take to notice that criu has gone.

@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use stillpoint_testing::wait;
 
-/// Longer than any outage.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Longer than any outage, also on a host that has better things to do.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Starts units such that they can go along, and writes the configuration that names them.
 #[track_caller]

@@ -15,7 +15,7 @@ use stillpoint_testing::wait;
 use tempfile::TempDir;
 
 /// A boot under emulation, on a busy machine.
-const BOOT: Duration = Duration::from_secs(300);
+const BOOT: Duration = Duration::from_secs(600);
 /// A command.
 const COMMAND: Duration = Duration::from_secs(180);
 /// One of several attempts at a command.

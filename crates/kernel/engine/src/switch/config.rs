@@ -44,9 +44,9 @@ pub struct Config {
     pub fill_rate: u64,
     /// More of a command line for the new kernel.
     pub append: String,
-    /// Until all units must be back, stopped; after that the old kernel comes again.
+    /// So long may the units' restores do nothing until all stand; after that the old kernel comes again.
     pub restore_limit_s: u64,
-    /// Until all health commands must have succeeded; after that the old kernel starts the units afresh.
+    /// So long after their memory has come may health commands fail; after that the old kernel starts the units afresh.
     pub health_limit_s: u64,
     /// The device file of the watchdog that starts the machine anew when a kernel hangs.
     pub watchdog: PathBuf,

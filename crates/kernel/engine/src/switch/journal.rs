@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const NAME: &str = "journal.json";
+/// The old kernel is the last that can restore: what fails there for a reason that may not last is tried so often.
+const TRIES: usize = 2;
 
 /// How far a switch has come. What has been written here is on disk before the next step begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,7 +77,7 @@ pub struct Journal {
     pub state: State,
     /// Why it went another way than forward.
     pub why: Option<String>,
-    /// On which kernels a restore was begun.
+    /// On which kernels a restore was begun, once for each time.
     pub begun_on: Vec<String>,
     /// The highest process id of the images.
     pub pid_max: u32,
@@ -110,17 +112,33 @@ pub enum Decision {
 }
 
 impl Journal {
-    /// Which way to go on this kernel. An image is used only while no process of it has run, and once on each kernel.
+    /// Which way to go on this kernel. An image is used only while no process of it has run, once on the new kernel and
+    /// [`TRIES`] times on the old one.
     pub fn decide(&self, kernel: &str) -> Decision {
-        let tried = |kernel: &str| self.begun_on.iter().any(|begun| begun == kernel);
         match self.state {
             State::Released => Decision::Cold("the machine stopped after the processes had run on the new kernel"),
-            State::Sealed if tried(&self.from) => Decision::Cold("the images could not be restored on the old kernel"),
+            State::Sealed if !self.may_try_again() => {
+                Decision::Cold("the images could not be restored on the old kernel")
+            }
             State::Sealed if kernel == self.from => Decision::Restore,
             State::Sealed if kernel != self.to => Decision::Cold("another kernel than the two of the switch came up"),
-            State::Sealed if tried(&self.to) => Decision::Return,
-            State::Sealed => Decision::Restore,
+            State::Sealed if self.begun_on.is_empty() => Decision::Restore,
+            State::Sealed => Decision::Return,
             State::Prepared | State::Confirmed | State::Done | State::Aborted | State::Cold => Decision::Nothing,
+        }
+    }
+
+    /// Whether the old kernel may restore, as far as it has tried.
+    pub(super) fn may_try_again(&self) -> bool {
+        self.begun_on.iter().filter(|begun| **begun == self.from).count() < TRIES
+    }
+
+    /// Notes why it goes another way than forward, after what is known of that already.
+    pub(super) fn because(&mut self, why: &str) {
+        match &mut self.why {
+            Some(known) if known.contains(why) => {}
+            Some(known) => *known = format!("{known}; then: {why}"),
+            None => self.why = Some(why.to_owned()),
         }
     }
 
@@ -196,17 +214,16 @@ impl Journal {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn journal(state: State, begun_on: &[&str]) -> Journal {
+impl Journal {
+    /// Of a switch of no units that has just begun.
+    pub(super) fn plain(from: &str, to: &str) -> Self {
         Journal {
             v: 1,
-            from: "6.1".into(),
-            to: "6.12".into(),
-            state,
+            from: from.into(),
+            to: to.into(),
+            state: State::Prepared,
             why: None,
-            begun_on: begun_on.iter().map(ToString::to_string).collect(),
+            begun_on: Vec::new(),
             pid_max: 4000,
             units: Vec::new(),
             held: Vec::new(),
@@ -216,18 +233,41 @@ mod tests {
             timings: Vec::new(),
         }
     }
+}
+
+#[cfg(test)]
+impl Unit {
+    /// One without a port and a command.
+    pub(super) fn plain(name: &str) -> Self {
+        Unit { name: name.into(), pid: 1, ports: Vec::new(), health: Vec::new(), directories: Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn journal(state: State, begun_on: &[&str]) -> Journal {
+        let begun_on = begun_on.iter().map(ToString::to_string).collect();
+        Journal { state, begun_on, ..Journal::plain("6.1", "6.12") }
+    }
 
     #[test]
-    fn an_image_is_used_once_on_each_kernel_and_never_after_its_processes_have_run() {
+    fn an_image_is_used_while_no_process_of_it_has_run_and_not_for_ever() {
         let decide = |state, begun: &[&str], kernel: &str| journal(state, begun).decide(kernel);
         assert_eq!(decide(State::Sealed, &[], "6.12"), Decision::Restore);
         // it panicked, or hung, before anything was begun
         assert_eq!(decide(State::Sealed, &[], "6.1"), Decision::Restore);
         assert_eq!(decide(State::Sealed, &["6.12"], "6.12"), Decision::Return);
         assert_eq!(decide(State::Sealed, &["6.12"], "6.1"), Decision::Restore);
+        // power was lost while the old kernel restored, or something failed there that may not last
+        assert_eq!(decide(State::Sealed, &["6.12", "6.1"], "6.1"), Decision::Restore);
+        assert_eq!(decide(State::Sealed, &["6.1"], "6.1"), Decision::Restore);
+        // and then the new one came up
+        assert_eq!(decide(State::Sealed, &["6.1"], "6.12"), Decision::Return);
         for (state, begun, kernel) in [
-            (State::Sealed, &["6.12", "6.1"][..], "6.1"),
-            (State::Sealed, &["6.1"], "6.12"),
+            (State::Sealed, &["6.12", "6.1", "6.1"][..], "6.1"),
+            (State::Sealed, &["6.1", "6.1"], "6.12"),
             (State::Sealed, &[], "5.10"),
             (State::Released, &["6.12"], "6.12"),
             (State::Released, &["6.12"], "6.1"),
@@ -237,6 +277,15 @@ mod tests {
         for state in [State::Prepared, State::Confirmed, State::Done, State::Aborted, State::Cold] {
             assert_eq!(decide(state, &["6.12"], "6.12"), Decision::Nothing);
         }
+    }
+
+    #[test]
+    fn each_reason_is_told_once() {
+        let mut journal = journal(State::Sealed, &[]);
+        for why in ["the new kernel hung", "no room", "no room"] {
+            journal.because(why);
+        }
+        assert_eq!(journal.why.as_deref(), Some("the new kernel hung; then: no room"));
     }
 
     #[test]

@@ -13,7 +13,10 @@
 
 mod boot;
 mod config;
+mod health;
 mod journal;
+mod limit;
+mod meeting;
 mod order;
 mod phases;
 mod resume;

@@ -1,11 +1,13 @@
 //! The new kernel's side, or the old one's when it comes again: every unit back and stopped, then all let go.
 
+use super::health::confirm;
 use super::journal::{Decision, Journal, State};
+use super::meeting::{DAMAGED, FAILED, FILLED, LOST, Meeting, RUNNING, STOPPED, Seat};
 use super::system::{Kernel, jump, lower, reset, run, still};
 use super::watchdog::Kept;
 use super::{unit, wake};
 use crate::error::At;
-use crate::lazy::wait_for;
+use crate::lazy::{self, read_fill, wait_for};
 use crate::progress::now_ns;
 use crate::tree::full;
 use crate::volatile::make_again;
@@ -13,23 +15,18 @@ use crate::{Criu, Error, Guard, RestoreOptions, host, restore_then};
 use rustix::process::Pid;
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Where the units' restores and their leader meet.
-const MEETING: &str = "/run/stillpoint/switch.sock";
 /// systemctl's words for units that nothing has begun to restore here, and for others.
 const START: &str = "start";
 const RESTART: &str = "restart";
 /// What a restore may take beside what its limits count.
 const LEEWAY: Duration = Duration::from_secs(60);
-/// Health commands are asked again after this.
-const PAUSE: Duration = Duration::from_millis(50);
+
+/// A test's word for a restore that fails on the new kernel, and once on the old one.
+const TWICE: &str = "restore-twice";
 
 /// What a test makes go wrong, on the new kernel alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +49,7 @@ impl Fault {
         let line = fs::read_to_string("/proc/cmdline").unwrap_or_default();
         let asked = line.split_whitespace().find_map(|part| part.strip_prefix("stillpoint.fault="));
         match asked {
-            Some("restore") => Some(Fault::Restore),
+            Some("restore" | TWICE) => Some(Fault::Restore),
             Some("panic") => Some(Fault::Panic),
             Some("reset") => Some(Fault::Reset),
             Some("health") => Some(Fault::Health),
@@ -95,12 +92,12 @@ fn ready() -> Result<(), Error> {
     if std::env::var_os("NOTIFY_SOCKET").is_none() { Ok(()) } else { unit::notify("READY=1") }
 }
 
-/// Takes over the watchdog that was armed before the jump. While this program leads it starts nothing anew, unless that takes
-/// longer than it may.
+/// Takes over the watchdog that was armed before the jump. While this program leads it starts nothing anew, unless nobody has
+/// looked for longer than all limits together.
 fn watch(journal: &Journal) -> Result<Option<Kept>, Error> {
     let limit = journal.config.restore_limit_s.saturating_add(journal.config.health_limit_s);
-    let end = Instant::now() + Duration::from_secs(limit) + LEEWAY;
-    journal.watchdog.as_ref().map(|watchdog| watchdog.take_over(end)).transpose()
+    let patience = Duration::from_secs(limit) + LEEWAY;
+    journal.watchdog.as_ref().map(|watchdog| watchdog.take_over(patience)).transpose()
 }
 
 fn unwatch(watch: &mut Option<Kept>) -> Result<(), Error> {
@@ -121,6 +118,8 @@ fn give_up(journal: &mut Journal, error: &Error, watch: &mut Option<Kept>) -> Re
         State::Sealed if host::kernel() == journal.to => back(journal, &why),
         // they have run here and do not serve: the old kernel starts them from their files
         State::Released if host::kernel() == journal.to => back(journal, &why),
+        // nor has any here; what failed may go next time, unless it is the image
+        State::Sealed if journal.may_try_again() && !matches!(error, Error::Damaged { .. }) => back(journal, &why),
         // their restores may still be under way here
         State::Sealed | State::Released => {
             unwatch(watch).unwrap_or_else(unwatched);
@@ -132,7 +131,7 @@ fn give_up(journal: &mut Journal, error: &Error, watch: &mut Option<Kept>) -> Re
 
 /// To the old kernel.
 fn back(journal: &mut Journal, why: &str) -> ! {
-    journal.why.get_or_insert_with(|| why.to_owned());
+    journal.because(why);
     // nothing may keep this machine from going back, a full disk neither: the old kernel finds its way without this line
     if let Err(error) = journal.write() {
         tracing::error!("the journal could not be written: {error}");
@@ -152,7 +151,7 @@ fn back(journal: &mut Journal, why: &str) -> ! {
 /// The units from their files, as if the machine had been started. Their clients wait until they serve, and then hear at
 /// once that their connections are gone.
 fn cold(journal: &mut Journal, why: &str, how: &str) -> Result<(), Error> {
-    journal.why.get_or_insert_with(|| why.to_owned());
+    journal.because(why);
     let images = journal.config.state.join("images");
     if let Err(error) = journal.advance(State::Cold) {
         // a full disk has room without the images
@@ -183,11 +182,6 @@ fn wake(journal: &Journal) {
     }
 }
 
-/// One unit's restore, as its leader sees it.
-struct Member {
-    stream: BufReader<UnixStream>,
-}
-
 fn lead(journal: &mut Journal, watch: &mut Option<Kept>) -> Result<(), Error> {
     let begun = now_ns();
     let kernel = host::kernel();
@@ -206,36 +200,36 @@ fn lead(journal: &mut Journal, watch: &mut Option<Kept>) -> Result<(), Error> {
         Err(error) if kernel == journal.from => unwatched(error),
         watch => watch?,
     };
-    let listener = listen()?;
+    let look = || {
+        if let Some(watch) = &*watch {
+            watch.go_on();
+        }
+    };
+    let mut meeting = Meeting::begin()?;
     let fault = Fault::asked().filter(|_| kernel == journal.to);
     if fault == Some(Fault::Panic) {
         let _ = fs::write("/proc/sysrq-trigger", "c");
     }
-    let end = Instant::now() + Duration::from_secs(journal.config.restore_limit_s);
-    let mut members = gather(&listener, journal, end)?;
-    if fault == Some(Fault::Restore) {
+    meeting.gather(journal, &look)?;
+    let again = journal.config.append.contains(TWICE) && journal.begun_on.len() == 2;
+    if again || fault == Some(Fault::Restore) {
         return Err(Error::Step { what: "restore", why: "a test made it fail".into() });
     }
     journal.took("restore", (now_ns() - begun) / 1000);
     let begun = now_ns();
     // The point of no return: on disk before the first instruction.
     journal.advance(State::Released)?;
-    for member in &mut members {
-        member.stream.get_mut().write_all(b"go\n").doing("let a unit go")?;
-    }
-    for member in &mut members {
-        let line = hear(member)?;
-        if line != "running" {
-            return Err(Error::Step { what: "release", why: line });
-        }
-    }
+    meeting.release(journal, &look)?;
     journal.took("release", (now_ns() - begun) / 1000);
     ready()?;
     if fault == Some(Fault::Reset) {
         reset();
     }
     let begun = now_ns();
-    confirm(journal, fault)?;
+    if fault == Some(Fault::Health) {
+        return Err(Error::Step { what: "confirm", why: "a test has a unit that does not become healthy".into() });
+    }
+    confirm(journal, &look)?;
     journal.took("confirm", (now_ns() - begun) / 1000);
     let begun = now_ns();
     unwatch(watch)?;
@@ -243,7 +237,7 @@ fn lead(journal: &mut Journal, watch: &mut Option<Kept>) -> Result<(), Error> {
     lower()?;
     wake(journal);
     journal.took("lift", (now_ns() - begun) / 1000);
-    finish(journal, &mut members)
+    finish(journal, &mut meeting)
 }
 
 fn seconds_to_us(uptime: &str) -> Option<u64> {
@@ -251,91 +245,22 @@ fn seconds_to_us(uptime: &str) -> Option<u64> {
     Some((seconds * 1e6) as u64)
 }
 
-fn listen() -> Result<UnixListener, Error> {
-    let path = Path::new(MEETING);
-    if let Some(dir) = path.parent() {
-        fs::create_dir_all(dir).at("make", dir)?;
-    }
-    let _ = fs::remove_file(path);
-    let listener = UnixListener::bind(path).at("listen at", path)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).at("close", path)?;
-    Ok(listener)
-}
-
-/// Waits until every unit stands restored and stopped.
-fn gather(listener: &UnixListener, journal: &Journal, end: Instant) -> Result<Vec<Member>, Error> {
-    listener.set_nonblocking(true).doing("listen")?;
-    let mut members = Vec::new();
-    while members.len() < journal.units.len() {
-        let stream = match listener.accept() {
-            Ok((stream, _)) => stream,
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock && Instant::now() < end => {
-                std::thread::sleep(Duration::from_millis(2));
-                continue;
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                return Err(Error::Step { what: "restore", why: "not within its limit".into() });
-            }
-            Err(error) => return Err(error).doing("hear a unit"),
-        };
-        stream.set_nonblocking(false).doing("hear a unit")?;
-        stream.set_read_timeout(Some(Duration::from_secs(journal.config.restore_limit_s))).doing("set a limit")?;
-        let mut member = Member { stream: BufReader::new(stream) };
-        let line = hear(&mut member)?;
-        if let Some(why) = line.strip_prefix("failed ") {
-            return Err(Error::Step { what: "restore", why: why.to_owned() });
-        }
-        members.push(member);
-    }
-    Ok(members)
-}
-
-fn hear(member: &mut Member) -> Result<String, Error> {
-    let mut line = String::new();
-    member.stream.read_line(&mut line).doing("hear a unit")?;
-    match line.trim_end() {
-        "" => Err(Error::Step { what: "restore", why: "a unit's restore went away".into() }),
-        line => Ok(line.to_owned()),
-    }
-}
-
-/// Every unit's own command, until all succeed.
-fn confirm(journal: &Journal, fault: Option<Fault>) -> Result<(), Error> {
-    let end = Instant::now() + Duration::from_secs(journal.config.health_limit_s);
-    for unit in &journal.units {
-        let Some((program, arguments)) = unit.health.split_first() else { continue };
-        loop {
-            let mut command = Command::new(program);
-            command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-            if command.status().is_ok_and(|status| status.success()) && fault != Some(Fault::Health) {
-                break;
-            }
-            if Instant::now() > end || fault == Some(Fault::Health) {
-                return Err(Error::Unit { unit: unit.name.clone(), why: "does not become healthy".into() });
-            }
-            std::thread::sleep(PAUSE);
-        }
-    }
-    Ok(())
-}
-
 /// When all memory has come nothing needs the images any more.
-fn finish(journal: &mut Journal, members: &mut [Member]) -> Result<(), Error> {
+fn finish(journal: &mut Journal, meeting: &mut Meeting) -> Result<(), Error> {
     let begun = now_ns();
-    for member in members.iter_mut() {
-        // fills last as long as they last
-        member.stream.get_ref().set_read_timeout(None).doing("set no limit")?;
-        let line = hear(member)?;
-        if line != "filled" {
-            return Err(Error::Step { what: "fill", why: line });
-        }
-    }
+    let lost = meeting.filled(journal)?;
     journal.took("fill", (now_ns() - begun) / 1000);
     let images = journal.config.state.join("images");
     fs::remove_dir_all(&images).at("remove", images)?;
-    journal.advance(State::Done)?;
+    lost.iter().for_each(|why| journal.because(why));
+    journal.advance(if lost.is_empty() { State::Done } else { State::Cold })?;
     // the generator has nothing more to say: units are as they were
-    run("forget the images", "systemctl", &["daemon-reload"], None).map(|_| ())
+    run("forget the images", "systemctl", &["daemon-reload"], None)?;
+    for lost in lost {
+        let unit = lost.split(':').next().unwrap_or_default();
+        run("start a unit that lost its memory", "systemctl", &[RESTART, unit], None)?;
+    }
+    Ok(())
 }
 
 /// Brings one unit back in its own control group; systemd has started this process in its place.
@@ -351,11 +276,7 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
     if Fault::asked() == Some(Fault::Damage) && host::kernel() == journal.to {
         damage(&journal.image(&name))?;
     }
-    let meeting = Mutex::new(BufReader::new(meet(journal.config.restore_limit_s)?));
-    let say = |text: &str| -> Result<(), Error> {
-        let mut stream = meeting.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        stream.get_mut().write_all(format!("{text}\n").as_bytes()).doing("speak to the leader")
-    };
+    let seat = Seat::take(&name, journal.config.restore_limit_s)?;
     let options = RestoreOptions {
         image: journal.image(&name),
         criu: Criu::new(&journal.config.criu),
@@ -365,31 +286,24 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
         again: true,
         daemon: daemon(journal.config.fill_rate)?,
     };
-    let stopped = || {
-        say(&format!("stopped {name}"))?;
-        let mut line = String::new();
-        meeting
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .read_line(&mut line)
-            .doing("hear the leader")?;
-        match line.trim_end() {
-            "go" => Ok(()),
-            _ => Err(Error::Unit { unit: name.clone(), why: "the switch was given up".into() }),
-        }
-    };
+    let stopped = || seat.say(STOPPED).and_then(|()| seat.wait());
     let restored = make_again(&unit.directories)
         .and_then(|()| restore_then(&options, &stopped, &|event| tracing::info!("{:?}", event.kind)));
     let restored = restored.inspect_err(|error| {
+        let lasts = matches!(error, Error::Damaged { .. } | Error::Page { .. } | Error::Unsealed(_));
         // the leader may have gone
-        let _ = say(&format!("failed {name}: {error}"));
+        let _ = seat.say_why(if lasts { DAMAGED } else { FAILED }, error);
     })?;
     unit::notify(&format!("MAINPID={}\n", restored.pid))?;
-    say("running")?;
+    seat.say(RUNNING)?;
     if let Some(keeper) = restored.keeper.and_then(|keeper| Pid::from_raw(keeper as i32)) {
         wait_for(keeper)?;
     }
-    say("filled")?;
+    if read_fill(&options.image).is_some_and(|fill| fill.state == lazy::State::Failed) {
+        seat.say_why(LOST, &"its memory could not be brought, so it was started afresh")?;
+    } else {
+        seat.say(FILLED)?;
+    }
     Ok(restored.pid)
 }
 
@@ -410,18 +324,6 @@ fn daemon(fill_rate: u64) -> Result<Vec<OsString>, Error> {
     let program: PathBuf = std::env::current_exe().doing("find this program")?;
     let arguments = ["kernel".into(), "lazy-pages".into(), "--fill-rate".into(), fill_rate.to_string().into()];
     Ok(std::iter::once(program.into()).chain(arguments).collect())
-}
-
-/// Where the leader waits; it may come up later than this.
-fn meet(limit_s: u64) -> Result<UnixStream, Error> {
-    let end = Instant::now() + Duration::from_secs(limit_s);
-    loop {
-        match UnixStream::connect(MEETING) {
-            Ok(stream) => return Ok(stream),
-            Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
-            Err(error) => return Err(error).at("meet the leader at", MEETING),
-        }
-    }
 }
 
 #[cfg(test)]

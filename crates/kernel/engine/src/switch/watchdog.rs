@@ -9,6 +9,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const CLASS: &str = "/sys/class/watchdog";
@@ -139,16 +140,18 @@ impl Watchdog {
         Armed::start(&self.device()?, self.limit_s)
     }
 
-    /// Loads its driver, and starts it or goes on with it if it runs. It is kept from doing its work until `end`; then
-    /// whoever should have disarmed it hangs.
-    pub(super) fn take_over(&self, end: Instant) -> Result<Kept, Error> {
+    /// Loads its driver, and starts it or goes on with it if it runs. It is kept from doing its work while whoever should
+    /// disarm it goes on: one that has not said so for longer than `patience` hangs.
+    pub(super) fn take_over(&self, patience: Duration) -> Result<Kept, Error> {
         run("load the watchdog's driver", "modprobe", &[&self.driver], None)?;
         let mut armed = self.arm()?;
         let (stop, stopped) = channel();
+        let alive = Arc::new(Mutex::new(Instant::now()));
+        let heard = alive.clone();
         let rest = Duration::from_secs(u64::from(self.limit_s)) / 4;
         let thread = std::thread::spawn(move || {
             while stopped.recv_timeout(rest) == Err(RecvTimeoutError::Timeout) {
-                if Instant::now() < end
+                if heard.lock().unwrap_or_else(PoisonError::into_inner).elapsed() < patience
                     && let Err(error) = armed.ping()
                 {
                     tracing::error!("the watchdog does not hear: {error}");
@@ -156,7 +159,7 @@ impl Watchdog {
             }
             armed
         });
-        Ok(Kept { stop, thread })
+        Ok(Kept { stop, alive, thread })
     }
 
     /// Its device file on this kernel, once it is there.
@@ -181,10 +184,16 @@ impl Watchdog {
 /// A watchdog that runs and is kept quiet.
 pub(super) struct Kept {
     stop: Sender<()>,
+    alive: Arc<Mutex<Instant>>,
     thread: std::thread::JoinHandle<Armed>,
 }
 
 impl Kept {
+    /// Who should disarm it is there.
+    pub(super) fn go_on(&self) {
+        *self.alive.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
     /// Stops it.
     pub(super) fn disarm(self) -> Result<(), Error> {
         drop(self.stop);

@@ -1,0 +1,197 @@
+//! Whether units serve, as their own commands tell it.
+
+use super::journal::{Journal, Unit};
+use super::limit::Limit;
+use crate::Error;
+use crate::lazy::read_fill;
+use procfs::process::Process;
+use rustix::fs::MemfdFlags;
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Between two looks, and between two questions.
+const PAUSE: Duration = Duration::from_millis(50);
+/// A command that takes longer hangs, and is asked again.
+const ATTEMPT: Duration = Duration::from_secs(30);
+
+/// Every unit's command, until all have succeeded. While memory still comes units are as slow as that is: each byte that comes,
+/// and each unit that serves, begins the limit anew. `look` is called again and again.
+pub(super) fn confirm(journal: &Journal, look: &dyn Fn()) -> Result<(), Error> {
+    let most = Duration::from_secs(journal.config.health_limit_s);
+    let mut limit = Limit::new(most, Instant::now());
+    for (healthy, unit) in (0u64..).zip(&journal.units) {
+        let mut over = || {
+            look();
+            limit.is_over(Instant::now(), || healthy + brought(journal))
+        };
+        until_healthy(unit, ATTEMPT, &mut over)?;
+    }
+    Ok(())
+}
+
+/// Bytes of memory that have come to all units.
+fn brought(journal: &Journal) -> u64 {
+    let of = |unit: &Unit| read_fill(&journal.image(&unit.name)).map_or(0, |fill| fill.total.saturating_sub(fill.left));
+    journal.units.iter().map(of).sum()
+}
+
+/// One unit's command, again and again; each time for `attempt` at most.
+fn until_healthy(unit: &Unit, attempt: Duration, over: &mut dyn FnMut() -> bool) -> Result<(), Error> {
+    let failed = |why: String| Error::Unit { unit: unit.name.clone(), why };
+    let Some((program, arguments)) = unit.health.split_first() else { return Ok(()) };
+    let mut said = "it has not ended yet".to_owned();
+    let mut asked = None;
+    let mut patience = Limit::new(attempt, Instant::now());
+    loop {
+        let answer = match &mut asked {
+            None => match Asked::start(program, arguments) {
+                Ok(started) => {
+                    patience = Limit::new(attempt, Instant::now());
+                    asked = Some(started);
+                    None
+                }
+                Err(error) => Some(Err(error.to_string())),
+            },
+            Some(running) => running.answer(),
+        };
+        match answer {
+            Some(Ok(())) => return Ok(()),
+            Some(Err(why)) => (said, asked) = (why, None),
+            None if patience.is_over(Instant::now(), || 0) => (said, asked) = ("it did not end".into(), None),
+            None => {}
+        }
+        if has_ended(unit.pid) {
+            return Err(failed("its process has ended since it was let go".into()));
+        }
+        if over() {
+            return Err(failed(format!("does not become healthy: {program}: {said}")));
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// One that is dead and that nobody has asked after has ended.
+fn has_ended(pid: i32) -> bool {
+    !Process::new(pid).and_then(|process| process.stat()).is_ok_and(|stat| !['Z', 'X'].contains(&stat.state))
+}
+
+/// A command that was started; it ends with this value, and all that it has started.
+struct Asked {
+    child: Child,
+    said: File,
+}
+
+impl Asked {
+    fn start(program: &str, arguments: &[String]) -> std::io::Result<Self> {
+        let said = File::from(rustix::fs::memfd_create("health", MemfdFlags::CLOEXEC)?);
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::null()).stdout(said.try_clone()?).stderr(said.try_clone()?);
+        command.process_group(0).spawn().map(|child| Asked { child, said })
+    }
+
+    /// What it came to, once it has ended; the last that it said is why it failed.
+    fn answer(&mut self) -> Option<Result<(), String>> {
+        let status = match self.child.try_wait() {
+            Ok(status) => status?,
+            Err(error) => return Some(Err(error.to_string())),
+        };
+        if status.success() {
+            return Some(Ok(()));
+        }
+        let mut bytes = [0; 4096];
+        let read = self.said.read_at(&mut bytes, 0).unwrap_or(0);
+        let text = String::from_utf8_lossy(&bytes[..read]);
+        Some(Err(text.trim().lines().last().map_or_else(|| status.to_string(), ToOwned::to_owned)))
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        if let Some(group) = Pid::from_raw(self.child.id() as i32) {
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lazy::{Fill, State};
+    use std::fs;
+    use std::path::Path;
+
+    fn unit(pid: i32, script: &str) -> Unit {
+        let health = ["sh", "-c", script].map(ToOwned::to_owned).to_vec();
+        Unit { pid, health, ..Unit::plain("a.service") }
+    }
+
+    fn own() -> i32 {
+        std::process::id() as i32
+    }
+
+    /// A command that notes each of its calls in `calls` before it does anything else.
+    fn counting(dir: &Path, then: &str) -> String {
+        let calls = dir.join("calls").display().to_string();
+        format!("echo >>{calls}; n=$(wc -l <{calls}); {then}")
+    }
+
+    #[test]
+    fn a_unit_is_asked_until_it_serves_and_a_question_that_hangs_is_asked_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let script = counting(dir.path(), "case $n in 1) exit 1;; 2) sleep 1000;; esac");
+        until_healthy(&unit(own(), &script), Duration::from_millis(300), &mut || false).unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join("calls")).unwrap().len(), 3);
+    }
+
+    #[test]
+    fn one_that_never_serves_is_given_up_with_what_it_said_last() {
+        let dir = tempfile::tempdir().unwrap();
+        let calls = dir.path().join("calls");
+        let script = counting(dir.path(), "echo first; echo no answer from it >&2; exit 1");
+        let mut over = || fs::read_to_string(&calls).is_ok_and(|calls| calls.len() > 2);
+        let error = until_healthy(&unit(own(), &script), Duration::from_secs(60), &mut over).unwrap_err();
+        assert_eq!(error.to_string(), "a.service: does not become healthy: sh: no answer from it");
+    }
+
+    #[test]
+    fn one_whose_process_has_ended_is_not_waited_for() {
+        let mut child = Command::new("true").spawn().unwrap();
+        let pid = child.id() as i32;
+        // it has ended, and nobody has asked after it
+        stillpoint_testing::wait::until("its end", || has_ended(pid).then_some(()));
+        let error = until_healthy(&unit(pid, "exit 1"), Duration::from_secs(60), &mut || false).unwrap_err();
+        assert!(error.to_string().contains("its process has ended"), "{error}");
+        child.wait().unwrap();
+        assert!(has_ended(pid) && !has_ended(own()));
+    }
+
+    /// Each question brings some memory, and the last one succeeds long after a limit that began with the first.
+    #[test]
+    fn memory_that_still_comes_begins_the_limit_anew() {
+        let confirmed = |bring: bool| {
+            let dir = tempfile::tempdir().unwrap();
+            let mut journal = Journal::plain("6.1", "6.12");
+            journal.config.state = dir.path().to_owned();
+            journal.config.health_limit_s = 3;
+            let image = journal.image("a.service");
+            fs::create_dir_all(&image).unwrap();
+            let left = |left| Fill { state: State::Filling, total: 20, left, faults: 0, asked: 0, filled: 0, ended: 0 };
+            for n in 0..20 {
+                let text = serde_json::to_string(&left(20 - n)).unwrap();
+                fs::write(image.join(format!("fill-{n}")), text).unwrap();
+            }
+            let bring = if bring { "cp fill-$n new && mv new foam.fill;" } else { "" };
+            let script = counting(&image, &format!("cd {}; {bring} sleep 0.5; test $n -ge 9", image.display()));
+            journal.units.push(unit(own(), &script));
+            confirm(&journal, &|| {})
+        };
+        confirmed(true).unwrap();
+        let error = confirmed(false).unwrap_err().to_string();
+        assert!(error.contains("does not become healthy"), "{error}");
+    }
+}

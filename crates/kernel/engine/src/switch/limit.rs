@@ -1,0 +1,79 @@
+//! How long something may stand still. A slow machine is no reason to give up what works: what makes progress has not reached
+//! any limit, and time in which this program did not run does not count.
+
+use std::time::{Duration, Instant};
+
+/// Between two looks no more than this counts: a virtual machine that was paused, or got no processor, has waited for nothing.
+const MOST: Duration = Duration::from_secs(1);
+/// Looks cost something: there are not more of them.
+const REST: Duration = Duration::from_millis(500);
+
+/// Time without progress, and how much of it there may be.
+#[derive(Debug)]
+pub(super) struct Limit {
+    most: Duration,
+    waited: Duration,
+    looked: Instant,
+    progress: Option<u64>,
+}
+
+impl Limit {
+    pub(super) fn new(most: Duration, now: Instant) -> Self {
+        Limit { most, waited: Duration::ZERO, looked: now, progress: None }
+    }
+
+    /// Whether it is over. `progress` is any number that is another one when something has gone on.
+    pub(super) fn is_over(&mut self, now: Instant, progress: impl FnOnce() -> u64) -> bool {
+        let since = now.saturating_duration_since(self.looked);
+        if since < REST {
+            return false;
+        }
+        self.looked = now;
+        let progress = Some(progress());
+        if progress == self.progress {
+            self.waited += since.min(MOST);
+        } else {
+            (self.progress, self.waited) = (progress, Duration::ZERO);
+        }
+        self.waited > self.most
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// When a limit of 10 s is over, looked at every half second; `progress` by the time.
+    fn over_at(progress: impl Fn(f64) -> u64) -> Option<f64> {
+        let begun = Instant::now();
+        let mut limit = Limit::new(Duration::from_secs(10), begun);
+        let mut looks = (1..200).map(|look| f64::from(look) / 2.0);
+        looks.find(|at| limit.is_over(begun + Duration::from_secs_f64(*at), || progress(*at)))
+    }
+
+    #[test]
+    fn what_goes_on_has_no_end_and_what_stands_has_its_limit() {
+        // the first look tells where it stands
+        assert_eq!(over_at(|_| 7), Some(11.0));
+        assert_eq!(over_at(|at| at as u64 / 8), None);
+        // 40 s of memory that comes, and then nothing more
+        assert_eq!(over_at(|at| (at as u64).min(40)), Some(50.5));
+    }
+
+    #[test]
+    fn a_machine_that_stood_still_has_waited_for_a_second() {
+        let begun = Instant::now();
+        let mut limit = Limit::new(Duration::from_secs(10), begun);
+        let mut at = begun;
+        for pause in [1, 3600, 1, 600, 1, 1, 1, 1, 1, 1] {
+            at += Duration::from_secs(pause);
+            assert!(!limit.is_over(at, || 0), "after {:?}", at - begun);
+        }
+        assert!(!limit.is_over(at + Duration::from_secs(1), || 0));
+        assert!(limit.is_over(at + Duration::from_secs(2), || 0));
+        // looks in a row count nothing twice
+        let mut limit = Limit::new(Duration::from_secs(10), begun);
+        let mut looks = (0..2000).map(|n| begun + Duration::from_millis(n));
+        assert!(looks.all(|at| !limit.is_over(at, || 0)));
+    }
+}

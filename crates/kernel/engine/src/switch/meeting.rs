@@ -1,0 +1,308 @@
+//! Where the restores of units and their leader meet: each says a line when it has come to something, and waits to be let go.
+
+use super::journal::Journal;
+use super::limit::Limit;
+use crate::Error;
+use crate::error::At;
+use crate::restore::RESTORE_LOG;
+use crate::tree::descendants;
+use procfs::process::Process;
+use rustix::net::sockopt::socket_peercred;
+use std::fs;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+const PATH: &str = "/run/stillpoint/switch.sock";
+/// Between two looks: how long all wait for the last one.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// What a unit's restore says when it stands, restored.
+pub(super) const STOPPED: &str = "stopped";
+/// When it runs.
+pub(super) const RUNNING: &str = "running";
+/// When all of its memory has come.
+pub(super) const FILLED: &str = "filled";
+/// When its memory cannot come any more; its processes have been killed.
+pub(super) const LOST: &str = "lost";
+/// When it failed, and nothing of it runs; why follows.
+pub(super) const FAILED: &str = "failed";
+/// When it failed because the image is damaged, as it will every time.
+pub(super) const DAMAGED: &str = "damaged";
+/// What the leader says.
+const GO: &str = "go";
+
+/// The leader's side.
+pub(super) struct Meeting {
+    listener: UnixListener,
+    members: Vec<Member>,
+}
+
+/// One unit's restore, as its leader sees it.
+struct Member {
+    stream: UnixStream,
+    pid: i32,
+    heard: Vec<u8>,
+}
+
+impl Meeting {
+    pub(super) fn begin() -> Result<Self, Error> {
+        Meeting::at(Path::new(PATH))
+    }
+
+    fn at(path: &Path) -> Result<Self, Error> {
+        if let Some(dir) = path.parent() {
+            fs::create_dir_all(dir).at("make", dir)?;
+        }
+        let _ = fs::remove_file(path);
+        let listener = UnixListener::bind(path).at("listen at", path)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).at("close", path)?;
+        listener.set_nonblocking(true).doing("listen")?;
+        Ok(Meeting { listener, members: Vec::new() })
+    }
+
+    /// Waits until all units stand restored and stopped. One that reads its image, or whose criu says something, may take as
+    /// long as it takes; one that does nothing has a limit.
+    pub(super) fn gather(&mut self, journal: &Journal, look: &dyn Fn()) -> Result<(), Error> {
+        self.hear_within_limit(STOPPED, journal, look)
+    }
+
+    /// Lets all go, and hears that they run.
+    pub(super) fn release(&mut self, journal: &Journal, look: &dyn Fn()) -> Result<(), Error> {
+        for member in &mut self.members {
+            member.stream.write_all(format!("{GO}\n").as_bytes()).doing("let a unit go")?;
+        }
+        self.hear_within_limit(RUNNING, journal, look)
+    }
+
+    /// Waits for all memory, as long as it takes. What is known of units that have lost theirs.
+    pub(super) fn filled(&mut self, journal: &Journal) -> Result<Vec<String>, Error> {
+        let lines = self.hear(journal.units.len(), |_| Ok(()))?;
+        Ok(lines.iter().filter_map(|line| about(line, LOST)).map(ToOwned::to_owned).collect())
+    }
+
+    fn hear_within_limit(&mut self, word: &'static str, journal: &Journal, look: &dyn Fn()) -> Result<(), Error> {
+        let most = journal.config.restore_limit_s;
+        let mut limit = Limit::new(Duration::from_secs(most), Instant::now());
+        let lines = self.hear(journal.units.len(), |meeting| {
+            look();
+            if !limit.is_over(Instant::now(), || meeting.progress(journal)) {
+                return Ok(());
+            }
+            Err(Error::Step { what: "restore", why: format!("not all are {word}, and nothing went on for {most} s") })
+        })?;
+        match lines.into_iter().find(|line| about(line, word).is_none()) {
+            Some(line) => Err(Error::Step { what: "restore", why: format!("{line}, where {word} was expected") }),
+            None => Ok(()),
+        }
+    }
+
+    /// One line of each unit.
+    fn hear(&mut self, units: usize, mut look: impl FnMut(&Self) -> Result<(), Error>) -> Result<Vec<String>, Error> {
+        let mut lines = vec![None; units];
+        loop {
+            self.accept()?;
+            for (member, line) in self.members.iter_mut().zip(&mut lines) {
+                if line.is_none() {
+                    *line = member.line()?;
+                }
+            }
+            lines.iter().flatten().try_for_each(|line| failure(line))?;
+            if lines.iter().all(Option::is_some) {
+                return Ok(lines.into_iter().flatten().collect());
+            }
+            look(self)?;
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn accept(&mut self) -> Result<(), Error> {
+        loop {
+            match self.listener.accept() {
+                Ok((stream, _)) => {
+                    stream.set_nonblocking(true).doing("hear a unit")?;
+                    let pid = socket_peercred(&stream).doing("hear a unit")?.pid.as_raw_nonzero().get();
+                    self.members.push(Member { stream, pid, heard: Vec::new() });
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error).doing("hear a unit"),
+            }
+        }
+    }
+
+    /// Another number when a restore has read or written something, or its criu has said something.
+    fn progress(&self, journal: &Journal) -> u64 {
+        let roots: Vec<i32> = self.members.iter().map(|member| member.pid).collect();
+        let pids = descendants(&roots).into_iter().chain(roots);
+        let io = pids.filter_map(|pid| Process::new(pid).and_then(|process| process.io()).ok());
+        let logs = journal.units.iter().map(|unit| journal.image(&unit.name).join(RESTORE_LOG));
+        let said = logs.filter_map(|log| fs::metadata(log).ok());
+        io.map(|io| io.rchar + io.wchar).sum::<u64>() + said.map(|log| log.len()).sum::<u64>()
+    }
+}
+
+impl Member {
+    /// What it has said, once that is a whole line.
+    fn line(&mut self) -> Result<Option<String>, Error> {
+        let mut bytes = [0; 1024];
+        loop {
+            if let Some(end) = self.heard.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.heard.drain(..=end).collect();
+                return Ok(Some(String::from_utf8_lossy(&line[..end]).into_owned()));
+            }
+            match self.stream.read(&mut bytes) {
+                Ok(0) => return Err(Error::Step { what: "restore", why: "a unit's restore went away".into() }),
+                Ok(n) => self.heard.extend_from_slice(&bytes[..n]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error).doing("hear a unit"),
+            }
+        }
+    }
+}
+
+/// What follows on a word.
+fn about<'l>(line: &'l str, word: &str) -> Option<&'l str> {
+    line.strip_prefix(word)?.strip_prefix(' ')
+}
+
+/// The failure that a line tells of, if it does.
+fn failure(line: &str) -> Result<(), Error> {
+    if let Some(why) = about(line, DAMAGED) {
+        let (unit, why) = why.split_once(": ").unwrap_or((why, "an image"));
+        return Err(Error::Damaged { path: unit.into(), why: why.to_owned() });
+    }
+    let why = about(line, FAILED).map(ToOwned::to_owned);
+    why.map_or(Ok(()), |why| Err(Error::Step { what: "restore", why }))
+}
+
+/// A unit's side.
+pub(super) struct Seat {
+    unit: String,
+    stream: Mutex<BufReader<UnixStream>>,
+}
+
+impl Seat {
+    /// Comes to the leader, who may be there later than this.
+    pub(super) fn take(unit: &str, limit_s: u64) -> Result<Self, Error> {
+        Seat::at(Path::new(PATH), unit, Duration::from_secs(limit_s))
+    }
+
+    fn at(path: &Path, unit: &str, most: Duration) -> Result<Self, Error> {
+        let mut limit = Limit::new(most, Instant::now());
+        let stream = loop {
+            match UnixStream::connect(path) {
+                Ok(stream) => break stream,
+                Err(error) if limit.is_over(Instant::now(), || 0) => return Err(error).at("meet the leader at", path),
+                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        Ok(Seat { unit: unit.to_owned(), stream: Mutex::new(BufReader::new(stream)) })
+    }
+
+    /// Says what it has come to.
+    pub(super) fn say(&self, word: &str) -> Result<(), Error> {
+        self.tell(&format!("{word} {}", self.unit))
+    }
+
+    /// The same, and why.
+    pub(super) fn say_why(&self, word: &str, why: &dyn std::fmt::Display) -> Result<(), Error> {
+        self.tell(&format!("{word} {}: {}", self.unit, why.to_string().replace('\n', "; ")))
+    }
+
+    fn tell(&self, line: &str) -> Result<(), Error> {
+        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        stream.get_mut().write_all(format!("{line}\n").as_bytes()).doing("speak to the leader")
+    }
+
+    /// Waits until all are let go.
+    pub(super) fn wait(&self) -> Result<(), Error> {
+        let mut line = String::new();
+        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        stream.read_line(&mut line).doing("hear the leader")?;
+        if line.trim_end() == GO {
+            return Ok(());
+        }
+        Err(Error::Unit { unit: self.unit.clone(), why: "the switch was given up".into() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::journal::Unit;
+    use super::*;
+    use std::cell::Cell;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// A journal of units of these names, whose restores may do nothing for `limit_s`.
+    fn journal(dir: &Path, names: &[&str], limit_s: u64) -> Journal {
+        let mut journal = Journal::plain("6.1", "6.12");
+        (journal.config.state, journal.config.restore_limit_s) = (dir.to_owned(), limit_s);
+        journal.units.extend(names.iter().map(|name| Unit::plain(name)));
+        journal
+    }
+
+    #[test]
+    fn all_stand_before_one_is_let_go_and_lines_that_come_early_are_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, journal) = (dir.path().join("meeting"), journal(dir.path(), &["a", "b"], 60));
+        let gathered = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let mut meeting = Meeting::at(&path).unwrap();
+            for name in ["a", "b"] {
+                let (path, gathered) = (&path, &gathered);
+                scope.spawn(move || {
+                    let seat = Seat::at(path, name, Duration::from_secs(60)).unwrap();
+                    seat.say(STOPPED).unwrap();
+                    seat.wait().unwrap();
+                    assert!(gathered.load(Ordering::SeqCst));
+                    // one has come to its end when the other one says that it runs
+                    seat.say(RUNNING).unwrap();
+                    let lost = name == "b";
+                    if lost { seat.say_why(LOST, &"its\npages").unwrap() } else { seat.say(FILLED).unwrap() }
+                });
+            }
+            meeting.gather(&journal, &|| {}).unwrap();
+            gathered.store(true, Ordering::SeqCst);
+            meeting.release(&journal, &|| {}).unwrap();
+            assert_eq!(meeting.filled(&journal).unwrap(), ["b: its; pages"]);
+        });
+    }
+
+    #[test]
+    fn one_that_fails_ends_the_meeting_at_once_and_says_why() {
+        for (word, expected) in [(FAILED, "could not restore: b: no room"), (DAMAGED, "b is damaged: no room")] {
+            let dir = tempfile::tempdir().unwrap();
+            let (path, journal) = (dir.path().join("meeting"), journal(dir.path(), &["a", "b"], 600));
+            let mut meeting = Meeting::at(&path).unwrap();
+            let seats = ["a", "b"].map(|name| Seat::at(&path, name, Duration::from_secs(60)).unwrap());
+            seats[1].say_why(word, &"no room").unwrap();
+            let error = meeting.gather(&journal, &|| {}).unwrap_err();
+            assert_eq!(error.to_string(), expected);
+            drop(meeting);
+            // who was not let go does not run
+            assert!(seats[0].wait().unwrap_err().to_string().contains("the switch was given up"));
+        }
+    }
+
+    #[test]
+    fn a_restore_whose_criu_says_something_has_no_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, journal) = (dir.path().join("meeting"), journal(dir.path(), &["a"], 2));
+        fs::create_dir_all(journal.image("a")).unwrap();
+        let mut meeting = Meeting::at(&path).unwrap();
+        let seat = Seat::at(&path, "a", Duration::from_secs(60)).unwrap();
+        let (begun, looks) = (Instant::now(), Cell::new(0));
+        let look = || {
+            looks.set(looks.get() + 1);
+            fs::write(journal.image("a").join(RESTORE_LOG), "x".repeat(looks.get())).unwrap();
+            if begun.elapsed() > Duration::from_secs(5) {
+                seat.say(STOPPED).unwrap();
+            }
+        };
+        meeting.gather(&journal, &look).unwrap();
+    }
+}
