@@ -92,6 +92,9 @@ pub struct Journal {
     /// Why nothing does.
     #[serde(default)]
     pub unwatched: Option<String>,
+    /// How many peers of connections were told that the way is free again, or why none was.
+    #[serde(default)]
+    pub woken: Option<Result<usize, String>>,
     /// How it was to be.
     pub config: Config,
     /// How long each phase took.
@@ -229,6 +232,7 @@ impl Journal {
             held: Vec::new(),
             watchdog: None,
             unwatched: None,
+            woken: None,
             config: Config::default(),
             timings: Vec::new(),
         }

@@ -124,6 +124,7 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
         held: held.units,
         watchdog,
         unwatched,
+        woken: None,
         config: config.clone(),
         timings: Vec::new(),
     })

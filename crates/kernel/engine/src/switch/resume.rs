@@ -170,16 +170,20 @@ fn cold(journal: &mut Journal, why: &str, how: &str) -> Result<(), Error> {
     // whatever came of that
     lower()?;
     wake(journal);
+    // it is told what came of that where there is room
+    let _ = journal.write();
     let _ = fs::remove_dir_all(&images);
     started.map(|_| ())
 }
 
 /// Tells the peers of every connection in the images that the way is free.
-fn wake(journal: &Journal) {
-    match wake::peers(journal) {
+fn wake(journal: &mut Journal) {
+    let woken = wake::peers(journal).map_err(|error| error.with_causes());
+    match &woken {
         Ok(woken) => tracing::info!(woken, "peers of connections in the images were told"),
-        Err(error) => tracing::warn!("peers wait until they try again: {error}"),
+        Err(why) => tracing::warn!("peers wait until they try again: {why}"),
     }
+    journal.woken = Some(woken);
 }
 
 fn lead(journal: &mut Journal, watch: &mut Option<Kept>) -> Result<(), Error> {
