@@ -12,7 +12,7 @@ const EXAMPLE: &str = r#"The configuration file (TOML):
   control = "/run/stillpoint/proxy.sock"                        # for `stillpoint migrate ...`; mode 0600
   routes  = "/var/lib/stillpoint/routes.json"                   # where tenants have moved; outranks `server` below
   metrics = "127.0.0.1:9187"                                    # Prometheus, at /metrics
-  workers = 2                                                   # threads; default: one for every two processors
+  workers = 2                                                   # pairs of threads; default: one for every two processors
   socket_mode = "0666"                                          # of the sockets in `listen`; default 0600
 
   [limits]                 # defaults

@@ -28,7 +28,7 @@ pub struct Config {
     /// Address that serves Prometheus metrics at `/metrics`.
     #[serde(default)]
     pub metrics: Option<SocketAddr>,
-    /// Threads that serve sessions; by default one for every two processors.
+    /// Pairs of threads that serve sessions; by default one for every two processors.
     #[serde(default)]
     pub workers: Option<usize>,
     /// Permissions of the sockets in `listen`, as octal digits.

@@ -114,6 +114,9 @@ pub(crate) enum SessionError {
         /// Why.
         why: String,
     },
+    /// The session could not be handed to the thread that passes bytes on, or back.
+    #[error("the session is lost between two threads")]
+    Lent(#[source] std::io::Error),
     /// A limit of time was reached.
     #[error("{0} took too long")]
     TimedOut(&'static str),
@@ -153,6 +156,7 @@ impl Refusal {
                 Some(Refusal::new("28000", "the proxy cannot log in at the server as this role"))
             }
             SessionError::Unreachable { .. } => Some(Refusal::new("08001", "the server cannot be reached")),
+            SessionError::Lent(_) => Some(Refusal::new("58000", "the proxy cannot serve the session any longer")),
             SessionError::TimedOut(what) => Some(Refusal::new("57014", format!("{what} took too long"))),
         }
     }

@@ -25,9 +25,12 @@
 //! values of `currval` and `lastval`, how often a lock was taken, libraries that were loaded by LOAD.
 //!
 //! ```text
-//! client ──TLS?── worker thread: [ up: read, look at headers, write ] ──TLS?── server (source)
-//!                                [ down: the same               ]
-//!                                  counterpart, kept alike       ──TLS?── server (target)
+//! client ────── thread without a runtime: [ up: read, look at headers, write ] ────── server (source)
+//!    ╲                    │               [ down: the same               ]       ╱
+//!     ╲         lent and recalled                                               ╱
+//!      ╲                  │                                                    ╱
+//!       ─TLS?── the session's task: logging in, commands, the same with TLS ─TLS?
+//!                 its counterpart, kept alike ──TLS?── server (target)
 //! ```
 //!
 //! ```
@@ -57,11 +60,13 @@ mod entry;
 mod error;
 mod link;
 mod listen;
+mod loose;
 mod metrics;
 mod proxy;
 mod routes;
 mod secret;
 mod session;
+mod steady;
 mod stream;
 mod target;
 mod tenant;

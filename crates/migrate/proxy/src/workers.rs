@@ -1,17 +1,18 @@
-//! Threads that serve sessions. A session stays on its thread, so that nothing of it is shared, and each thread waits for
-//! all of its sessions by one system call.
+//! Threads that serve sessions, in pairs: one has the sessions' tasks, the other passes bytes on ([`crate::steady`]) and
+//! waits for all of its sessions by one system call. A session stays with its pair, and with one of the two at a time, so
+//! that nothing of it is shared.
 
 use crate::config::Origin;
 use crate::error::StartError;
+use crate::loose::Loose;
 use crate::proxy::Proxy;
 use crate::session;
+use crate::steady::Steady;
 use crate::stream::Raw;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
-use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -24,32 +25,11 @@ pub(crate) fn default_count(processors: usize) -> usize {
     (processors / 2).max(1)
 }
 
-/// A connection between two threads: it belongs to no runtime.
-enum Loose {
-    Tcp(std::net::TcpStream),
-    Unix(std::os::unix::net::UnixStream),
-}
-
-impl Loose {
-    fn from(raw: Raw) -> io::Result<Loose> {
-        Ok(match raw {
-            Raw::Tcp(stream) => Loose::Tcp(stream.into_std()?),
-            Raw::Unix(stream) => Loose::Unix(stream.into_std()?),
-        })
-    }
-
-    fn settle(self) -> io::Result<Raw> {
-        Ok(match self {
-            Loose::Tcp(stream) => Raw::Tcp(TcpStream::from_std(stream)?),
-            Loose::Unix(stream) => Raw::Unix(UnixStream::from_std(stream)?),
-        })
-    }
-}
-
 struct Worker {
     connections: UnboundedSender<(Loose, Origin)>,
     load: Arc<AtomicUsize>,
-    thread: JoinHandle<()>,
+    steady: Arc<Steady>,
+    threads: [JoinHandle<()>; 2],
 }
 
 /// All threads that serve sessions.
@@ -58,20 +38,22 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// Starts `count` threads.
+    /// Starts `count` pairs of threads.
     pub(crate) fn start(count: usize, proxy: &Arc<Proxy>) -> Result<Workers, StartError> {
         let failed = |source| StartError::System { what: "a thread for sessions", source };
         let mut all = Vec::new();
         for number in 0..count {
             let (connections, receiver) = unbounded_channel();
             let load = Arc::new(AtomicUsize::new(0));
-            let (proxy, loaded) = (proxy.clone(), load.clone());
+            let (steady, passing) = Steady::start(number).map_err(failed)?;
+            let steady = Arc::new(steady);
+            let (proxy, loaded, lends) = (proxy.clone(), load.clone(), steady.clone());
             // A runtime of one thread is built there; whether it could be is told here.
             let (built, told) = sync_channel(1);
             let serve = move || match Builder::new_current_thread().enable_all().build_local(LocalOptions::default()) {
                 Ok(runtime) => {
                     drop(built);
-                    runtime.block_on(work(receiver, proxy, loaded));
+                    runtime.block_on(work(receiver, proxy, loaded, lends));
                 }
                 Err(error) => drop(built.send(error)),
             };
@@ -79,7 +61,7 @@ impl Workers {
             if let Ok(error) = told.recv() {
                 return Err(failed(error));
             }
-            all.push(Worker { connections, load, thread });
+            all.push(Worker { connections, load, steady, threads: [thread, passing] });
         }
         Ok(Workers { all })
     }
@@ -100,19 +82,28 @@ impl Workers {
 
     /// Ends the threads with whatever they serve.
     pub(crate) fn stop(self) {
-        let threads: Vec<JoinHandle<()>> = self.all.into_iter().map(|worker| worker.thread).collect();
+        let end = |worker: Worker| {
+            worker.steady.end();
+            worker.threads
+        };
+        let threads: Vec<JoinHandle<()>> = self.all.into_iter().flat_map(end).collect();
         for thread in threads {
             let _ = thread.join();
         }
     }
 }
 
-async fn work(mut connections: UnboundedReceiver<(Loose, Origin)>, proxy: Arc<Proxy>, load: Arc<AtomicUsize>) {
+async fn work(
+    mut connections: UnboundedReceiver<(Loose, Origin)>,
+    proxy: Arc<Proxy>,
+    load: Arc<AtomicUsize>,
+    steady: Arc<Steady>,
+) {
     while let Some((loose, origin)) = connections.recv().await {
-        let (proxy, load) = (proxy.clone(), load.clone());
+        let (proxy, load, steady) = (proxy.clone(), load.clone(), steady.clone());
         tokio::task::spawn_local(async move {
             match loose.settle() {
-                Ok(raw) => session::serve(raw, origin, proxy).await,
+                Ok(raw) => session::serve(raw, origin, proxy, steady).await,
                 Err(error) => tracing::warn!(%error, "a connection cannot be served"),
             }
             load.fetch_sub(1, Ordering::Relaxed);

@@ -9,6 +9,7 @@ use crate::error::{Refusal, SessionError};
 use crate::link::{self, Reader, refused};
 use crate::proxy::{Proxy, Settings};
 use crate::secret::{Credential, Login, nonce};
+use crate::steady::Steady;
 use crate::stream::Stream;
 use crate::tenant::Place;
 use std::collections::BTreeMap;
@@ -34,7 +35,14 @@ pub(super) struct LoggedIn {
 
 impl Session {
     /// Begins to serve.
-    pub(super) fn begin(client: Stream, wish: Wish, logged_in: LoggedIn, place: &Place, proxy: Arc<Proxy>) -> Session {
+    pub(super) fn begin(
+        client: Stream,
+        wish: Wish,
+        logged_in: LoggedIn,
+        place: &Place,
+        proxy: Arc<Proxy>,
+        steady: Arc<Steady>,
+    ) -> Session {
         let notes = Notes::new(place.tenant.custom.clone());
         let mut pump = Pump::new(client, logged_in.stream, place.entry.clone(), notes);
         pump.parameters = logged_in.parameters;
@@ -50,6 +58,7 @@ impl Session {
             entry: place.entry.clone(),
             tenant: place.tenant.clone(),
             proxy,
+            steady,
             server: logged_in.server,
             startup: wish.startup,
             credential: logged_in.credential,

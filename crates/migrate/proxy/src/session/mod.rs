@@ -16,7 +16,10 @@ mod pump;
 mod shadow;
 
 pub(crate) use notes::CustomNames;
+#[cfg(test)]
+pub(crate) use notes::Notes;
 pub(crate) use opening::serve;
+pub(crate) use pump::{Event, Pump};
 
 use crate::capture::Capture;
 use crate::config::Server;
@@ -25,12 +28,13 @@ use crate::error::{Refusal, SessionError};
 use crate::link;
 use crate::proxy::Proxy;
 use crate::secret::Credential;
+use crate::steady::Steady;
 use crate::stream::Stream;
 use crate::target::Target;
 use crate::tenant::Tenant;
 use captured::Captured;
 use carried::Carried;
-use pump::{Admission, Event, Pump};
+use pump::Admission;
 use shadow::{Access, Shadow};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -64,6 +68,7 @@ pub(crate) struct Session {
     entry: Arc<Entry>,
     tenant: Arc<Tenant>,
     proxy: Arc<Proxy>,
+    steady: Arc<Steady>,
     server: Arc<Server>,
     startup: Startup,
     credential: Credential,
@@ -93,7 +98,11 @@ impl Session {
         loop {
             let event = match &mut self.captured {
                 Some(captured) => captured.run(&mut self.pump, commands).await,
-                None => self.pump.run(commands).await,
+                None => {
+                    let (pump, event) = self.pump.run(commands, &self.steady).await?;
+                    self.pump = pump;
+                    event
+                }
             };
             let end = match event {
                 Ok(Event::ClientLeft) => End::Left,

@@ -7,6 +7,7 @@ use crate::entry::Who;
 use crate::error::{Refusal, SessionError};
 use crate::link;
 use crate::proxy::{Proxy, Settings};
+use crate::steady::Steady;
 use crate::stream::{Raw, Stream};
 use std::sync::Arc;
 use stillpoint_migrate_wire::WireError;
@@ -21,7 +22,7 @@ const TLS_HANDSHAKE: u8 = 0x16;
 const LONG_SECRET: usize = 32;
 
 /// Serves a connection from its first byte to its last.
-pub(crate) async fn serve(raw: Raw, origin: Origin, proxy: Arc<Proxy>) {
+pub(crate) async fn serve(raw: Raw, origin: Origin, proxy: Arc<Proxy>, steady: Arc<Steady>) {
     let settings = proxy.settings();
     let opening = tokio::time::timeout(settings.config.limits.startup(), open(raw, origin, &settings));
     let (mut client, opening) = match opening.await {
@@ -35,7 +36,7 @@ pub(crate) async fn serve(raw: Raw, origin: Origin, proxy: Arc<Proxy>) {
             // libpq takes the end of an encrypted connection without TLS's good-bye for a failure.
             let _ = tokio::time::timeout(LAST_WORDS, client.shutdown()).await;
         }
-        Opening::Startup(startup) => session(client, startup, origin, &proxy, &settings).await,
+        Opening::Startup(startup) => session(client, startup, origin, &proxy, steady, &settings).await,
         Opening::Ssl | Opening::GssEnc => {}
     }
 }
@@ -166,7 +167,14 @@ fn wish(startup: Startup, origin: Origin, tls: bool, settings: &Settings) -> Res
     Ok(Wish { startup, who, minor, secret_len })
 }
 
-async fn session(mut client: Stream, startup: Startup, origin: Origin, proxy: &Arc<Proxy>, settings: &Settings) {
+async fn session(
+    mut client: Stream,
+    startup: Startup,
+    origin: Origin,
+    proxy: &Arc<Proxy>,
+    steady: Arc<Steady>,
+    settings: &Settings,
+) {
     let wish = match wish(startup, origin, client.is_tls(), settings) {
         Ok(wish) => wish,
         Err(refusal) => {
@@ -195,7 +203,7 @@ async fn session(mut client: Stream, startup: Startup, origin: Origin, proxy: &A
             return;
         }
     };
-    let session = Session::begin(client, wish, logged_in, &guard, proxy.clone());
+    let session = Session::begin(client, wish, logged_in, &guard, proxy.clone(), steady);
     let entry = guard.entry.clone();
     tracing::debug!(
         session = entry.id,

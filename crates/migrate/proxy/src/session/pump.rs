@@ -1,27 +1,29 @@
 //! Passes a session's bytes on, both ways, and knows where it stands.
 //!
-//! One task serves both directions: whatever one read brought is looked at header by header and sent on by one write. While
-//! nothing special goes on, that is all there is.
+//! Both directions are served together: whatever one read brought is looked at header by header and sent on by one write.
+//! While nothing special goes on, that is all there is, and [`crate::steady`] does it for all sessions alike.
 
 use crate::buffer::Buffer;
 use crate::entry::{Activity, Command, Counters, Entry, now_us};
 use crate::error::SessionError;
+use crate::loose::Loose;
 use crate::session::notes::Notes;
-use crate::stream::Stream;
+use crate::steady::Steady;
+use crate::stream::{End, Stream};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 use stillpoint_migrate_wire::frame::{Scanner, Step};
 use stillpoint_migrate_wire::{Conversation, Status, WireError, backend, frontend};
-use tokio::io::AsyncWrite;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 /// As the server: no message is longer.
 const MESSAGE_MAX: u32 = (1 << 30) - 1;
+/// After so many reads and writes in a row others have their turn.
+const ROUNDS: usize = 32;
 
 /// Whether new transactions may begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,7 +77,7 @@ impl Lane {
 
     /// Reads what has come, if there is room for it; how much that was.
     #[inline]
-    fn fill(&mut self, from: &mut Stream, cx: &mut Context<'_>) -> io::Result<usize> {
+    fn fill(&mut self, from: &mut impl End, cx: &mut Context<'_>) -> io::Result<usize> {
         if self.ended || self.drained || !self.buffer.has_room() {
             return Ok(0);
         }
@@ -92,20 +94,20 @@ impl Lane {
 
     /// Sends what may be sent, as far as it is taken; true when something was.
     #[inline]
-    fn send(&mut self, to: &mut Stream, cx: &mut Context<'_>) -> io::Result<bool> {
+    fn send(&mut self, to: &mut impl End, cx: &mut Context<'_>) -> io::Result<bool> {
         let mut moved = false;
         while !self.buffer.all_sent() {
-            match Pin::new(&mut *to).poll_write(cx, self.buffer.sendable())? {
+            match to.poll_send(cx, self.buffer.sendable())? {
                 Poll::Ready(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Poll::Ready(n) => {
                     self.buffer.sent(n);
                     moved = true;
-                    self.unflushed = to.is_tls();
+                    self.unflushed = to.holds_back();
                 }
                 Poll::Pending => break,
             }
         }
-        if self.unflushed && Pin::new(to).poll_flush(cx)?.is_ready() {
+        if self.unflushed && to.poll_push(cx)?.is_ready() {
             self.unflushed = false;
         }
         Ok(moved)
@@ -114,9 +116,9 @@ impl Lane {
 
 /// A session whose client and server talk.
 #[derive(Debug)]
-pub(crate) struct Pump {
-    pub(super) client: Stream,
-    pub(crate) server: Stream,
+pub(crate) struct Pump<E = Stream> {
+    pub(super) client: E,
+    pub(super) server: E,
     up: Lane,
     down: Lane,
     pub(crate) conversation: Conversation,
@@ -174,9 +176,31 @@ impl Pump {
         self.down.buffer.append(down);
     }
 
-    /// Passes bytes on until something is to be decided.
-    pub(crate) async fn run(&mut self, commands: &mut UnboundedReceiver<Command>) -> Result<Event, SessionError> {
-        poll_fn(|cx| self.poll(cx, commands)).await
+    /// Passes bytes on until something is to be decided; an error of the outer kind leaves nothing of the session.
+    pub(super) async fn run(
+        mut self,
+        commands: &mut UnboundedReceiver<Command>,
+        steady: &Steady,
+    ) -> Result<(Pump, Result<Event, SessionError>), SessionError> {
+        if self.is_steady() {
+            return steady.pass(self, commands).await;
+        }
+        let event = poll_fn(|cx| self.poll(cx, commands)).await;
+        Ok((self, event))
+    }
+
+    /// Nothing is asked of it but to pass bytes on.
+    fn is_steady(&self) -> bool {
+        let plain = matches!((&self.client, &self.server), (Stream::Plain(_), Stream::Plain(_)));
+        plain && self.admission == Admission::Open && !self.wants_boundary && self.follows.is_none()
+    }
+
+    /// Takes the connections out of the runtime; only of a session without encryption.
+    pub(crate) fn loosen(self) -> io::Result<Pump<Loose>> {
+        self.with_ends(|stream| match stream {
+            Stream::Plain(raw) => Loose::from(raw),
+            Stream::Tls(_) => Err(io::Error::other("an encrypted connection stays with its runtime")),
+        })
     }
 
     fn poll(
@@ -187,8 +211,68 @@ impl Pump {
         if let Poll::Ready(Some(command)) = commands.poll_recv(cx) {
             return Poll::Ready(Ok(Event::Command(command)));
         }
+        self.pass(cx)
+    }
+
+    /// Tells the client something last, where that does not end up in the middle of a message.
+    pub(crate) async fn tell_client(&mut self, bytes: &[u8]) {
+        use tokio::io::AsyncWriteExt;
+        if self.down.scanner.at_edge() && self.down.buffer.all_sent() {
+            let _ = self.client.write_all(bytes).await;
+            let _ = self.client.flush().await;
+        }
+        let _ = self.client.shutdown().await;
+    }
+}
+
+impl Pump<Loose> {
+    /// Puts the connections into the runtime of the calling task.
+    pub(crate) fn settle(self) -> io::Result<Pump> {
+        self.with_ends(|loose| loose.settle().map(Stream::Plain))
+    }
+}
+
+impl<E: End> Pump<E> {
+    /// The number of its session.
+    pub(crate) fn number(&self) -> u32 {
+        self.entry.id
+    }
+
+    /// The client's end and the server's.
+    #[inline]
+    pub(crate) fn ends(&self) -> [&E; 2] {
+        [&self.client, &self.server]
+    }
+
+    /// The client's end to be changed, or the other.
+    #[inline]
+    pub(crate) fn end_mut(&mut self, of_client: bool) -> &mut E {
+        if of_client { &mut self.client } else { &mut self.server }
+    }
+
+    fn with_ends<F>(self, mut change: impl FnMut(E) -> io::Result<F>) -> io::Result<Pump<F>> {
+        Ok(Pump {
+            client: change(self.client)?,
+            server: change(self.server)?,
+            up: self.up,
+            down: self.down,
+            conversation: self.conversation,
+            notes: self.notes,
+            parameters: self.parameters,
+            admission: self.admission,
+            wants_boundary: self.wants_boundary,
+            leaving: self.leaving,
+            asked_us: self.asked_us,
+            follows: self.follows,
+            entry: self.entry,
+        })
+    }
+
+    /// Passes on what has come, as far as it is taken.
+    #[inline]
+    pub(crate) fn pass(&mut self, cx: &mut Context<'_>) -> Poll<Result<Event, SessionError>> {
         (self.up.drained, self.down.drained) = (false, false);
-        loop {
+        for _ in 0..ROUNDS {
             let down = self.poll_down(cx)?;
             let up = self.poll_up(cx)?;
             if (self.wants_boundary || self.has_news()) && self.at_boundary() {
@@ -207,6 +291,8 @@ impl Pump {
                 return Poll::Pending;
             }
         }
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 
     pub(super) fn has_news(&self) -> bool {
@@ -322,15 +408,5 @@ impl Pump {
             let n = self.down.scanner.take(&message);
             self.down.buffer.scan(n);
         }
-    }
-
-    /// Tells the client something last, where that does not end up in the middle of a message.
-    pub(crate) async fn tell_client(&mut self, bytes: &[u8]) {
-        use tokio::io::AsyncWriteExt;
-        if self.down.scanner.at_edge() && self.down.buffer.all_sent() {
-            let _ = self.client.write_all(bytes).await;
-            let _ = self.client.flush().await;
-        }
-        let _ = self.client.shutdown().await;
     }
 }

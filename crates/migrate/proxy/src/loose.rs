@@ -1,0 +1,120 @@
+//! A connection that belongs to no runtime: its owner asks it when the kernel has told that there is something.
+
+use crate::stream::{End, Raw};
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::task::{Context, Poll};
+use tokio::net::{TcpStream, UnixStream};
+
+#[derive(Debug)]
+enum Socket {
+    Tcp(std::net::TcpStream),
+    Unix(StdUnixStream),
+}
+
+/// A connection between two runtimes, or without any.
+#[derive(Debug)]
+pub(crate) struct Loose {
+    socket: Socket,
+    /// A read may bring something.
+    readable: bool,
+    /// The other side has ended, or the connection is broken: reads tell so, after what has come before.
+    ended: bool,
+    /// A write may be taken.
+    writable: bool,
+}
+
+impl Loose {
+    /// Takes a connection out of the runtime.
+    pub(crate) fn from(raw: Raw) -> io::Result<Loose> {
+        let socket = match raw {
+            Raw::Tcp(stream) => Socket::Tcp(stream.into_std()?),
+            Raw::Unix(stream) => Socket::Unix(stream.into_std()?),
+        };
+        Ok(Loose { socket, readable: false, ended: false, writable: true })
+    }
+
+    /// Puts it into the runtime of the calling task.
+    pub(crate) fn settle(self) -> io::Result<Raw> {
+        Ok(match self.socket {
+            Socket::Tcp(stream) => Raw::Tcp(TcpStream::from_std(stream)?),
+            Socket::Unix(stream) => Raw::Unix(UnixStream::from_std(stream)?),
+        })
+    }
+
+    /// The kernel has told of a change.
+    #[inline]
+    pub(crate) fn note(&mut self, flags: EventFlags) {
+        self.ended |= flags.intersects(EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR);
+        self.readable |= self.ended || flags.contains(EventFlags::IN);
+        self.writable |= flags.intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR);
+    }
+
+    /// The last write was not taken: somebody is to tell when one would be.
+    #[inline]
+    pub(crate) fn is_full(&self) -> bool {
+        !self.writable
+    }
+}
+
+impl AsFd for Loose {
+    #[inline]
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.socket {
+            Socket::Tcp(stream) => stream.as_fd(),
+            Socket::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
+/// Nobody is woken: whoever asks waits for the kernel himself. System calls go past libc, whose own are points of
+/// cancellation and cost more for that.
+impl End for Loose {
+    #[inline]
+    fn poll_fill(&mut self, _: &mut Context<'_>, space: &mut [u8]) -> Poll<io::Result<usize>> {
+        if !self.readable {
+            return Poll::Pending;
+        }
+        match recv(&*self, &mut *space, RecvFlags::empty()) {
+            Ok((n, _)) => {
+                // What comes behind a short read is told anew.
+                self.readable = n == space.len() || self.ended;
+                Poll::Ready(Ok(n))
+            }
+            Err(Errno::AGAIN) => {
+                self.readable = false;
+                Poll::Pending
+            }
+            Err(error) => Poll::Ready(Err(error.into())),
+        }
+    }
+
+    #[inline]
+    fn poll_send(&mut self, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if !self.writable {
+            return Poll::Pending;
+        }
+        match send(&*self, bytes, SendFlags::NOSIGNAL) {
+            Ok(n) => Poll::Ready(Ok(n)),
+            Err(Errno::AGAIN) => {
+                self.writable = false;
+                Poll::Pending
+            }
+            Err(error) => Poll::Ready(Err(error.into())),
+        }
+    }
+
+    #[inline]
+    fn poll_push(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    #[inline]
+    fn holds_back(&self) -> bool {
+        false
+    }
+}

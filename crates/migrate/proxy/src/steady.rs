@@ -1,0 +1,361 @@
+//! Sessions with which nothing special goes on: one thread waits for all of them and passes their bytes on.
+//!
+//! The obvious way is to leave them to the runtime, one task each. It asks a task by way of wakers, locks and queues, at
+//! two events for each pair of messages, and that was most of what a pair cost outside of the kernel. Here an event of the
+//! kernel leads to the session itself. Whatever is special (a command, a counterpart to keep alike, encryption) is the
+//! affair of the session's task, which gets the session back for it.
+//!
+//! ```text
+//! task:    log in ──▶ lend ── commands? ──────── serve the command ──▶ lend ...
+//!                      │         │ recall          ▲
+//! thread:              └▶ watch both connections, ─┘ give back, with what happened
+//!                         pass bytes on
+//! ```
+
+use crate::entry::Command;
+use crate::error::SessionError;
+use crate::loose::Loose;
+use crate::session::{Event, Pump};
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::JoinHandle;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::oneshot;
+
+/// So many events come with one system call.
+const EVENTS: usize = 1024;
+/// Events of the bell; those of sessions have the session's number and the side of the connection.
+const BELL: u64 = u64::MAX;
+
+/// What a session was doing when it came back.
+type Happened = Result<Event, SessionError>;
+
+/// A session that was lent to the thread.
+struct Lent {
+    pump: Pump<Loose>,
+    back: oneshot::Sender<(Pump<Loose>, Happened)>,
+    /// The kernel tells also when one of its connections takes bytes again.
+    watches_room: bool,
+}
+
+enum Order {
+    /// Pass its bytes on.
+    Lend(Box<Lent>),
+    /// Give the session of this number back, for this command.
+    Recall(u32, Command),
+    /// End the thread, with whatever it serves.
+    End,
+}
+
+/// The thread, for those who lend it sessions.
+#[derive(Debug)]
+pub(crate) struct Steady {
+    orders: Sender<Order>,
+    bell: OwnedFd,
+}
+
+impl Steady {
+    /// Starts a thread.
+    pub(crate) fn start(number: usize) -> io::Result<(Steady, JoinHandle<()>)> {
+        let (orders, receiver) = channel();
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &bell, EventData::new_u64(BELL), EventFlags::IN | EventFlags::ET)?;
+        let yielded = Arc::new(Yielded::default());
+        let waker = Waker::from(yielded.clone());
+        let thread =
+            Thread { epoll, orders: receiver, sessions: HashMap::new(), unfinished: Vec::new(), yielded, waker };
+        let thread = std::thread::Builder::new().name(format!("steady-{number}")).spawn(|| thread.run())?;
+        Ok((Steady { orders, bell }, thread))
+    }
+
+    /// Ends the thread.
+    pub(crate) fn end(&self) {
+        self.tell(Order::End);
+    }
+
+    /// Has a session's bytes passed on until something happens, a command among that.
+    pub(crate) async fn pass(
+        &self,
+        pump: Pump,
+        commands: &mut UnboundedReceiver<Command>,
+    ) -> Result<(Pump, Happened), SessionError> {
+        let number = pump.number();
+        let (back, mut returned) = oneshot::channel();
+        let pump = pump.loosen().map_err(SessionError::Lent)?;
+        self.tell(Order::Lend(Box::new(Lent { pump, back, watches_room: false })));
+        let returned = tokio::select! {
+            returned = &mut returned => returned,
+            Some(command) = commands.recv() => {
+                self.tell(Order::Recall(number, command));
+                returned.await
+            }
+        };
+        // The thread has failed at it.
+        let (pump, happened) = returned.map_err(|gone| SessionError::Lent(io::Error::other(gone)))?;
+        Ok((pump.settle().map_err(SessionError::Lent)?, happened))
+    }
+
+    fn tell(&self, order: Order) {
+        // A thread that has ended has dropped what it was lent, which whoever waits for it notices.
+        let _ = self.orders.send(order);
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+}
+
+/// Says that a session was left with something to do, so that others have their turn.
+#[derive(Debug, Default)]
+struct Yielded(AtomicBool);
+
+impl Wake for Yielded {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Yielded {
+    #[inline]
+    fn taken(&self) -> bool {
+        self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Relaxed)
+    }
+}
+
+struct Thread {
+    epoll: OwnedFd,
+    orders: Receiver<Order>,
+    sessions: HashMap<u32, Box<Lent>>,
+    unfinished: Vec<u32>,
+    yielded: Arc<Yielded>,
+    waker: Waker,
+}
+
+impl Thread {
+    fn run(mut self) {
+        let mut events = Vec::with_capacity(EVENTS);
+        loop {
+            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let limit = (!self.unfinished.is_empty()).then_some(&at_once);
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), limit) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return tracing::error!(%error, "a thread of sessions cannot wait for them"),
+            }
+            let mut rung = false;
+            for event in events.drain(..) {
+                match event.data.u64() {
+                    BELL => rung = true,
+                    data => self.pass((data >> 1) as u32, |pump| pump.end_mut(data & 1 == 0).note(event.flags)),
+                }
+            }
+            for number in std::mem::take(&mut self.unfinished) {
+                self.pass(number, |_| ());
+            }
+            // After the events: those of a session that is given back end here.
+            while rung && let Ok(order) = self.orders.try_recv() {
+                match order {
+                    Order::Lend(lent) => self.lend(lent),
+                    Order::Recall(number, command) => self.give_back(number, Ok(Event::Command(command))),
+                    Order::End => return,
+                }
+            }
+        }
+    }
+
+    /// Passes a session's bytes on, after `news` about it.
+    #[inline]
+    fn pass(&mut self, number: u32, news: impl FnOnce(&mut Pump<Loose>)) {
+        let Some(lent) = self.sessions.get_mut(&number) else { return };
+        news(&mut lent.pump);
+        let mut context = Context::from_waker(&self.waker);
+        match catch_unwind(AssertUnwindSafe(|| lent.pump.pass(&mut context))) {
+            Ok(Poll::Pending) => {
+                if self.yielded.taken() {
+                    self.unfinished.push(number);
+                }
+                if lent.pump.ends().into_iter().any(|end| end.is_full()) && !lent.watches_room {
+                    lent.watches_room = true;
+                    if let Err(error) = watch(&self.epoll, lent) {
+                        self.give_back(number, Err(SessionError::Lent(error.into())));
+                    }
+                }
+            }
+            Ok(Poll::Ready(happened)) => self.give_back(number, happened),
+            // Its connections are closed; the others are well.
+            Err(_) => drop(self.sessions.remove(&number)),
+        }
+    }
+
+    fn lend(&mut self, lent: Box<Lent>) {
+        let number = lent.pump.number();
+        let watched = watch(&self.epoll, &lent);
+        self.sessions.insert(number, lent);
+        match watched {
+            // Something may lie in its buffers already.
+            Ok(()) => self.pass(number, |_| ()),
+            Err(error) => self.give_back(number, Err(SessionError::Lent(error.into()))),
+        }
+    }
+
+    fn give_back(&mut self, number: u32, happened: Happened) {
+        // Who recalls it may come too late: then it has come back already.
+        let Some(lent) = self.sessions.remove(&number) else { return };
+        for end in lent.pump.ends() {
+            let _ = epoll::delete(&self.epoll, end);
+        }
+        let _ = lent.back.send((lent.pump, happened));
+    }
+}
+
+/// Has the kernel tell of changes at both connections of a session. It is asked about room for writes only once there was
+/// none: a socket of the file system would tell of it after every message.
+fn watch(epoll: &OwnedFd, lent: &Lent) -> rustix::io::Result<()> {
+    const CHANGES: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ET);
+    let number = u64::from(lent.pump.number());
+    for (side, end) in lent.pump.ends().into_iter().enumerate() {
+        let data = EventData::new_u64(number << 1 | side as u64);
+        match lent.watches_room {
+            false => epoll::add(epoll, end, data, CHANGES)?,
+            true => epoll::modify(epoll, end, data, CHANGES | EventFlags::OUT)?,
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::entry::{Entry, Who};
+    use crate::session::{CustomNames, Notes};
+    use crate::stream::{Raw, Stream};
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream as StdUnixStream;
+    use std::time::Duration;
+    use stillpoint_migrate_wire::{frame, frontend};
+    use tokio::net::UnixStream;
+
+    /// A session, and what its client and its server hold.
+    struct Session {
+        pump: Pump,
+        entry: Arc<Entry>,
+        commands: UnboundedReceiver<Command>,
+        client: StdUnixStream,
+        server: StdUnixStream,
+    }
+
+    fn session(number: u32) -> Session {
+        let stream = || {
+            let (ours, theirs) = StdUnixStream::pair().unwrap();
+            ours.set_nonblocking(true).unwrap();
+            theirs.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            (Stream::Plain(Raw::Unix(UnixStream::from_std(ours).unwrap())), theirs)
+        };
+        let text = || "x".to_owned();
+        let who = Who { tenant: text(), user: text(), database: text(), origin: text() };
+        let (entry, commands) = Entry::new(number, who, vec![], Arc::default());
+        let (entry, (ours, client), (theirs, server)) = (Arc::new(entry), stream(), stream());
+        let pump = Pump::new(ours, theirs, entry.clone(), Notes::new(CustomNames::default()));
+        Session { pump, entry, commands, client, server }
+    }
+
+    fn receive(from: &mut StdUnixStream, expected: &[u8]) {
+        let mut bytes = vec![0; expected.len()];
+        from.read_exact(&mut bytes).unwrap();
+        assert_eq!(bytes, expected);
+    }
+
+    /// Asks and answers.
+    fn pair(client: &mut StdUnixStream, server: &mut StdUnixStream) {
+        let (mut question, mut answer) = (Vec::new(), Vec::new());
+        frontend::put_query(&mut question, "select 1");
+        frame::put(&mut answer, b'Z', |body| body.push(b'I'));
+        client.write_all(&question).unwrap();
+        receive(server, &question);
+        server.write_all(&answer).unwrap();
+        receive(client, &answer);
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_session_comes_back_for_each_command_and_with_its_end_and_goes_on_between() {
+        let (steady, thread) = Steady::start(0).unwrap();
+        let Session { mut pump, entry, mut commands, mut client, mut server } = session(7);
+        for _ in 0..3 {
+            let talk = tokio::task::spawn_blocking({
+                let entry = entry.clone();
+                move || {
+                    pair(&mut client, &mut server);
+                    entry.send(Command::Abandon);
+                    (client, server)
+                }
+            });
+            let (back, happened) = steady.pass(pump, &mut commands).await.unwrap();
+            assert!(matches!(happened, Ok(Event::Command(Command::Abandon))), "{happened:?}");
+            (pump, (client, server)) = (back, talk.await.unwrap());
+        }
+        assert_eq!(entry.counters.statements.load(Ordering::Relaxed), 3);
+        drop(client);
+        let (_, happened) = steady.pass(pump, &mut commands).await.unwrap();
+        assert!(matches!(happened, Ok(Event::ClientLeft)), "{happened:?}");
+        steady.end();
+        thread.join().unwrap();
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_flood_that_nobody_takes_waits_and_keeps_nobody_else() {
+        let (steady, thread) = Steady::start(0).unwrap();
+        let (mut flooded, mut other) = (session(1), session(2));
+        let (taken, end) = std::sync::mpsc::channel::<()>();
+        // Far more than sockets and buffers hold.
+        const ROWS: usize = 400;
+        let mut row = Vec::new();
+        frame::put(&mut row, b'D', |body| body.resize(20_000, 7));
+        let expected = row.clone();
+        let flood = std::thread::spawn(move || (0..ROWS).for_each(|_| flooded.server.write_all(&row).unwrap()));
+        let talk = std::thread::spawn(move || {
+            (0..100).for_each(|_| pair(&mut other.client, &mut other.server));
+            drop(taken);
+        });
+        let take = std::thread::spawn(move || {
+            let _ = end.recv();
+            (0..ROWS).for_each(|_| receive(&mut flooded.client, &expected));
+        });
+        let (one, two) = tokio::join!(
+            steady.pass(flooded.pump, &mut flooded.commands),
+            steady.pass(other.pump, &mut other.commands)
+        );
+        for (_, happened) in [one.unwrap(), two.unwrap()] {
+            assert!(matches!(happened, Ok(Event::ClientLeft | Event::ServerLeft)), "{happened:?}");
+        }
+        for thread in [flood, talk, take] {
+            thread.join().unwrap();
+        }
+        steady.end();
+        thread.join().unwrap();
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn bytes_that_are_not_the_protocol_end_their_session() {
+        let (steady, thread) = Steady::start(0).unwrap();
+        let (mut wrong, mut other) = (session(1), session(2));
+        wrong.client.write_all(b"\0GET / HTTP").unwrap();
+        let (_, happened) = steady.pass(wrong.pump, &mut wrong.commands).await.unwrap();
+        assert!(matches!(happened, Err(SessionError::ClientProtocol(_))), "{happened:?}");
+        let talk = std::thread::spawn(move || {
+            pair(&mut other.client, &mut other.server);
+            (other.client, drop(other.server)).0
+        });
+        let (_, happened) = steady.pass(other.pump, &mut other.commands).await.unwrap();
+        assert!(matches!(happened, Ok(Event::ServerLeft)), "{happened:?}");
+        drop(talk.join().unwrap());
+        steady.end();
+        thread.join().unwrap();
+    }
+}
