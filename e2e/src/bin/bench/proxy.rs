@@ -233,7 +233,8 @@ fn spread(cell: &Cell, value: impl Fn(&Run) -> Option<f64>) -> Option<Spread> {
 }
 
 fn section(cells: &[Cell], rounds: usize, seconds: u64) -> Section {
-    let title = format!("What a proxy costs: pgbench -S, {rounds} rounds of at least {seconds} s in turns, median (min to max)");
+    let title =
+        format!("What a proxy costs: pgbench -S, {rounds} rounds of {seconds} s or more in turns, median (min to max)");
     let columns = [
         "protocol",
         "clients",
