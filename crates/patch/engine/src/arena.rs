@@ -15,13 +15,17 @@ const GUARD: u64 = 4096;
 
 /// Finds `len` free bytes such that everything in `module` and in the arena reaches everything in the other. `mappings`
 /// ascend. Below the module is preferred: above an executable the heap grows.
-pub(crate) fn find(mappings: &[Mapping], module: Span, len: u64) -> Option<Avma> {
+///
+/// Right below a library is also where the kernel puts the next thread's stack: `apart` bytes are left free there, in a gap
+/// that is large enough.
+pub(crate) fn find(mappings: &[Mapping], module: Span, len: u64, apart: u64) -> Option<Avma> {
     let window = (module.end().0.saturating_sub(REACH).max(LOWEST), module.start.0.saturating_add(REACH).min(HIGHEST));
     let gaps = gaps(mappings, window);
     let room = len + 2 * GUARD;
     let below = gaps.iter().rev().find(|(start, end)| *end <= module.start.0 && end - start >= room);
-    if let Some((_, end)) = below {
-        return Some(Avma(end - GUARD - len));
+    if let Some((start, end)) = below {
+        let apart = if end - start >= room + apart { apart } else { 0 };
+        return Some(Avma(end - GUARD - len - apart));
     }
     let above = gaps.iter().rev().find(|(start, end)| *start >= module.end().0 && end - start >= room + HEAP_ROOM);
     let near = || gaps.iter().rev().find(|(start, end)| *start >= module.end().0 && end - start >= room);
@@ -78,8 +82,22 @@ mod tests {
         let module = Span::new(Avma(0x5555_5555_4000), 0x20_0000);
         let maps =
             [mapping(module.start.0, module.end().0, "redis"), mapping(0x5555_5580_0000, 0x5555_6000_0000, "[heap]")];
-        let at = find(&maps, module, 0x10000).expect("room");
+        let at = find(&maps, module, 0x10000, 0).expect("room");
         assert!(at < module.start && reaches(at, 0x10000, module));
+    }
+
+    #[test]
+    fn apart_from_the_next_stack() {
+        let module = Span::new(Avma(0x7f00_0000_0000), 0x20_0000);
+        let library = mapping(module.start.0, module.end().0, "libc");
+        let (len, apart) = (0x10000, 64 << 20);
+        let near = find(std::slice::from_ref(&library), module, len, 0).expect("room");
+        let far = find(std::slice::from_ref(&library), module, len, apart).expect("room");
+        assert_eq!(near.0 - far.0, apart);
+        assert!(reaches(far, len, module));
+        // a gap that has no room for both
+        let below = mapping(module.start.0 - (1 << 32), module.start.0 - apart, "below");
+        assert_eq!(find(&[below, library], module, len, apart), Some(near));
     }
 
     #[test]
@@ -90,7 +108,7 @@ mod tests {
             mapping(0x40_0000, 0x50_0000, "exe"),
             mapping(0x60_0000, 0x200_0000, "[heap]"),
         ];
-        let at = find(&maps, module, 0x40_0000).expect("room");
+        let at = find(&maps, module, 0x40_0000, 0).expect("room");
         assert!(at.0 >= 0x200_0000 + HEAP_ROOM && reaches(at, 0x40_0000, module));
     }
 
@@ -102,9 +120,9 @@ mod tests {
             mapping(module.start.0, module.end().0, "lib b"),
             mapping(0x7fff_0000_0000, 0x7fff_0010_0000, "[stack]"),
         ];
-        let at = find(&maps, module, 0x10_0000 - 2 * GUARD).expect("room");
+        let at = find(&maps, module, 0x10_0000 - 2 * GUARD, 0).expect("room");
         assert_eq!(at, Avma(0x7f00_0000_0000 - 0x10_0000 + GUARD));
         let full = [mapping(0x1000, 0x7fff_ffff_f000, "all"), maps[1].clone()];
-        assert_eq!(find(&full, module, 4096), None);
+        assert_eq!(find(&full, module, 4096, 0), None);
     }
 }

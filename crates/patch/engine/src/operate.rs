@@ -144,6 +144,11 @@ impl Target {
     }
 }
 
+/// Left free below a library when memory right below it was taken meanwhile: some stacks, then twice as much each time.
+const APART_FIRST: u64 = 32 << 20;
+/// Well within reach.
+const APART_MAX: u64 = 1 << 30;
+
 pub(crate) fn limits(options: &Options) -> Limits {
     Limits { migrate: options.timeout, back: options.timeout.max(Duration::from_secs(10)) }
 }
@@ -236,7 +241,7 @@ fn ready(target: &Target, signed: &Signed, options: &Options) -> Result<Ready, E
     let layout = Layout::of(patch);
     let again = again::find(target, signed, options.signer.as_ref(), &prepared, &layout, &values);
     if again.is_none() {
-        let at = find_room(&target.mappings, module, layout.len())?;
+        let at = find_room(&target.mappings, module, layout.len(), 0)?;
         let linked = link(patch, &layout, at, &values).and_then(|mut image| make_visible(&layout, at, &mut image));
         linked.map_err(|source| Error::Link { patch: patch.name.clone(), source })?;
     }
@@ -251,8 +256,9 @@ fn module_span(module: &Module) -> Span {
     Span::new(start, end.0 - start.0)
 }
 
-fn find_room(mappings: &[Mapping], module: &Module, len: u64) -> Result<Avma, Error> {
-    arena::find(mappings, module_span(module), len).ok_or_else(|| Error::NoRoom { len, module: module.path.clone() })
+fn find_room(mappings: &[Mapping], module: &Module, len: u64, apart: u64) -> Result<Avma, Error> {
+    let found = arena::find(mappings, module_span(module), len, apart);
+    found.ok_or_else(|| Error::NoRoom { len, module: module.path.clone() })
 }
 
 fn apply_in(
@@ -359,10 +365,10 @@ fn map_arena(
     word_offset: i32,
     report: &mut Report<'_>,
 ) -> Result<Avma, Error> {
-    let mut attempts = 0;
+    let mut apart = 0;
     loop {
         target.mappings = target.process.mappings()?;
-        let at = find_room(&target.mappings, module, lens.iter().sum())?;
+        let at = find_room(&target.mappings, module, lens.iter().sum(), apart)?;
         let wanted = Wanted { arena: Some((at, lens)), ledger: target.store.is_none() };
         match inject::map(&target.process, session, wanted, &mut |tid, ns| report.stopped(tid, "carrier", ns)) {
             Ok(ledger) => {
@@ -371,11 +377,11 @@ fn map_arena(
                 }
                 return Ok(at);
             }
-            // the target may have mapped something there meanwhile
+            // the target has mapped something there meanwhile; one that makes threads will do so again
             Err(Error::Tracee(stillpoint_patch_tracee::Error::RemoteSyscall { source, .. }))
-                if attempts < 3 && source.kind() == std::io::ErrorKind::AlreadyExists =>
+                if apart < APART_MAX && source.kind() == std::io::ErrorKind::AlreadyExists =>
             {
-                attempts += 1;
+                apart = (apart * 2).max(APART_FIRST);
             }
             Err(error) => return Err(error),
         }
@@ -715,7 +721,7 @@ pub fn check(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
         ready(&target, signed, options).map_err(|error| ended_or(&target.process, error))?;
     let module = &target.modules[prepared.module];
     let layout = Layout::of(&signed.patch);
-    let at = find_room(&target.mappings, module, layout.len())?;
+    let at = find_room(&target.mappings, module, layout.len(), 0)?;
     let mut image = link(&signed.patch, &layout, at, &values)
         .map_err(|source| Error::Link { patch: signed.patch.name.clone(), source })?;
     let placed = place::place(signed, None, module, &prepared, &layout, at, &mut image)?;
