@@ -41,8 +41,6 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    // for as long as the program runs: to end takes a processor as well
-    std::mem::forget(patch::give_way(std::env::args_os()));
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::from_env("STILLPOINT_LOG"))
         .with_writer(std::io::stderr)

@@ -22,7 +22,6 @@ mod wave;
 pub(crate) use processes::duration;
 
 use crate::output::{Failure, Output};
-use std::ffi::OsString;
 use stillpoint_patch_engine::GivingWay;
 
 /// `stillpoint patch ...`
@@ -60,17 +59,11 @@ pub(crate) enum Command {
     Gdb(gdb::Args),
 }
 
-/// Begins to give way where these arguments of the program ask for something that touches a running one: reading,
-/// checking and linking must not take the processor from the database that is to be helped, nor must what comes before,
-/// which is to read the arguments.
-pub(crate) fn give_way(arguments: impl Iterator<Item = OsString>) -> Option<GivingWay> {
-    let mut words = arguments.skip(1).filter(|word| !word.as_encoded_bytes().starts_with(b"-"));
-    let touches = |word: OsString| ["apply", "check", "status", "revert"].iter().any(|name| word == *name);
-    (words.next()? == "patch" && words.next().is_some_and(touches)).then(GivingWay::begin)
-}
-
 /// Runs `stillpoint patch ...`.
 pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
+    // Reading, checking and linking must not take the processor from the database that is to be helped.
+    let touches = matches!(command, Command::Apply(_) | Command::Check(_) | Command::Status(_) | Command::Revert(_));
+    let _giving_way = touches.then(GivingWay::begin);
     match command {
         Command::Build(args) => build::run(*args, output),
         Command::Target(args) => target::run(args, output),

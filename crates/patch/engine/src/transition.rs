@@ -354,28 +354,27 @@ impl Mover<'_, '_, '_, '_> {
 
     /// Freezes everybody, writes when nobody stands inside, thaws.
     fn write_frozen(&mut self, changes: &Changes, forbidden: &Forbidden, reason: &str) -> Result<Option<Busy>, Error> {
-        let mut inside = None;
-        let looks = !changes.boundaries.is_empty() || !forbidden.is_empty();
-        let (prober, process) = (&mut self.prober, self.process);
-        let frozen = self.session.freeze_looking(|held| {
-            if !looks || inside.is_some() {
-                return Ok(());
-            }
-            let tid = held.tid();
-            let look = prober.look(process, held)?;
-            if look.stands_inside(&changes.boundaries) {
-                inside = Some(Busy { tid, function: "the first bytes of a function".into() });
-            } else if let Verdict::Busy(finding) = look.verdict(forbidden) {
-                inside = Some(Busy { tid, function: finding.name.to_string() });
-            }
-            Ok::<_, Error>(())
-        });
-        let mut frozen = match frozen {
-            Err(Error::Tracee(stillpoint_patch_tracee::Error::Unstoppable { tid, why })) => {
+        let mut frozen = match self.session.freeze() {
+            Err(stillpoint_patch_tracee::Error::Unstoppable { tid, why }) => {
                 return Ok(Some(Busy { tid, function: why }));
             }
             other => other?,
         };
+        let mut inside = None;
+        if !changes.boundaries.is_empty() || !forbidden.is_empty() {
+            for tid in frozen.threads() {
+                let mut held = frozen.thread(tid)?;
+                let look = self.prober.look(self.process, &mut held)?;
+                if look.stands_inside(&changes.boundaries) {
+                    inside = Some(Busy { tid, function: "the first bytes of a function".into() });
+                    break;
+                }
+                if let Verdict::Busy(finding) = look.verdict(forbidden) {
+                    inside = Some(Busy { tid, function: finding.name.to_string() });
+                    break;
+                }
+            }
+        }
         if inside.is_none() {
             let pieces: Vec<(Avma, &[u8])> = changes.pieces.iter().map(|(at, bytes)| (*at, &bytes[..])).collect();
             frozen.write_text(&pieces)?;
@@ -409,22 +408,20 @@ impl Mover<'_, '_, '_, '_> {
     /// Looks at everybody while all stand; commits when nobody is busy, else tells who is.
     fn stop_once(&mut self, transition: &Transition, forbidden: &Forbidden) -> Result<Option<Vec<Busy>>, Error> {
         let mut busy = Vec::new();
-        let (prober, process, walker) = (&mut self.prober, self.process, &self.walker);
-        let frozen = self.session.freeze_looking(|held| {
-            let tid = held.tid();
-            let look = prober.look(process, held)?;
-            let verdict = walker.judge(&look, forbidden);
-            if !verdict.is_free() {
-                busy.push(Busy { tid, function: verdict.describe() });
-            }
-            Ok::<_, Error>(())
-        });
-        let frozen = match frozen {
-            Err(Error::Tracee(stillpoint_patch_tracee::Error::Unstoppable { tid, why })) => {
+        let mut frozen = match self.session.freeze() {
+            Err(stillpoint_patch_tracee::Error::Unstoppable { tid, why }) => {
                 return Ok(Some(vec![Busy { tid, function: why }]));
             }
             other => other?,
         };
+        for tid in frozen.threads() {
+            let mut held = frozen.thread(tid)?;
+            let look = self.prober.look(self.process, &mut held)?;
+            let verdict = self.walker.judge(&look, forbidden);
+            if !verdict.is_free() {
+                busy.push(Busy { tid, function: verdict.describe() });
+            }
+        }
         if busy.is_empty() {
             self.process.memory().write(transition.state, &[DispatchState::AllThen as u8])?;
         }

@@ -27,107 +27,47 @@ const TOGETHER: usize = 32;
 /// Threads asked at once where none needs mending: enough to pay for their turns on a processor together, and so few that
 /// those who use it most, which are the last, do not stand for the others.
 const AT_ONCE: usize = 16;
-/// Who has used the processor less than this part of the one who has used it most is idle: nobody waits for it, mostly.
-const IDLE_PART: u64 = 8;
-/// While only idle threads stand, the processors are the others' for so long after each lot of them: to stop a hundred
-/// threads in one go is a pause of a millisecond on a small machine, for those too that do not stand.
-const REST: Duration = Duration::from_micros(200);
-/// With more threads than this the rests get shorter, so that all of them together take no longer.
-const RESTS_IN_FULL: usize = 128;
 /// A stop that takes longer waits for a processor.
 const LOOK: Duration = Duration::from_millis(2);
 const _: () = assert!(LIMIT.as_nanos() < STOP_LIMIT.as_nanos());
-
-/// A thread that does not stand yet.
-#[derive(Debug, Clone, Copy)]
-struct Missing {
-    manner: Manner,
-    tid: i32,
-    /// Of processor time used.
-    ticks: u64,
-}
-
-/// Looks at a thread that stands.
-type Look<'l, E> = &'l mut dyn FnMut(&mut Held<'_>) -> Result<(), E>;
 
 /// All threads of a process standing. Dropping it thaws them, those that ran before first.
 #[derive(Debug)]
 pub struct Frozen<'s, 'p> {
     session: &'s mut Session<'p>,
     order: Vec<Tid>,
-    /// So many of them, the first, hardly ever run.
-    idle: usize,
-    /// So many, the first, have been looked at.
-    looked_at: usize,
     thawed: bool,
 }
 
 impl<'s, 'p> Frozen<'s, 'p> {
-    pub(crate) fn new<E: From<Error>>(session: &'s mut Session<'p>, look: Look<'_, E>) -> Result<Frozen<'s, 'p>, E> {
-        let mut frozen = Frozen { session, order: Vec::new(), idle: 0, looked_at: 0, thawed: false };
+    pub(crate) fn new(session: &'s mut Session<'p>) -> Result<Frozen<'s, 'p>, Error> {
+        let mut frozen = Frozen { session, order: Vec::new(), thawed: false };
         // On failure, dropping `frozen` thaws whatever stands.
-        frozen.stop_all(look)?;
+        frozen.stop_all()?;
         frozen.session.tracer.timer.disarm();
         Ok(frozen)
     }
 
-    fn stop_all<E: From<Error>>(&mut self, look: Look<'_, E>) -> Result<(), E> {
-        for round in 0..ROUNDS {
+    fn stop_all(&mut self) -> Result<(), Error> {
+        for _ in 0..ROUNDS {
             if self.all_stand()? {
-                self.look_at_new(look)?;
-                let held_before = self.session.threads().into_iter().filter(|tid| !self.order.contains(tid));
-                return held_before.collect::<Vec<_>>().into_iter().try_for_each(|tid| look(&mut self.thread(tid)?));
+                return Ok(());
             }
             self.session.tracer.seize_new()?;
             let missing = self.missing()?;
             // not before: who looks through the threads takes no processor from them
             self.session.expect_all_to_stop(true);
-            let most = missing.iter().map(|m| m.ticks).max().unwrap_or(0);
-            let idle: Vec<Missing> = missing.iter().copied().filter(|m| m.is_idle(most)).collect();
-            if round == 0 && !idle.is_empty() {
-                self.stop_idle(&idle, look)?;
-                // what the others do meanwhile is looked at anew
-                continue;
-            }
-            for group in missing.chunk_by(|a, b| a.manner == b.manner) {
+            for group in missing.chunk_by(|a, b| a.0 == b.0) {
                 self.stop_group(group)?;
             }
         }
         let why = "new threads appear without end".to_owned();
-        Err(Error::Unstoppable { tid: self.session.process().pid().leader(), why }.into())
-    }
-
-    /// Those that hardly ever run are stopped and looked at while the others run on.
-    fn stop_idle<E: From<Error>>(&mut self, idle: &[Missing], look: Look<'_, E>) -> Result<(), E> {
-        for group in idle.chunk_by(|a, b| a.manner == b.manner) {
-            for some in group.chunks(AT_ONCE) {
-                self.stop_group(some)?;
-                self.look_at_new(look)?;
-                self.idle = self.order.len();
-                self.rest();
-            }
-        }
-        Ok(())
-    }
-
-    /// The tracer sleeps: whoever is ready runs.
-    fn rest(&self) {
-        let threads = self.session.tracer.threads.len().max(1);
-        std::thread::sleep(REST.mul_f64((RESTS_IN_FULL as f64 / threads as f64).min(1.0)));
-    }
-
-    /// Looks at those that have come to stand since.
-    fn look_at_new<E: From<Error>>(&mut self, look: Look<'_, E>) -> Result<(), E> {
-        while let Some(&tid) = self.order.get(self.looked_at) {
-            self.looked_at += 1;
-            look(&mut self.thread(tid)?)?;
-        }
-        Ok(())
+        Err(Error::Unstoppable { tid: self.session.process().pid().leader(), why })
     }
 
     /// Threads that do not stand yet. Of sleepers, however they are stopped, those that have used the processor most, or
     /// are the oldest, come last: who is busy stands for the shortest time.
-    fn missing(&self) -> Result<Vec<Missing>, Error> {
+    fn missing(&self) -> Result<Vec<(Manner, i32)>, Error> {
         let tracer = &self.session.tracer;
         let running = tracer.threads.iter().filter(|(_, thread)| !matches!(thread.state, State::Standing(_)));
         let mut missing = Vec::with_capacity(tracer.threads.len());
@@ -148,15 +88,14 @@ impl<'s, 'p> Frozen<'s, 'p> {
             // about as busy is good enough, or no two of a kind would be neighbours
             let busy = u64::BITS - ticks.leading_zeros();
             let sleeps = if manner == Manner::Restarting { Manner::Sleeping } else { manner };
-            missing.push((sleeps, busy, manner, ticks, Reverse(tid)));
+            missing.push(((sleeps, busy, manner, ticks, Reverse(tid)), tid));
         }
         missing.sort_unstable();
-        let missing = missing.into_iter();
-        Ok(missing.map(|(_, _, manner, ticks, Reverse(tid))| Missing { manner, tid, ticks }).collect())
+        Ok(missing.into_iter().map(|((_, _, manner, ..), tid)| (manner, tid)).collect())
     }
 
-    fn stop_group(&mut self, group: &[Missing]) -> Result<(), Error> {
-        if matches!(group[0].manner, Manner::Unwilling | Manner::Sleeping) {
+    fn stop_group(&mut self, group: &[(Manner, i32)]) -> Result<(), Error> {
+        if matches!(group[0].0, Manner::Unwilling | Manner::Sleeping) {
             let result = self.stop_sleepers(group);
             self.session.tracer.threads.values_mut().for_each(|thread| thread.asked = false);
             // after a failure some may stand that are not counted yet: they are to be thawed as well
@@ -164,12 +103,12 @@ impl<'s, 'p> Frozen<'s, 'p> {
             self.order.extend(stood.into_iter().map(Tid));
             return result;
         }
-        let at_once = if group[0].manner == Manner::Running { group.len() } else { AT_ONCE };
+        let at_once = if group[0].0 == Manner::Running { group.len() } else { AT_ONCE };
         for some in group.chunks(at_once) {
-            for missing in some {
-                self.session.tracer.ask_to_stop(missing.tid, false)?;
+            for &(_, tid) in some {
+                self.session.tracer.ask_to_stop(tid, false)?;
             }
-            some.iter().try_for_each(|missing| self.await_stop(missing.tid))?;
+            some.iter().try_for_each(|&(_, tid)| self.await_stop(tid))?;
         }
         Ok(())
     }
@@ -178,8 +117,8 @@ impl<'s, 'p> Frozen<'s, 'p> {
     /// thread is seen standing, and that must be soon, so they are asked one at a time. On a busy machine, where each must
     /// wait for its turn on a processor, that would add up to seconds with everybody standing: there several wait
     /// together.
-    fn stop_sleepers(&mut self, group: &[Missing]) -> Result<(), Error> {
-        let mut rest = group.iter().map(|missing| missing.tid);
+    fn stop_sleepers(&mut self, group: &[(Manner, i32)]) -> Result<(), Error> {
+        let mut rest = group.iter().map(|&(_, tid)| tid);
         let mut asked: BTreeSet<i32> = BTreeSet::new();
         let mut patience = Instant::now() + LIMIT;
         let mut together = 1;
@@ -325,10 +264,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
         self.thawed = true;
         let mut stood = Vec::with_capacity(self.order.len());
         let mut first_error = None;
-        for (at, &tid) in self.order.iter().enumerate().rev() {
-            if at < self.idle && (self.idle - 1 - at).is_multiple_of(AT_ONCE) {
-                self.rest();
-            }
+        for &tid in self.order.iter().rev() {
             match self.session.tracer.let_go(tid.0) {
                 Ok(ns) => stood.push((tid, ns)),
                 Err(error) => first_error = first_error.or(Some(error)),
@@ -337,13 +273,6 @@ impl<'s, 'p> Frozen<'s, 'p> {
         self.session.tracer.timer.disarm();
         self.session.expect_all_to_stop(false);
         first_error.map_or(Ok(stood), Err)
-    }
-}
-
-impl Missing {
-    /// Whether it hardly ever runs, where somebody has used the processor for `most` ticks.
-    fn is_idle(&self, most: u64) -> bool {
-        self.manner != Manner::Running && self.ticks < most / IDLE_PART
     }
 }
 

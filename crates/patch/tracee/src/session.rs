@@ -2,7 +2,7 @@
 
 use crate::freeze::Frozen;
 use crate::tracer::{STOP_LIMIT, Seen, State, Tracer};
-use crate::{Error, Held, Pid, Process, Stopped, Tid, sys};
+use crate::{Error, Pid, Process, Stopped, Tid, sys};
 use std::panic;
 use std::path::Path;
 use std::thread;
@@ -253,16 +253,7 @@ impl<'p> Session<'p> {
 
     /// Stops all threads, sleeping ones first and running ones last; on failure everything runs on.
     pub fn freeze(&mut self) -> Result<Frozen<'_, 'p>, Error> {
-        self.freeze_looking(|_| Ok(()))
-    }
-
-    /// As [`Session::freeze`], and looks at each thread once it stands: at those that hardly ever run before the others
-    /// are stopped, which then stand for a shorter time. Who has been looked at stands until all do.
-    pub fn freeze_looking<E: From<Error>>(
-        &mut self,
-        mut look: impl FnMut(&mut Held<'_>) -> Result<(), E>,
-    ) -> Result<Frozen<'_, 'p>, E> {
-        Frozen::new(self, &mut look)
+        Frozen::new(self)
     }
 
     /// Stops the thread best suited to carry remote calls: one in a system call that restarts, with room on its own
