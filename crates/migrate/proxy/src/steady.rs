@@ -84,12 +84,16 @@ impl Steady {
         self.tell(Order::End);
     }
 
-    /// Has a session's bytes passed on until something happens, a command among that.
+    /// Has a session's bytes passed on until something happens, a command among that. What was asked for before comes
+    /// before every byte: a session that begins under a capture begins no transaction without it.
     pub(crate) async fn pass(
         &self,
         pump: Pump,
         commands: &mut UnboundedReceiver<Command>,
     ) -> Result<(Pump, Happened), SessionError> {
+        if let Ok(command) = commands.try_recv() {
+            return Ok((pump, Ok(Event::Command(command))));
+        }
         let number = pump.number();
         let (back, mut returned) = oneshot::channel();
         let pump = pump.loosen().map_err(SessionError::Lent)?;
@@ -304,6 +308,25 @@ mod tests {
         drop(client);
         let (_, happened) = steady.pass(pump, &mut commands).await.unwrap();
         assert!(matches!(happened, Ok(Event::ClientLeft)), "{happened:?}");
+        steady.end();
+        thread.join().unwrap();
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn what_was_asked_for_before_comes_before_every_byte() {
+        let (steady, thread) = Steady::start(0).unwrap();
+        for number in 0..500 {
+            let Session { pump, entry, mut commands, mut client, mut server } = session(number);
+            let mut question = Vec::new();
+            frontend::put_query(&mut question, "select 1");
+            client.write_all(&question).unwrap();
+            entry.send(Command::Abandon);
+            let (_back, happened) = steady.pass(pump, &mut commands).await.unwrap();
+            assert!(matches!(happened, Ok(Event::Command(Command::Abandon))), "{happened:?}");
+            server.set_nonblocking(true).unwrap();
+            let came = server.read(&mut [0; 1]);
+            assert_eq!(came.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        }
         steady.end();
         thread.join().unwrap();
     }

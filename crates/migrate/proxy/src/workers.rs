@@ -82,14 +82,16 @@ impl Workers {
 
     /// Ends the threads with whatever they serve.
     pub(crate) fn stop(self) {
-        let end = |worker: Worker| {
+        for worker in &self.all {
             worker.steady.end();
-            worker.threads
-        };
-        let threads: Vec<JoinHandle<()>> = self.all.into_iter().flat_map(end).collect();
-        for thread in threads {
+        }
+        let (steady, threads): (Vec<_>, Vec<_>) =
+            self.all.into_iter().map(|worker| (worker.steady, worker.threads)).unzip();
+        for thread in threads.into_iter().flatten() {
             let _ = thread.join();
         }
+        // A bell that is taken down is not heard, even where it was rung before.
+        drop(steady);
     }
 }
 
