@@ -12,6 +12,13 @@ const CARRIER_RETRY: Duration = Duration::from_millis(1);
 
 /// Events served beyond the time given: a program that bears threads without pause always has another one.
 pub(crate) const EVENTS_AT_ONCE: usize = 256;
+/// An event counts for so many of those while somebody stands that was asked to: he has to wait for it.
+const WHILE_STANDING: usize = 32;
+
+/// For how many of [`EVENTS_AT_ONCE`] an event counts with so many threads standing.
+pub(crate) fn weight(standing: usize) -> usize {
+    if standing == 0 { 1 } else { WHILE_STANDING }
+}
 
 /// Serves events until `until` has passed; with a time in the past, what is there already.
 pub(crate) fn serve(process: &Process, session: &mut Session<'_>, until: Instant) -> Result<(), Error> {
@@ -129,7 +136,7 @@ fn visit_each(
             match session.request_stop(tid)? {
                 Asked::Asked => drop(asked.insert(tid)),
                 Asked::Stands => stood.push(tid),
-                // a newborn is let go by its event and looked at then
+                // a newborn is looked at when its event comes
                 Asked::Newborn => drop(seen.remove(&tid)),
                 Asked::Gone | Asked::InVfork => {}
             }
@@ -137,10 +144,7 @@ fn visit_each(
         window.arrived(stood.len());
         for tid in stood.drain(..) {
             asked.remove(&tid);
-            let Stop::Stopped(mut thread) = session.stop(tid)? else { continue };
-            work(&mut thread)?;
-            let stopped_ns = thread.resume()?;
-            stopped(tid, stopped_ns);
+            visit(session, tid, &mut work, stopped)?;
         }
         let unseen = session.threads().iter().any(|tid| !seen.contains(tid));
         if asked.is_empty() && !unseen {
@@ -152,21 +156,42 @@ fn visit_each(
             return Err(tracee::Error::Unstoppable { tid, why: "it gets no turn on a processor".into() }.into());
         }
         let mut until = if asked.is_empty() { Instant::now() } else { Instant::now() + STOP_SLOW };
-        for _ in 0..EVENTS_AT_ONCE {
-            let Some(event) = session.pump(until)? else { break };
+        let mut served = 0;
+        while served < EVENTS_AT_ONCE
+            && let Some(event) = session.pump(until)?
+        {
             match event {
                 Event::Stood(tid) => stood.push(tid),
-                Event::NewThread(tid) => session.let_go(tid)?,
+                // While it stands anyway: in a storm of births somebody would always be left to look at.
+                Event::NewThread(tid) => {
+                    seen.insert(tid);
+                    visit(session, tid, &mut work, stopped)?;
+                }
                 Event::NewProcess { pid, .. } => session.release(pid)?,
                 Event::Exec | Event::Exited(_) => return Err(Error::Ended(process.pid())),
                 _ => {}
             }
             until = Instant::now();
+            served += weight(stood.len());
         }
         if stood.is_empty() && !asked.is_empty() {
             window.waited();
         }
     }
+}
+
+fn visit(
+    session: &mut Session<'_>,
+    tid: tracee::Tid,
+    work: &mut impl FnMut(&mut Stopped<'_>) -> Result<(), Error>,
+    stopped: &mut dyn FnMut(tracee::Tid, u64),
+) -> Result<(), Error> {
+    if let Stop::Stopped(mut thread) = session.stop(tid)? {
+        work(&mut thread)?;
+        let stopped_ns = thread.resume()?;
+        stopped(tid, stopped_ns);
+    }
+    Ok(())
 }
 
 /// Does `work` on a thread that can carry remote calls.

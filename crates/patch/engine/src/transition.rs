@@ -10,7 +10,7 @@
 
 use crate::barrier::abi::Gathered;
 use crate::barrier::{Following, Library};
-use crate::calm::{EVENTS_AT_ONCE, Pace, STOP_SLOW, Window};
+use crate::calm::{EVENTS_AT_ONCE, Pace, STOP_SLOW, Window, weight};
 use crate::error::Busy;
 use crate::fault::{self, FaultPoint};
 use crate::ledger::{NamedSpan, Phase, Record, Site, Span, Transition, Unfinished};
@@ -494,7 +494,8 @@ impl Mover<'_, '_, '_, '_> {
             } else if self.stood.is_empty() && !waiting.values().any(|t| t.asked) {
                 self.rest(Pace::rest(threads.len()))?;
                 pace = Pace::new();
-                continue;
+                // At once: in a storm of births the next events alone take longer than a burst.
+                self.ask(&threads, &mut waiting, &done)?;
             }
             let now = Instant::now();
             if waiting.is_empty() && self.stood.is_empty() && self.everybody_known(&done)? {
@@ -677,7 +678,9 @@ impl Mover<'_, '_, '_, '_> {
     pub(crate) fn serve(&mut self, until: Instant) -> Result<(), Error> {
         let mut late = 0;
         while late < EVENTS_AT_ONCE && self.serve_once(until)? {
-            late += usize::from(Instant::now() > until);
+            if Instant::now() > until {
+                late += weight(self.stood.len());
+            }
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Reports served before the next event is handed over: in a storm there is always another one.
+/// Reports served by one call of which none is an event: in a storm of signals there is always another one.
 const REPORTS_AT_ONCE: usize = 1024;
 /// So many are stopped in less than a few milliseconds, in between which the target has the processor.
 const FEW_THREADS: usize = 32;
@@ -230,8 +230,9 @@ impl<'p> Session<'p> {
     /// Serves what the target does (signals are forwarded unchanged, job control is kept) and returns the next event,
     /// or `None` when the deadline has passed. With a deadline in the past: what is there already.
     pub fn pump(&mut self, deadline: Instant) -> Result<Option<Event>, Error> {
+        // An event is handed over before more is served: mostly a thread stands for it.
         for _ in 0..REPORTS_AT_ONCE {
-            if self.tracer.serve_one(false)?.is_none() {
+            if !self.tracer.events.is_empty() || self.tracer.serve_one(false)?.is_none() {
                 break;
             }
         }

@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(5);
 /// When a wait is first looked after.
 const FIRST_LOOK: Duration = Duration::from_millis(5);
+/// The kernel tells of the youngest thread first. So many reports may come before those that were asked to stop are looked
+/// for by themselves: a program that makes threads faster than they can be served would hide them for ever.
+const REPORTS_OF_OTHERS: u32 = 32;
 const RESTART_SYSCALL: u64 = libc::SYS_restart_syscall as u64;
 /// Sleeps caused by one stop: the stop itself, and going back to sleep in the restarted call.
 const SWITCHES_OF_A_STOP: u64 = 2;
@@ -119,6 +122,8 @@ pub(crate) struct Tracer {
     pub(crate) timer: WaitTimer,
     pub(crate) priority: Priority,
     pub(crate) replaced: bool,
+    /// Reports served since the threads that were asked to stop were last looked for.
+    of_others: u32,
 }
 
 impl Tracer {
@@ -134,6 +139,7 @@ impl Tracer {
             timer,
             priority: Priority::begin(),
             replaced: false,
+            of_others: 0,
         };
         // Threads born between two enumerations are found by the next one, or attached by the kernel because their
         // parent was traced already. One that is whole and finds nothing new proves that all are known.
@@ -503,6 +509,13 @@ impl Tracer {
     /// Serves one report, of whatever thread: `None` when there was none (`block`: when interrupted by the timer).
     /// A thread that stands without anybody having asked for it is let go.
     pub(crate) fn serve_one(&mut self, block: bool) -> Result<Option<()>, Error> {
+        if self.of_others >= REPORTS_OF_OTHERS {
+            self.of_others = 0;
+            let asked = self.threads.iter().filter(|(_, thread)| thread.asked).map(|(&tid, _)| tid).collect();
+            if self.serve_each(asked)? {
+                return Ok(Some(()));
+            }
+        }
         if block {
             // whatever is reported, somebody stands for it
             self.priority.raise();
@@ -521,8 +534,14 @@ impl Tracer {
         };
         if !self.is_ours(tid) {
             // A child of the tool's own that nobody has waited for hides the reports behind it.
-            return self.serve_each();
+            let all = self.threads.keys().chain(self.children.keys()).copied().collect();
+            let served = self.serve_each(all)?;
+            if !served {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            return Ok(served.then_some(()));
         }
+        self.of_others += 1;
         match sys::wait(tid, false) {
             Ok(Some(report)) => self.serve(tid, report).map(Some),
             _ => Ok(Some(())),
@@ -550,17 +569,14 @@ impl Tracer {
         Ok(())
     }
 
-    fn serve_each(&mut self) -> Result<Option<()>, Error> {
-        let tids: Vec<i32> = self.threads.keys().chain(self.children.keys()).copied().collect();
-        let mut served = None;
+    /// Serves what these threads have to report; whether any had.
+    fn serve_each(&mut self, tids: Vec<i32>) -> Result<bool, Error> {
+        let mut served = false;
         for tid in tids {
             if let Ok(Some(report)) = sys::wait(tid, false) {
                 self.serve(tid, report)?;
-                served = Some(());
+                served = true;
             }
-        }
-        if served.is_none() {
-            std::thread::sleep(Duration::from_millis(1));
         }
         Ok(served)
     }
