@@ -1,8 +1,8 @@
-//! Established TCP connections, as `files.img` and `tcp-stream-*.img` have them, and the message that wakes a peer.
+//! Established TCP connections, as `files.img` and `tcp-stream-*.img` have them.
 
 use crate::Error;
 use crate::image::{Kind, entries, message};
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use prost::Message;
 
 /// One end of a connection: ours.
@@ -10,14 +10,25 @@ use prost::Message;
 pub struct Connection {
     /// Inode, by which its stream's image is called.
     pub ino: u32,
-    /// Our address.
-    pub local: IpAddr,
-    /// Our port.
-    pub local_port: u16,
-    /// The peer's address.
-    pub peer: IpAddr,
-    /// The peer's port.
-    pub peer_port: u16,
+    /// Our end.
+    pub local: SocketAddr,
+    /// The other one.
+    pub peer: SocketAddr,
+}
+
+/// How far a connection had come when it was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// The number of the next byte that our end waits for.
+    pub expects: u32,
+    /// The number of the first byte of ours that the peer had not acknowledged.
+    pub unacknowledged: u32,
+    /// The number of the first byte of ours that had never been sent.
+    pub next: u32,
+    /// What our end was ready to take, as its segments say it.
+    pub window: u16,
+    /// The same of the peer.
+    pub peer_window: u16,
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
@@ -48,6 +59,21 @@ struct File {
 struct Stream {
     #[prost(uint32, required, tag = "2")]
     inq_seq: u32,
+    #[prost(uint32, required, tag = "3")]
+    outq_len: u32,
+    /// Behind all of it.
+    #[prost(uint32, required, tag = "4")]
+    outq_seq: u32,
+    #[prost(uint32, required, tag = "6")]
+    snd_wscale: u32,
+    #[prost(uint32, optional, tag = "8")]
+    rcv_wscale: Option<u32>,
+    #[prost(uint32, optional, tag = "12")]
+    unsq_len: Option<u32>,
+    #[prost(uint32, optional, tag = "14")]
+    snd_wnd: Option<u32>,
+    #[prost(uint32, optional, tag = "16")]
+    rcv_wnd: Option<u32>,
 }
 
 /// The connections that `files.img` names.
@@ -57,9 +83,9 @@ pub fn connections(files: &[u8]) -> Result<Vec<Connection>, Error> {
         let Some(socket) = message::<File>("an open file", entry)?.inet else { continue };
         let (Some(local), Some(peer)) = (address(&socket.src_addr), address(&socket.dst_addr)) else { continue };
         if (socket.kind, socket.state) == (1, 1) {
-            let port = |number: u32| number as u16;
-            let (local_port, peer_port) = (port(socket.src_port), port(socket.dst_port));
-            found.push(Connection { ino: socket.ino, local, local_port, peer, peer_port });
+            let end = |address: IpAddr, port: u32| SocketAddr::from((address, port as u16));
+            let (local, peer) = (end(local, socket.src_port), end(peer, socket.dst_port));
+            found.push(Connection { ino: socket.ino, local, peer });
         }
     }
     Ok(found)
@@ -81,40 +107,19 @@ fn address(words: &[u32]) -> Option<IpAddr> {
     }
 }
 
-/// The number of the next byte that a `tcp-stream-*.img` waits for.
-pub fn next_expected(stream: &[u8]) -> Result<u32, Error> {
+/// How far a `tcp-stream-*.img` says that its connection had come.
+pub fn progress(stream: &[u8]) -> Result<Progress, Error> {
     let entries = entries(Kind::TcpStream, stream)?;
     let entry = entries.first().ok_or(Error::Short(stream.len()))?;
-    Ok(message::<Stream>("a TCP stream", entry)?.inq_seq)
-}
-
-/// An ICMP message, "host unreachable", about a segment of the peer's that begins with the byte we wait for. RFC 6069 has
-/// the peer try again at once; it ends no connection. Only for IPv4.
-pub fn unreachable(connection: &Connection, next: u32) -> Option<Vec<u8>> {
-    let (IpAddr::V4(local), IpAddr::V4(peer)) = (connection.local, connection.peer) else { return None };
-    // IPv4: version and length, no service, 52 bytes, id 1, do not fragment, 64 hops, TCP
-    let mut quoted = vec![0x45, 0, 0, 52, 0, 1, 0x40, 0, 64, 6, 0, 0];
-    quoted.extend_from_slice(&peer.octets());
-    quoted.extend_from_slice(&local.octets());
-    let sum = checksum(&quoted);
-    quoted[10..12].copy_from_slice(&sum.to_be_bytes());
-    quoted.extend_from_slice(&connection.peer_port.to_be_bytes());
-    quoted.extend_from_slice(&connection.local_port.to_be_bytes());
-    quoted.extend_from_slice(&next.to_be_bytes());
-    let mut icmp = vec![3, 1, 0, 0, 0, 0, 0, 0];
-    icmp.extend_from_slice(&quoted);
-    let sum = checksum(&icmp);
-    icmp[2..4].copy_from_slice(&sum.to_be_bytes());
-    Some(icmp)
-}
-
-fn checksum(bytes: &[u8]) -> u16 {
-    let words = bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or(0)));
-    let mut sum: u32 = words.sum();
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    !(sum as u16)
+    let stream: Stream = message("a TCP stream", entry)?;
+    let scaled = |window: u32, by: u32| window.checked_shr(by).unwrap_or(0).min(u32::from(u16::MAX)) as u16;
+    Ok(Progress {
+        expects: stream.inq_seq,
+        unacknowledged: stream.outq_seq.wrapping_sub(stream.outq_len),
+        next: stream.outq_seq.wrapping_sub(stream.unsq_len()),
+        window: scaled(stream.rcv_wnd(), stream.rcv_wscale()),
+        peer_window: scaled(stream.snd_wnd(), stream.snd_wscale),
+    })
 }
 
 #[cfg(test)]
@@ -135,21 +140,21 @@ mod tests {
         put(&mut bytes, &socket(1, vec![0x0200_4d0a], vec![0x0100_4d0a]));
         put(&mut bytes, &socket(1, vec![0, 0, 0xffff_0000, 0x0200_4d0a], vec![0, 0, 0xffff_0000, 0x0100_4d0a]));
         let found = connections(&bytes).unwrap();
-        let (local, peer) = (Ipv4Addr::new(10, 77, 0, 2).into(), Ipv4Addr::new(10, 77, 0, 1).into());
-        assert_eq!(found, [Connection { ino: 77, local, local_port: 6379, peer, peer_port: 40_000 }; 2]);
+        let (local, peer) = ("10.77.0.2:6379".parse().unwrap(), "10.77.0.1:40000".parse().unwrap());
+        assert_eq!(found, [Connection { ino: 77, local, peer }; 2]);
     }
 
     #[test]
-    fn the_message_quotes_the_peers_segment() {
-        let (local, peer) = (Ipv4Addr::new(10, 77, 0, 2).into(), Ipv4Addr::new(10, 77, 0, 1).into());
-        let connection = Connection { ino: 77, local, local_port: 6379, peer, peer_port: 40_000 };
-        let icmp = unreachable(&connection, 0x0102_0304).unwrap();
-        assert_eq!((icmp[0], icmp[1], icmp.len()), (3, 1, 8 + 20 + 8));
-        assert_eq!(checksum(&icmp), 0);
-        assert_eq!(checksum(&icmp[8..28]), 0);
-        assert_eq!(icmp[20..24], [10, 77, 0, 1]);
-        assert_eq!(icmp[28..36], [0x9c, 0x40, 0x18, 0xeb, 1, 2, 3, 4]);
-        assert!(unreachable(&Connection { peer: Ipv6Addr::LOCALHOST.into(), ..connection }, 1).is_none());
+    fn a_stream_says_how_far_it_had_come() {
+        let mut bytes = begin(Kind::TcpStream);
+        let mut stream = Stream { inq_seq: 7, outq_len: 5, outq_seq: 3, snd_wscale: 7, ..Stream::default() };
+        put(&mut bytes, &stream);
+        let first = Progress { expects: 7, unacknowledged: u32::MAX - 1, next: 3, window: 0, peer_window: 0 };
+        assert_eq!(progress(&bytes).unwrap(), first);
+        (stream.unsq_len, stream.snd_wnd, stream.rcv_wnd, stream.rcv_wscale) = (Some(4), Some(640), Some(640), Some(5));
+        let mut bytes = begin(Kind::TcpStream);
+        put(&mut bytes, &stream);
+        assert_eq!(progress(&bytes).unwrap(), Progress { next: u32::MAX, window: 20, peer_window: 5, ..first });
     }
 
     proptest! {
@@ -160,7 +165,7 @@ mod tests {
                 image.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
                 image.extend_from_slice(&bytes);
                 let _ = connections(&image);
-                let _ = next_expected(&image);
+                let _ = progress(&image);
             }
         }
     }

@@ -14,7 +14,7 @@
 //!
 //! ```text
 //!  checkpoint:  check -> dump (frozen) -> seal -> end          anything fails: thaw, discard
-//!  restore:     check -> verify -> prepare -> daemon -> restore (stopped) -> run -> background fill
+//!  restore:     check -> verify -> prepare -> daemon -> restore (stopped) -> run -> wake -> background fill
 //! ```
 //!
 //! ```no_run
@@ -50,6 +50,7 @@ mod image;
 mod journal;
 mod lazy;
 mod netlink;
+mod packet;
 mod page_server;
 mod passes;
 mod progress;
@@ -62,6 +63,7 @@ mod tree;
 mod unix_peers;
 mod used;
 mod volatile;
+mod wake;
 
 pub use check::{Finding, Report, Weight, check};
 pub use checkpoint::{Checkpoint, CheckpointOptions, Guard, Moment, checkpoint, checkpoint_then};

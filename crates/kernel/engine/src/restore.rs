@@ -6,6 +6,7 @@ use crate::derive::{Restore, for_criu};
 use crate::error::At;
 use crate::progress::{Observer, Progress, now_ns};
 use crate::tree::descendants;
+use crate::wake::both_ends;
 use crate::{Error, Image, host, used};
 use procfs::process::Process;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
@@ -163,7 +164,13 @@ fn checked(
         }
         (_, None) => None,
     };
-    Ok(Restored { pid: pid?, keeper, duration_ns: now_ns() - begun })
+    let (pid, duration_ns) = (pid?, now_ns() - begun);
+    if options.guard == crate::Guard::Nftables {
+        // a leader lifts another guard later, and wakes then
+        let told = progress.phase("wake", || both_ends(std::iter::once(image.dir())));
+        told.map_or_else(|error| tracing::warn!("connections wait until they try again: {error}"), drop);
+    }
+    Ok(Restored { pid, keeper, duration_ns })
 }
 
 /// Ends what a criu that was killed has restored by half. It is a child of ours: nobody else's process of that number is.

@@ -92,7 +92,7 @@ pub struct Journal {
     /// Why nothing does.
     #[serde(default)]
     pub unwatched: Option<String>,
-    /// How many peers of connections were told that the way is free again, or why none was.
+    /// Of how many connections both ends were told that the way is free again, or why of none.
     #[serde(default)]
     pub woken: Option<Result<usize, String>>,
     /// How it was to be.

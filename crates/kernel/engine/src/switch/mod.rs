@@ -22,7 +22,6 @@ mod phases;
 mod resume;
 mod system;
 mod unit;
-mod wake;
 mod watchdog;
 
 pub use boot::boot;

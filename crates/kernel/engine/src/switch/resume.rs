@@ -4,13 +4,14 @@ use super::health::confirm;
 use super::journal::{Decision, Journal, State};
 use super::meeting::{DAMAGED, FAILED, FILLED, LOST, Meeting, RUNNING, STOPPED, Seat};
 use super::system::{Kernel, jump, lower, reset, run, still};
+use super::unit;
 use super::watchdog::Kept;
-use super::{unit, wake};
 use crate::error::At;
 use crate::lazy::{self, read_fill, wait_for};
 use crate::progress::now_ns;
 use crate::tree::full;
 use crate::volatile::make_again;
+use crate::wake::both_ends;
 use crate::{Criu, Error, Guard, RestoreOptions, host, restore_then};
 use rustix::process::Pid;
 use std::ffi::OsString;
@@ -176,12 +177,13 @@ fn cold(journal: &mut Journal, why: &str, how: &str) -> Result<(), Error> {
     started.map(|_| ())
 }
 
-/// Tells the peers of every connection in the images that the way is free.
+/// Tells both ends of every connection in the images that the way is free.
 fn wake(journal: &mut Journal) {
-    let woken = wake::peers(journal).map_err(|error| error.with_causes());
+    let images: Vec<PathBuf> = journal.units.iter().map(|unit| journal.image(&unit.name)).collect();
+    let woken = both_ends(images.iter().map(PathBuf::as_path)).map_err(|error| error.with_causes());
     match &woken {
-        Ok(woken) => tracing::info!(woken, "peers of connections in the images were told"),
-        Err(why) => tracing::warn!("peers wait until they try again: {why}"),
+        Ok(woken) => tracing::info!(woken, "both ends of connections in the images were told"),
+        Err(why) => tracing::warn!("connections wait until they try again: {why}"),
     }
     journal.woken = Some(woken);
 }

@@ -3,6 +3,7 @@
 mod faults;
 mod images;
 mod support;
+mod wake;
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -23,11 +24,9 @@ impl Redis {
     pub(crate) fn start(dir: &Path) -> Option<Redis> {
         let program = program(packages::redis(None))?;
         let port = free_port();
-        let victim = Victim::start(
-            &program,
-            &["--port", &port.to_string(), "--save", "", "--enable-debug-command", "local"],
-            dir,
-        );
+        let text = port.to_string();
+        let arguments = ["--port", &text, "--save", "", "--enable-debug-command", "local", "--protected-mode", "no"];
+        let victim = Victim::start(&program, &arguments, dir);
         Some(Redis { victim, port })
     }
 

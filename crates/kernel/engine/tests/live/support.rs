@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::{BufRead, BufReader, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -228,7 +228,11 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn connect(port: u16) -> Client {
-        let stream = until("a server to listen", || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok());
+        Client::connect_to(Ipv4Addr::LOCALHOST.into(), port)
+    }
+
+    pub(crate) fn connect_to(server: IpAddr, port: u16) -> Client {
+        let stream = until("a server to listen", || TcpStream::connect((server, port)).ok());
         stream.set_read_timeout(Some(PATIENCE)).expect("set a limit");
         Client { stream: BufReader::new(stream) }
     }

@@ -1,0 +1,128 @@
+//! Packets of IP that have a sender of TCP try again: addresses and numbers in, bytes out. Their addresses are of one family.
+
+use std::net::{IpAddr, SocketAddr};
+
+const TCP: u8 = 6;
+const ICMP: u8 = 1;
+const ICMPV6: u8 = 58;
+/// Hops.
+const TTL: u8 = 64;
+/// A TCP header without options, in words of four bytes.
+const TCP_WORDS: u8 = 5;
+const ACK: u8 = 0x10;
+
+/// A segment without data: what it acknowledges lets `to` send what it has not sent yet.
+pub(crate) fn acknowledgement(from: SocketAddr, to: SocketAddr, (seq, ack, window): (u32, u32, u16)) -> Vec<u8> {
+    let mut segment = ports(from, to);
+    segment.extend_from_slice(&seq.to_be_bytes());
+    segment.extend_from_slice(&ack.to_be_bytes());
+    segment.extend_from_slice(&[TCP_WORDS << 4, ACK]);
+    segment.extend_from_slice(&window.to_be_bytes());
+    segment.extend_from_slice(&[0; 4]);
+    let sum = checksum(&[&pseudo(from.ip(), to.ip(), TCP, segment.len()), &segment]);
+    segment[16..18].copy_from_slice(&sum.to_be_bytes());
+    [header(from.ip(), to.ip(), TCP, segment.len()), segment].concat()
+}
+
+/// ICMP's "host unreachable", or ICMPv6's "no route", about a segment that `to` has sent to `from` and that begins with the
+/// byte `first`. By RFC 6069 `to` takes back one doubling of its time-out; it ends no connection.
+pub(crate) fn unreachable(from: SocketAddr, to: SocketAddr, first: u32) -> Vec<u8> {
+    let protocol = if to.is_ipv4() { ICMP } else { ICMPV6 };
+    let quoted = [header(to.ip(), from.ip(), TCP, usize::from(TCP_WORDS) * 4), ports(to, from)].concat();
+    let kind: [u8; 8] = if to.is_ipv4() { [3, 1, 0, 0, 0, 0, 0, 0] } else { [1, 0, 0, 0, 0, 0, 0, 0] };
+    let mut message = [&kind[..], &quoted, &first.to_be_bytes()].concat();
+    let pseudo = if to.is_ipv4() { Vec::new() } else { pseudo(from.ip(), to.ip(), protocol, message.len()) };
+    let sum = checksum(&[&pseudo, &message]);
+    message[2..4].copy_from_slice(&sum.to_be_bytes());
+    [header(from.ip(), to.ip(), protocol, message.len()), message].concat()
+}
+
+fn ports(from: SocketAddr, to: SocketAddr) -> Vec<u8> {
+    [from.port().to_be_bytes(), to.port().to_be_bytes()].concat()
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+/// A header for so many bytes behind it.
+fn header(from: IpAddr, to: IpAddr, protocol: u8, len: usize) -> Vec<u8> {
+    let addresses = [octets(from), octets(to)].concat();
+    if to.is_ipv6() {
+        let start = [&[0x60, 0, 0, 0][..], &(len as u16).to_be_bytes(), &[protocol, TTL]].concat();
+        return [start, addresses].concat();
+    }
+    // version and length, no service; total length; id 0, do not fragment; no sum yet
+    let total = (len as u16 + 20).to_be_bytes();
+    let start = [&[0x45, 0][..], &total, &[0, 0, 0x40, 0, TTL, protocol, 0, 0]].concat();
+    let mut header = [start, addresses].concat();
+    let sum = checksum(&[&header]);
+    header[10..12].copy_from_slice(&sum.to_be_bytes());
+    header
+}
+
+/// What a checksum covers before the packet's own bytes (RFC 9293 3.1, RFC 8200 8.1).
+fn pseudo(from: IpAddr, to: IpAddr, protocol: u8, len: usize) -> Vec<u8> {
+    [octets(from), octets(to), (len as u32).to_be_bytes().to_vec(), vec![0, 0, 0, protocol]].concat()
+}
+
+/// RFC 1071, over pieces of which all but the last have even lengths.
+fn checksum(pieces: &[&[u8]]) -> u16 {
+    let words = pieces.iter().flat_map(|piece| piece.chunks(2));
+    let word = |pair: &[u8]| u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or(0));
+    let mut sum: u32 = words.map(word).sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ends(a: &str, b: &str) -> (SocketAddr, SocketAddr) {
+        (a.parse().unwrap(), b.parse().unwrap())
+    }
+
+    #[test]
+    fn the_message_quotes_the_peers_segment() {
+        let (ours, theirs) = ends("10.77.0.2:6379", "10.77.0.1:40000");
+        let packet = unreachable(ours, theirs, 0x0102_0304);
+        assert_eq!((packet.len(), &packet[2..4]), (20 + 8 + 20 + 8, &[0, 56][..]));
+        assert_eq!((packet[9], &packet[12..16], &packet[16..20]), (1, &[10, 77, 0, 2][..], &[10, 77, 0, 1][..]));
+        let icmp = &packet[20..];
+        assert_eq!((icmp[0], icmp[1], icmp[17]), (3, 1, 6));
+        assert_eq!([checksum(&[&packet[..20]]), checksum(&[icmp]), checksum(&[&icmp[8..28]])], [0; 3]);
+        assert_eq!(icmp[20..28], [10, 77, 0, 1, 10, 77, 0, 2]);
+        assert_eq!(icmp[28..], [0x9c, 0x40, 0x18, 0xeb, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn so_does_that_of_the_sixth_version() {
+        let (ours, theirs) = ends("[::1]:6379", "[fe80::1]:40000");
+        let packet = unreachable(ours, theirs, 0x0102_0304);
+        assert_eq!((packet.len(), packet[0], packet[6], packet[40]), (40 + 8 + 40 + 8, 0x60, 58, 1));
+        assert_eq!(checksum(&[&pseudo(ours.ip(), theirs.ip(), 58, 56), &packet[40..]]), 0);
+        assert_eq!((packet[48 + 6], &packet[48 + 8..48 + 10]), (6, &[0xfe, 0x80][..]));
+        assert_eq!(packet[88..], [0x9c, 0x40, 0x18, 0xeb, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn an_acknowledgement_has_no_data() {
+        for (ours, theirs, before) in [("10.77.0.2:6379", "10.77.0.1:40000", 20), ("[::1]:6379", "[fe80::1]:40000", 40)]
+            .map(|(a, b, before)| {
+                let (a, b) = ends(a, b);
+                (a, b, before)
+            })
+        {
+            let packet = acknowledgement(ours, theirs, (1, 0x0203, 512));
+            let tcp = &packet[before..];
+            assert_eq!(checksum(&[&pseudo(ours.ip(), theirs.ip(), 6, 20), tcp]), 0);
+            assert_eq!(tcp[..16], [0x18, 0xeb, 0x9c, 0x40, 0, 0, 0, 1, 0, 0, 2, 3, 0x50, 0x10, 2, 0]);
+        }
+    }
+}

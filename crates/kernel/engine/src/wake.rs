@@ -1,0 +1,94 @@
+//! Wakes both ends of restored connections: peers have doubled their time-outs while nobody held the connection, and our own
+//! ends while a guard stood before them.
+//!
+//! There are two kinds of waiting. Who has sent something and hears nothing of it waits for his retransmission time-out, of
+//! which messages of ICMP take back the doublings (RFC 6069). Who could not send at all, because a guard on his own machine
+//! dropped it, waits to probe a window that he takes for closed (RFC 9293 3.8.6.1): an acknowledgement lets him send.
+
+use crate::Error;
+use crate::error::At;
+use crate::packet::{acknowledgement, unreachable};
+use rustix::fd::OwnedFd;
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, sendto, socket_with};
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+use stillpoint_kernel_criu::tcp::{connections, progress};
+
+/// Each message takes one doubling back, and Linux counts up to fifteen of them (`net.ipv4.tcp_retries2`); one may be lost.
+const TIMES: u32 = 16;
+const EVERY: Duration = Duration::from_millis(10);
+/// Acknowledgements come in so many of these rounds: three alike would say that something was lost.
+const ACKNOWLEDGED: [u32; 2] = [0, TIMES / 2];
+
+/// What one end is told.
+struct Message {
+    to: SocketAddr,
+    unreachable: Vec<u8>,
+    acknowledgement: Vec<u8>,
+}
+
+/// Tells both ends of every connection in the images that the way is free; how many connections there are. Best effort:
+/// an end that does not hear it tries again by itself later. An error only when nobody could be told.
+pub(crate) fn both_ends<'a>(images: impl Iterator<Item = &'a Path>) -> Result<usize, Error> {
+    let (mut messages, mut failed) = (Vec::new(), None);
+    for image in images {
+        if let Err(error) = collect(image, &mut messages) {
+            tracing::warn!("connections of {} are not told: {}", image.display(), error.with_causes());
+            failed.get_or_insert(error);
+        }
+    }
+    if messages.is_empty() {
+        return failed.map_or(Ok(0), Err);
+    }
+    let [v4, v6] = [AddressFamily::INET, AddressFamily::INET6].map(raw);
+    for round in 0..TIMES {
+        for Message { to, unreachable, acknowledgement } in &messages {
+            let socket = if to.is_ipv4() { &v4 } else { &v6 };
+            let address = SocketAddr::new(to.ip(), 0);
+            let send = |packet: &[u8]| {
+                socket
+                    .as_ref()
+                    .map_err(|error| *error)
+                    .and_then(|raw| sendto(raw, packet, SendFlags::empty(), &address))
+            };
+            let mut sent = send(unreachable);
+            if ACKNOWLEDGED.contains(&round) {
+                sent = sent.and(send(acknowledgement));
+            }
+            // one that cannot be reached now tries again by itself
+            if let (0, Err(error)) = (round, sent) {
+                tracing::warn!("{to} is not told: {error}");
+            }
+        }
+        std::thread::sleep(EVERY);
+    }
+    Ok(messages.len() / 2)
+}
+
+/// A socket that takes packets with their headers.
+fn raw(family: AddressFamily) -> rustix::io::Result<OwnedFd> {
+    socket_with(family, SocketType::RAW, SocketFlags::CLOEXEC, Some(ipproto::RAW))
+}
+
+/// Messages for both ends of each connection of an image.
+fn collect(image: &Path, into: &mut Vec<Message>) -> Result<(), Error> {
+    let path = image.join("files.img");
+    for connection in connections(&fs::read(&path).at("read", path)?)? {
+        // one that nobody has accepted has no stream
+        let Ok(stream) = fs::read(image.join(format!("tcp-stream-{:x}.img", connection.ino))) else { continue };
+        let (at, ours, theirs) = (progress(&stream)?, connection.local, connection.peer);
+        into.push(Message {
+            to: theirs,
+            unreachable: unreachable(ours, theirs, at.expects),
+            acknowledgement: acknowledgement(ours, theirs, (at.next, at.expects, at.window)),
+        });
+        into.push(Message {
+            to: ours,
+            unreachable: unreachable(theirs, ours, at.unacknowledged),
+            acknowledgement: acknowledgement(theirs, ours, (at.expects, at.unacknowledged, at.peer_window)),
+        });
+    }
+    Ok(())
+}
