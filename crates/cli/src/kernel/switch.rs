@@ -6,7 +6,7 @@ use crate::output::{Exit, Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
 use stillpoint_kernel_engine::switch::{
-    CONFIG, Config, Journal, Memory, Plan, boot, check_switch, dropin, restore_unit, resume, switch,
+    CONFIG, Config, Journal, Memory, Plan, boot, check_switch, dropin, restore_unit, resume, resume_after, switch,
 };
 
 /// Arguments of `stillpoint kernel switch`.
@@ -130,11 +130,15 @@ pub(crate) struct ResumeArgs {
     /// Where the journal lies.
     #[arg(long, value_name = "DIR")]
     state: PathBuf,
+    /// Go on where one that was killed has stopped.
+    #[arg(long)]
+    after: bool,
 }
 
 /// Runs `stillpoint kernel switch-resume`.
 pub(crate) fn run_resume(args: &ResumeArgs) -> Result<(), Failure> {
-    resume(&args.state).map(|_| ()).map_err(|error| failure(error, "see journal.json in the state directory"))
+    let done = if args.after { resume_after(&args.state) } else { resume(&args.state).map(|_| ()) };
+    done.map_err(|error| failure(error, "see journal.json in the state directory"))
 }
 
 /// Arguments of the program that systemd starts in a unit's place.

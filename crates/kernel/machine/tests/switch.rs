@@ -160,6 +160,33 @@ fn a_kernel_that_panics_and_a_restore_that_fails_lead_back() {
     loaded.end();
 }
 
+#[test]
+#[ignore = "three boots of an emulated machine more: one of the long forms"]
+fn a_leader_that_is_killed_has_a_successor() {
+    let guest = match Guest::build() {
+        Ok(guest) => guest,
+        Err(why) => skip!("{why}"),
+    };
+    let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
+    for _ in 0..rounds(1, 10) {
+        let mut loaded = Loaded::boot(&guest, if is_soak() { CLIENTS } else { 2 });
+        // before anything has run the way leads back, and after that nobody notices
+        for (fault, ends_on, why) in [
+            ("stillpoint.fault=leader", from, "their leader was killed"),
+            ("stillpoint.fault=late-leader", to, "\"why\": null"),
+        ] {
+            append(&mut loaded.machine, fault);
+            switch(&mut loaded.machine, to, ends_on);
+            let journal = until_done(&mut loaded.machine);
+            assert!(journal.contains(why), "{journal}");
+            assert_eq!(loaded.machine.ok("nft list tables"), "");
+            all_pairs(&mut loaded.client, KEYS);
+            println!("COUNT leaders killed, {fault} 1");
+        }
+        loaded.end();
+    }
+}
+
 /// 6.12 has a driver for the emulated watchdog, 6.1 has none: from 6.12 to a later one.
 #[test]
 #[ignore = "seven minutes of an emulated machine on a busy host: one of the long forms"]

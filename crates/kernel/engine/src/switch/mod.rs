@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Three programs take part after the jump: systemd's generator ([`boot()`]) raises the guard before any address is up, and
-//! has each unit start from its image ([`restore_unit`]); [`resume`] leads them.
+//! has each unit start from its image ([`restore_unit`]); [`resume`] leads them, and where it is killed [`resume_after`] goes on.
 
 mod boot;
 mod config;
@@ -28,6 +28,6 @@ pub use boot::boot;
 pub use config::{CONFIG, Config, Memory, UnitConfig};
 pub use journal::{Decision, Journal, State, Timing, Unit};
 pub use phases::{Plan, check_switch, switch};
-pub use resume::{Fault, restore_unit, resume};
+pub use resume::{Fault, restore_unit, resume, resume_after};
 pub use unit::{dropin, dropin_path};
 pub use watchdog::Watchdog;

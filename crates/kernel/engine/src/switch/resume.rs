@@ -13,7 +13,7 @@ use crate::tree::full;
 use crate::volatile::make_again;
 use crate::wake::both_ends;
 use crate::{Criu, Error, Guard, RestoreOptions, host, restore_then};
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -25,6 +25,10 @@ const START: &str = "start";
 const RESTART: &str = "restart";
 /// What a restore may take beside what its limits count.
 const LEEWAY: Duration = Duration::from_secs(60);
+
+/// Between two looks at what still comes.
+const PAUSE: Duration = Duration::from_millis(50);
+const LOST_MEMORY: &str = "its memory could not be brought, so it was started afresh";
 
 /// A test's word for a restore that fails on the new kernel, and once on the old one.
 const TWICE: &str = "restore-twice";
@@ -42,6 +46,10 @@ pub enum Fault {
     Health,
     /// A page of each image is not as it was sealed.
     Damage,
+    /// The leader is killed when all units stand restored.
+    Leader,
+    /// The leader is killed when all units have been let go.
+    LateLeader,
 }
 
 impl Fault {
@@ -55,6 +63,8 @@ impl Fault {
             Some("reset") => Some(Fault::Reset),
             Some("health") => Some(Fault::Health),
             Some("damage") => Some(Fault::Damage),
+            Some("leader") => Some(Fault::Leader),
+            Some("late-leader") => Some(Fault::LateLeader),
             _ => None,
         }
     }
@@ -86,6 +96,31 @@ pub fn resume(state: &Path) -> Result<Decision, Error> {
         }
     }
     Ok(decision)
+}
+
+/// Goes on where a leader has stopped: systemd runs this when one has ended, however that was.
+pub fn resume_after(state: &Path) -> Result<(), Error> {
+    let ended_well = std::env::var_os("SERVICE_RESULT").is_some_and(|result| result == "success");
+    let Some(mut journal) = Journal::read(state)?.filter(|_| !ended_well) else { return Ok(()) };
+    let killed = Error::Step { what: "lead the units back", why: "their leader was killed".into() };
+    match journal.state {
+        State::Prepared | State::Done | State::Aborted => Ok(()),
+        // the restores ended with their leader, and nothing of the units has run
+        State::Sealed => give_up(&mut journal, &killed, &mut None),
+        State::Released => {
+            let mut watch = watch(&journal).unwrap_or_else(unwatched);
+            let look = || watch.as_ref().map_or((), Kept::go_on);
+            match confirm(&journal, &look).and_then(|()| settle(&mut journal, &mut watch)) {
+                Ok(()) => finish(&mut journal, brought),
+                Err(error) => give_up(&mut journal, &error, &mut watch),
+            }
+        }
+        State::Confirmed => {
+            open(&mut journal)?;
+            finish(&mut journal, brought)
+        }
+        State::Cold => cold(&mut journal, &killed.to_string(), START),
+    }
 }
 
 /// Tells systemd that what waits for this program may start; by hand it is started by nobody who waits.
@@ -222,11 +257,13 @@ fn lead(journal: &mut Journal, watch: &mut Option<Kept>) -> Result<(), Error> {
         return Err(Error::Step { what: "restore", why: "a test made it fail".into() });
     }
     journal.took("restore", (now_ns() - begun) / 1000);
+    die_if(fault, Fault::Leader);
     let begun = now_ns();
     // The point of no return: on disk before the first instruction.
     journal.advance(State::Released)?;
     meeting.release(journal, &look)?;
     journal.took("release", (now_ns() - begun) / 1000);
+    die_if(fault, Fault::LateLeader);
     ready()?;
     if fault == Some(Fault::Reset) {
         reset();
@@ -237,13 +274,25 @@ fn lead(journal: &mut Journal, watch: &mut Option<Kept>) -> Result<(), Error> {
     }
     confirm(journal, &look)?;
     journal.took("confirm", (now_ns() - begun) / 1000);
+    settle(journal, watch)?;
+    finish(journal, |journal| meeting.filled(journal))
+}
+
+/// The units serve: there is no way back from here, and their clients may come.
+fn settle(journal: &mut Journal, watch: &mut Option<Kept>) -> Result<(), Error> {
     let begun = now_ns();
     unwatch(watch)?;
     journal.advance(State::Confirmed)?;
+    open(journal)?;
+    journal.took("lift", (now_ns() - begun) / 1000);
+    Ok(())
+}
+
+/// Lets clients in.
+fn open(journal: &mut Journal) -> Result<(), Error> {
     lower()?;
     wake(journal);
-    journal.took("lift", (now_ns() - begun) / 1000);
-    finish(journal, &mut meeting)
+    Ok(())
 }
 
 fn seconds_to_us(uptime: &str) -> Option<u64> {
@@ -251,10 +300,17 @@ fn seconds_to_us(uptime: &str) -> Option<u64> {
     Some((seconds * 1e6) as u64)
 }
 
-/// When all memory has come nothing needs the images any more.
-fn finish(journal: &mut Journal, meeting: &mut Meeting) -> Result<(), Error> {
+/// A test's: what a leader that runs out of memory comes to.
+fn die_if(fault: Option<Fault>, this: Fault) {
+    if fault == Some(this) {
+        let _ = kill_process(rustix::process::getpid(), Signal::KILL);
+    }
+}
+
+/// When all memory has come nothing needs the images any more. `filled` waits for that, and tells which units have lost theirs.
+fn finish(journal: &mut Journal, filled: impl FnOnce(&Journal) -> Result<Vec<String>, Error>) -> Result<(), Error> {
     let begun = now_ns();
-    let lost = meeting.filled(journal)?;
+    let lost = filled(journal)?;
     journal.took("fill", (now_ns() - begun) / 1000);
     let images = journal.config.state.join("images");
     fs::remove_dir_all(&images).at("remove", images)?;
@@ -267,6 +323,20 @@ fn finish(journal: &mut Journal, meeting: &mut Meeting) -> Result<(), Error> {
         run("start a unit that lost its memory", "systemctl", &[RESTART, unit], None)?;
     }
     Ok(())
+}
+
+/// As [`Meeting::filled`], when nobody says it: by what lies beside the images.
+fn brought(journal: &Journal) -> Result<Vec<String>, Error> {
+    loop {
+        let fills =
+            journal.units.iter().map(|unit| (unit, read_fill(&journal.image(&unit.name)).map(|fill| fill.state)));
+        let fills: Vec<_> = fills.collect();
+        if fills.iter().all(|(_, state)| *state != Some(lazy::State::Filling)) {
+            let lost = fills.iter().filter(|(_, state)| *state == Some(lazy::State::Failed));
+            return Ok(lost.map(|(unit, _)| format!("{}: {LOST_MEMORY}", unit.name)).collect());
+        }
+        std::thread::sleep(PAUSE);
+    }
 }
 
 /// Brings one unit back in its own control group; systemd has started this process in its place.
@@ -301,14 +371,15 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
         let _ = seat.say_why(if lasts { DAMAGED } else { FAILED }, error);
     })?;
     unit::notify(&format!("MAINPID={}\n", restored.pid))?;
-    seat.say(RUNNING)?;
+    // Whether anybody hears it makes no difference to the unit: it runs.
+    let _ = seat.say(RUNNING);
     if let Some(keeper) = restored.keeper.and_then(|keeper| Pid::from_raw(keeper as i32)) {
         wait_for(keeper)?;
     }
     if read_fill(&options.image).is_some_and(|fill| fill.state == lazy::State::Failed) {
-        seat.say_why(LOST, &"its memory could not be brought, so it was started afresh")?;
+        let _ = seat.say_why(LOST, &LOST_MEMORY);
     } else {
-        seat.say(FILLED)?;
+        let _ = seat.say(FILLED);
     }
     Ok(restored.pid)
 }

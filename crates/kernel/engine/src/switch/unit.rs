@@ -117,16 +117,15 @@ pub(super) fn from_image(program: &Path, state: &Path, unit: &str) -> String {
     )
 }
 
-/// The unit that leads a restore; it is ready when all have been let go.
+/// The unit that leads a restore; it is ready when all have been let go. A leader that is killed has a successor.
 pub(super) fn leader(program: &Path, state: &Path, units: &[String]) -> String {
+    let lead = format!("{} kernel switch-resume --state {}", program.display(), state.display());
     format!(
         "[Unit]\nDescription=Return of units from before a switch of kernels\nDefaultDependencies=no\n\
          After={}\nConflicts=shutdown.target\nWants={}\n[Service]\nType=notify\n\
-         ExecStart={} kernel switch-resume --state {}\nTimeoutStartSec=infinity\nKillMode=process\n",
+         ExecStart={lead}\nExecStopPost={lead} --after\nTimeoutSec=infinity\nKillMode=process\n",
         BEFORE_ALL.join(" "),
         units.join(" "),
-        program.display(),
-        state.display(),
     )
 }
 
