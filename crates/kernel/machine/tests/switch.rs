@@ -144,6 +144,7 @@ fn a_kernel_that_panics_and_a_restore_that_fails_lead_back() {
             }
             switch(&mut loaded.machine, to, from);
             let journal = until_done(&mut loaded.machine);
+            println!("{journal}");
             assert!(journal.contains(why), "{journal}");
             let told = loaded.machine.ok("stillpoint kernel status");
             assert!(told.contains(&format!("fell back to {from}")), "{told}");
@@ -178,6 +179,7 @@ fn a_leader_that_is_killed_has_a_successor() {
             append(&mut loaded.machine, fault);
             switch(&mut loaded.machine, to, ends_on);
             let journal = until_done(&mut loaded.machine);
+            println!("{journal}");
             assert!(journal.contains(why), "{journal}");
             assert_eq!(loaded.machine.ok("nft list tables"), "");
             all_pairs(&mut loaded.client, KEYS);
