@@ -41,20 +41,34 @@ impl Kind {
 
 /// The bytes of each entry of an image.
 pub fn entries(kind: Kind, bytes: &[u8]) -> Result<Vec<&[u8]>, Error> {
+    let mut reader = head(kind, bytes)?;
+    let mut entries = Vec::new();
+    while reader.at < bytes.len() {
+        entries.push(entry(&mut reader)?);
+    }
+    Ok(entries)
+}
+
+/// The bytes of the first entry of an image, behind which there may be anything.
+pub fn first(kind: Kind, bytes: &[u8]) -> Result<&[u8], Error> {
+    entry(&mut head(kind, bytes)?)
+}
+
+fn head(kind: Kind, bytes: &[u8]) -> Result<Reader<'_>, Error> {
     let mut reader = Reader { bytes, at: 0 };
     if kind.has_common() {
         reader.magic(COMMON)?;
     }
     reader.magic(kind.magic())?;
-    let mut entries = Vec::new();
-    while reader.at < bytes.len() {
-        let length = reader.word()? as usize;
-        if length > LONGEST {
-            return Err(Error::Short(reader.at));
-        }
-        entries.push(reader.take(length)?);
+    Ok(reader)
+}
+
+fn entry<'b>(reader: &mut Reader<'b>) -> Result<&'b [u8], Error> {
+    let length = reader.word()? as usize;
+    if length > LONGEST {
+        return Err(Error::Short(reader.at));
     }
-    Ok(entries)
+    reader.take(length)
 }
 
 /// The head of an image file.

@@ -1,7 +1,7 @@
 //! Established TCP connections, as `files.img` and `tcp-stream-*.img` have them.
 
 use crate::Error;
-use crate::image::{Kind, entries, message};
+use crate::image::{Kind, entries, first, message};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use prost::Message;
 
@@ -107,11 +107,9 @@ fn address(words: &[u32]) -> Option<IpAddr> {
     }
 }
 
-/// How far a `tcp-stream-*.img` says that its connection had come.
+/// How far a `tcp-stream-*.img` says that its connection had come. Behind its entry lie the bytes of both queues as they are.
 pub fn progress(stream: &[u8]) -> Result<Progress, Error> {
-    let entries = entries(Kind::TcpStream, stream)?;
-    let entry = entries.first().ok_or(Error::Short(stream.len()))?;
-    let stream: Stream = message("a TCP stream", entry)?;
+    let stream: Stream = message("a TCP stream", first(Kind::TcpStream, stream)?)?;
     let scaled = |window: u32, by: u32| window.checked_shr(by).unwrap_or(0).min(u32::from(u16::MAX)) as u16;
     Ok(Progress {
         expects: stream.inq_seq,
@@ -154,6 +152,7 @@ mod tests {
         (stream.unsq_len, stream.snd_wnd, stream.rcv_wnd, stream.rcv_wscale) = (Some(4), Some(640), Some(640), Some(5));
         let mut bytes = begin(Kind::TcpStream);
         put(&mut bytes, &stream);
+        bytes.extend_from_slice(b"what nobody has read yet");
         assert_eq!(progress(&bytes).unwrap(), Progress { next: u32::MAX, window: 20, peer_window: 5, ..first });
     }
 

@@ -14,7 +14,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
-use stillpoint_kernel_criu::tcp::{connections, progress};
+use stillpoint_kernel_criu::tcp::{Connection, Progress, connections, progress};
 
 /// Each message takes one doubling back, and Linux counts up to fifteen of them (`net.ipv4.tcp_retries2`); one may be lost.
 const TIMES: u32 = 16;
@@ -78,17 +78,26 @@ fn collect(image: &Path, into: &mut Vec<Message>) -> Result<(), Error> {
     for connection in connections(&fs::read(&path).at("read", path)?)? {
         // one that nobody has accepted has no stream
         let Ok(stream) = fs::read(image.join(format!("tcp-stream-{:x}.img", connection.ino))) else { continue };
-        let (at, ours, theirs) = (progress(&stream)?, connection.local, connection.peer);
-        into.push(Message {
+        match progress(&stream) {
+            Ok(at) => into.extend(messages(&connection, &at)),
+            Err(error) => tracing::warn!("{} is not told: {error}", connection.peer),
+        }
+    }
+    Ok(())
+}
+
+fn messages(connection: &Connection, at: &Progress) -> [Message; 2] {
+    let (ours, theirs) = (connection.local, connection.peer);
+    [
+        Message {
             to: theirs,
             unreachable: unreachable(ours, theirs, at.expects),
             acknowledgement: acknowledgement(ours, theirs, (at.next, at.expects, at.window)),
-        });
-        into.push(Message {
+        },
+        Message {
             to: ours,
             unreachable: unreachable(theirs, ours, at.unacknowledged),
             acknowledgement: acknowledgement(theirs, ours, (at.expects, at.unacknowledged, at.peer_window)),
-        });
-    }
-    Ok(())
+        },
+    ]
 }
