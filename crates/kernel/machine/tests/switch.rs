@@ -38,6 +38,14 @@ impl Loaded {
         Loaded { machine, client, pulses }
     }
 
+    /// Both ends of every connection were told that the way is free.
+    #[track_caller]
+    fn were_told(&self, journal: &str) {
+        let woken = journal.split_once("\"woken\": {").expect("somebody was told").1;
+        let told = woken.split_once("\"Ok\": ").and_then(|(_, rest)| rest.split_whitespace().next()?.parse().ok());
+        assert!(told.is_some_and(|told: usize| told > self.pulses.len()), "{journal}");
+    }
+
     /// Every request of every client had its effect once, on the connection it began with.
     #[track_caller]
     fn end(self) -> Machine {
@@ -85,7 +93,9 @@ fn three_databases_go_over_with_all_they_have() {
         switch(&mut loaded.machine, &guest.kernels[1], &guest.kernels[1]);
         // on the connection of before
         all_pairs(&mut loaded.client, KEYS);
-        println!("{}", until_done(&mut loaded.machine));
+        let journal = until_done(&mut loaded.machine);
+        println!("{journal}");
+        loaded.were_told(&journal);
         let came = newcomers.end();
         println!("COUNT newcomers {}", came.served);
         assert!(came.waited > 0, "the guard was seen from outside: {came:?}");
@@ -146,6 +156,7 @@ fn a_kernel_that_panics_and_a_restore_that_fails_lead_back() {
             let journal = until_done(&mut loaded.machine);
             println!("{journal}");
             assert!(journal.contains(why), "{journal}");
+            loaded.were_told(&journal);
             let told = loaded.machine.ok("stillpoint kernel status");
             assert!(told.contains(&format!("fell back to {from}")), "{told}");
             came_after(&mut loaded.machine);
@@ -181,6 +192,7 @@ fn a_leader_that_is_killed_has_a_successor() {
             let journal = until_done(&mut loaded.machine);
             println!("{journal}");
             assert!(journal.contains(why), "{journal}");
+            loaded.were_told(&journal);
             assert_eq!(loaded.machine.ok("nft list tables"), "");
             all_pairs(&mut loaded.client, KEYS);
             println!("COUNT leaders killed, {fault} 1");
