@@ -120,7 +120,7 @@ fn one(machine: &mut Machine, what: &str, to: &str, on: &str) -> Seen {
         println!("  fell back: {why}");
     }
     println!("  the units run on {}", machine.ok("uname -r"));
-    println!("  connections whose ends were told at once: {}", journal["woken"]);
+    println!("  connections whose ends were told at once: {}", journal["woken"]["Ok"]);
     Seen { what: what.to_owned(), began, ended: Instant::now(), journal }
 }
 
