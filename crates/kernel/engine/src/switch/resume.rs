@@ -105,12 +105,15 @@ pub fn resume_after(state: &Path) -> Result<(), Error> {
     let killed = Error::Step { what: "lead the units back", why: "their leader was killed".into() };
     match journal.state {
         State::Prepared | State::Done | State::Aborted => Ok(()),
-        // the restores ended with their leader, and nothing of the units has run
-        State::Sealed => give_up(&mut journal, &killed, &mut None),
-        State::Released => {
+        State::Sealed | State::Released => {
             let mut watch = watch(&journal).unwrap_or_else(unwatched);
             let look = || watch.as_ref().map_or((), Kept::go_on);
-            match confirm(&journal, &look).and_then(|()| settle(&mut journal, &mut watch)) {
+            let serves = match journal.state {
+                // the restores ended with their leader, and nothing of the units has run
+                State::Sealed => Err(killed),
+                _ => confirm(&journal, &look),
+            };
+            match serves.and_then(|()| settle(&mut journal, &mut watch)) {
                 Ok(()) => finish(&mut journal, brought),
                 Err(error) => give_up(&mut journal, &error, &mut watch),
             }
