@@ -34,6 +34,7 @@ struct Row {
     p9995_ms: f64,
     max_ms: f64,
     /// The slowest: from the patching, and latency, milliseconds.
+    #[serde(skip)]
     drawn: Vec<(f64, f64)>,
 }
 
