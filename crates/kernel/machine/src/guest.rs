@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use stillpoint_testing::skipped;
 
 /// A built guest: an emulator, two kernels, a disk.
 #[derive(Debug, Clone)]
@@ -35,6 +36,12 @@ impl Guest {
             return Err(format!("{} names {} kernels", path.display(), kernels.len()));
         }
         Ok(Guest { dir, kernels })
+    }
+
+    /// The same for a test, which leaves when there is none; with `REQUIRE_ALL=1` it fails.
+    #[track_caller]
+    pub fn for_test() -> Option<Guest> {
+        Guest::build().map_err(|why| skipped(&why)).ok()
     }
 }
 

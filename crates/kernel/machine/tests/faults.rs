@@ -7,7 +7,6 @@ use stillpoint_kernel_machine::clients::{
 use stillpoint_kernel_machine::{Guest, Machine};
 use stillpoint_testing::binary::stillpoint;
 use stillpoint_testing::long::is_soak;
-use stillpoint_testing::skip;
 
 const REST: Duration = Duration::from_millis(50);
 
@@ -38,10 +37,7 @@ fn kept(machine: &mut Machine, name: &str, tally: Tally) {
 #[test]
 #[ignore = "it passes, and is to be seen to pass ten times in a row first"]
 fn no_image_is_used_when_it_must_not_or_cannot_be() {
-    let guest = match Guest::build() {
-        Ok(guest) => guest,
-        Err(why) => skip!("{why}"),
-    };
+    let Some(guest) = Guest::for_test() else { return };
     let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
     let mut machine = with_files(&guest);
     let cases = [
@@ -67,10 +63,7 @@ fn no_image_is_used_when_it_must_not_or_cannot_be() {
 #[test]
 #[ignore = "it passes, and is to be seen to pass ten times in a row first"]
 fn power_lost_in_a_switch_loses_nothing_that_was_acknowledged() {
-    let guest = match Guest::build() {
-        Ok(guest) => guest,
-        Err(why) => skip!("{why}"),
-    };
+    let Some(guest) = Guest::for_test() else { return };
     let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
     let mut machine = with_files(&guest);
     let lose = |machine: &mut Machine, phase: &str| {

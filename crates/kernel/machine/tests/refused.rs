@@ -4,7 +4,6 @@ use std::time::Duration;
 use stillpoint_kernel_machine::clients::{Pulse, longest, take_along};
 use stillpoint_kernel_machine::{Guest, Machine, Output};
 use stillpoint_testing::binary::stillpoint;
-use stillpoint_testing::skip;
 
 const REST: Duration = Duration::from_millis(50);
 
@@ -32,10 +31,7 @@ const PROCESSES: &str = "systemctl show --property=MainPID --property=ActiveStat
 
 #[test]
 fn a_switch_that_cannot_be_is_refused_or_taken_back() {
-    let guest = match Guest::build() {
-        Ok(guest) => guest,
-        Err(why) => skip!("{why}"),
-    };
+    let Some(guest) = Guest::for_test() else { return };
     let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
     let mut machine = Machine::boot(&guest, from, stillpoint());
     take_along(&mut machine, &["memcached", "redis-server"]);

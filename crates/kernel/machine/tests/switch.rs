@@ -8,7 +8,6 @@ use stillpoint_kernel_machine::clients::{
 use stillpoint_kernel_machine::{Guest, Machine};
 use stillpoint_testing::binary::stillpoint;
 use stillpoint_testing::long::{is_soak, rounds};
-use stillpoint_testing::skip;
 
 /// Three databases have so many clients each.
 const CLIENTS: usize = 17;
@@ -82,10 +81,7 @@ fn came_after(machine: &mut Machine) {
 
 #[test]
 fn three_databases_go_over_with_all_they_have() {
-    let guest = match Guest::build() {
-        Ok(guest) => guest,
-        Err(why) => skip!("{why}"),
-    };
+    let Some(guest) = Guest::for_test() else { return };
     for _ in 0..rounds(1, 10) {
         let mut loaded = Loaded::boot(&guest, CLIENTS);
         // they come also while the ports are guarded
@@ -132,10 +128,7 @@ fn seconds(journal: &str, phase: &str) -> u64 {
 
 #[test]
 fn a_kernel_that_panics_and_a_restore_that_fails_lead_back() {
-    let guest = match Guest::build() {
-        Ok(guest) => guest,
-        Err(why) => skip!("{why}"),
-    };
+    let Some(guest) = Guest::for_test() else { return };
     let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
     // three boots are enough for a short test
     let mut loaded = Loaded::boot(&guest, if is_soak() { CLIENTS } else { 2 });
@@ -175,10 +168,7 @@ fn a_kernel_that_panics_and_a_restore_that_fails_lead_back() {
 #[test]
 #[ignore = "three boots of an emulated machine more: one of the long forms"]
 fn a_leader_that_is_killed_has_a_successor() {
-    let guest = match Guest::build() {
-        Ok(guest) => guest,
-        Err(why) => skip!("{why}"),
-    };
+    let Some(guest) = Guest::for_test() else { return };
     let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
     for _ in 0..rounds(1, 10) {
         let mut loaded = Loaded::boot(&guest, if is_soak() { CLIENTS } else { 2 });
@@ -205,10 +195,7 @@ fn a_leader_that_is_killed_has_a_successor() {
 #[test]
 #[ignore = "seven minutes of an emulated machine on a busy host: one of the long forms"]
 fn a_kernel_that_hangs_is_left_and_one_that_comes_up_is_not() {
-    let guest = match Guest::build() {
-        Ok(guest) => guest,
-        Err(why) => skip!("{why}"),
-    };
+    let Some(guest) = Guest::for_test() else { return };
     let [_, from, to] = &guest.kernels[..] else { panic!("three kernels: {:?}", guest.kernels) };
     let mut machine = Machine::boot(&guest, from, stillpoint());
     take_along(&mut machine, &["memcached", "redis-server"]);
