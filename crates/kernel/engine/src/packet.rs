@@ -113,12 +113,8 @@ mod tests {
 
     #[test]
     fn an_acknowledgement_has_no_data() {
-        for (ours, theirs, before) in [("10.77.0.2:6379", "10.77.0.1:40000", 20), ("[::1]:6379", "[fe80::1]:40000", 40)]
-            .map(|(a, b, before)| {
-                let (a, b) = ends(a, b);
-                (a, b, before)
-            })
-        {
+        for (a, b, before) in [("10.77.0.2:6379", "10.77.0.1:40000", 20), ("[::1]:6379", "[fe80::1]:40000", 40)] {
+            let (ours, theirs) = ends(a, b);
             let packet = acknowledgement(ours, theirs, (1, 0x0203, 512));
             let tcp = &packet[before..];
             assert_eq!(checksum(&[&pseudo(ours.ip(), theirs.ip(), 6, 20), tcp]), 0);

@@ -114,13 +114,13 @@ pub fn resume_after(state: &Path) -> Result<(), Error> {
                 _ => confirm(&journal, &look),
             };
             match serves.and_then(|()| settle(&mut journal, &mut watch)) {
-                Ok(()) => finish(&mut journal, brought),
+                Ok(()) => finish(&mut journal, until_filled),
                 Err(error) => give_up(&mut journal, &error, &mut watch),
             }
         }
         State::Confirmed => {
             open(&mut journal)?;
-            finish(&mut journal, brought)
+            finish(&mut journal, until_filled)
         }
         State::Cold => cold(&mut journal, &killed.to_string(), START),
     }
@@ -329,7 +329,7 @@ fn finish(journal: &mut Journal, filled: impl FnOnce(&Journal) -> Result<Vec<Str
 }
 
 /// As [`Meeting::filled`], when nobody says it: by what lies beside the images.
-fn brought(journal: &Journal) -> Result<Vec<String>, Error> {
+fn until_filled(journal: &Journal) -> Result<Vec<String>, Error> {
     loop {
         let fills =
             journal.units.iter().map(|unit| (unit, read_fill(&journal.image(&unit.name)).map(|fill| fill.state)));
