@@ -14,6 +14,9 @@ const RIGHT: f64 = 62.0;
 const NAMES: f64 = 96.0;
 /// The bar that shows the version of the code.
 const STRIP: f64 = 18.0;
+/// How wide a character in it is, at most; a name of which fewer fit than these is left out, unless it is as short.
+const STRIP_CHAR: f64 = 6.6;
+const STRIP_CHARS_MIN: usize = 5;
 /// More names than that would lie on top of each other; then only numbers are written.
 const NAMES_MAX: usize = 30;
 const NAME_CHARS_MAX: usize = 20;
@@ -214,8 +217,9 @@ fn strip(svg: &mut Svg, report: &Report, across: &Across, y: f64) {
             r#"<rect class="fill v{version}" x="{x1:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}"><title>{}</title></rect>"#,
             escape(&title)
         );
-        if x2 - x1 > 16.0 {
-            svg.text("strip mid", (x1 + x2) / 2.0, y + STRIP - 7.0, &short);
+        let room = ((x2 - x1 - 3.0) / STRIP_CHAR) as usize;
+        if room >= short.chars().count().min(STRIP_CHARS_MIN) {
+            svg.text("strip mid", (x1 + x2) / 2.0, y + STRIP - 7.0, &shortened(&short, room));
         }
     }
     svg.text("tick end", LEFT - 8.0, y + STRIP - 7.0, report.subject().strip());
@@ -241,7 +245,7 @@ fn operations(svg: &mut Svg, report: &Report, across: &Across, top: f64, bottom:
         free_x = x + 15.0;
         svg.line("lead", (x1, top - STRIP), (x, name_y));
         if all_named && x <= WIDTH - RIGHT {
-            let text = escape(&shortened(&format!("{} {}", number + 1, short(op))));
+            let text = escape(&shortened(&format!("{} {}", number + 1, short(op)), NAME_CHARS_MAX));
             draw!(
                 svg,
                 r#"<text class="name" transform="translate({:.1} {:.1}) rotate(-42)">{text}</text>"#,
@@ -263,10 +267,12 @@ fn short(op: &Operation) -> String {
     }
 }
 
-fn shortened(label: &str) -> String {
-    let mut chars = label.chars();
-    let short: String = chars.by_ref().take(NAME_CHARS_MAX).collect();
-    if chars.next().is_some() { short + "…" } else { short }
+/// A text of at most `room` characters, the last of them a mark where something is missing.
+fn shortened(text: &str, room: usize) -> String {
+    if text.chars().count() <= room {
+        return text.to_owned();
+    }
+    text.chars().take(room.saturating_sub(1)).chain(['…']).collect()
 }
 
 /// Right answers a second, and failures.
