@@ -3,7 +3,16 @@
 use super::servers::{REACH, Servers, quietly};
 use crate::output::{Failure, Output};
 use serde::Serialize;
-use stillpoint_migrate_engine::{Accepted, Options, Report, Verdict, check};
+use stillpoint_migrate_engine::{Accepted, Capture, Options, Report, Verdict, check};
+
+/// The sources of changes.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Where {
+    /// The source's log.
+    Log,
+    /// Statements as they pass through the proxy.
+    Rows,
+}
 
 /// What is moved, and what the user accepts knowingly: the arguments of `stillpoint migrate check`, and of `run`.
 #[derive(clap::Args)]
@@ -13,6 +22,10 @@ pub(crate) struct What {
     /// Unlogged tables arrive empty.
     #[arg(long)]
     unlogged_empty: bool,
+    /// Where changes are captured: the source's log by pgoutput, or the proxy by images of rows, which takes clients' time
+    /// and needs no wal_level=logical. Without it: the log, where that tells of rows.
+    #[arg(long, value_enum, value_name = "WHERE")]
+    capture: Option<Where>,
     /// Do without a way back, for a target that keeps no logical log.
     #[arg(long)]
     no_fallback: bool,
@@ -22,6 +35,10 @@ impl What {
     /// The options that these arguments give.
     pub(super) fn options(&self) -> Result<Options, Failure> {
         let mut options = self.servers.options()?;
+        options.capture = self.capture.map(|at| match at {
+            Where::Log => Capture::Log,
+            Where::Rows => Capture::Rows,
+        });
         options.accepted = Accepted { unlogged_empty: self.unlogged_empty, no_fallback: self.no_fallback };
         Ok(options)
     }

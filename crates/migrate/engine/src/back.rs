@@ -1,7 +1,7 @@
 //! After the switch: going back, or deciding that it stays.
 
 use crate::fault::{FaultPoint, reach};
-use crate::follow::{Follower, Plan};
+use crate::follow::{Feed, Follower, Plan};
 use crate::inventory::Inventory;
 use crate::journal::{Journal, Phase};
 use crate::link::{Link, Purpose};
@@ -102,10 +102,8 @@ async fn follow_back(options: &Options, journal: &mut Journal, teller: &Teller) 
     let follower = Follower::start(Plan {
         source: &options.target.called("target"),
         target: &options.source.called("source"),
-        slot: &slot,
-        publications: &PUBLICATIONS,
+        feed: Feed::Log { slot: &slot, publications: &PUBLICATIONS, from: journal.record.back_from },
         inventory: &inventory,
-        from: journal.record.back_from,
         players: options.players,
         pace: std::sync::Arc::new(crate::throttle::Throttle::free()),
     })

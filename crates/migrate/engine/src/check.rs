@@ -6,8 +6,9 @@
 use crate::front::Front;
 use crate::inventory::{Inventory, NOT_OF_EXTENSION, USER_SCHEMA, number, text};
 use crate::link::{Link, Purpose, literal};
-use crate::{Error, Options, Server, fence};
+use crate::{Capture, Error, Options, Server, fence};
 use serde::Serialize;
+use stillpoint_migrate_proxy::{capturable, capturable_question};
 
 /// What becomes of something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -41,6 +42,8 @@ pub struct Finding {
 pub struct Report {
     /// Where changes are captured, and why there.
     pub capture: String,
+    /// The same, for programs.
+    pub source: Capture,
     /// Size of all tables that are moved, in bytes.
     pub bytes: u64,
     /// Everything, by kind and name.
@@ -76,7 +79,7 @@ pub async fn check(options: &Options) -> Result<Report, Error> {
     let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
     let mut findings = Vec::new();
     let wanted = options.targets().count() as i64;
-    let capture = source_facts(&mut link, wanted, &mut findings).await?;
+    let (by, capture) = source_facts(&mut link, options.capture, wanted, &mut findings).await?;
     let mut clusters = Vec::new();
     for target in options.targets() {
         let mut there = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
@@ -93,30 +96,75 @@ pub async fn check(options: &Options) -> Result<Report, Error> {
         findings.extend(of_target);
     }
     let inventory = Inventory::read(&mut link).await?;
-    tables(&inventory, &mut findings);
+    tables(&inventory, by, &mut findings);
     survey(&mut link, *accepted, &mut findings).await?;
-    strangers(&mut link, options, &mut findings).await?;
+    strangers(&mut link, options, by, &mut findings).await?;
+    if by == Capture::Rows {
+        rows_only(&mut link, wanted, &mut findings).await?;
+    }
     findings.sort_by(|a, b| (&a.kind, &a.name).cmp(&(&b.kind, &b.name)));
-    Ok(Report { capture, bytes: inventory.bytes(), findings })
+    Ok(Report { capture, source: by, bytes: inventory.bytes(), findings })
 }
 
-/// Sessions that do not come through the proxy. Those that can be told apart are no reason to refuse: what they write
-/// meanwhile is repeated like everything else.
-async fn strangers(link: &mut Link, options: &Options, findings: &mut Vec<Finding>) -> Result<(), Error> {
-    let asking = async { Front::connect(&options.proxy, &options.tenant).await?.backends().await };
+/// What stands against images of rows, which only the proxy sees.
+async fn rows_only(link: &mut Link, targets: i64, findings: &mut Vec<Finding>) -> Result<(), Error> {
+    if targets > 1 {
+        refuse(findings, "server", "target", "several targets need capture by pgoutput");
+    }
+    let can = capturable(&link.query(capturable_question()).await?);
+    if let Some(why) = can.refused {
+        refuse(findings, "database", "capture", why);
+    }
+    for limit in can.tables {
+        let note = if limit.added_to {
+            "new rows are captured; an UPDATE or DELETE ends the migration, as it has no key whose values can be hashed"
+        } else {
+            &limit.why
+        };
+        let found = findings.iter_mut().find(|finding| finding.kind == "table" && finding.name == limit.table);
+        match found {
+            Some(finding) => finding.note = format!("{}; {note}", finding.note),
+            None => continue,
+        }
+        if !limit.added_to {
+            refuse(findings, "capture", limit.table, format!("{}: images of its rows cannot be had", limit.why));
+        }
+    }
+    for finding in findings.iter_mut().filter(|finding| finding.kind == "partitioned table") {
+        finding.verdict = Verdict::Refused;
+        finding.note = "images of rows name the partitioned table and not the partition; pgoutput does".into();
+    }
+    Ok(())
+}
+
+/// Sessions that do not come through the proxy. Those that can be told apart are no reason to refuse where changes are
+/// read from the log: what they write meanwhile is repeated like everything else.
+async fn strangers(link: &mut Link, options: &Options, by: Capture, findings: &mut Vec<Finding>) -> Result<(), Error> {
     let note =
         |kind: &str, name: String, note: String| Finding { kind: kind.into(), name, verdict: Verdict::NotMoved, note };
-    let proxied = match asking.await {
-        Ok(proxied) => proxied,
-        Err(error) => {
+    let asking = async {
+        let mut front = Front::connect(&options.proxy, &options.tenant).await?;
+        fence::bypassing(link, &mut front, &options.source.database).await
+    };
+    let strangers = match asking.await {
+        Ok(strangers) => strangers,
+        Err(error @ Error::Proxy(_)) => {
             let why = format!("{error}; `run` needs it, and which sessions bypass it is not known");
             findings.push(note("proxy", options.tenant.clone(), why));
             return Ok(());
         }
+        Err(error) => return Err(error),
     };
-    for row in link.query(&fence::strangers(&options.source.database, &proxied)).await? {
-        let why = "does not come through the proxy: it is ended at the switch-over, and must connect to the proxy then";
-        findings.push(note("session", format!("{} (process {})", text(&row, 1), text(&row, 0)), why.into()));
+    for row in strangers {
+        let (verdict, why) = match by {
+            Capture::Log => (
+                Verdict::NotMoved,
+                "does not come through the proxy: it is ended at the switch-over, and must connect to the proxy then",
+            ),
+            Capture::Rows => (Verdict::Refused, "does not come through the proxy, which alone sees what is written"),
+        };
+        let finding = note("session", format!("{} (process {})", text(&row, 1), text(&row, 0)), why.into());
+        findings.push(Finding { verdict, ..finding });
     }
     Ok(())
 }
@@ -125,7 +173,12 @@ fn refuse(findings: &mut Vec<Finding>, kind: &str, name: impl Into<String>, note
     findings.push(Finding { kind: kind.into(), name: name.into(), verdict: Verdict::Refused, note: note.into() });
 }
 
-async fn source_facts(link: &mut Link, targets: i64, findings: &mut Vec<Finding>) -> Result<String, Error> {
+async fn source_facts(
+    link: &mut Link,
+    wanted: Option<Capture>,
+    targets: i64,
+    findings: &mut Vec<Finding>,
+) -> Result<(Capture, String), Error> {
     let rows = link
         .query(
             "SELECT current_setting('wal_level'), current_setting('server_version_num')::int, \
@@ -146,7 +199,16 @@ async fn source_facts(link: &mut Link, targets: i64, findings: &mut Vec<Finding>
         refuse(findings, "right", "source", "our role must be superuser there: it publishes tables of all owners");
     }
     let wal_level = text(&row, 0);
-    if wal_level == "logical" {
+    let logical = wal_level == "logical";
+    let by = wanted.unwrap_or(if logical { Capture::Log } else { Capture::Rows });
+    let why = match wanted {
+        Some(_) => "because you asked for it".to_owned(),
+        None => format!("because wal_level={wal_level} on the source"),
+    };
+    if by == Capture::Rows {
+        return Ok((by, format!("A (images of rows, by the proxy) for every table, {why}")));
+    }
+    if logical {
         for (at, name) in [(4, "max_replication_slots"), (5, "max_wal_senders")] {
             let free = number::<i64>(&row, at);
             if free < targets {
@@ -163,7 +225,7 @@ async fn source_facts(link: &mut Link, targets: i64, findings: &mut Vec<Finding>
         let note = format!("it is {wal_level}; capture by pgoutput needs logical (a restart of the source)");
         refuse(findings, "setting", "wal_level", note);
     }
-    Ok(format!("C (pgoutput) for every table, because wal_level={wal_level} on the source"))
+    Ok((by, format!("C (pgoutput) for every table, {why}")))
 }
 
 async fn target_facts(
@@ -217,7 +279,11 @@ async fn target_facts(
     Ok(cluster)
 }
 
-fn tables(inventory: &Inventory, findings: &mut Vec<Finding>) {
+fn tables(inventory: &Inventory, by: Capture, findings: &mut Vec<Finding>) {
+    let by = match by {
+        Capture::Log => "C (pgoutput)",
+        Capture::Rows => "A (images of rows)",
+    };
     for table in &inventory.tables {
         let (verdict, how) = match table.identity_wanted() {
             None => (Verdict::Moved, String::new()),
@@ -230,7 +296,7 @@ fn tables(inventory: &Inventory, findings: &mut Vec<Finding>) {
             Some(wanted) => (Verdict::Changed, format!("; REPLICA IDENTITY {wanted} until the migration ends")),
         };
         let form = if table.binary() { "binary" } else { "text" };
-        let note = format!("copied in {form} ({} MiB), then C (pgoutput){how}", table.pages / 128);
+        let note = format!("copied in {form} ({} MiB), then {by}{how}", table.pages / 128);
         findings.push(Finding { kind: "table".into(), name: table.display(), verdict, note });
     }
 }

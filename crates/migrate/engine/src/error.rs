@@ -123,6 +123,9 @@ pub enum Error {
     /// Clients cannot be led to the server itself again; nothing has been touched.
     #[error("clients are not led back to the server: {}", .0.join("; "))]
     Detach(Vec<String>),
+    /// What clients commit is not captured any more.
+    #[error("the capture in the proxy ended: {0}")]
+    Capture(String),
     /// The proxy cannot be talked to, or refused.
     #[error("proxy: {0}")]
     Proxy(String),

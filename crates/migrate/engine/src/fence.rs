@@ -11,8 +11,9 @@
 //! every new connection. Who was let in before the door was shut is waited for, and ended like the others. The
 //! proxy's own server processes stay: they do nothing until it has switched, and go on should it not switch.
 
+use crate::front::Front;
 use crate::inventory::text;
-use crate::link::{Link, Purpose, identifier, literal};
+use crate::link::{Link, Purpose, Row, identifier, literal};
 use crate::{APPLICATION, Error, Server};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,8 @@ const ENDING: Duration = Duration::from_secs(10);
 const LEAVING: Duration = Duration::from_secs(3);
 /// First half of the key of the lock that [`at_the_door`] takes; the other is made of the database's name.
 const DOOR: u32 = 0x0053_544d;
+/// Between two looks at who bypasses the proxy.
+const LOOKING_AGAIN: Duration = Duration::from_millis(250);
 /// Between two looks at sessions that end.
 const LOOKING: Duration = Duration::from_millis(1);
 
@@ -130,6 +133,24 @@ pub(crate) fn strangers(database: &str, proxied: &[u32]) -> String {
         proxied.iter().map(u32::to_string).collect::<Vec<_>>().join(","),
         literal(APPLICATION)
     )
+}
+
+/// [`strangers`] while the door is open. A server process of the proxy shows among the server's before the proxy knows of
+/// it: who is found is looked for again.
+pub(crate) async fn bypassing(link: &mut Link, front: &mut Front, database: &str) -> Result<Vec<Row>, Error> {
+    let mut found: Option<Vec<Row>> = None;
+    loop {
+        let all = link.query(&strangers(database, &[])).await?;
+        let proxied = if all.is_empty() { Vec::new() } else { front.backends().await? };
+        let is_proxied = |row: &Row| text(row, 0).parse().is_ok_and(|pid: u32| proxied.contains(&pid));
+        let now: Vec<Row> = all.into_iter().filter(|row| !is_proxied(row)).collect();
+        match &found {
+            Some(before) => return Ok(now.into_iter().filter(|row| before.contains(row)).collect()),
+            None if now.is_empty() => return Ok(now),
+            None => found = Some(now),
+        }
+        tokio::time::sleep(LOOKING_AGAIN).await;
+    }
 }
 
 /// Ends all strangers behind a shut door, and tells who they were. When it returns, nobody but us and the proxy is left.

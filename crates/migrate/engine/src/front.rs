@@ -159,7 +159,7 @@ impl Front {
     }
 }
 
-fn broken(error: &ControlError) -> Error {
+pub(crate) fn broken(error: &ControlError) -> Error {
     Error::Proxy(error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {source}")))
 }
 

@@ -32,6 +32,17 @@ pub enum Phase {
     Returned,
 }
 
+/// Where changes of the source are captured ("Capture" of the design).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Capture {
+    /// Its log, by pgoutput (source C).
+    #[default]
+    Log,
+    /// The proxy, as images of the rows that statements write (source A).
+    Rows,
+}
+
 /// A target that is not the one clients are to go to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Other {
@@ -66,6 +77,9 @@ pub struct Record {
     /// The others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<Other>,
+    /// Where changes are captured.
+    #[serde(default)]
+    pub capture: Capture,
     /// How far it is.
     pub phase: Phase,
     /// Whether the target's database was made by us, and may be dropped.
@@ -74,6 +88,9 @@ pub struct Record {
     pub way_back: bool,
     /// Where in the target's log the way back begins.
     pub back_from: u64,
+    /// Behind the switch the source is as it is to stay; where there is a slot, its absence says so.
+    #[serde(default)]
+    pub(crate) settled: bool,
     /// Of all definitions, as the snapshot saw them.
     pub(crate) fingerprint: String,
     /// Replica identities that were changed.
@@ -302,10 +319,12 @@ mod tests {
             target: "t".into(),
             number: 0,
             others: Vec::new(),
+            capture: Capture::Log,
             phase: Phase::Begun,
             made_database: false,
             way_back: true,
             back_from: 0,
+            settled: false,
             fingerprint: String::new(),
             identities: Vec::new(),
             fenced: None,

@@ -16,9 +16,12 @@
 //! Of several targets those that fail before clients are sent to one are dropped, and it goes on with the others
 //! ([`Options::others`]).
 //!
-//! **It does not** capture changes without logical decoding (`wal_level=logical` on the source), repeat definitions (DDL
-//! ends the migration, clients unharmed), move large objects, or hold back clients whose load the target cannot follow: it
-//! tells of that.
+//! Where the source's log tells of no rows ([`Capture::Rows`]) the proxy captures what its clients' statements write. That
+//! sees less: what gives no images of rows, and a session that bypasses the proxy, ends the migration by name, clients
+//! unharmed; and a process that was killed is not gone on from, as the capture ends with it.
+//!
+//! **It does not** repeat definitions (DDL ends the migration, clients unharmed), move large objects, or hold back clients
+//! whose load the target cannot follow: it tells of that.
 //!
 //! ```text
 //!  Begun --> Snapshotted --> Copying --> Following --> Switching --> Switched --> (finish)
@@ -48,7 +51,8 @@
 //! ```
 //!
 //! Follows section 4.3 of "Madeus: Database Live Migration Middleware under Heavy Workloads for Cloud Environment" (SIGMOD
-//! 2015); changes come from PostgreSQL's logical decoding instead of the middleware, so that any isolation level is sound.
+//! 2015); changes come from PostgreSQL's logical decoding, or as images of rows, instead of statements, so that any isolation
+//! level is sound.
 #![forbid(unsafe_code)]
 
 mod attach;
@@ -72,6 +76,7 @@ mod options;
 mod outfit;
 mod pgoutput;
 mod progress;
+mod recording;
 mod run;
 mod server;
 mod several;
@@ -86,7 +91,7 @@ pub use checksum::Compared;
 pub use error::Error;
 pub use fault::FaultPoint;
 pub use heal::heal;
-pub use journal::{Other, Phase, Record};
+pub use journal::{Capture, Other, Phase, Record};
 pub use options::{Failure, Options, State};
 pub use progress::Observer;
 pub use run::{Outcome, run};

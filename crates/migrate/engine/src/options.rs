@@ -1,6 +1,6 @@
 //! What a migration is told, and how it ends when it does not succeed.
 
-use crate::{Accepted, Error, FaultPoint, Server};
+use crate::{Accepted, Capture, Error, FaultPoint, Server};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -39,6 +39,8 @@ pub struct Options {
     pub pause_attempts: u32,
     /// Whether both sides are compared, row by row, before the switch-over.
     pub compare: bool,
+    /// Where changes are captured; none leaves it to the check.
+    pub capture: Option<Capture>,
     /// What the user accepts knowingly.
     pub accepted: Accepted,
     /// Wakes when the user wants it ended.
@@ -65,6 +67,7 @@ impl Options {
             pause_limit: Duration::from_millis(500),
             pause_attempts: 10,
             compare: true,
+            capture: None,
             accepted: Accepted::default(),
             interrupt: Arc::default(),
             faults: Vec::new(),
@@ -164,6 +167,7 @@ impl Failure {
             (Error::TimedOut { .. }, _) => "end what is named, or give it longer, and run it again",
             (Error::SchemaChanged(_) | Error::InTheWay(_), _) => "run it again when definitions rest",
             (Error::Outrun { .. }, _) => "more players (--players), or run it when there is less load",
+            (Error::Capture(_), _) => "run it again without what is named, or with wal_level=logical on the source",
             (Error::Proxy(_), _) => "see that the proxy runs and knows the tenant",
             (Error::WrongPhase(_), _) => "`stillpoint migrate status`",
             (_, State::OnTarget) => "`stillpoint migrate status`, then `fallback` or `finish`",

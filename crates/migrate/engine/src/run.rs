@@ -11,13 +11,14 @@ use crate::clients::{Clients, Guide};
 use crate::copy::{Copied, copy};
 use crate::definitions;
 use crate::fault::{FaultPoint, reach};
-use crate::follow::{Follower, Plan};
+use crate::follow::{Feed, Follower, Plan, SourceSnapshot};
 use crate::inventory::{Inventory, number, text};
-use crate::journal::{self, Journal, Other, Phase, Record};
+use crate::journal::{self, Capture, Journal, Other, Phase, Record};
 use crate::link::{Link, Purpose, literal};
 use crate::options::{Failure, Options, State};
 use crate::outfit::{self, PUBLICATIONS, Slot};
 use crate::progress::{Observer, Teller};
+use crate::recording::Recording;
 use crate::switch::{self, Direction};
 use crate::throttle::{Bounds, COPIED, Throttle};
 use crate::{Error, Server, several, undo};
@@ -49,12 +50,22 @@ pub enum Outcome {
 
 /// Step 1 is done: changes are kept, the snapshot is open.
 struct Snapshotted {
-    slot: Slot,
+    kept: Kept,
+    /// Its name, by which others take it.
+    snapshot: String,
     /// Holds the snapshot and a lock on every table against changed definitions.
     holder: Link,
     inventory: Inventory,
     /// Of all definitions.
     fingerprint: String,
+}
+
+/// Where changes are kept that are committed behind the snapshot.
+enum Kept {
+    /// In the log, by a slot that has exported the snapshot.
+    Slot(Slot),
+    /// As the proxy captured them, whatever the snapshot sees.
+    Proxy(Recording, SourceSnapshot),
 }
 
 /// Step 3: the target follows.
@@ -140,8 +151,8 @@ pub(crate) async fn bring_up(
     teller: &Teller,
 ) -> Result<Following, Error> {
     let own = number == journal.record.number;
-    let (inventory, fingerprint) = if own && journal.record.phase == Phase::Following {
-        (inventory_of(&options.source).await?, journal.record.fingerprint.clone())
+    let (inventory, fingerprint, captured) = if own && journal.record.phase == Phase::Following {
+        (inventory_of(&options.source).await?, journal.record.fingerprint.clone(), None)
     } else {
         let taking = async {
             if own {
@@ -153,7 +164,11 @@ pub(crate) async fn bring_up(
         teller.phase("copy", create(options, number, journal, snapshotted, clients.as_mut(), teller)).await?
     };
     let slot = journal.record.slot_of(number);
-    let following = follow(options, &slot, inventory, fingerprint, clients, teller);
+    let feed = match captured {
+        Some((recording, seen)) => Feed::Proxy(recording, seen),
+        None => Feed::Log { slot: &slot, publications: &PUBLICATIONS, from: 0 },
+    };
+    let following = follow(options, feed, inventory, fingerprint, clients, teller);
     let following = teller.phase("catch-up", following).await?;
     teller.phase("compare", compare_sides(options, following, teller)).await
 }
@@ -161,7 +176,8 @@ pub(crate) async fn bring_up(
 /// Checks, and writes down that something begins.
 async fn begin(options: &Options, teller: &Teller) -> Result<Journal, Error> {
     let checking = crate::check(options);
-    teller.phase("check", checking).await?.accepted()?;
+    let report = teller.phase("check", checking).await?;
+    report.accepted()?;
     let mut front = crate::front::Front::connect(&options.proxy, &options.tenant).await?;
     if front.serving().await?.is_none() {
         return Err(Error::Proxy(format!("tenant {} is not known to it", options.tenant)));
@@ -188,10 +204,12 @@ async fn begin(options: &Options, teller: &Teller) -> Result<Journal, Error> {
         target: options.target.to_string(),
         number: 0,
         others,
+        capture: report.source,
         phase: Phase::Begun,
         made_database: false,
         way_back: !options.accepted.no_fallback,
         back_from: 0,
+        settled: false,
         fingerprint: String::new(),
         identities: Vec::new(),
         fenced: None,
@@ -210,19 +228,39 @@ async fn fit_out(options: &Options, journal: &mut Journal) -> Result<(), Error> 
         journal.update(|record| record.identities.push(change))
     })
     .await?;
-    let inventory = Inventory::read(&mut link).await?;
-    outfit::publish(&mut link, &inventory).await
+    if journal.record.capture == Capture::Log {
+        let inventory = Inventory::read(&mut link).await?;
+        outfit::publish(&mut link, &inventory).await?;
+    }
+    Ok(())
 }
 
 /// Step 1: from here on the source keeps every change for us.
 async fn snapshot(options: &Options, number: usize, journal: &mut Journal) -> Result<Snapshotted, Error> {
     let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
     let inventory = Inventory::read(&mut link).await?;
-    let name = journal.record.slot_of(number);
-    let slot = outfit::create_slot(&options.source, &name, true, options.snapshot_limit).await?;
     let mut holder = Link::connect(&options.source, Purpose::Statements, &[("lock_timeout", "2000")]).await?;
-    holder.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
-    holder.query(&format!("SET TRANSACTION SNAPSHOT {}", literal(&slot.snapshot))).await?;
+    const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
+    let (kept, snapshot) = match journal.record.capture {
+        Capture::Log => {
+            let name = journal.record.slot_of(number);
+            let slot = outfit::create_slot(&options.source, &name, true, options.snapshot_limit).await?;
+            holder.query(BEGIN).await?;
+            holder.query(&format!("SET TRANSACTION SNAPSHOT {}", literal(&slot.snapshot))).await?;
+            let snapshot = slot.snapshot.clone();
+            (Kept::Slot(slot), snapshot)
+        }
+        Capture::Rows => {
+            // Whatever was not captured has ended by now, and so the snapshot sees it.
+            let recording = Recording::begin(options).await?;
+            holder.query(BEGIN).await?;
+            let told = holder.query("SELECT pg_export_snapshot(), pg_current_snapshot()").await?;
+            let row = told.into_iter().next().unwrap_or_default();
+            let seen = SourceSnapshot::parse(&text(&row, 1))
+                .ok_or_else(|| Error::Pgoutput(format!("`{}` is no snapshot", text(&row, 1))))?;
+            (Kept::Proxy(recording, seen), text(&row, 0))
+        }
+    };
     for table in &inventory.tables {
         holder.query(&format!("LOCK TABLE ONLY {} IN ACCESS SHARE MODE", table.qualified())).await?;
     }
@@ -232,10 +270,10 @@ async fn snapshot(options: &Options, number: usize, journal: &mut Journal) -> Re
     }
     journal.reached(number, Phase::Snapshotted)?;
     reach(&options.faults, FaultPoint::Snapshotted)?;
-    Ok(Snapshotted { slot, holder, inventory, fingerprint })
+    Ok(Snapshotted { kept, snapshot, holder, inventory, fingerprint })
 }
 
-/// Step 2: definitions, rows, then indexes and constraints.
+/// Step 2: definitions, rows, then indexes and constraints. What was captured meanwhile, where the proxy does that.
 async fn create(
     options: &Options,
     number: usize,
@@ -243,33 +281,42 @@ async fn create(
     snapshotted: Snapshotted,
     clients: Option<&mut Clients>,
     teller: &Teller,
-) -> Result<(Inventory, String), Error> {
+) -> Result<(Inventory, String, Option<(Recording, SourceSnapshot)>), Error> {
     let clients = clients.filter(|clients| clients.any());
     // Indexes cannot be held back as rows can.
     let gently = clients.is_some() && options.source.shares_machine_with(&options.target);
-    let Snapshotted { mut slot, mut holder, inventory, fingerprint } = snapshotted;
+    let Snapshotted { kept, snapshot, mut holder, inventory, fingerprint } = snapshotted;
     let dump = journal.beside("dump");
     let there = options.target.database("postgres");
     let mut link = Link::connect(&there, Purpose::Statements, &[]).await?;
     let major: u32 = link.text("SELECT current_setting('server_version_num')::int / 10000").await?.parse().unwrap_or(0);
-    definitions::dump(&options.source, major, &slot.snapshot, &dump).await?;
+    definitions::dump(&options.source, major, &snapshot, &dump).await?;
     journal.reached(number, Phase::Copying)?;
     definitions::create(&options.target, major, &dump).await?;
     let mut target = Link::connect(&options.target, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
-    outfit::install(&mut target, slot.position).await?;
+    let (position, recording) = match &kept {
+        Kept::Slot(slot) => (slot.position, None),
+        Kept::Proxy(recording, _) => (0, Some(recording)),
+    };
+    outfit::install(&mut target, position).await?;
     reach(&options.faults, FaultPoint::Defined)?;
-    copy_rows(options, &slot.snapshot, &inventory, &holder, clients, teller).await?;
+    copy_rows(options, &snapshot, &inventory, &holder, recording, clients, teller).await?;
+    // Until here the snapshot had to live.
     holder.query("COMMIT").await?;
-    // Until here the exported snapshot had to live.
-    slot.link.query("IDENTIFY_SYSTEM").await?;
-    drop(slot);
+    let captured = match kept {
+        Kept::Slot(mut slot) => {
+            slot.link.query("IDENTIFY_SYSTEM").await?;
+            None
+        }
+        Kept::Proxy(recording, seen) => Some((recording, seen)),
+    };
     reach(&options.faults, FaultPoint::Copied)?;
     teller.phase("indexes", definitions::complete(&options.target, major, &dump, options.copy_jobs, gently)).await?;
     teller.phase("statistics", async { target.query("ANALYZE").await.map(drop) }).await?;
     // With this commit all of it is on disk.
     target.query("UPDATE stillpoint.position SET position = position").await?;
     journal.reached(number, Phase::Following)?;
-    Ok((inventory, fingerprint))
+    Ok((inventory, fingerprint, captured))
 }
 
 async fn copy_rows(
@@ -277,6 +324,7 @@ async fn copy_rows(
     snapshot: &str,
     inventory: &Inventory,
     holder: &Link,
+    recording: Option<&Recording>,
     mut clients: Option<&mut Clients>,
     teller: &Teller,
 ) -> Result<(), Error> {
@@ -292,6 +340,9 @@ async fn copy_rows(
             result = &mut copying => return result,
             _ = tick.tick() => {
                 stand_aside(&mut watch, holder.pid).await?;
+                if let Some(error) = recording.and_then(Recording::failure) {
+                    return Err(error);
+                }
                 if let Some(clients) = &mut clients {
                     clients.heed(&[&throttle], teller).await?;
                 }
@@ -324,7 +375,7 @@ async fn inventory_of(server: &Server) -> Result<Inventory, Error> {
 /// Step 3: repeats what was committed since the snapshot, until it is a moment behind.
 async fn follow(
     options: &Options,
-    slot: &str,
+    feed: Feed<'_>,
     inventory: Inventory,
     fingerprint: String,
     clients: Option<Clients>,
@@ -339,10 +390,8 @@ async fn follow(
     let follower = Follower::start(Plan {
         source: &options.source,
         target: &options.target,
-        slot,
-        publications: &PUBLICATIONS,
+        feed,
         inventory: &inventory,
-        from: 0,
         players: options.players,
         pace,
     })
@@ -369,8 +418,7 @@ pub(crate) async fn catch_up(following: &mut Following, source: &mut Link, telle
         let standing = following.follower.standing();
         let caught_up = standing.position >= wanted;
         if told.0.elapsed() >= TELLING || caught_up {
-            let now = outfit::lsn(&source.text("SELECT pg_current_wal_lsn()").await?);
-            let lag_bytes = now.saturating_sub(standing.position);
+            let lag_bytes = following.follower.behind(source).await?;
             let seconds = told.0.elapsed().as_secs_f64().max(0.001);
             let tps = ((standing.applied - told.1) as f64 / seconds) as u64;
             let gained = (told.2 - lag_bytes as f64) / seconds;

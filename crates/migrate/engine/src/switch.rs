@@ -9,7 +9,7 @@
 use crate::fault::{FaultPoint, reach};
 use crate::front::Front;
 use crate::inventory::{Inventory, text};
-use crate::journal::{Journal, Phase, Record};
+use crate::journal::{Capture, Journal, Phase, Record};
 use crate::link::{Link, Purpose, literal};
 use crate::options::Options;
 use crate::outfit::{self, PUBLICATIONS};
@@ -229,6 +229,11 @@ async fn in_pause(
         shut?;
         let shut = begun.elapsed();
         for who in fence::empty(beside, database, &proxied?, limit).await? {
+            if follower.is_of_proxy() {
+                return Err(Error::Capture(format!(
+                    "{who} does not come through the proxy: what it wrote is not seen"
+                )));
+            }
             teller.warn(format!("{who} does not come through the proxy, and was ended"));
         }
         let emptied = begun.elapsed();
@@ -271,15 +276,22 @@ pub(crate) async fn serves(options: &Options, server: &Server) -> Result<bool, E
     Ok(front.settled().await? == Some(server.host_and_port()))
 }
 
-/// [`settle`], when it was cut off: the slot on the source tells.
+/// [`settle`], when it was cut off: the slot on the source tells, or the journal where there is none.
 pub(crate) async fn settle_again(options: &Options) -> Result<(), Error> {
-    let journal = Journal::open(&options.state, &options.source.database)?;
-    let slots = outfit::our_slots(&mut fence::beside(&options.source).await?, &options.source.database).await?;
-    if slots.contains(&journal.record.slot()) { settle(options, &journal, None).await } else { Ok(()) }
+    let mut journal = Journal::open(&options.state, &options.source.database)?;
+    let settled = match journal.record.capture {
+        Capture::Rows => journal.record.settled,
+        Capture::Log => {
+            let mut beside = fence::beside(&options.source).await?;
+            let slots = outfit::our_slots(&mut beside, &options.source.database).await?;
+            !slots.contains(&journal.record.slot())
+        }
+    };
+    if settled { Ok(()) } else { settle(options, &mut journal, None).await }
 }
 
 /// After the switch: the way out is closed, the way back is open.
-pub(crate) async fn settle(options: &Options, journal: &Journal, left: Option<Link>) -> Result<(), Error> {
+pub(crate) async fn settle(options: &Options, journal: &mut Journal, left: Option<Link>) -> Result<(), Error> {
     reach(&options.faults, FaultPoint::Switched)?;
     let mut source = match left {
         Some(link) => link,
@@ -292,5 +304,6 @@ pub(crate) async fn settle(options: &Options, journal: &Journal, left: Option<Li
         source.query(&format!("SET client_min_messages = error; DROP PUBLICATION IF EXISTS {publication}")).await?;
     }
     // Last: it tells that all of this is done.
-    outfit::drop_slot(&mut source, &journal.record.slot()).await
+    outfit::drop_slot(&mut source, &journal.record.slot()).await?;
+    journal.update(|record| record.settled = true)
 }

@@ -63,14 +63,14 @@ pub(crate) async fn recover(options: &Options, teller: &Teller) -> Result<Recove
     // Not as it was before the lock was had: a guardian may have been at work.
     let phase = journal.record.phase;
     if phase == Phase::Switched {
-        crate::switch::settle(options, &journal, None).await.map_err(Failure::on_target)?;
+        crate::switch::settle(options, &mut journal, None).await.map_err(Failure::on_target)?;
         return Ok(Recovered::Switched);
     }
     if phase == Phase::Switching {
         let switched = serves(options, &options.target).await.map_err(unknown)?;
         if switched {
             journal.update(|record| record.phase = Phase::Switched).map_err(Failure::on_target)?;
-            crate::switch::settle(options, &journal, None).await.map_err(Failure::on_target)?;
+            crate::switch::settle(options, &mut journal, None).await.map_err(Failure::on_target)?;
             return Ok(Recovered::Switched);
         }
         let lifted = async {

@@ -1,6 +1,6 @@
 //! Preflight on real servers: what is refused is refused by name, and nothing is touched.
 
-use stillpoint_migrate_engine::{Accepted, Options, Server, Verdict, check};
+use stillpoint_migrate_engine::{Accepted, Capture, Options, Server, Verdict, check};
 use stillpoint_migrate_testbed::{Cluster, available};
 
 /// Each of these alone makes a migration impossible; the name that must be in the refusal.
@@ -74,8 +74,50 @@ async fn settings_and_servers_are_looked_at() {
     let source = Cluster::start(&["wal_level=replica"]);
     source.sql("postgres", "CREATE DATABASE shop");
     let refusals = report(&source, &source, "shop", Accepted::default()).await.refusals().join("\n");
-    for needle in ["wal_level: it is replica", "same cluster", "exists on the target already"] {
+    for needle in ["same cluster", "exists on the target already"] {
         assert!(refusals.contains(needle), "{needle}: {refusals}");
+    }
+    let log = report_by(&source, &source, "shop", Accepted::default(), Some(Capture::Log)).await.refusals().join("\n");
+    assert!(log.contains("wal_level: it is replica"), "{log}");
+}
+
+/// What can be moved where the log tells, and not where rows come from statements.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_gives_no_images_of_rows_is_refused_by_name() {
+    if !available() {
+        return;
+    }
+    let (source, target) = (Cluster::start(&["wal_level=replica"]), Cluster::start(&["wal_level=logical"]));
+    source.sql("postgres", "CREATE DATABASE shop");
+    let plain = "CREATE TABLE keyed (id int PRIMARY KEY); CREATE TABLE keyless (a int)";
+    source.sql("shop", plain);
+    let report = report(&source, &target, "shop", Accepted::default()).await;
+    assert_eq!((report.source, report.refusals()), (Capture::Rows, Vec::new()), "chosen, as the log tells of no rows");
+    let note = |name: &str| &report.findings.iter().find(|finding| finding.name == name).expect("a table").note;
+    assert!(note("public.keyed").contains("A (images of rows)"), "{}", note("public.keyed"));
+    assert!(note("public.keyless").contains("new rows are captured"), "{}", note("public.keyless"));
+    source.sql(
+        "shop",
+        "CREATE TABLE parts (a int PRIMARY KEY) PARTITION BY RANGE (a); \
+         CREATE TABLE cost (a int PRIMARY KEY, m money); CREATE TABLE watched (a int PRIMARY KEY); \
+         CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; \
+         CREATE TRIGGER watcher AFTER INSERT ON watched EXECUTE FUNCTION f(); \
+         CREATE TABLE owner (a int PRIMARY KEY); CREATE TABLE owned (a int PRIMARY KEY, o int CONSTRAINT owns REFERENCES owner \
+         ON DELETE CASCADE)",
+    );
+    for (by, wanted) in [
+        (
+            Capture::Rows,
+            vec!["cost: the text of money", "owner: foreign key owns", "watched: trigger watcher", "public.parts"],
+        ),
+        (Capture::Log, Vec::new()),
+    ] {
+        let mut refusals = report_by(&source, &target, "shop", Accepted::default(), Some(by)).await.refusals();
+        refusals.retain(|refusal| !refusal.contains("wal_level"));
+        assert_eq!(refusals.len(), wanted.len(), "{by:?}: {refusals:?}");
+        for needle in wanted {
+            assert!(refusals.iter().any(|refusal| refusal.contains(needle)), "{needle}: {refusals:?}");
+        }
     }
 }
 
@@ -121,9 +163,19 @@ async fn report(
     database: &str,
     accepted: Accepted,
 ) -> stillpoint_migrate_engine::Report {
+    report_by(source, target, database, accepted, None).await
+}
+
+async fn report_by(
+    source: &Cluster,
+    target: &Cluster,
+    database: &str,
+    accepted: Accepted,
+    capture: Option<Capture>,
+) -> stillpoint_migrate_engine::Report {
     let source = Server::parse("source", &source.conninfo(database), None).unwrap();
     let target = Server::parse("target", &target.conninfo(database), None).unwrap();
     let nowhere = std::path::PathBuf::from("/nonexistent");
-    let options = Options { accepted, ..Options::new(source, target, nowhere.clone(), nowhere) };
+    let options = Options { accepted, capture, ..Options::new(source, target, nowhere.clone(), nowhere) };
     check(&options).await.unwrap()
 }

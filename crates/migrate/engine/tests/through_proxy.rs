@@ -5,7 +5,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
-use stillpoint_migrate_engine::{Error, Options, Outcome, State, fallback, run};
+use stillpoint_migrate_engine::{Error, FaultPoint, Options, Outcome, State, fallback, run};
 use stillpoint_migrate_testbed::{Cluster, available, free_port};
 use support::{Bench, observer, sums};
 use tokio_postgres::NoTls;
@@ -124,4 +124,128 @@ async fn sessions_that_are_ready_are_not_prepared_again_for_one_that_is_not() {
         client.batch_execute("INSERT INTO item SELECT count(*) FROM item").await.expect("sessions go on");
     }
     assert_eq!(bench.target.sql("shop", "SELECT count(*) FROM item"), CLIENTS.to_string());
+}
+
+/// A server whose log tells of no rows, and has no room for slots.
+const NO_LOGICAL_LOG: [&str; 2] = ["wal_level=replica", "max_replication_slots=0"];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_source_without_a_logical_log_is_moved_by_images_of_rows() {
+    if !available() {
+        return;
+    }
+    let bench = Bench::start_apart(&NO_LOGICAL_LOG, &[]);
+    bench.source.sql("postgres", "CREATE DATABASE shop");
+    bench.source.pgbench("shop", &["-i", "-s", "2", "-q"]);
+    let setup = "CREATE TABLE item (stock int, id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text UNIQUE, \
+         twice int GENERATED ALWAYS AS (stock * 2) STORED, at timestamptz DEFAULT clock_timestamp(), tags text[])";
+    bench.source.sql("shop", setup);
+    let (port, control) = proxy(bench.dir.path(), &bench.source);
+    let mut options = bench.options("shop");
+    options.proxy = control;
+    let script = bench.dir.path().join("items.sql");
+    let text = "\\set n random(1, 300)\n\\set m random(1, 300)\nBEGIN;\n\
+         INSERT INTO item (stock, name, tags) VALUES (:n, 'n' || :n, ARRAY['a', NULL, '\"']) \
+         ON CONFLICT (name) DO UPDATE SET stock = item.stock + 1, at = clock_timestamp();\n\
+         DELETE FROM item WHERE name = 'n' || :m;\nEND;\n";
+    std::fs::write(&script, text).expect("write a script");
+    let items = ["-n", "-c", "3", "-T", "600", "-R", "60", "-f", script.to_str().expect("a path")];
+    let items = bench.source.pgbench_load("shop", port, &items);
+    let mut load =
+        bench.source.pgbench_load("shop", port, &["-n", "-c", "4", "-T", "600", "-R", "200", "-M", "prepared"]);
+    let (observer, _events) = observer();
+    let outcome = run(&options, observer.clone()).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
+    assert!(load.running(), "the load was there all the time");
+    // Called again it finds all done, also without a slot that would say so.
+    let again = run(&options, observer.clone()).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert_eq!(again, Outcome::AlreadyThere);
+    let back = fallback(&options, observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    println!("{back:?} on the way back");
+    let (outcome, of_items) = (load.stop(), items.stop());
+    assert!(outcome.success && outcome.failed == 0, "{}", outcome.text);
+    assert!(of_items.success && of_items.failed == 0 && of_items.transactions > 0, "{}", of_items.text);
+    let history = "SELECT count(*) FROM pgbench_history";
+    assert_eq!(bench.source.sql("shop", history), outcome.transactions.to_string(), "every commit exactly once");
+    let balance = "SELECT sum(abalance) = (SELECT sum(delta) FROM pgbench_history) FROM pgbench_accounts";
+    assert_eq!(bench.source.sql("shop", balance), "t");
+    bench.assert_clean("shop");
+}
+
+/// What the proxy does not see, or not as rows, ends the migration and no client.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_gives_no_images_of_rows_ends_the_migration_by_name() {
+    if !available() {
+        return;
+    }
+    let bench = Bench::start_apart(&NO_LOGICAL_LOG, &[]);
+    bench.source.sql("postgres", "CREATE DATABASE shop");
+    bench.source.sql("shop", "CREATE TABLE item (id int PRIMARY KEY); INSERT INTO item SELECT generate_series(1, 100)");
+    let (port, control) = proxy(bench.dir.path(), &bench.source);
+    let options = Options { proxy: control, share: 0.0, compare: false, ..bench.options("shop") };
+    let connect = async |port: u16, name: &str| {
+        let conninfo = format!("host=127.0.0.1 port={port} user=postgres dbname=shop application_name={name}");
+        let (client, connection) = tokio_postgres::connect(&conninfo, NoTls).await.expect("connect");
+        tokio::spawn(connection);
+        client
+    };
+    let client = connect(port, "customer").await;
+    for (at, statement, why) in [
+        (port, "TRUNCATE item", "TRUNCATE"),
+        (bench.source.port(), "INSERT INTO item VALUES (1000)", "stranger of postgres"),
+    ] {
+        let (reached, when) = (std::sync::Arc::new(tokio::sync::Notify::new()), "catch-up");
+        let (observer, _events) = observer();
+        let (told, asked) = (reached.clone(), observer.clone());
+        let observer: stillpoint_migrate_engine::Observer =
+            std::sync::Arc::new(move |event: stillpoint_events::Event| {
+                if format!("{:?}", event.kind).contains(when) {
+                    told.notify_one();
+                }
+                asked(event);
+            });
+        let speaking = async {
+            reached.notified().await;
+            let other = connect(at, "stranger").await;
+            other.batch_execute(statement).await.expect("it is not harmed");
+            other
+        };
+        let (ended, other) = tokio::join!(run(&options, observer), speaking);
+        let failure = ended.unwrap_err();
+        assert!(matches!(&failure.error, Error::Capture(told) if told.contains(why)), "{failure:?}");
+        assert_eq!(failure.state, State::OnSource);
+        client
+            .batch_execute("INSERT INTO item SELECT coalesce(max(id), 0) + 1 FROM item")
+            .await
+            .expect("clients go on");
+        drop(other);
+        bench.assert_clean("shop");
+    }
+    // Whatever fails on the way: the capture is gone with it, and the next one begins anew.
+    for fault in
+        [FaultPoint::Snapshotted, FaultPoint::Copied, FaultPoint::CaughtUp, FaultPoint::Prepared, FaultPoint::Drained]
+    {
+        let options = Options { faults: vec![fault], ..options.clone() };
+        let failure = run(&options, observer().0).await.unwrap_err();
+        assert!(matches!(failure.error, Error::Fault(_)), "{fault:?}: {failure:?}");
+        assert_eq!(failure.state, State::OnSource, "{fault:?}");
+        client
+            .batch_execute("INSERT INTO item SELECT coalesce(max(id), 0) + 1 FROM item")
+            .await
+            .expect("clients go on");
+        bench.assert_clean("shop");
+    }
+    // Behind the switch the next command does what is left.
+    let failing = Options { faults: vec![FaultPoint::Switched], ..options.clone() };
+    let failure = run(&failing, observer().0).await.unwrap_err();
+    assert_eq!(failure.state, State::OnTarget, "{failure:?}");
+    for _ in 0..2 {
+        let again = run(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+        assert_eq!(again, Outcome::AlreadyThere);
+    }
+    client.batch_execute("INSERT INTO item SELECT coalesce(max(id), 0) + 1 FROM item").await.expect("clients go on");
+    let back = fallback(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert!(matches!(back, Outcome::Switched { .. }), "{back:?}");
+    bench.assert_clean("shop");
+    assert_eq!(bench.source.sql("shop", "SELECT count(*) FROM item"), (2 + 5 + 1 + 1).to_string());
 }

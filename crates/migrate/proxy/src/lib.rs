@@ -74,6 +74,7 @@ mod tls;
 mod waits;
 mod workers;
 
+pub use capture::facts::{Capturable, Limit, capturable, capturable_question};
 pub use config::{Action, Config, Endpoint, Limits, Rule, Server, ServerTls, TenantConfig, TlsFiles, TlsNeed};
 pub use daemon::{check, run};
 pub use error::{ConfigError, StartError};

@@ -150,7 +150,7 @@ impl<'a> Gathered<'a> {
         let row: &'a Tuple = match write {
             Write::Insert { new, .. } | Write::Update { new, .. } => new,
             Write::Delete { old, .. } => old,
-            Write::Truncate { .. } => return false,
+            Write::Upsert { .. } | Write::Truncate { .. } => return false,
         };
         if self.table.key.is_none() {
             self.rows.push(Net::Insert(row.into()));
@@ -326,7 +326,8 @@ mod tests {
 
     fn of(writes: Vec<Write>) -> Vec<Arc<Transaction>> {
         let each = writes.into_iter().zip(1..);
-        each.map(|(write, stamp)| Arc::new(Transaction { stamp, xid: 1, writes: vec![write], bytes: 1 })).collect()
+        each.map(|(write, stamp)| Arc::new(Transaction { stamp, xid: 1, writes: vec![write], bytes: 1, told: None }))
+            .collect()
     }
 
     fn texts(group: &[Arc<Transaction>]) -> Vec<String> {

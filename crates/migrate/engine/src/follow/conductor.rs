@@ -73,7 +73,7 @@ impl SourceSnapshot {
 
     /// Whether it sees a transaction that committed; numbers of the stream have no epoch, so they are compared as the
     /// server does, by half the circle.
-    fn sees(&self, xid: u32) -> bool {
+    pub(super) fn sees(&self, xid: u32) -> bool {
         let before_end = (xid.wrapping_sub(self.xmax as u32) as i32) < 0;
         before_end && !self.in_progress.iter().any(|running| *running as u32 == xid)
     }
@@ -234,7 +234,7 @@ impl Conductor {
 
     fn hand_in(&mut self) -> Result<(), Error> {
         while self.may_go() {
-            let Some(transaction) = self.intake.pop_front() else { return Ok(()) };
+            let Some(mut transaction) = self.intake.pop_front() else { return Ok(()) };
             self.intake_bytes -= transaction.bytes;
             let syncset = Syncset {
                 stamp: Stamp(transaction.stamp),
@@ -247,7 +247,8 @@ impl Conductor {
             if let Err(refused) = self.scheduler.push_next(syncset) {
                 let transaction = Arc::try_unwrap(refused.syncset.payload);
                 let full = matches!(refused.error, stillpoint_migrate_replay::Error::Full { .. });
-                let Ok(transaction) = transaction else { return Err(scheduler_error(refused.error)) };
+                let Ok(mut transaction) = transaction else { return Err(scheduler_error(refused.error)) };
+                transaction.told = Some(refused.syncset.tokens);
                 self.intake_bytes += transaction.bytes;
                 self.intake.push_front(transaction);
                 return if full { Ok(()) } else { Err(scheduler_error(refused.error)) };
@@ -393,7 +394,7 @@ mod tests {
         let (batches, mut player) = mpsc::channel(ROOM);
         let mut slot = PlayerSlot::new(batches);
         let send = |slot: &mut PlayerSlot| {
-            let of = |stamp| Arc::new(Transaction { stamp, xid: 1, writes: Vec::new(), bytes: 1 });
+            let of = |stamp| Arc::new(Transaction { stamp, xid: 1, writes: Vec::new(), bytes: 1, told: None });
             slot.gathered = (0..LONG as u64).map(of).collect();
             slot.send();
         };

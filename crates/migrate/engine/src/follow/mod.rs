@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  source --pgoutput--> stream --transactions--> conductor --batches--> players --> target
-//!     ^                                              |                                |
+//!     ^     proxy --rows--^                          |                                |
 //!     +-------- confirmed <-- keeper <-- position ---+    stamp in each transaction --+
 //! ```
 //!
@@ -13,6 +13,7 @@
 mod bulk;
 mod conductor;
 mod player;
+mod rows;
 mod statement;
 mod stream;
 #[cfg(test)]
@@ -22,10 +23,12 @@ mod transaction;
 use crate::inventory::Inventory;
 use crate::link::{Link, Purpose, literal};
 use crate::pgoutput::Lsn;
+use crate::recording::{Recording, Stamps};
 use crate::throttle::Throttle;
-use crate::{Error, Server};
+use crate::{Error, Server, outfit};
 use conductor::{Command, Conductor, ROOM};
 use player::Player;
+use rows::Markers;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -45,16 +48,34 @@ const CHUNKS: usize = 4;
 pub(crate) struct Plan<'a> {
     pub(crate) source: &'a Server,
     pub(crate) target: &'a Server,
-    /// The slot on the source, and what it publishes.
-    pub(crate) slot: &'a str,
-    pub(crate) publications: &'a [&'a str],
+    pub(crate) feed: Feed<'a>,
     /// Tables of the source.
     pub(crate) inventory: &'a Inventory,
-    /// Not before here.
-    pub(crate) from: Lsn,
     pub(crate) players: usize,
     /// How many transactions a second all of them may repeat.
     pub(crate) pace: Arc<Throttle>,
+}
+
+/// Where changes come from.
+pub(crate) enum Feed<'a> {
+    /// The source's log.
+    Log {
+        /// The slot on the source, and what it publishes.
+        slot: &'a str,
+        publications: &'a [&'a str],
+        /// Not before here.
+        from: Lsn,
+    },
+    /// What the proxy captures, behind a snapshot. Its stamps stand for positions.
+    Proxy(Recording, SourceSnapshot),
+}
+
+/// How a place in the order of changes is marked, and read.
+enum Marks {
+    /// By messages in the log.
+    Log(Link),
+    /// By stamps.
+    Proxy { recording: Recording, stamps: Stamps, markers: Arc<Markers> },
 }
 
 /// A replay that runs. Dropping it ends it; what was confirmed stays confirmed.
@@ -64,8 +85,8 @@ pub(crate) struct Follower {
     conductor: JoinHandle<Result<(), Error>>,
     others: Vec<JoinHandle<()>>,
     keeper: JoinHandle<Result<(), Error>>,
-    /// For markers.
-    source: Link,
+    marks: Marks,
+    /// Markers that were made.
     markers: u64,
     /// Its end has been told.
     over: bool,
@@ -77,21 +98,33 @@ impl Follower {
         let search_path = search_path(plan.source).await?;
         let mut keeper = Keeper::connect(plan.target).await?;
         let (confirmed, applied) = keeper.restore().await?;
-        let shared = Arc::new(AtomicU64::new(confirmed.max(plan.from)));
-        let from = plan.from.max(confirmed);
+        let shared = Arc::new(AtomicU64::new(confirmed));
         let (item, items) = mpsc::channel(CHUNKS);
-        let opening = Opening {
-            source: plan.source.clone(),
-            slot: plan.slot.to_owned(),
-            publications: plan.publications.iter().map(ToString::to_string).collect(),
-            inventory: plan.inventory.clone(),
-            from,
-            confirmed: Arc::clone(&shared),
+        let mut others = Vec::new();
+        let marks = match plan.feed {
+            Feed::Log { slot, publications, from } => {
+                let from = from.max(confirmed);
+                shared.store(from, Ordering::Release);
+                let opening = Opening {
+                    source: plan.source.clone(),
+                    slot: slot.to_owned(),
+                    publications: publications.iter().map(ToString::to_string).collect(),
+                    inventory: plan.inventory.clone(),
+                    from,
+                    confirmed: Arc::clone(&shared),
+                };
+                stream::start(opening, item).await?;
+                Marks::Log(Link::connect(plan.source, Purpose::Statements, &[("synchronous_commit", "on")]).await?)
+            }
+            Feed::Proxy(recording, seen) => {
+                let (stamps, markers) = (recording.stamps().await?, Arc::<Markers>::default());
+                let reader = rows::Reader::new(recording.spool(), seen, plan.inventory, Arc::clone(&markers));
+                others.push(tokio::spawn(reader.run(item)));
+                Marks::Proxy { recording, stamps, markers }
+            }
         };
-        stream::start(opening, item).await?;
         let (report, reports) = mpsc::channel(plan.players);
         let mut batches = Vec::new();
-        let mut others = Vec::new();
         for number in 0..plan.players {
             let player = Player::connect(plan.target, &search_path).await?;
             let (sender, receiver) = mpsc::channel(ROOM);
@@ -102,8 +135,24 @@ impl Follower {
         let (publisher, standing) = watch::channel(Standing::default());
         let conductor = tokio::spawn(Conductor::new(batches, publisher, applied).run(items, reports, commands));
         let keeper = tokio::spawn(keeper.run(standing.clone(), shared));
-        let source = Link::connect(plan.source, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
-        Ok(Follower { commands: command, standing, conductor, others, keeper, source, markers: 0, over: false })
+        Ok(Follower { commands: command, standing, conductor, others, keeper, marks, markers: 0, over: false })
+    }
+
+    /// Whether only what comes through the proxy is repeated.
+    pub(crate) fn is_of_proxy(&self) -> bool {
+        matches!(self.marks, Marks::Proxy { .. })
+    }
+
+    /// Bytes of changes that were committed on `source` and are not repeated yet.
+    pub(crate) async fn behind(&self, source: &mut Link) -> Result<u64, Error> {
+        let standing = self.standing();
+        match &self.marks {
+            Marks::Log(_) => {
+                let now = outfit::lsn(&source.text("SELECT pg_current_wal_lsn()").await?);
+                Ok(now.saturating_sub(standing.position))
+            }
+            Marks::Proxy { recording, .. } => Ok(recording.unread() + standing.waiting_bytes),
+        }
     }
 
     /// Where it stands.
@@ -120,14 +169,12 @@ impl Follower {
         }
     }
 
-    /// Writes a marker into the source's log, and tells where: once the replay stands there, everything before it is
-    /// applied.
+    /// Marks what is committed now, and tells where that is: once the replay stands there, everything before it is applied.
     pub(crate) async fn mark(&mut self) -> Result<Lsn, Error> {
-        let sql = format!("SELECT pg_logical_emit_message(true, {}, 'mark')", literal(MARKER_PREFIX));
-        Ok(crate::outfit::lsn(&self.source.text(&sql).await?))
+        self.put("mark".into()).await
     }
 
-    /// Writes a marker into the source's log and waits until everything before it is applied.
+    /// Marks what is committed now, and waits until everything before it is applied.
     pub(crate) async fn drain(&mut self, limit: Duration) -> Result<Lsn, Error> {
         let marker = self.emit("drain").await?;
         let (answer, answered) = oneshot::channel();
@@ -169,10 +216,27 @@ impl Follower {
 
     async fn emit(&mut self, kind: &str) -> Result<String, Error> {
         self.markers += 1;
-        let marker = format!("{kind} {} {}", self.source.pid, self.markers);
-        let sql = format!("SELECT pg_logical_emit_message(true, {}, {})", literal(MARKER_PREFIX), literal(&marker));
-        self.source.query(&sql).await?;
+        // An earlier command's markers may lie in the log.
+        let who = if let Marks::Log(link) = &self.marks { link.pid } else { 0 };
+        let marker = format!("{kind} {who} {}", self.markers);
+        self.put(marker.clone()).await?;
         Ok(marker)
+    }
+
+    /// Puts a marker behind all that is committed now.
+    async fn put(&mut self, marker: String) -> Result<Lsn, Error> {
+        match &mut self.marks {
+            Marks::Log(source) => {
+                let (prefix, marker) = (literal(MARKER_PREFIX), literal(&marker));
+                let sql = format!("SELECT pg_logical_emit_message(true, {prefix}, {marker})");
+                Ok(outfit::lsn(&source.text(&sql).await?))
+            }
+            Marks::Proxy { stamps, markers, .. } => {
+                let last = stamps.last().await?;
+                markers.put(last, marker);
+                Ok(last)
+            }
+        }
     }
 
     async fn send(&mut self, command: Command) -> Result<(), Error> {

@@ -456,7 +456,7 @@ mod tests {
         fn transaction(&mut self, write: impl Fn(Arc<Table>) -> Write) -> Arc<Transaction> {
             self.stamp += 1;
             let writes = vec![write(Arc::clone(&self.table))];
-            Arc::new(Transaction { stamp: self.stamp, xid: 1, writes, bytes: 1 })
+            Arc::new(Transaction { stamp: self.stamp, xid: 1, writes, bytes: 1, told: None })
         }
 
         fn insert(&mut self, mail: &str) -> Arc<Transaction> {
@@ -505,7 +505,7 @@ mod tests {
         let Value::Text(id) = &new[0] else { panic!("a text") };
         let new = row(std::str::from_utf8(id).unwrap(), "taken");
         let writes = vec![Write::Insert { table: Arc::clone(&stage.table), new }];
-        second[9] = Arc::new(Transaction { stamp: second[9].stamp, xid: 1, writes, bytes: 1 });
+        second[9] = Arc::new(Transaction { stamp: second[9].stamp, xid: 1, writes, bytes: 1, told: None });
         for batch in [&first, &second, &third] {
             stage.send(batch, 0).await;
         }

@@ -13,6 +13,7 @@ pub(crate) enum Shape {
     Insert(u32),
     /// The columns that are set.
     Update(u32, Vec<bool>),
+    Upsert(u32),
     Delete(u32),
 }
 
@@ -22,6 +23,7 @@ impl Write {
         match self {
             Write::Insert { table, .. } => Some(Shape::Insert(table.def.oid)),
             Write::Update { table, new, .. } => Some(Shape::Update(table.def.oid, settable(table, new))),
+            Write::Upsert { table, .. } => Some(Shape::Upsert(table.def.oid)),
             Write::Delete { table, .. } => Some(Shape::Delete(table.def.oid)),
             Write::Truncate { .. } => None,
         }
@@ -31,12 +33,18 @@ impl Write {
     pub(crate) fn sql(&self) -> String {
         match self {
             Write::Insert { table, .. } => {
-                let places: Vec<String> = (1..=table.def.columns.len()).map(|number| format!("${number}")).collect();
-                if places.is_empty() {
+                if table.def.columns.is_empty() {
                     return format!("INSERT INTO {} DEFAULT VALUES", table.def.qualified());
                 }
-                let (name, columns) = (table.def.qualified(), table.def.column_list());
-                format!("INSERT INTO {name} ({columns}) OVERRIDING SYSTEM VALUE VALUES ({})", places.join(", "))
+                insert(table)
+            }
+            Write::Upsert { table, new } => {
+                let name = |column: &usize| identifier(&table.def.columns[*column].name);
+                let key: Vec<String> = table.key.iter().flatten().map(name).collect();
+                let set =
+                    settable(table, new).into_iter().enumerate().filter(|(_, set)| *set).map(|(column, _)| column);
+                let sets: Vec<String> = set.map(|column| format!("{0} = EXCLUDED.{0}", name(&column))).collect();
+                format!("{} ON CONFLICT ({}) DO UPDATE SET {}", insert(table), key.join(", "), sets.join(", "))
             }
             Write::Update { table, new, .. } => {
                 let mut number = 0;
@@ -69,7 +77,7 @@ impl Write {
     /// The statement's parameters, in order.
     pub(crate) fn parameters(&self) -> Vec<&Value> {
         match self {
-            Write::Insert { new, .. } => new.iter().collect(),
+            Write::Insert { new, .. } | Write::Upsert { new, .. } => new.iter().collect(),
             Write::Update { table, old, new } => {
                 let set = new.iter().zip(settable(table, new)).filter(|(_, set)| *set).map(|(value, _)| value);
                 let old = old.as_ref().unwrap_or(new);
@@ -87,6 +95,13 @@ impl Write {
             _ => true,
         }
     }
+}
+
+/// The statement that adds a row of values for all columns.
+fn insert(table: &Table) -> String {
+    let places: Vec<String> = (1..=table.def.columns.len()).map(|number| format!("${number}")).collect();
+    let (name, columns) = (table.def.qualified(), table.def.column_list());
+    format!("INSERT INTO {name} ({columns}) OVERRIDING SYSTEM VALUE VALUES ({})", places.join(", "))
 }
 
 /// Which columns an update sets: not those that were not sent, nor those that nobody can set.

@@ -42,10 +42,8 @@ async fn follower(pair: &Pair) -> Follower {
     Follower::start(Plan {
         source: &pair.from,
         target: &pair.to,
-        slot: "stillpoint_test",
-        publications: &PUBLICATIONS,
+        feed: Feed::Log { slot: "stillpoint_test", publications: &PUBLICATIONS, from: 0 },
         inventory: &inventory,
-        from: 0,
         players: 2,
         pace: Arc::new(Throttle::free()),
     })

@@ -24,10 +24,28 @@ pub(crate) struct Table {
 /// A change of one row, or of whole tables.
 #[derive(Debug, Clone)]
 pub(crate) enum Write {
-    Insert { table: Arc<Table>, new: Tuple },
-    Update { table: Arc<Table>, old: Option<Tuple>, new: Tuple },
-    Delete { table: Arc<Table>, old: Tuple },
-    Truncate { tables: Vec<Arc<Table>>, restart_identity: bool },
+    Insert {
+        table: Arc<Table>,
+        new: Tuple,
+    },
+    Update {
+        table: Arc<Table>,
+        old: Option<Tuple>,
+        new: Tuple,
+    },
+    /// New, or updated: the row is this now.
+    Upsert {
+        table: Arc<Table>,
+        new: Tuple,
+    },
+    Delete {
+        table: Arc<Table>,
+        old: Tuple,
+    },
+    Truncate {
+        tables: Vec<Arc<Table>>,
+        restart_identity: bool,
+    },
 }
 
 /// A committed transaction of the source.
@@ -38,6 +56,8 @@ pub(crate) struct Transaction {
     pub(crate) xid: u32,
     pub(crate) writes: Vec<Write>,
     pub(crate) bytes: u64,
+    /// What it touches, where that came with it; otherwise it follows from the rows.
+    pub(crate) told: Option<Vec<Token>>,
 }
 
 /// What the stream amounts to.
@@ -74,7 +94,7 @@ impl Assembler {
     pub(crate) fn take(&mut self, message: Message, size: u64) -> Result<Option<Item>, Error> {
         match message {
             Message::Begin { xid, .. } => {
-                self.open = Some(Transaction { stamp: 0, xid, writes: Vec::new(), bytes: 0 });
+                self.open = Some(Transaction { stamp: 0, xid, writes: Vec::new(), bytes: 0, told: None });
                 (self.marker, self.ours) = (None, false);
             }
             Message::Commit { end_lsn, .. } => return self.commit(end_lsn).map(Some),
@@ -164,7 +184,10 @@ impl Transaction {
     ///
     /// Replay runs with `session_replication_role=replica`, where foreign keys are not checked: no order follows from
     /// them. Values of unique indexes that a change does not tell (old ones) stand for the whole index.
-    pub(crate) fn tokens(&self) -> Vec<Token> {
+    pub(crate) fn tokens(&mut self) -> Vec<Token> {
+        if let Some(told) = self.told.take() {
+            return told;
+        }
         let mut tokens = Vec::with_capacity(self.writes.len() * 2);
         for write in &self.writes {
             match write {
@@ -173,6 +196,10 @@ impl Transaction {
                     for index in &table.def.uniques {
                         tokens.extend(unique_token(table, index, new));
                     }
+                }
+                Write::Upsert { table, new } => {
+                    row_token(table, new, &mut tokens);
+                    whole_indexes(table, &mut tokens);
                 }
                 Write::Update { table, old, new } => {
                     if let Some(old) = old {
@@ -278,7 +305,7 @@ pub(crate) mod tests {
     }
 
     fn tokens(change: Message) -> Vec<Token> {
-        let Item::Transaction(whole) = transaction(&mut assembler(&table_def(true)), vec![change]) else {
+        let Item::Transaction(mut whole) = transaction(&mut assembler(&table_def(true)), vec![change]) else {
             panic!("it is a transaction")
         };
         assert_eq!((whole.stamp, whole.xid, whole.bytes), (12, 3, 1));

@@ -91,8 +91,13 @@ impl Bench {
 
     /// The same with more settings of both servers.
     pub(crate) fn start_with(more: &[&str]) -> Bench {
-        let settings = [&["wal_level=logical", "autovacuum_naptime=1s"], more].concat();
-        let (source, target) = (Cluster::start(&settings), Cluster::start(&settings));
+        Bench::start_apart(more, more)
+    }
+
+    /// The same with more settings of the source, and of the target.
+    pub(crate) fn start_apart(source: &[&str], target: &[&str]) -> Bench {
+        let start = |more: &[&str]| Cluster::start(&[&["wal_level=logical", "autovacuum_naptime=1s"], more].concat());
+        let (source, target) = (start(source), start(target));
         let dir = tempfile::tempdir().expect("make a directory");
         let front = FakeFront {
             serving: ("127.0.0.1".into(), source.port()),

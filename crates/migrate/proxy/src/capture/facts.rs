@@ -218,6 +218,42 @@ fn statement(row: &Row) -> (Vec<u8>, Vec<u8>, Vec<u32>) {
     (bytes(1), bytes(2), types)
 }
 
+/// The question of [`capturable`], for one query.
+pub fn capturable_question() -> &'static str {
+    &QUESTION
+}
+
+/// What can be captured of a database by whoever asked, as the rows tell that answer the [`capturable_question`].
+pub fn capturable(rows: &[Vec<Option<String>>]) -> Capturable {
+    let bytes = |row: &Vec<Option<String>>| row.iter().map(|value| value.clone().map(String::into_bytes)).collect();
+    let rows: Vec<Row> = rows.iter().map(bytes).collect();
+    let Facts { refused, uncovered, .. } = read(&rows);
+    let limit = |(table, why): (String, String)| Limit { added_to: why == ADDED_ONLY, table, why };
+    Capturable { refused, tables: uncovered.into_iter().map(limit).collect() }
+}
+
+/// What can be captured of a database.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Capturable {
+    /// Why nothing of it can.
+    pub refused: Option<String>,
+    /// Tables of which not everything can.
+    pub tables: Vec<Limit>,
+}
+
+/// A table of which not everything can be captured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limit {
+    /// Schema and name.
+    pub table: String,
+    /// Why.
+    pub why: String,
+    /// Whether new rows can be captured all the same.
+    pub added_to: bool,
+}
+
+const ADDED_ONLY: &str = "rows can only be added: it has no key whose values can be hashed";
+
 /// Why no write of a table can be captured.
 fn uncovered(table: &Table) -> Option<(String, String)> {
     if table.temporary || table.kind.is_some() {
@@ -225,7 +261,7 @@ fn uncovered(table: &Table) -> Option<(String, String)> {
     }
     let why = match (table.unreadable, &table.key) {
         (Some(why), _) => why.to_owned(),
-        (None, None) => "rows can only be added: it has no key whose values can be hashed".to_owned(),
+        (None, None) => ADDED_ONLY.to_owned(),
         (None, Some(_)) => table.writes_more.first()?.what.clone(),
     };
     Some((format!("{}.{}", table.schema, table.name), why))

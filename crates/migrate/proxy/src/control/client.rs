@@ -53,13 +53,16 @@ impl Client {
 
     /// The next line of a capture. Nothing is lost when this is dropped before it is there.
     pub async fn next(&mut self) -> Result<Reply, ControlError> {
+        Reply::of_line(&self.line().await?)
+    }
+
+    /// The same as it came, with its end, for [`Reply::of_line`].
+    pub async fn line(&mut self) -> Result<Vec<u8>, ControlError> {
         self.stream.read_until(b'\n', &mut self.line).await?;
-        if self.line.pop() != Some(b'\n') {
+        if !self.line.ends_with(b"\n") {
             return Err(ControlError::Closed);
         }
-        let line = std::mem::take(&mut self.line);
-        serde_json::from_slice(&line)
-            .map_err(|_| ControlError::NotUnderstood(String::from_utf8_lossy(&line).trim_end().to_owned()))
+        Ok(std::mem::take(&mut self.line))
     }
 
     /// Asks, and waits for the reply; a refusal is an error. Dropped before it is there, the next question waits for both
@@ -84,6 +87,14 @@ impl Client {
             Reply::Error { message } => Err(ControlError::Refused(message)),
             reply => Ok(reply),
         }
+    }
+}
+
+impl Reply {
+    /// From a line of a control connection.
+    pub fn of_line(line: &[u8]) -> Result<Reply, ControlError> {
+        serde_json::from_slice(line)
+            .map_err(|_| ControlError::NotUnderstood(String::from_utf8_lossy(line).trim_end().to_owned()))
     }
 }
 
