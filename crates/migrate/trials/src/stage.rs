@@ -64,6 +64,14 @@ impl Stage {
         Stage::of(Cluster::start(&settings), Cluster::start(&settings))
     }
 
+    /// The same with a source whose log tells of no rows: the proxy captures them.
+    #[track_caller]
+    pub fn without_logical_log() -> Stage {
+        let deadlocks = "deadlock_timeout=100ms";
+        let source = Cluster::start(&["wal_level=replica", "max_replication_slots=0", deadlocks]);
+        Stage::of(source, Cluster::start(&["wal_level=logical", deadlocks]))
+    }
+
     /// The same with servers that run.
     #[track_caller]
     pub fn of(source: Cluster, target: Cluster) -> Stage {

@@ -67,6 +67,32 @@ const SEEDS: [u64; 4] = [
     228, // the network to the target, where clients are, is cut in the switch-over
 ];
 
+/// A source whose log tells of no rows: the capture ends with whatever fails, and the next command begins anew. Long form:
+/// anything at any moment.
+#[test]
+fn nothing_is_lost_where_rows_are_captured_by_the_proxy() {
+    if !available() {
+        return;
+    }
+    let mut stage = Stage::without_logical_log();
+    Trial::prepare(&stage);
+    if !is_soak() {
+        for (back, fault, moment) in [
+            (false, Fault::KillProxy, at("catch-up", 20)),
+            (true, Fault::None, Moment { phase: None, after: Duration::ZERO }),
+        ] {
+            Trial { back, fault, moment, isolation: LEVELS[1], seed: 7 }.run(&mut stage);
+        }
+        return;
+    }
+    let (rounds, first) = (rounds(0, 100), Random::seed());
+    for round in 0..rounds {
+        println!("round {round} of {rounds}");
+        Trial::any(round % 2 == 1, first.wrapping_add(round as u64)).run(&mut stage);
+    }
+    println!("COUNT faults with images of rows {rounds}");
+}
+
 /// Anything at any moment; in pieces with `STILLPOINT_SOAK_PIECES`.
 #[test]
 fn anything_at_any_moment() {
