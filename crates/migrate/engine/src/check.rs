@@ -122,17 +122,12 @@ async fn rows_only(link: &mut Link, targets: i64, findings: &mut Vec<Finding>) -
             &limit.why
         };
         let found = findings.iter_mut().find(|finding| finding.kind == "table" && finding.name == limit.table);
-        match found {
-            Some(finding) => finding.note = format!("{}; {note}", finding.note),
-            None => continue,
+        if let Some(finding) = found {
+            finding.note = format!("{}; {note}", finding.note);
         }
         if !limit.added_to {
             refuse(findings, "capture", limit.table, format!("{}: images of its rows cannot be had", limit.why));
         }
-    }
-    for finding in findings.iter_mut().filter(|finding| finding.kind == "partitioned table") {
-        finding.verdict = Verdict::Refused;
-        finding.note = "images of rows name the partitioned table and not the partition; pgoutput does".into();
     }
     Ok(())
 }

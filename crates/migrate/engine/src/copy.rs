@@ -123,6 +123,7 @@ mod tests {
             oid: 1,
             schema: "public".into(),
             name: "t".into(),
+            partitioned: false,
             pages,
             columns: vec![ColumnDef::of("a", true)],
             key: None,

@@ -49,6 +49,8 @@ pub(crate) struct TableDef {
     pub(crate) oid: u32,
     pub(crate) schema: String,
     pub(crate) name: String,
+    /// Its rows lie in its partitions.
+    pub(crate) partitioned: bool,
     /// Pages of 8 KiB at this moment.
     pub(crate) pages: u64,
     pub(crate) columns: Vec<ColumnDef>,
@@ -63,8 +65,10 @@ pub(crate) struct TableDef {
 /// Tables and sequences of a database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Inventory {
-    /// Ordered by name.
+    /// Those that hold rows.
     pub(crate) tables: Vec<TableDef>,
+    /// Partitioned ones.
+    pub(crate) partitioned: Vec<TableDef>,
     /// Qualified names, quoted.
     pub(crate) sequences: Vec<String>,
 }
@@ -73,6 +77,11 @@ impl TableDef {
     /// `"schema"."table"`.
     pub(crate) fn qualified(&self) -> String {
         format!("{}.{}", identifier(&self.schema), identifier(&self.name))
+    }
+
+    /// The same as what is updated or deleted from: no table that inherits from it, but all partitions.
+    pub(crate) fn alone(&self) -> String {
+        if self.partitioned { self.qualified() } else { format!("ONLY {}", self.qualified()) }
     }
 
     /// Its name for people.
@@ -119,7 +128,8 @@ impl Inventory {
             ))
             .await?;
         let sequences = sequences.into_iter().filter_map(|row| row.into_iter().next().flatten()).collect();
-        Ok(Inventory { tables: tables.into_values().collect(), sequences })
+        let (partitioned, tables) = tables.into_values().partition(|table| table.partitioned);
+        Ok(Inventory { tables, partitioned, sequences })
     }
 
     /// How many bytes the tables take.
@@ -132,9 +142,10 @@ impl Inventory {
 async fn read_tables(link: &mut Link) -> Result<BTreeMap<u32, TableDef>, Error> {
     let rows = link
         .query(&format!(
-            "SELECT c.oid, n.nspname, c.relname, pg_relation_size(c.oid) / 8192, c.relreplident FROM pg_class c \
+            "SELECT c.oid, n.nspname, c.relname, pg_relation_size(c.oid) / 8192, c.relreplident, \
+             c.relkind = 'p' FROM pg_class c \
              JOIN pg_namespace n ON n.oid = c.relnamespace \
-             WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND {USER_SCHEMA} AND {NOT_OF_EXTENSION} ORDER BY 2, 3"
+             WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND {USER_SCHEMA} AND {NOT_OF_EXTENSION} ORDER BY 2, 3"
         ))
         .await?;
     let mut tables = BTreeMap::new();
@@ -146,6 +157,7 @@ async fn read_tables(link: &mut Link) -> Result<BTreeMap<u32, TableDef>, Error> 
                 oid,
                 schema: text(&row, 1),
                 name: text(&row, 2),
+                partitioned: text(&row, 5) == "t",
                 pages: number(&row, 3),
                 columns: Vec::new(),
                 key: None,

@@ -138,7 +138,9 @@ async fn a_source_without_a_logical_log_is_moved_by_images_of_rows() {
     bench.source.sql("postgres", "CREATE DATABASE shop");
     bench.source.pgbench("shop", &["-i", "-s", "2", "-q"]);
     let setup = "CREATE TABLE item (stock int, id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text UNIQUE, \
-         twice int GENERATED ALWAYS AS (stock * 2) STORED, at timestamptz DEFAULT clock_timestamp(), tags text[])";
+         twice int GENERATED ALWAYS AS (stock * 2) STORED, at timestamptz DEFAULT clock_timestamp(), tags text[]); \
+         CREATE TABLE parts (part int, n int, v text, PRIMARY KEY (part, n)) PARTITION BY LIST (part); \
+         CREATE TABLE parts_1 PARTITION OF parts FOR VALUES IN (1); CREATE TABLE parts_rest PARTITION OF parts DEFAULT";
     bench.source.sql("shop", setup);
     let (port, control) = proxy(bench.dir.path(), &bench.source);
     let mut options = bench.options("shop");
@@ -147,7 +149,9 @@ async fn a_source_without_a_logical_log_is_moved_by_images_of_rows() {
     let text = "\\set n random(1, 300)\n\\set m random(1, 300)\nBEGIN;\n\
          INSERT INTO item (stock, name, tags) VALUES (:n, 'n' || :n, ARRAY['a', NULL, '\"']) \
          ON CONFLICT (name) DO UPDATE SET stock = item.stock + 1, at = clock_timestamp();\n\
-         DELETE FROM item WHERE name = 'n' || :m;\nEND;\n";
+         DELETE FROM item WHERE name = 'n' || :m;\n\
+         INSERT INTO parts VALUES (:n % 3, :n, '') ON CONFLICT (part, n) DO UPDATE SET v = parts.v || 'x';\n\
+         UPDATE parts SET v = 'y' WHERE n = :m;\nDELETE FROM parts WHERE n = :m + 1;\nEND;\n";
     std::fs::write(&script, text).expect("write a script");
     let items = ["-n", "-c", "3", "-T", "600", "-R", "60", "-f", script.to_str().expect("a path")];
     let items = bench.source.pgbench_load("shop", port, &items);

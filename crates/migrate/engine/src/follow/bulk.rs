@@ -285,7 +285,7 @@ impl Many {
             format!("unnest({}) AS v({})", arrays.collect::<Vec<_>>().join(", "), list(columns, ""))
         };
         let same = key.iter().map(|at| format!("t.{0} = v.{0}", name(at))).collect::<Vec<_>>().join(" AND ");
-        let table = def.qualified();
+        let (table, alone) = (def.qualified(), def.alone());
         match &self.shape {
             ManyShape::Insert(_) => {
                 let columns = list(&all, "");
@@ -297,9 +297,9 @@ impl Many {
                 let sets: Vec<String> =
                     columns.iter().filter(|at| !key.contains(at)).map(|at| format!("{0} = v.{0}", name(at))).collect();
                 let sets = if sets.is_empty() { format!("{0} = v.{0}", name(&key[0])) } else { sets.join(", ") };
-                format!("UPDATE ONLY {table} t SET {sets} FROM {} WHERE {same}", rows(&columns))
+                format!("UPDATE {alone} t SET {sets} FROM {} WHERE {same}", rows(&columns))
             }
-            ManyShape::Delete(_) => format!("DELETE FROM ONLY {table} t USING {} WHERE {same}", rows(&key)),
+            ManyShape::Delete(_) => format!("DELETE FROM {alone} t USING {} WHERE {same}", rows(&key)),
         }
     }
 }

@@ -63,7 +63,8 @@ struct Known {
 impl Reader {
     /// `seen` is the snapshot that was copied.
     pub(crate) fn new(spool: Arc<Spool>, seen: SourceSnapshot, inventory: &Inventory, markers: Arc<Markers>) -> Reader {
-        let inventory = inventory.tables.iter().map(|table| (table.oid, table.clone())).collect();
+        let tables = inventory.tables.iter().chain(&inventory.partitioned);
+        let inventory = tables.map(|table| (table.oid, table.clone())).collect();
         Reader { spool, translator: Translator { inventory, seen, tables: HashMap::new() }, markers, received: 0 }
     }
 

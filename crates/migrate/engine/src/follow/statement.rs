@@ -55,15 +55,10 @@ impl Write {
                         sets.push(format!("{} = ${number}", identifier(&column.name)));
                     }
                 }
-                format!(
-                    "UPDATE ONLY {} SET {} WHERE {}",
-                    table.def.qualified(),
-                    sets.join(", "),
-                    place(table, number + 1)
-                )
+                format!("UPDATE {} SET {} WHERE {}", table.def.alone(), sets.join(", "), place(table, number + 1))
             }
             Write::Delete { table, .. } => {
-                format!("DELETE FROM ONLY {} WHERE {}", table.def.qualified(), place(table, 1))
+                format!("DELETE FROM {} WHERE {}", table.def.alone(), place(table, 1))
             }
             Write::Truncate { tables, restart_identity } => {
                 let names: Vec<String> = tables.iter().map(|table| table.def.qualified()).collect();

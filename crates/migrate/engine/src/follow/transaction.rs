@@ -269,6 +269,7 @@ pub(crate) mod tests {
             oid: 5,
             schema: "public".into(),
             name: "t".into(),
+            partitioned: false,
             pages: 1,
             columns: vec![column("id"), column("mail"), column("note")],
             key: keyed.then(|| vec![0]),
@@ -298,7 +299,7 @@ pub(crate) mod tests {
     }
 
     fn assembler(def: &TableDef) -> Assembler {
-        let inventory = Inventory { tables: vec![def.clone()], sequences: Vec::new() };
+        let inventory = Inventory { tables: vec![def.clone()], partitioned: Vec::new(), sequences: Vec::new() };
         let mut assembler = Assembler::new(&inventory);
         assembler.take(Message::Relation(relation(def)), 0).unwrap();
         assembler
