@@ -123,9 +123,12 @@ pub enum Error {
     /// Clients cannot be led to the server itself again; nothing has been touched.
     #[error("clients are not led back to the server: {}", .0.join("; "))]
     Detach(Vec<String>),
-    /// The proxy cannot be talked to, or refused.
+    /// The proxy refused, or does not answer.
     #[error("proxy: {0}")]
     Proxy(String),
+    /// The proxy is not there, or went away: another one may serve in its place.
+    #[error("proxy: {0}")]
+    ProxyGone(String),
     /// The journal cannot be read or written.
     #[error("journal {path}")]
     Journal {

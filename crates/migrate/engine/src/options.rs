@@ -164,7 +164,7 @@ impl Failure {
             (Error::TimedOut { .. }, _) => "end what is named, or give it longer, and run it again",
             (Error::SchemaChanged(_) | Error::InTheWay(_), _) => "run it again when definitions rest",
             (Error::Outrun { .. }, _) => "more players (--players), or run it when there is less load",
-            (Error::Proxy(_), _) => "see that the proxy runs and knows the tenant",
+            (Error::Proxy(_) | Error::ProxyGone(_), _) => "see that the proxy runs and knows the tenant",
             (Error::WrongPhase(_), _) => "`stillpoint migrate status`",
             (_, State::OnTarget) => "`stillpoint migrate status`, then `fallback` or `finish`",
             _ => "mend what is named, and run it again",
