@@ -125,7 +125,9 @@ fn failure(error: Error) -> Failure {
     let hint = match &error {
         Error::Attach(_) => "mend what is named, then see what would be done with --dry-run",
         Error::Detach(_) => "`fallback` or `finish` ends a migration; --moved says that clients know the new server",
-        Error::Proxy(_) => "see that the proxy of --config runs: stillpoint migrate proxy --config FILE",
+        Error::Proxy(_) | Error::ProxyGone(_) => {
+            "see that the proxy of --config runs: stillpoint migrate proxy --config FILE"
+        }
         Error::Program { .. } => "rules of nftables take root on the machine where connections arrive",
         _ => "see that the server runs, and that --source says how clients reach it",
     };

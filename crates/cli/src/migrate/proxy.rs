@@ -47,6 +47,8 @@ const EXAMPLE: &str = r#"The configuration file (TOML):
   from = ["10.1.0.0/16", "local"]
   tls  = "required"
 
+With --standby on the same machine, with the same configuration, a second proxy waits, and serves as soon as the first is gone.
+
 Signals: SIGHUP reads the file anew, SIGTERM lets transactions finish, SIGINT does not.
 STILLPOINT_LOG=info (debug, ...) says what is logged to stderr; passwords and keys never are.
 Servers see the proxy's address: give it a line in pg_hba.conf with scram-sha-256, md5 or trust (not peer, ldap or gss)."#;
@@ -58,6 +60,10 @@ pub(crate) struct Args {
     /// The configuration file; `--help` shows one.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
+    /// Serve when no other proxy with this configuration does: at once, or as soon as the one that does is gone. Of those that
+    /// wait there is one.
+    #[arg(long)]
+    standby: bool,
     /// Check the file and the files that it names, say what is surprising, and end.
     #[arg(long, visible_alias = "dry-run")]
     check_config: bool,
@@ -96,18 +102,33 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         output.json(&line("proxy-config-checked", &config));
         return Ok(());
     }
+    let places = |config: &Config| config.listen.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let standing_by = |config: &Config| {
+        let control = config.control.display();
+        output.line(format_args!("standing by for the proxy at {control}, to serve at {}", places(config)));
+        output.json(&line("proxy-stands-by", config));
+    };
     let started = |config: &Config| {
-        let at: Vec<String> = config.listen.iter().map(ToString::to_string).collect();
-        output.line(format_args!("serving at {}; control socket {}", at.join(", "), config.control.display()));
+        output.line(format_args!("serving at {}; control socket {}", places(config), config.control.display()));
         output.json(&line("proxy-started", config));
     };
-    stillpoint_migrate_proxy::run(&args.config, started).map_err(|error| refused(error, &args))
+    let ended = if args.standby {
+        stillpoint_migrate_proxy::stand_by(&args.config, standing_by, started)
+    } else {
+        stillpoint_migrate_proxy::run(&args.config, started)
+    };
+    ended.map_err(|error| refused(error, &args))
 }
 
 fn refused(error: StartError, args: &Args) -> Failure {
     let hint = match &error {
         StartError::Config(_) => format!("stillpoint migrate proxy --config {} --check-config", args.config.display()),
-        StartError::Taken(_) => "stop the other proxy with SIGTERM, or give this one a `control` of its own".into(),
+        StartError::Taken(_) | StartError::Served { .. } => {
+            "stop the other proxy with SIGTERM, or give this one `control` and `routes` of its own; --standby waits for its end".into()
+        }
+        StartError::StandBy { .. } => {
+            "start it with the file of the proxy that serves (after SIGHUP there, if that was changed), once".into()
+        }
         _ => "stillpoint migrate proxy --help".into(),
     };
     Failure::refused(error).hint(hint)

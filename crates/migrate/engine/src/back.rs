@@ -2,13 +2,14 @@
 
 use crate::fault::{FaultPoint, reach};
 use crate::follow::{Feed, Follower, Plan};
+use crate::front::is_served;
 use crate::inventory::Inventory;
 use crate::journal::{Journal, Phase};
 use crate::link::{Link, Purpose};
 use crate::options::{Failure, Options, State};
 use crate::outfit::{self, PUBLICATIONS};
 use crate::progress::{Observer, Teller};
-use crate::run::{Following, Outcome, catch_up, compare_between, fingerprint};
+use crate::run::{Following, LOSSES, Outcome, catch_up, compare_between, fingerprint};
 use crate::switch::{self, Direction};
 use crate::{Error, fence, undo};
 use std::time::Duration;
@@ -18,13 +19,24 @@ const LOCK_LIMIT: Duration = Duration::from_secs(10);
 
 /// Repeats on the source what was committed on the target since the switch, and sends clients back. A failure before
 /// they are sent leaves them on the target, and the way back open. Where they are on the source already it removes what an
-/// earlier command left.
+/// earlier command left. Where the proxy is lost and another one serves in its place it begins anew.
 pub async fn fallback(options: &Options, observer: Observer) -> Result<Outcome, Failure> {
     let teller = Teller::new(observer, "fallback");
+    let mut lost = 0;
+    loop {
+        if let Some(outcome) = attempt(options, lost < LOSSES, &teller).await? {
+            return Ok(outcome);
+        }
+        lost += 1;
+    }
+}
+
+/// How it ended; nothing when the proxy was lost with clients on the target, another one serves, and it `may_go_on`.
+async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<Option<Outcome>, Failure> {
     let options = &options.recorded().map_err(Failure::untouched)?;
     let mut journal = Journal::open(&options.state, &options.source.database).map_err(Failure::untouched)?;
     match journal.record.phase {
-        Phase::Returned => return taken_away(options, journal, Outcome::AlreadyThere).await,
+        Phase::Returned => return taken_away(options, journal, Outcome::AlreadyThere).await.map(Some),
         Phase::Switched | Phase::Returning if journal.record.way_back => {}
         Phase::Switched | Phase::Returning => {
             let text = "this migration was told to keep no way back (--no-fallback)";
@@ -39,7 +51,7 @@ pub async fn fallback(options: &Options, observer: Observer) -> Result<Outcome, 
         // An earlier attempt was cut off: it may have come to pass.
         let returned = switch::serves(options, &options.source).await;
         match returned {
-            Ok(true) => return taken_away(options, journal, Outcome::AlreadyThere).await,
+            Ok(true) => return taken_away(options, journal, Outcome::AlreadyThere).await.map(Some),
             Ok(false) => {
                 let lifted = fence::lift_if_shut(&options.target, journal.record.fenced_target.as_ref()).await;
                 lifted.map_err(Failure::on_target)?;
@@ -48,7 +60,7 @@ pub async fn fallback(options: &Options, observer: Observer) -> Result<Outcome, 
         }
     }
     let ended = tokio::select! {
-        ended = steps(options, &mut journal, &teller) => ended,
+        ended = steps(options, &mut journal, teller) => ended,
         () = options.interrupt.notified() => Err(Error::Interrupted),
     };
     let returned = match (&ended, journal.record.phase) {
@@ -57,15 +69,19 @@ pub async fn fallback(options: &Options, observer: Observer) -> Result<Outcome, 
         _ => Ok(false),
     };
     match (ended, returned) {
-        (Ok(paused), _) => taken_away(options, journal, Outcome::Switched { paused }).await,
+        (Ok(paused), _) => taken_away(options, journal, Outcome::Switched { paused }).await.map(Some),
         (Err(error), Ok(true)) => {
             let state = State::OnSourceWithRemains("the migration's own things".into());
             Err(Failure { error, state })
         }
         (Err(error), Ok(false)) => {
             teller.tell(EventKind::FellBack { transition: 0, reason: error.to_string() });
-            let stayed = stay_on_target(options, &mut journal).await;
-            Err(Failure::on_target(stayed.err().unwrap_or(error)))
+            stay_on_target(options, &mut journal).await.map_err(Failure::on_target)?;
+            if may_go_on && matches!(error, Error::ProxyGone(_)) && is_served(options).await {
+                teller.warn("another proxy serves in its place: it begins anew".into());
+                return Ok(None);
+            }
+            Err(Failure::on_target(error))
         }
         (Err(error), Err(unknown)) => Err(Failure { error, state: State::Unknown(unknown.to_string()) }),
     }

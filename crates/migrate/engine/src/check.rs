@@ -143,7 +143,7 @@ async fn strangers(link: &mut Link, options: &Options, by: Capture, findings: &m
     };
     let strangers = match asking.await {
         Ok(strangers) => strangers,
-        Err(error @ Error::Proxy(_)) => {
+        Err(error @ (Error::Proxy(_) | Error::ProxyGone(_))) => {
             let why = format!("{error}; `run` needs it, and which sessions bypass it is not known");
             findings.push(note("proxy", options.tenant.clone(), why));
             return Ok(());

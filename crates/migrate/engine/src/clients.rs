@@ -136,7 +136,18 @@ impl Clients {
         if window < WINDOW {
             return Ok(());
         }
-        let Some(kept) = self.kept().await? else { return Ok(()) };
+        let kept = match self.kept().await {
+            // A proxy that has taken its place counts anew. While there is none, there is nobody to heed.
+            Err(Error::ProxyGone(_)) => {
+                if let Ok(front) = self.front.again().await {
+                    self.front = front;
+                    self.last = (Instant::now(), self.front.served().await.unwrap_or_default());
+                }
+                return Ok(());
+            }
+            kept => kept?,
+        };
+        let Some(kept) = kept else { return Ok(()) };
         for throttle in throttles {
             let before = throttle.rate();
             let Some(allowed) = throttle.heed(kept, self.share, window) else { continue };

@@ -126,9 +126,12 @@ pub enum Error {
     /// What clients commit is not captured any more.
     #[error("the capture in the proxy ended: {0}")]
     Capture(String),
-    /// The proxy cannot be talked to, or refused.
+    /// The proxy refused, or does not answer.
     #[error("proxy: {0}")]
     Proxy(String),
+    /// The proxy is not there, or went away: another one may serve in its place.
+    #[error("proxy: {0}")]
+    ProxyGone(String),
     /// The journal cannot be read or written.
     #[error("journal {path}")]
     Journal {

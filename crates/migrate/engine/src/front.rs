@@ -1,9 +1,10 @@
 //! The proxy in front of both servers, as far as the manager needs it: its control socket, asked about one tenant.
 
+use crate::options::Options;
 use crate::{Error, Server};
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use stillpoint_migrate_proxy::control::{
     Client, ControlError, Phase, Remark, Reply, Request, Status, TargetSpec, TenantStatus,
@@ -16,9 +17,13 @@ const ANSWERING: Duration = Duration::from_secs(2);
 /// More than the proxy's own limits; it is the proxy that falls back by itself.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
+/// A proxy that stands by serves by then; so does one that a service manager has started again.
+const TAKING_OVER: Duration = Duration::from_secs(5);
+
 /// A conversation with the proxy about one tenant. Dropping it ends a pause: clients go on where they are.
 pub(crate) struct Front {
     client: Client,
+    path: PathBuf,
     tenant: String,
 }
 
@@ -40,7 +45,12 @@ pub(crate) struct Served {
 impl Front {
     pub(crate) async fn connect(path: &Path, tenant: &str) -> Result<Front, Error> {
         let client = Client::connect(path).await.map_err(|error| broken(&error))?;
-        Ok(Front { client, tenant: tenant.into() })
+        Ok(Front { client, path: path.into(), tenant: tenant.into() })
+    }
+
+    /// The same conversation with whoever is there now.
+    pub(crate) async fn again(&self) -> Result<Front, Error> {
+        Front::connect(&self.path, &self.tenant).await
     }
 
     async fn ask(&mut self, request: Request) -> Result<Reply, Error> {
@@ -159,8 +169,31 @@ impl Front {
     }
 }
 
+/// Asks a proxy; where there is none, for as long as another one may be about to take its place.
+pub(crate) async fn patiently<T, F: Future<Output = Result<T, Error>>>(ask: impl Fn() -> F) -> Result<T, Error> {
+    let begun = tokio::time::Instant::now();
+    loop {
+        match ask().await {
+            Err(Error::ProxyGone(_)) if begun.elapsed() < TAKING_OVER => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            answered => return answered,
+        }
+    }
+}
+
+/// Whether a proxy that knows the tenant serves, now or in a moment.
+pub(crate) async fn is_served(options: &Options) -> bool {
+    let serving = || async { Front::connect(&options.proxy, &options.tenant).await?.serving().await };
+    matches!(patiently(serving).await, Ok(Some(_)))
+}
+
 pub(crate) fn broken(error: &ControlError) -> Error {
-    Error::Proxy(error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {source}")))
+    let text = error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {source}"));
+    match error {
+        ControlError::Connect { .. } | ControlError::Closed | ControlError::Io(_) => Error::ProxyGone(text),
+        ControlError::NotUnderstood(_) | ControlError::Refused(_) => Error::Proxy(text),
+    }
 }
 
 fn out_of_turn(reply: &Reply) -> Error {

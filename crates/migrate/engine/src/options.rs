@@ -168,7 +168,7 @@ impl Failure {
             (Error::SchemaChanged(_) | Error::InTheWay(_), _) => "run it again when definitions rest",
             (Error::Outrun { .. }, _) => "more players (--players), or run it when there is less load",
             (Error::Capture(_), _) => "run it again without what is named, or with wal_level=logical on the source",
-            (Error::Proxy(_), _) => "see that the proxy runs and knows the tenant",
+            (Error::Proxy(_) | Error::ProxyGone(_), _) => "see that the proxy runs and knows the tenant",
             (Error::WrongPhase(_), _) => "`stillpoint migrate status`",
             (_, State::OnTarget) => "`stillpoint migrate status`, then `fallback` or `finish`",
             _ => "mend what is named, and run it again",

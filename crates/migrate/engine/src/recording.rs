@@ -32,7 +32,7 @@ const LOOKING: Duration = Duration::from_millis(500);
 /// What is read of the file at once.
 const CHUNK: u64 = 1 << 20;
 /// How the last line of a capture begins.
-const OVER: &[u8] = br#"{"reply":"capture_over""#;
+const LAST_LINE: &[u8] = br#"{"reply":"capture_over""#;
 
 /// A capture that runs. Dropping it ends it.
 #[derive(Debug)]
@@ -55,7 +55,34 @@ pub(crate) struct Spool {
 struct State {
     read: u64,
     written: u64,
-    over: Option<String>,
+    over: Option<Over>,
+}
+
+/// Why nothing more comes.
+#[derive(Debug, Clone)]
+enum Over {
+    /// Something is not captured, or not seen.
+    Missed(String),
+    /// There is no proxy any more.
+    Gone(String),
+}
+
+impl Over {
+    fn error(&self) -> Error {
+        match self.clone() {
+            Over::Missed(why) => Error::Capture(why),
+            Over::Gone(why) => Error::ProxyGone(why),
+        }
+    }
+}
+
+impl From<Error> for Over {
+    fn from(error: Error) -> Over {
+        match error {
+            Error::ProxyGone(why) => Over::Gone(why),
+            other => Over::Missed(other.to_string()),
+        }
+    }
 }
 
 impl Recording {
@@ -90,7 +117,7 @@ impl Recording {
 
     /// Why it is of no use any more.
     pub(crate) fn failure(&self) -> Option<Error> {
-        self.spool.lock().over.clone().map(Error::Capture)
+        self.spool.lock().over.as_ref().map(Over::error)
     }
 
     /// Bytes that wait to be repeated.
@@ -132,20 +159,21 @@ impl Stamps {
 }
 
 /// Writes down what comes; why nothing more does.
-async fn take(mut client: Client, spool: &Spool) -> String {
+async fn take(mut client: Client, spool: &Spool) -> Over {
     loop {
-        match client.line().await {
-            Ok(line) if line.starts_with(OVER) => match Reply::of_line(&line) {
-                Ok(Reply::CaptureOver { why }) => return why,
-                Ok(reply) => return format!("the proxy said {reply:?}"),
-                Err(error) => return error.to_string(),
-            },
-            Ok(line) => {
-                if let Err(error) = spool.put(&line) {
-                    return format!("what is captured cannot be written down: {error}");
-                }
-            }
-            Err(error) => return broken(&error).to_string(),
+        let line = match client.line().await {
+            Ok(line) => line,
+            Err(error) => return broken(&error).into(),
+        };
+        if line.starts_with(LAST_LINE) {
+            return Over::Missed(match Reply::of_line(&line) {
+                Ok(Reply::CaptureOver { why }) => why,
+                Ok(reply) => format!("the proxy said {reply:?}"),
+                Err(error) => error.to_string(),
+            });
+        }
+        if let Err(error) = spool.put(&line) {
+            return Over::Missed(format!("what is captured cannot be written down: {error}"));
         }
     }
 }
@@ -165,15 +193,17 @@ impl Watch {
     }
 
     /// Returns when it has found one, or cannot look any more.
-    async fn find(mut self) -> String {
+    async fn find(mut self) -> Over {
         let mut tick = tokio::time::interval(LOOKING);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tick.tick().await;
             match self.look().await {
                 Ok(None) => {}
-                Ok(Some(who)) => return format!("{who} does not come through the proxy: what it writes is not seen"),
-                Err(error) => return format!("sessions that bypass the proxy cannot be looked for: {error}"),
+                Ok(Some(who)) => {
+                    return Over::Missed(format!("{who} does not come through the proxy: what it writes is not seen"));
+                }
+                Err(error) => return error.into(),
             }
         }
     }
@@ -199,7 +229,7 @@ impl Spool {
     }
 
     /// The first reason is the one that is told.
-    fn end(&self, why: String) {
+    fn end(&self, why: Over) {
         self.lock().over.get_or_insert(why);
         self.changed.notify_one();
     }
@@ -210,8 +240,8 @@ impl Spool {
             let changed = self.changed.notified();
             let (from, length) = {
                 let state = self.lock();
-                if let Some(why) = &state.over {
-                    return Err(Error::Capture(why.clone()));
+                if let Some(over) = &state.over {
+                    return Err(over.error());
                 }
                 (state.read, (state.written - state.read).min(CHUNK) as usize)
             };
@@ -270,8 +300,8 @@ mod tests {
     async fn the_first_reason_is_told_and_nothing_more_comes() {
         let spool = spool();
         spool.put(b"line\n").unwrap();
-        spool.end("a TRUNCATE".into());
-        spool.end("the proxy is gone".into());
+        spool.end(Over::Missed("a TRUNCATE".into()));
+        spool.end(Over::Gone("the proxy is gone".into()));
         let Error::Capture(why) = spool.take(&mut Vec::new()).await.unwrap_err() else { panic!("another error") };
         assert_eq!(why, "a TRUNCATE");
     }

@@ -12,6 +12,7 @@ use crate::copy::{Copied, copy};
 use crate::definitions;
 use crate::fault::{FaultPoint, reach};
 use crate::follow::{Feed, Follower, Plan, SourceSnapshot};
+use crate::front::{Front, is_served};
 use crate::inventory::{Inventory, number, text};
 use crate::journal::{self, Capture, Journal, Other, Phase, Record};
 use crate::link::{Link, Purpose, literal};
@@ -35,6 +36,9 @@ const CAUGHT_UP: Duration = Duration::from_millis(200);
 const REPLAYED: Bounds = Bounds { least: 100, first: 4000 };
 /// How long a barrier may take to be reached.
 pub(crate) const BARRIER_LIMIT: Duration = Duration::from_secs(30);
+
+/// Proxies that may be lost one after the other.
+pub(crate) const LOSSES: u32 = 5;
 
 /// How a way there or back ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,32 +84,46 @@ pub(crate) struct Following {
 
 /// Moves a database. Whatever happens before the switch leaves clients on the source, and what was put on the servers is
 /// taken away again; after it, they are on the target.
+///
+/// Where the proxy is lost and another one serves in its place, the migration goes on as if it were called again: from where
+/// the target follows, or else from its first step.
 pub async fn run(options: &Options, observer: Observer) -> Result<Outcome, Failure> {
     let teller = Teller::new(observer, "migrate");
+    let mut lost = 0;
+    loop {
+        if let Some(outcome) = attempt(options, lost < LOSSES, &teller).await? {
+            return Ok(outcome);
+        }
+        lost += 1;
+    }
+}
+
+/// How a migration ended; nothing when the proxy was lost before the switch, another one serves, and it `may_go_on`.
+async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<Option<Outcome>, Failure> {
     let options = &options.recorded().map_err(Failure::untouched)?;
     let there = journal::peek(&options.state, &options.source.database).map_err(Failure::untouched)?;
     let mut journal = match there.map(|record| record.phase) {
-        None => begin(options, &teller).await.map_err(Failure::untouched)?,
+        None => begin(options, teller).await.map_err(Failure::untouched)?,
         Some(Phase::Switched) => {
             switch::settle_again(options).await.map_err(Failure::on_target)?;
-            return Ok(Outcome::AlreadyThere);
+            return Ok(Some(Outcome::AlreadyThere));
         }
         Some(Phase::Returning) => {
             let text = "clients are on their way back: `fallback` goes on with it";
             return Err(Failure::on_target(Error::WrongPhase(text.into())));
         }
-        Some(_) => match undo::recover(options, &teller).await? {
+        Some(_) => match undo::recover(options, teller).await? {
             undo::Recovered::Following(journal) => *journal,
-            undo::Recovered::Switched => return Ok(Outcome::AlreadyThere),
-            undo::Recovered::Nothing => begin(options, &teller).await.map_err(Failure::untouched)?,
+            undo::Recovered::Switched => return Ok(Some(Outcome::AlreadyThere)),
+            undo::Recovered::Nothing => begin(options, teller).await.map_err(Failure::untouched)?,
         },
     };
     let ended = tokio::select! {
-        ended = steps(options, &mut journal, &teller) => ended,
+        ended = steps(options, &mut journal, teller) => ended,
         () = options.interrupt.notified() => Err(Error::Interrupted),
     };
     let error = match ended {
-        Ok(paused) => return Ok(Outcome::Switched { paused }),
+        Ok(paused) => return Ok(Some(Outcome::Switched { paused })),
         Err(error) => error,
     };
     // Another target may have taken the place of the first.
@@ -122,6 +140,10 @@ pub async fn run(options: &Options, observer: Observer) -> Result<Outcome, Failu
     };
     match switched {
         Ok(true) => Err(Failure::on_target(error)),
+        Ok(false) if may_go_on && matches!(error, Error::ProxyGone(_)) && is_served(options).await => {
+            teller.warn(format!("{error}; another one serves in its place"));
+            Ok(None)
+        }
         Ok(false) => {
             teller.tell(EventKind::FellBack { transition: 0, reason: error.to_string() });
             let state = undo::undo(options, journal).await;
@@ -178,7 +200,7 @@ async fn begin(options: &Options, teller: &Teller) -> Result<Journal, Error> {
     let checking = crate::check(options);
     let report = teller.phase("check", checking).await?;
     report.accepted()?;
-    let mut front = crate::front::Front::connect(&options.proxy, &options.tenant).await?;
+    let mut front = Front::connect(&options.proxy, &options.tenant).await?;
     if front.serving().await?.is_none() {
         return Err(Error::Proxy(format!("tenant {} is not known to it", options.tenant)));
     }

@@ -7,7 +7,7 @@
 //! ```
 
 use crate::fault::{FaultPoint, reach};
-use crate::front::Front;
+use crate::front::{Front, patiently};
 use crate::inventory::{Inventory, text};
 use crate::journal::{Capture, Journal, Phase, Record};
 use crate::link::{Link, Purpose, literal};
@@ -272,8 +272,8 @@ async fn back_to_work(journal: &mut Journal, prepared: &mut Prepared, direction:
 
 /// Whether the proxy serves the tenant from `server`.
 pub(crate) async fn serves(options: &Options, server: &Server) -> Result<bool, Error> {
-    let mut front = Front::connect(&options.proxy, &options.tenant).await?;
-    Ok(front.settled().await? == Some(server.host_and_port()))
+    let serving = || async { Front::connect(&options.proxy, &options.tenant).await?.settled().await };
+    Ok(patiently(serving).await? == Some(server.host_and_port()))
 }
 
 /// [`settle`], when it was cut off: the slot on the source tells, or the journal where there is none.

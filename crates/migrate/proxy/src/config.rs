@@ -49,6 +49,9 @@ pub struct Config {
     /// Who may connect from where; the first rule that fits decides. Without rules: this machine only.
     #[serde(default)]
     pub allow: Vec<Rule>,
+    /// What it was read from.
+    #[serde(skip)]
+    pub(crate) text: String,
 }
 
 /// A place to listen at.
@@ -83,7 +86,7 @@ impl fmt::Display for Endpoint {
 }
 
 /// Files in PEM format.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsFiles {
     /// The certificate and those between it and its root.
@@ -93,7 +96,7 @@ pub struct TlsFiles {
 }
 
 /// What bounds memory and patience.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
     /// Sessions at a time, all tenants together.
@@ -177,7 +180,7 @@ pub enum ServerTls {
 }
 
 /// A database behind the proxy.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TenantConfig {
     /// Name of its server, unless it has moved since.
@@ -219,7 +222,33 @@ impl Config {
             server.name.clone_from(name);
         }
         config.check()?;
+        text.clone_into(&mut config.text);
         Ok(config)
+    }
+
+    /// The same with what takes effect at the start only as it was then.
+    pub(crate) fn started_as(self, start: &Config) -> Config {
+        let Config { listen, control, routes, workers, .. } = start.clone();
+        Config { listen, control, routes, workers, ..self }
+    }
+
+    /// Names of what differs.
+    pub(crate) fn differences(&self, other: &Config) -> Vec<&'static str> {
+        let (a, b) = (self, other);
+        let parts = [
+            ("listen", a.listen == b.listen),
+            ("control", a.control == b.control),
+            ("routes", a.routes == b.routes),
+            ("metrics", a.metrics == b.metrics),
+            ("workers", a.workers == b.workers),
+            ("socket_mode", a.socket_mode == b.socket_mode),
+            ("tls", a.tls == b.tls),
+            ("limits", a.limits == b.limits),
+            ("servers", a.servers == b.servers),
+            ("tenants", a.tenants == b.tenants),
+            ("allow", a.allow == b.allow),
+        ];
+        parts.into_iter().filter(|(_, same)| !same).map(|(name, _)| name).collect()
     }
 
     fn check(&self) -> Result<(), ConfigError> {

@@ -3,27 +3,56 @@
 use crate::config::{Config, Endpoint};
 use crate::control;
 use crate::error::StartError;
-use crate::listen::{self, Listener};
+use crate::listen::{self, Listener, SocketFile};
 use crate::metrics;
 use crate::proxy::{Proxy, Settings};
+use crate::routes::Lock;
+use crate::standby;
 use crate::workers::{self, Workers};
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::runtime::Builder;
+use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::Instant;
 
 /// When accepting fails (no more file descriptors), it is tried again after this time.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// The kernel closes a dead process's sockets one after the other, its lock among them.
+const CLOSING: Duration = Duration::from_secs(5);
+const BINDING_AGAIN: Duration = Duration::from_millis(5);
 
 /// Serves until a signal ends it: SIGTERM lets transactions end, SIGINT does not. SIGHUP reads the file anew. `started` is
 /// called once clients can connect.
 pub fn run(path: &Path, started: impl FnOnce(&Config)) -> Result<(), StartError> {
     let settings = Settings::new(Config::load(path)?)?;
+    runtime()?.block_on(async {
+        let lock = Lock::take(&settings.config.routes, &settings.config.control)?;
+        serve(path, settings, lock, Signals::install()?, Duration::ZERO, started).await
+    })
+}
+
+/// The same as soon as no other proxy serves. `standing_by` is called when one does, and knows of this one.
+pub fn stand_by(
+    path: &Path,
+    standing_by: impl FnOnce(&Config),
+    started: impl FnOnce(&Config),
+) -> Result<(), StartError> {
+    let mut settings = Settings::new(Config::load(path)?)?;
+    runtime()?.block_on(async {
+        let mut signals = Signals::install()?;
+        match standby::wait(&mut settings, &mut signals, standing_by).await? {
+            Some(lock) => serve(path, settings, lock, signals, CLOSING, started).await,
+            None => Ok(()),
+        }
+    })
+}
+
+fn runtime() -> Result<Runtime, StartError> {
     let failed = |source| StartError::System { what: "the runtime", source };
-    let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
-    runtime.block_on(serve(path, settings, started))
+    Builder::new_current_thread().enable_all().build().map_err(failed)
 }
 
 /// Checks a configuration file and the files that it names; returns it with what surprises about it.
@@ -33,40 +62,47 @@ pub fn check(path: &Path) -> Result<(Config, Vec<String>), StartError> {
     Ok((settings.config, warnings))
 }
 
-async fn serve(path: &Path, settings: Settings, started: impl FnOnce(&Config)) -> Result<(), StartError> {
+/// `patience`: for so long an address may still be in use.
+async fn serve(
+    path: &Path,
+    settings: Settings,
+    lock: Lock,
+    mut signals: Signals,
+    patience: Duration,
+    started: impl FnOnce(&Config),
+) -> Result<(), StartError> {
     let config = settings.config.clone();
     config.warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
-    let proxy = Arc::new(Proxy::new(settings)?);
-    let control = listen::unix(&config.control, 0o600).map_err(|source| match source.kind() {
-        std::io::ErrorKind::AddrInUse => StartError::Taken(config.control.clone()),
-        _ => StartError::Listen { at: config.control.display().to_string(), source },
-    })?;
-    let mode = config.socket_mode()?;
-    let listeners: Vec<Listener> =
-        config.listen.iter().map(|at| Listener::bind(at, mode)).collect::<Result<_, StartError>>()?;
+    let proxy = Arc::new(Proxy::new(settings, lock)?);
+    let until = Instant::now() + patience;
+    let Listening { control, clients, metrics } = loop {
+        match Listening::bind(&config).await {
+            Err(error) if error.is_in_use() && Instant::now() < until => tokio::time::sleep(BINDING_AGAIN).await,
+            bound => break bound?,
+        }
+    };
     let count = config.workers.unwrap_or_else(|| workers::default_count(processors()));
     let workers = Arc::new(Workers::start(count, &proxy)?);
     let mut tasks = tokio::task::JoinSet::new();
-    if let Some(address) = config.metrics {
-        let listener = TcpListener::bind(address).await;
-        let listener = listener.map_err(|source| StartError::Listen { at: address.to_string(), source })?;
+    if let Some(listener) = metrics {
         tasks.spawn(metrics::serve(listener, proxy.clone()));
     }
-    for listener in listeners {
+    for listener in clients {
         tasks.spawn(accept(listener, workers.clone()));
     }
-    let (control, control_file) = control;
-    let control_task = tokio::spawn(accept_control(control, proxy.clone()));
+    tasks.spawn(accept_control(control, proxy.clone()));
     tracing::info!(listen = ?config.listen.iter().map(Endpoint::to_string).collect::<Vec<_>>(), workers = count, "serving");
-    // Before anybody can know of us: a signal that nobody waits for ends the process.
-    let signals = Signals::install()?;
     started(&config);
 
-    let patiently = signals.wait(path, &proxy).await;
-    // Nobody connects any more; dropping the listeners lets a successor have the addresses.
+    let patiently = loop {
+        match signals.next().await {
+            Told::Reload => reload(path, &proxy),
+            Told::End { patiently } => break patiently,
+        }
+    };
+    // Nobody connects any more, and no command is answered. Then a successor may serve.
     tasks.shutdown().await;
-    control_task.abort();
-    drop(control_file);
+    proxy.retire();
     if patiently {
         let limit = proxy.settings().config.limits.drain();
         tracing::info!(connections = workers.load(), "ending: transactions may finish");
@@ -89,8 +125,43 @@ async fn serve(path: &Path, settings: Settings, started: impl FnOnce(&Config)) -
     Ok(())
 }
 
-/// What the process is told from outside.
-struct Signals {
+/// All sockets that others connect to.
+struct Listening {
+    control: (UnixListener, SocketFile),
+    clients: Vec<Listener>,
+    metrics: Option<TcpListener>,
+}
+
+impl Listening {
+    async fn bind(config: &Config) -> Result<Listening, StartError> {
+        let control = listen::unix(&config.control, 0o600).map_err(|source| match source.kind() {
+            ErrorKind::AddrInUse => StartError::Taken(config.control.clone()),
+            _ => StartError::Listen { at: config.control.display().to_string(), source },
+        })?;
+        let mode = config.socket_mode()?;
+        let clients = config.listen.iter().map(|at| Listener::bind(at, mode)).collect::<Result<_, StartError>>()?;
+        let metrics = match config.metrics {
+            Some(address) => {
+                let bound = TcpListener::bind(address).await;
+                Some(bound.map_err(|source| StartError::Listen { at: address.to_string(), source })?)
+            }
+            None => None,
+        };
+        Ok(Listening { control, clients, metrics })
+    }
+}
+
+/// What the process is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Told {
+    /// Read the configuration anew.
+    Reload,
+    /// End; patiently, so that transactions may finish, or at once.
+    End { patiently: bool },
+}
+
+/// By which it is told; a signal that nobody waits for would end the process.
+pub(crate) struct Signals {
     hangup: Signal,
     terminate: Signal,
     interrupt: Signal,
@@ -108,14 +179,12 @@ impl Signals {
         })
     }
 
-    /// Waits for the signal that ends the process: true when it is to be patient.
-    async fn wait(mut self, path: &Path, proxy: &Proxy) -> bool {
-        loop {
-            tokio::select! {
-                _ = self.hangup.recv() => reload(path, proxy),
-                _ = self.terminate.recv() => return true,
-                _ = self.interrupt.recv() => return false,
-            }
+    /// The next.
+    pub(crate) async fn next(&mut self) -> Told {
+        tokio::select! {
+            _ = self.hangup.recv() => Told::Reload,
+            _ = self.terminate.recv() => Told::End { patiently: true },
+            _ = self.interrupt.recv() => Told::End { patiently: false },
         }
     }
 }
@@ -123,14 +192,13 @@ impl Signals {
 fn reload(path: &Path, proxy: &Proxy) {
     let loaded = Config::load(path).and_then(Settings::new);
     match loaded {
-        Ok(settings) => {
-            let old = proxy.settings();
-            let fixed = |config: &Config| {
-                (config.listen.clone(), config.control.clone(), config.routes.clone(), config.workers)
-            };
-            if fixed(&old.config) != fixed(&settings.config) {
-                tracing::warn!("`listen`, `control`, `routes` and `workers` take effect at the next start");
+        Ok(mut settings) => {
+            let in_force = settings.config.clone().started_as(&proxy.settings().config);
+            let later = in_force.differences(&settings.config);
+            if !later.is_empty() {
+                tracing::warn!("`{}` takes effect at the next start", later.join("`, `"));
             }
+            settings.config = in_force;
             proxy.reload(settings);
             tracing::info!("configuration read anew");
         }
@@ -154,14 +222,17 @@ async fn accept(listener: Listener, workers: Arc<Workers>) {
     }
 }
 
-async fn accept_control(listener: UnixListener, proxy: Arc<Proxy>) {
+/// Connections end with this task: what the proxy does no more, it is not to be asked for.
+async fn accept_control((listener, _file): (UnixListener, SocketFile), proxy: Arc<Proxy>) {
+    let mut connections = tokio::task::JoinSet::new();
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => drop(tokio::spawn(control::server::serve(stream, proxy.clone()))),
+            Ok((stream, _)) => drop(connections.spawn(control::server::serve(stream, proxy.clone()))),
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a control connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
+        while connections.try_join_next().is_some() {}
     }
 }

@@ -49,6 +49,22 @@ pub enum StartError {
     /// Another proxy answers there.
     #[error("another proxy serves the control socket {}", .0.display())]
     Taken(PathBuf),
+    /// Another proxy has the file of routes.
+    #[error("another proxy uses the routes file {}: the one with the control socket {}", routes.display(), control.display())]
+    Served {
+        /// The file.
+        routes: PathBuf,
+        /// Where that proxy is reached.
+        control: PathBuf,
+    },
+    /// The proxy that serves does not want this one to stand by.
+    #[error("cannot stand by for the proxy at {}: {why}", control.display())]
+    StandBy {
+        /// Where that proxy is reached.
+        control: PathBuf,
+        /// Why.
+        why: String,
+    },
     /// The file of routes cannot be read or written.
     #[error("cannot use the routes file {}: {why}", path.display())]
     Routes {
@@ -65,6 +81,17 @@ pub enum StartError {
         /// Why.
         source: std::io::Error,
     },
+}
+
+impl StartError {
+    /// Whether somebody listens there still.
+    pub(crate) fn is_in_use(&self) -> bool {
+        match self {
+            StartError::Taken(_) => true,
+            StartError::Listen { source, .. } => source.kind() == std::io::ErrorKind::AddrInUse,
+            _ => false,
+        }
+    }
 }
 
 /// Why a session ended other than by its client's wish.

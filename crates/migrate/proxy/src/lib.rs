@@ -11,6 +11,8 @@
 //! one who asked for a pause dies, the sessions go on at the source. After [`control::Request::Switch`] a session is at the
 //! target with its settings, role, prepared statements, channels and advisory locks, or it is closed, and named in the reply.
 //!
+//! One proxy serves at a time, by a lock beside the file of routes; another one may stand by ([`stand_by`]).
+//!
 //! While somebody follows a capture ([`control::Request::Capture`]), what the sessions of that tenant write is rewritten so
 //! that every row comes back, and is handed on transaction by transaction in an order that can be repeated; the crate
 //! `stillpoint-migrate-capture` has a table of the statements. Clients see what they see directly, but for
@@ -66,6 +68,7 @@ mod proxy;
 mod routes;
 mod secret;
 mod session;
+mod standby;
 mod steady;
 mod stream;
 mod target;
@@ -76,6 +79,6 @@ mod workers;
 
 pub use capture::facts::{Capturable, Limit, capturable, capturable_question};
 pub use config::{Action, Config, Endpoint, Limits, Rule, Server, ServerTls, TenantConfig, TlsFiles, TlsNeed};
-pub use daemon::{check, run};
+pub use daemon::{check, run, stand_by};
 pub use error::{ConfigError, StartError};
 pub use tls::encrypt;

@@ -56,11 +56,10 @@ impl Listener {
     }
 }
 
-/// A successor may listen at the same address while this process serves its last sessions.
+/// A successor may listen at the same address while this process serves its last sessions, and not before it listens no more.
 fn tcp(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;
-    socket.set_reuseport(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
 }

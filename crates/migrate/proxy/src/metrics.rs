@@ -57,6 +57,9 @@ fn text(proxy: &Proxy) -> String {
     counter("statements_total", "Answers of ReadyForQuery.", load(statements));
     counter("bytes_from_clients_total", "Bytes received from clients.", load(bytes_up));
     counter("bytes_to_clients_total", "Bytes received for clients.", load(bytes_down));
+    let standby = u8::from(proxy.standby.taken_by().is_some());
+    text += "# HELP stillpoint_proxy_standby Whether another proxy stands by.\n# TYPE stillpoint_proxy_standby gauge\n";
+    let _ = writeln!(text, "stillpoint_proxy_standby {standby}");
     let entries = proxy.directory.all();
     text += "# HELP stillpoint_proxy_sessions Sessions by tenant and what they do.\n# TYPE stillpoint_proxy_sessions gauge\n";
     for tenant in proxy.tenants() {

@@ -3,13 +3,14 @@
 use crate::config::{ANY, Config, Server};
 use crate::entry::{Command, Counters, Directory, lock};
 use crate::error::{ConfigError, StartError};
-use crate::routes::Routes;
+use crate::routes::{Lock, Routes};
+use crate::standby::Place;
 use crate::tenant::Tenant;
 use crate::tls;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
 /// A configuration and what was made of it.
@@ -45,19 +46,22 @@ pub(crate) struct Proxy {
     /// Sums over sessions that have ended.
     pub(crate) totals: Counters,
     /// How often the configuration was taken over anew.
-    pub(crate) reloads: AtomicU64,
+    pub(crate) reloads: watch::Sender<u64>,
+    /// Who waits to serve in our place.
+    pub(crate) standby: Place,
 }
 
 impl Proxy {
-    pub(crate) fn new(settings: Settings) -> Result<Proxy, StartError> {
-        let routes = Routes::load(settings.config.routes.clone())?;
+    pub(crate) fn new(settings: Settings, lock: Lock) -> Result<Proxy, StartError> {
+        let routes = Routes::load(lock)?;
         let proxy = Proxy {
             settings: Mutex::new(Arc::new(settings)),
             tenants: Mutex::default(),
             directory: Directory::default(),
             routes,
             totals: Counters::default(),
-            reloads: AtomicU64::new(0),
+            reloads: watch::Sender::new(0),
+            standby: Place::default(),
         };
         proxy.know_the_named();
         Ok(proxy)
@@ -116,7 +120,7 @@ impl Proxy {
             }
         }
         self.know_the_named();
-        self.reloads.fetch_add(1, Ordering::Release);
+        self.reloads.send_modify(|reloads| *reloads += 1);
     }
 
     /// Sums over all sessions that there were.
@@ -125,6 +129,11 @@ impl Proxy {
         sum.absorb(&self.totals);
         self.directory.all().iter().for_each(|entry| sum.absorb(&entry.counters));
         sum
+    }
+
+    /// From here on another proxy may serve: no tenant moves any more.
+    pub(crate) fn retire(&self) {
+        self.routes.close();
     }
 
     /// Asks every session to end when no transaction is open.

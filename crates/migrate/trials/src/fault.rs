@@ -17,6 +17,8 @@ pub enum Fault {
     InterruptTool,
     /// The proxy is killed at once, and started again.
     KillProxy,
+    /// The proxy is killed at once, and the one that stands by serves in its place. Not among [`Fault::ALL`].
+    ReplaceProxy,
     /// The source ends without a checkpoint, and is started again.
     CrashSource,
     /// The target does.
@@ -32,7 +34,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// All that do something.
+    /// All that do something and need nothing else.
     pub const ALL: [Fault; 9] = [
         Fault::KillTool,
         Fault::InterruptTool,
@@ -61,6 +63,11 @@ impl Fault {
                 stage.kill_proxy();
                 std::thread::sleep(while_broken / 4);
                 stage.start_proxy();
+            }
+            Fault::ReplaceProxy => {
+                let took = stage.kill_proxy_before_standby();
+                println!("  another proxy serves after {took:?}");
+                stage.start_standby();
             }
             Fault::CrashSource => {
                 stage.source.crash();

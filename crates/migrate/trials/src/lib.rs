@@ -18,7 +18,7 @@ mod trial;
 
 pub use fault::{Fault, Moment};
 pub use random::Random;
-pub use stage::{Ended, Stage, Tool};
+pub use stage::{Ended, Proxy, Stage, Tool};
 pub use stillpoint_testing::binary::stillpoint;
 pub use trial::{LEVELS, Trial};
 

@@ -3,14 +3,13 @@
 use crate::stillpoint;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read};
-use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use stillpoint_events::Event;
-use stillpoint_migrate_testbed::{Cluster, Relay, free_port, until, within};
+use stillpoint_migrate_testbed::{Cluster, Relay, free_port, within};
 
 /// The database that is moved.
 const DATABASE: &str = "shop";
@@ -30,9 +29,17 @@ pub struct Stage {
     pub to_target: Relay,
     /// By which source and target are reached.
     ports: [u16; 2],
-    proxy: Option<Child>,
+    proxy: Option<Proxy>,
+    standby: Option<Proxy>,
     port: u16,
     dir: tempfile::TempDir,
+}
+
+/// A proxy's process.
+#[derive(Debug)]
+pub struct Proxy {
+    child: Child,
+    told: Receiver<String>,
 }
 
 /// A `stillpoint migrate` command that runs.
@@ -75,25 +82,33 @@ impl Stage {
     /// The same with servers that run.
     #[track_caller]
     pub fn of(source: Cluster, target: Cluster) -> Stage {
-        Stage::reached(source, target, false)
+        Stage::reached(source, target, false, &[DATABASE])
     }
 
     /// The same, for measuring: proxy and tool reach the servers themselves, and the networks do nothing.
     #[track_caller]
     pub fn direct(source: Cluster, target: Cluster) -> Stage {
-        Stage::reached(source, target, true)
+        Stage::reached(source, target, true, &[DATABASE])
+    }
+
+    /// The same with several databases, each of which can be moved.
+    #[track_caller]
+    pub fn of_tenants(source: Cluster, target: Cluster, databases: &[&str]) -> Stage {
+        Stage::reached(source, target, true, databases)
     }
 
     #[track_caller]
-    fn reached(source: Cluster, target: Cluster, directly: bool) -> Stage {
-        source.sql("postgres", &format!("CREATE DATABASE {DATABASE}"));
+    fn reached(source: Cluster, target: Cluster, directly: bool, databases: &[&str]) -> Stage {
+        databases.iter().for_each(|name| drop(source.sql("postgres", &format!("CREATE DATABASE {name}"))));
         let (to_source, to_target) = (Relay::to(source.port()), Relay::to(target.port()));
         let ports = if directly { [source.port(), target.port()] } else { [to_source.port(), to_target.port()] };
         let dir = tempfile::TempDir::with_prefix("stillpoint-trial-").expect("make a directory");
-        let mut stage = Stage { source, target, to_source, to_target, ports, proxy: None, port: free_port(), dir };
+        let mut stage =
+            Stage { source, target, to_source, to_target, ports, proxy: None, standby: None, port: free_port(), dir };
+        let tenants: String = databases.iter().map(|name| format!("[tenants.{name}]\nserver = \"old\"\n")).collect();
         let text = format!(
             "listen = [\"127.0.0.1:{}\"]\ncontrol = {:?}\nroutes = {:?}\nworkers = 2\n[servers.old]\n\
-             host = \"127.0.0.1\"\nport = {}\n[tenants.{DATABASE}]\nserver = \"old\"\n",
+             host = \"127.0.0.1\"\nport = {}\n{tenants}",
             stage.port,
             stage.path("proxy.sock"),
             stage.path("routes.json"),
@@ -111,27 +126,92 @@ impl Stage {
     /// Starts the proxy, unless it runs.
     #[track_caller]
     pub fn start_proxy(&mut self) {
-        if self.proxy.is_some() {
-            return;
+        if self.proxy.is_none() {
+            let proxy = self.spawn_proxy(&[]);
+            assert!(proxy.tells("proxy-started"), "the proxy ended");
+            self.proxy = Some(proxy);
         }
+    }
+
+    /// Starts a proxy that stands by.
+    #[track_caller]
+    pub fn start_standby(&mut self) {
+        let standby = self.spawn_proxy(&["--standby"]);
+        assert!(standby.tells("proxy-stands-by"), "the standby ended");
+        self.standby = Some(standby);
+    }
+
+    #[track_caller]
+    fn spawn_proxy(&self, words: &[&str]) -> Proxy {
         let log = std::fs::File::options().create(true).append(true).open(self.path("proxy.log")).expect("make a log");
+        let mut command = self.proxy_command(words);
+        let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().expect("start the proxy");
+        let (out, (sender, told)) = (child.stdout.take().expect("piped"), channel());
+        std::thread::spawn(move || {
+            for line in BufReader::new(out).lines().map_while(Result::ok) {
+                // Nobody listens once it serves.
+                let _ = sender.send(line);
+            }
+        });
+        Proxy { child, told }
+    }
+
+    /// `stillpoint migrate proxy WORDS` with the configuration of this stage.
+    pub fn proxy_command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(stillpoint());
-        command.args(["migrate", "proxy", "--config"]).arg(self.path("proxy.toml"));
-        self.proxy = Some(command.stdout(Stdio::null()).stderr(log).spawn().expect("start the proxy"));
-        until("the proxy to listen", || TcpStream::connect(("127.0.0.1", self.port)).ok());
+        command.args(["--json", "migrate", "proxy", "--config"]).arg(self.config()).args(words);
+        command
+    }
+
+    /// The proxy's configuration file.
+    pub fn config(&self) -> PathBuf {
+        self.path("proxy.toml")
     }
 
     /// Ends the proxy as a crash would.
     pub fn kill_proxy(&mut self) {
-        if let Some(mut proxy) = self.proxy.take() {
-            let _ = proxy.kill();
-            let _ = proxy.wait();
-        }
+        // It ends when dropped.
+        self.proxy = None;
+    }
+
+    /// Ends the one that stands by as a crash would.
+    pub fn kill_standby(&mut self) {
+        self.standby = None;
+    }
+
+    /// Ends the proxy as a crash would; how long it takes until the one that stands by serves.
+    #[track_caller]
+    pub fn kill_proxy_before_standby(&mut self) -> Duration {
+        let begun = Instant::now();
+        self.kill_proxy();
+        self.standby_serves();
+        begun.elapsed()
+    }
+
+    /// Has the proxy end as its transactions allow, once the one that stands by serves; the one that ends.
+    #[track_caller]
+    pub fn retire_proxy_before_standby(&mut self) -> Proxy {
+        let retired = self.proxy.take().expect("a proxy serves");
+        retired.signal(Signal::TERM);
+        self.standby_serves();
+        retired
+    }
+
+    #[track_caller]
+    fn standby_serves(&mut self) {
+        let standby = self.standby.take().expect("a proxy stands by");
+        assert!(standby.tells("proxy-started"), "the standby ended");
+        self.proxy = Some(standby);
     }
 
     /// How clients connect.
     pub fn conninfo(&self) -> String {
-        format!("host=127.0.0.1 port={} user=postgres dbname={DATABASE}", self.port)
+        self.conninfo_of(DATABASE)
+    }
+
+    /// The same for one of several databases.
+    pub fn conninfo_of(&self, database: &str) -> String {
+        format!("host=127.0.0.1 port={} user=postgres dbname={database}", self.port)
     }
 
     /// The proxy's port.
@@ -140,7 +220,11 @@ impl Stage {
     }
 
     fn command(&self, words: &[&str]) -> Command {
-        let server = |port: u16| format!("host=127.0.0.1 port={port} user=postgres dbname={DATABASE}");
+        self.command_of(DATABASE, words)
+    }
+
+    fn command_of(&self, database: &str, words: &[&str]) -> Command {
+        let server = |port: u16| format!("host=127.0.0.1 port={port} user=postgres dbname={database}");
         let [source, target] = self.ports.map(server);
         let mut command = Command::new(stillpoint());
         command.args(["--json", "migrate"]).args(words);
@@ -153,6 +237,12 @@ impl Stage {
     #[track_caller]
     pub fn tool(&self, words: &[&str]) -> Tool {
         Tool::spawn(self.command(words))
+    }
+
+    /// The same for one of several databases.
+    #[track_caller]
+    pub fn tool_of(&self, database: &str, words: &[&str]) -> Tool {
+        Tool::spawn(self.command_of(database, words))
     }
 
     /// Runs such a command to its end.
@@ -190,8 +280,36 @@ impl Stage {
     }
 }
 
+impl Proxy {
+    /// Waits until it says that it has come to a point; false when it ended before.
+    fn tells(&self, event: &str) -> bool {
+        let wanted = format!("\"event\":\"{event}\"");
+        std::iter::from_fn(|| self.told.recv_timeout(PATIENCE).ok()).any(|line| line.contains(&wanted))
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
+            // It may have ended by itself.
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("a child can be waited for")
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 impl Drop for Stage {
     fn drop(&mut self) {
+        self.kill_standby();
         self.kill_proxy();
         if std::thread::panicking() {
             let log = std::fs::read_to_string(self.path("proxy.log")).unwrap_or_default();

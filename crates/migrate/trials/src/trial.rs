@@ -52,21 +52,33 @@ impl Trial {
     /// Moves the database, and panics unless all holds that must. Events of the first attempt are given back.
     #[track_caller]
     pub fn run(self, stage: &mut Stage) -> Ended {
-        println!("{self:?}");
         let mut random = Random::new(self.seed ^ 1);
+        self.under_load(stage, |stage| self.move_it(stage, &mut random))
+    }
+
+    /// Does something while clients record what they do and see, and panics unless it can have been so.
+    #[track_caller]
+    pub fn under_load<T>(self, stage: &mut Stage, work: impl FnOnce(&mut Stage) -> T) -> T {
+        println!("{self:?}");
         let load = self.load(stage);
+        let done = work(stage);
+        load.stop();
+        let finished = load.wait().unwrap_or_else(|error| panic!("{self:?}: the load: {error}"));
+        self.judge(&finished);
+        done
+    }
+
+    #[track_caller]
+    fn move_it(self, stage: &mut Stage, random: &mut Random) -> Ended {
         let mut tool = self.tool(stage);
         self.moment.come(&mut tool);
-        self.fault.strike(stage, &tool, &mut random);
+        self.fault.strike(stage, &tool, random);
         let first = tool.end();
         println!("  ended with {:?} {}", first.code, first.complaints.trim());
         if self.fault == Fault::None {
             assert_eq!(first.code, Some(0), "{self:?}: {first:?}");
         }
-        self.conclude(stage, &first, &mut random);
-        load.stop();
-        let finished = load.wait().unwrap_or_else(|error| panic!("{self:?}: the load: {error}"));
-        self.judge(&finished);
+        self.conclude(stage, &first, random);
         first
     }
 

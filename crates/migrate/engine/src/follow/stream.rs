@@ -17,6 +17,9 @@ use tokio::sync::{mpsc, oneshot};
 /// How often the source hears from us; well below its `wal_sender_timeout`.
 const HEARTBEAT: Duration = Duration::from_millis(500);
 
+/// How long the slot may have another reader.
+const SLOT_LIMIT: Duration = Duration::from_secs(10);
+
 /// Items that are handed on at once.
 const CHUNK_MAX: usize = 512;
 /// Messages in a millisecond from which on the reader rests, and for how long.
@@ -103,7 +106,15 @@ impl Stream {
             from & 0xffff_ffff,
             literal(&names.join(","))
         );
-        link.begin_copy(&start).await?;
+        // The server has not noticed yet that whoever read it before is gone.
+        let begun = Instant::now();
+        while let Err(error) = link.begin_copy(&start).await {
+            if error.sqlstate() != Some("55006") || begun.elapsed() > SLOT_LIMIT {
+                return Err(error);
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            link = Link::connect(&source, Purpose::Replication, &[]).await?;
+        }
         let tempo = Tempo { since: Instant::now(), messages: 0, fast: false };
         Ok(Stream { link, assembler: Assembler::new(&inventory), confirmed, received: from, tempo })
     }

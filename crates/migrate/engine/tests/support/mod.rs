@@ -262,6 +262,7 @@ impl FakeFront {
             tenants: vec![tenant],
             sessions: self.clients.iter_mut().map(FakeClients::session).collect(),
             counters: CounterStatus::default(),
+            standby: None,
         }
     }
 }

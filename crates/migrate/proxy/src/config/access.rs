@@ -4,7 +4,7 @@ use serde::Deserialize;
 use std::net::IpAddr;
 
 /// One rule.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
     /// What happens to who fits.

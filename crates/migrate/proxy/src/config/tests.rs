@@ -49,3 +49,14 @@ fn what_surprises_is_said() {
     let warnings = Config::parse(&text).unwrap().warnings();
     assert!(warnings[0].contains("peer") && warnings[1].contains("without TLS"), "{warnings:?}");
 }
+
+#[test]
+fn what_differs_is_named_and_how_it_is_written_is_not() {
+    let config = Config::parse(GOOD).unwrap();
+    let written_otherwise = GOOD.replace("host = \"127.0.0.1\"", "port = 5432\nhost = '127.0.0.1'  # the same");
+    assert_eq!(config.differences(&Config::parse(&written_otherwise).unwrap()), [""; 0]);
+    let other = "limits = { drain_ms = 1 }\n".to_owned() + &GOOD.replace("routes.json", "others.json");
+    let other = Config::parse(&other).unwrap();
+    assert_eq!(config.differences(&other), ["routes", "limits"]);
+    assert_eq!(config.differences(&other.started_as(&config)), ["limits"]);
+}

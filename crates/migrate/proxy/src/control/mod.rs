@@ -48,6 +48,12 @@ pub enum Request {
         #[serde(default)]
         statements: bool,
     },
+    /// Stand by: take over when the proxy is gone. This connection brings one more reply whenever the configuration has been
+    /// read anew; when it ends, the asker does not stand by any longer, or it is time to look who serves.
+    StandBy {
+        /// The asker's configuration, as its file has it.
+        config: String,
+    },
     /// How far the capture of a tenant is.
     Captured {
         /// The tenant.
@@ -89,6 +95,7 @@ impl fmt::Debug for Request {
                 let what = if *statements { " with statements" } else { "" };
                 write!(f, "Capture({tenant}{what}, {limit_ms} ms)")
             }
+            Request::StandBy { .. } => f.write_str("StandBy"),
             Request::Captured { tenant } => write!(f, "Captured({tenant})"),
             Request::Pause { tenant, limit_ms } => write!(f, "Pause({tenant}, {limit_ms} ms)"),
             Request::Switch { tenant } => write!(f, "Switch({tenant})"),
@@ -176,6 +183,11 @@ pub enum Reply {
         /// Why.
         why: String,
     },
+    /// To [`Request::StandBy`].
+    StandingBy {
+        /// The configuration in force, as its file has it.
+        config: String,
+    },
     /// To [`Request::Captured`].
     Captured {
         /// The last stamp that was taken. When no transaction is open, nothing later comes than this.
@@ -220,6 +232,9 @@ pub struct Status {
     pub sessions: Vec<SessionStatus>,
     /// Sums since the proxy started.
     pub counters: CounterStatus,
+    /// Process number of a proxy that stands by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standby: Option<i32>,
 }
 
 /// A tenant.
@@ -335,7 +350,12 @@ mod tests {
             Reply::Blocked { sessions: vec![remark] },
             Reply::Resumed,
             Reply::Error { message: "m".into() },
-            Reply::Status(Status { tenants: vec![], sessions: vec![], counters: CounterStatus::default() }),
+            Reply::Status(Status {
+                tenants: vec![],
+                sessions: vec![],
+                counters: CounterStatus::default(),
+                standby: None,
+            }),
         ] {
             let text = serde_json::to_string(&reply).unwrap();
             assert_eq!(serde_json::from_str::<Reply>(&text).unwrap(), reply, "{text}");

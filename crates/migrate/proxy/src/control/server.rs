@@ -5,6 +5,7 @@ use super::{CounterStatus, Phase, Remark, Reply, Request, SessionStatus, Status,
 use crate::capture::{Capture, Next, Told};
 use crate::entry::Entry;
 use crate::proxy::Proxy;
+use crate::standby;
 use crate::target::Target;
 use crate::tenant::{Pause, Paused, Reports};
 use std::collections::BTreeMap;
@@ -65,6 +66,10 @@ pub(crate) async fn serve(stream: UnixStream, proxy: Arc<Proxy>) {
                     Err(message) => Reply::Error { message },
                 }
             }
+            Ok(Request::StandBy { config }) => match standby::keep(&mut stream, &proxy, &config).await {
+                Ok(()) => return,
+                Err(message) => Reply::Error { message },
+            },
             Ok(request) => {
                 tracing::debug!(?request, "control");
                 answer(&proxy, request, &mut pause).await
@@ -143,8 +148,9 @@ async fn answer(proxy: &Arc<Proxy>, request: Request, pause: &mut Option<Pause>)
         Request::Prepare { tenant, target, verifiers, limit_ms, again } => {
             prepare(proxy, &tenant, target, verifiers, Duration::from_millis(limit_ms), again).await
         }
-        // It is answered by whoever reads the connection.
+        // These two are answered by whoever reads the connection.
         Request::Capture { tenant, .. } => Err(format!("tenant `{tenant}` is captured by another way")),
+        Request::StandBy { .. } => Err("it is not asked this way".into()),
         Request::Captured { tenant } => match proxy.tenant(&tenant) {
             Some(found) => match found.captured() {
                 Some(capture) => Ok(Reply::Captured { stamp: capture.last(), over: capture.over() }),
@@ -305,7 +311,8 @@ fn status(proxy: &Proxy) -> Status {
             statements: load(&counters.statements),
             bytes_up: load(&counters.bytes_up),
             bytes_down: load(&counters.bytes_down),
-            reloads: proxy.reloads.load(Ordering::Acquire),
+            reloads: *proxy.reloads.borrow(),
         },
+        standby: proxy.standby.taken_by(),
     }
 }

@@ -1,0 +1,196 @@
+//! A proxy that stands by: it has its configuration read and checked, and serves when the one that serves is gone.
+//!
+//! ```text
+//!  standby                                            proxy that serves (holds the lock of the routes file)
+//!     lock? ---------- held ---------------------------+
+//!     control socket: stand_by, my configuration ----> | another one stands by, or it differs: refused
+//!     <--------------- standing_by, configuration ---- |
+//!     <--------------- the same when it is read anew - |
+//!     <--------------- end of the connection --------- x killed, crashed, or ending
+//!     lock? ---------- free: read the routes, listen, serve
+//! ```
+//!
+//! The end of the connection only says that it is time to look. Who serves is decided by the lock, which the kernel takes
+//! from a process when its last thread is gone and not before: there are never two. A proxy that hangs keeps its lock, and is
+//! not replaced. What the dead one's sessions were doing their servers decide, as with any client that is gone.
+
+use crate::config::Config;
+use crate::control::{Client, ControlError, Reply, Request};
+use crate::daemon::{Signals, Told};
+use crate::entry::lock;
+use crate::error::StartError;
+use crate::proxy::{Proxy, Settings};
+use crate::routes::Lock;
+use std::sync::Mutex;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::time::Instant;
+
+/// How often it is looked whether the lock is free, once that may be.
+const LOOKING: Duration = Duration::from_millis(10);
+/// By then it is known whether the one that stands by is gone.
+const LEAVING: Duration = Duration::from_millis(500);
+/// The one that has the lock answers by then, or it is another proxy than the configuration's.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+
+/// The place of the one that stands by, of which there is one.
+#[derive(Debug, Default)]
+pub(crate) struct Place(Mutex<Option<i32>>);
+
+impl Place {
+    /// Process number of the one that stands by.
+    pub(crate) fn taken_by(&self) -> Option<i32> {
+        *lock(&self.0)
+    }
+
+    fn take(&self, process: i32) -> Result<Taken<'_>, String> {
+        let mut taken = lock(&self.0);
+        if let Some(other) = *taken {
+            return Err(format!("process {other} stands by already"));
+        }
+        *taken = Some(process);
+        Ok(Taken(self))
+    }
+}
+
+/// A place that is taken; dropping it frees it.
+struct Taken<'p>(&'p Place);
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.0) = None;
+    }
+}
+
+/// At the proxy that serves: keeps the asker informed until it is gone, or says why it is not wanted.
+pub(crate) async fn keep(stream: &mut BufReader<UnixStream>, proxy: &Proxy, text: &str) -> Result<(), String> {
+    let process = stream.get_ref().peer_cred().ok().and_then(|peer| peer.pid()).unwrap_or_default();
+    let theirs = Config::parse(text).map_err(|error| format!("its configuration is not understood: {error}"))?;
+    let differs = proxy.settings().config.differences(&theirs);
+    if !differs.is_empty() {
+        return Err(format!("its configuration is another one: `{}` differs", differs.join("`, `")));
+    }
+    let begun = Instant::now();
+    let _taken = loop {
+        match proxy.standby.take(process) {
+            // That one may be gone, and its end not have been heard yet.
+            Err(_) if begun.elapsed() < LEAVING => tokio::time::sleep(LOOKING).await,
+            taken => break taken?,
+        }
+    };
+    tracing::info!(process, "another proxy stands by");
+    let (mut reloads, mut nothing) = (proxy.reloads.subscribe(), String::new());
+    loop {
+        let reply = Reply::StandingBy { config: proxy.settings().config.text.clone() };
+        let mut line = serde_json::to_string(&reply).map_err(|error| error.to_string())?;
+        line.push('\n');
+        if stream.get_mut().write_all(line.as_bytes()).await.is_err() {
+            break;
+        }
+        tokio::select! {
+            changed = reloads.changed() => if changed.is_err() { break },
+            // It says nothing more: whatever is read is its end.
+            _ = stream.read_line(&mut nothing) => break,
+        }
+    }
+    tracing::warn!(process, "nobody stands by any more");
+    Ok(())
+}
+
+/// Waits until nobody serves; `standing_by` is called once the one that serves knows of us. What it is configured by then
+/// is in `settings`. None when a signal ends the waiting.
+pub(crate) async fn wait(
+    settings: &mut Settings,
+    signals: &mut Signals,
+    standing_by: impl FnOnce(&Config),
+) -> Result<Option<Lock>, StartError> {
+    let (begun, mut unheard, mut seen) = (Instant::now(), Some(standing_by), None);
+    loop {
+        let config = &settings.config;
+        let served = match Lock::take(&config.routes, &config.control) {
+            Err(StartError::Served { routes, control })
+                if unheard.is_some() && control != config.control && !control.as_os_str().is_empty() =>
+            {
+                return Err(StartError::Served { routes, control });
+            }
+            Err(served @ StartError::Served { .. }) => served,
+            taken => {
+                if let Ok(Some(gone)) = taken.as_ref().map(|_| seen) {
+                    let after: Duration = Instant::now() - gone;
+                    tracing::warn!(?after, "the proxy that served is gone: this one serves in its place");
+                }
+                return taken.map(Some);
+            }
+        };
+        let waiting = follow(settings, &mut unheard);
+        let heard = tokio::select! {
+            heard = waiting => heard,
+            () = ended(signals) => return Ok(None),
+        };
+        match heard {
+            Ok(()) => {
+                seen.get_or_insert_with(Instant::now);
+            }
+            Err(ControlError::Refused(why)) => {
+                return Err(StartError::StandBy { control: settings.config.control.clone(), why });
+            }
+            Err(_) if unheard.is_some() && begun.elapsed() >= ANSWER_LIMIT => return Err(served),
+            Err(_) => {}
+        }
+        tokio::time::sleep(LOOKING).await;
+    }
+}
+
+/// Tells the proxy that serves of us, and takes over what it is configured with until the connection ends.
+async fn follow(settings: &mut Settings, unheard: &mut Option<impl FnOnce(&Config)>) -> Result<(), ControlError> {
+    let request = Request::StandBy { config: settings.config.text.clone() };
+    let answering = async {
+        let mut client = Client::connect(&settings.config.control).await?;
+        let reply = client.ask(&request).await?;
+        Ok::<_, ControlError>((client, reply))
+    };
+    let (mut client, mut reply) =
+        tokio::time::timeout(ANSWER_LIMIT, answering).await.unwrap_or(Err(ControlError::Closed))?;
+    if let Some(standing_by) = unheard.take() {
+        standing_by(&settings.config);
+    }
+    tracing::info!("standing by");
+    loop {
+        let Reply::StandingBy { config } = reply else {
+            return Err(ControlError::NotUnderstood(format!("{reply:?}")));
+        };
+        let theirs = Config::parse(&config).map(|theirs| theirs.started_as(&settings.config));
+        match theirs.and_then(Settings::new) {
+            Ok(theirs) => *settings = theirs,
+            Err(error) => tracing::error!(%error, "the other proxy's configuration cannot be used here"),
+        }
+        match client.next().await {
+            Ok(next) => reply = next,
+            Err(_) => return Ok(()),
+        }
+    }
+}
+
+/// Until a signal wants an end.
+async fn ended(signals: &mut Signals) {
+    while signals.next().await == Told::Reload {
+        tracing::info!("the configuration is that of the proxy that serves: it is told to read it anew, not this one");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_one_place() {
+        let place = Place::default();
+        let taken = place.take(7).unwrap();
+        assert_eq!(place.take(8).err().unwrap(), "process 7 stands by already");
+        drop(taken);
+        assert_eq!(place.taken_by(), None);
+        let _taken = place.take(8).unwrap();
+        assert_eq!(place.taken_by(), Some(8));
+    }
+}
