@@ -4,13 +4,19 @@
  *
  * Each line that it reads is a command: `look` prints how many threads saw the old and the new code when they looked last,
  * and how often anybody saw neither; `hold` makes one thread stay inside of a function that the patch changes, `release`
- * lets it go on.
+ * lets it go on; `fork` prints how many nanoseconds it took to fork.
+ *
+ *   victim [MIB]       having touched so much memory, and with threads that sleep between two looks
  */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { WORKERS = 3, SLEEPER = WORKERS, NEWBORN, HOLDER, THREADS };
@@ -48,10 +54,15 @@ static void look(int thread, int found)
     atomic_fetch_add(&seen[thread].looks, 1);
 }
 
+static int calm;
+
 static void *work(void *number)
 {
-    for (;;)
+    for (;;) {
         look((int)(long)number, answer(5));
+        if (calm)
+            usleep(1000);
+    }
     return NULL;
 }
 
@@ -110,9 +121,30 @@ static void report(void)
     printf("old %d new %d wrong %ld\n", versions[1], versions[2], atomic_load(&wrong));
 }
 
-int main(void)
+static void touch(size_t mib)
+{
+    calm = 1;
+    if (mmap(NULL, mib << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0) == MAP_FAILED)
+        exit(1);
+}
+
+static void fork_once(void)
+{
+    struct timespec before, after;
+    clock_gettime(CLOCK_MONOTONIC, &before);
+    pid_t child = fork();
+    if (!child)
+        _exit(0);
+    clock_gettime(CLOCK_MONOTONIC, &after);
+    waitpid(child, NULL, 0);
+    printf("fork %ld\n", (after.tv_sec - before.tv_sec) * 1000000000 + after.tv_nsec - before.tv_nsec);
+}
+
+int main(int argc, char **argv)
 {
     char line[64];
+    if (argc > 1)
+        touch(strtoul(argv[1], NULL, 10));
     pthread_t thread;
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (pipe(wake))
@@ -131,6 +163,8 @@ int main(void)
         } else if (!strcmp(line, "release\n")) {
             atomic_store(&hold, 0);
             puts("released");
+        } else if (!strcmp(line, "fork\n")) {
+            fork_once();
         } else {
             report();
         }

@@ -4,6 +4,7 @@
  * (experiments/generations) it tells how many thousand instructions were executed.
  */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -63,6 +64,56 @@ static void fault(void)
 	for (char *at = many; at < many + MANY * PAGE; at += PAGE)
 		*at = 1;
 	madvise(many, MANY * PAGE, MADV_DONTNEED);
+}
+
+/* Of a page of zeros, which is shared. */
+static void read_fault(void)
+{
+	for (volatile char *at = many; at < many + MANY * PAGE; at += PAGE)
+		(void)*at;
+	madvise(many, MANY * PAGE, MADV_DONTNEED);
+}
+
+/* What a child shares with its parent is copied; the child ends itself. */
+static double copy_on_write(void)
+{
+	double each[ROUNDS];
+
+	for (int round = 0; round < ROUNDS; round++) {
+		memset(many, 1, MANY * PAGE);
+		pid_t child = fork();
+
+		if (!child) {
+			pause();
+			_exit(0);
+		}
+		double start = now_s();
+
+		for (char *at = many; at < many + MANY * PAGE; at += PAGE)
+			*at = 2;
+		each[round] = (now_s() - start) * 1e6 / MANY;
+		kill(child, SIGKILL);
+		CHECK(waitpid(child, NULL, 0) == child);
+	}
+	madvise(many, MANY * PAGE, MADV_DONTNEED);
+	qsort(each, ROUNDS, sizeof(*each), by_size);
+	return each[ROUNDS / 2];
+}
+
+static int file;
+
+static void map_file(void)
+{
+	char *at = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, file, 0);
+
+	munmap(at, PAGE);
+}
+
+static void map_anonymous(void)
+{
+	char *at = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	munmap(at, PAGE);
 }
 
 static void map_and_unmap(void)
@@ -139,8 +190,12 @@ static void fork_and_wait(void)
 static void without(void)
 {
 	say("null-call", cost(null_call, 20000));
-	say("fault", cost(fault, 4) / MANY);
-	say("mmap-munmap", cost(map_and_unmap, 2000));
+	say("mmap-munmap-anonymous", cost(map_anonymous, 2000));
+	say("mmap-munmap-file", cost(map_file, 2000));
+	say("mmap-touch-munmap", cost(map_and_unmap, 2000));
+	say("read-fault", cost(read_fault, 4) / MANY);
+	say("write-fault", cost(fault, 4) / MANY);
+	say("copy-on-write-fault", copy_on_write());
 	say("mprotect", cost(protect, 2000));
 	say("fork-exit", cost(fork_and_wait, 50));
 	say("switch-threads", turns_with_thread(0));
@@ -231,6 +286,8 @@ int main(void)
 	CPU_SET(0, &one);
 	CHECK(sched_setaffinity(0, sizeof(one), &one) == 0);
 	CHECK(pipe(there) == 0 && pipe(back) == 0);
+	file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+	CHECK(file >= 0);
 	page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	many = mmap(NULL, MANY * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	CHECK(page != MAP_FAILED && many != MAP_FAILED && madvise(many, MANY * PAGE, MADV_NOHUGEPAGE) == 0);
@@ -241,9 +298,15 @@ int main(void)
 	other = generation_of(3);
 	say("migrate", cost(migrate_both_ways, 5000) / 2);
 	say("switch-threads-of-two-generations", turns_with_thread(other));
-	say("fault-with-generation", cost(fault, 4) / MANY);
+	say("write-fault-with-generation", cost(fault, 4) / MANY);
 	say("mprotect-with-generation", cost(protect, 2000));
-	CHECK(delete(other) == 0);
+	say("pages-of-one-patched-page", status(other).pages);
+	say("tables-of-one-patched-page", status(other).tables);
+	CHECK(migrate(other) == 0);
+	say("null-call-in-generation", cost(null_call, 20000));
+	say("write-fault-in-generation", cost(fault, 4) / MANY);
+	say("mmap-touch-munmap-in-generation", cost(map_and_unmap, 2000));
+	CHECK(migrate(0) == other && delete(other) == 0);
 	say("create-write-migrate-commit", cost(commit_patched, 20));
 	sizes();
 	return 0;

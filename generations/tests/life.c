@@ -235,11 +235,60 @@ static void committed(void)
 	CHECK(migrate(three) == 0 && version() == 3 && commit(three) == 0 && version() == 3);
 }
 
+static atomic_int halted, go;
+
+static void *stay_in_three(void *unused)
+{
+	(void)unused;
+	inside++;
+	while (!stop)
+		CHECK(version() == 3);
+	return NULL;
+}
+
+/* Stands while others are committed wherever they are, and sees the new version when it goes on. */
+static void *halt(void *generation)
+{
+	CHECK(migrate((long)generation) == 0);
+	halted++;
+	while (!go)
+		nap();
+	CHECK(version() == 2);
+	return NULL;
+}
+
+/* Threads that stand in the base, or in the generation, become the base's at once; those elsewhere stay there. */
+static void committed_wherever(void)
+{
+	pthread_t base, there, elsewhere;
+
+	pin_program();
+	long two = generation_of(2), three = generation_of(3);
+
+	stop = 0;
+	CHECK(pthread_create(&base, NULL, halt, (void *)0) == 0);
+	CHECK(pthread_create(&there, NULL, halt, (void *)two) == 0);
+	CHECK(migrate(three) == 0 && version() == 3);
+	CHECK(pthread_create(&elsewhere, NULL, stay_in_three, NULL) == 0);
+	CHECK(migrate(0) == three);
+	AWAIT(halted == 2 && inside == 1);
+	CHECK(commit(two) == -1 && errno == EBUSY && version() == 1);
+	CHECK(asgen(ASGEN_COMMIT_WHEREVER, two, NULL, 0) == 0 && version() == 2);
+	CHECK(asgen(ASGEN_COMMIT_WHEREVER, two, NULL, 0) == -1 && errno == ESRCH);
+	go = 1;
+	CHECK(pthread_join(base, NULL) == 0 && pthread_join(there, NULL) == 0);
+	AWAIT(status(0).generations == 1 && status(three).threads == 1);
+	stop = 1;
+	CHECK(pthread_join(elsewhere, NULL) == 0 && delete(three) == 0);
+	AWAIT(status(0).generations == 0);
+}
+
 const struct test life_tests[] = {
 	{"deferred_delete", deferred_delete, 120},
 	{"churn", churn, 240},
 	{"forked", forked, 120},
 	{"ends", ends, 240},
 	{"committed", committed, 120},
+	{"committed_wherever", committed_wherever, 120},
 	{0},
 };

@@ -18,6 +18,7 @@ enum asgen_op {
 	ASGEN_COMMIT,	/* all threads are there: make it the base */
 	ASGEN_DELETE,	/* at once, or when its last thread leaves */
 	ASGEN_STATUS,	/* arg: struct asgen_status */
+	ASGEN_COMMIT_WHEREVER,	/* as COMMIT, wherever threads are: they stand outside of what differs */
 };
 
 struct asgen_range {

@@ -88,7 +88,7 @@ void asgen_put(struct asgen *ag);
 struct asgen *asgen_new(struct asgen_mm *am, struct asgen *like, int id);
 int asgen_create(struct asgen_mm *am, int like);
 int asgen_migrate(struct asgen_mm *am, int id);
-int asgen_commit(struct asgen_mm *am, int id);
+int asgen_commit(struct asgen_mm *am, int id, bool wherever);
 int asgen_delete(struct asgen_mm *am, int id);
 void asgen_free(struct asgen *ag);
 

@@ -227,8 +227,11 @@ int asgen_delete(struct asgen_mm *am, int id)
  * the base's pages while they change. Afterwards both are the same, and threads
  * may be taken over to the base at any moment. If it fails half-way the base
  * stays out of bounds until a commit succeeds.
+ *
+ * Or, @wherever they are: then the caller has stopped them, and knows that none
+ * of them is in the middle of what changes.
  */
-int asgen_commit(struct asgen_mm *am, int id)
+int asgen_commit(struct asgen_mm *am, int id, bool wherever)
 {
 	struct asgen *ag;
 	int ret = 0;
@@ -241,7 +244,7 @@ int asgen_commit(struct asgen_mm *am, int id)
 		ret = -EBUSY;
 	} else {
 		/* A thread that is being born is in the generation of its parent. */
-		if (!am->committing && somebody_is_elsewhere(am, ag))
+		if (!wherever && !am->committing && somebody_is_elsewhere(am, ag))
 			ret = -EBUSY;
 		else
 			am->committing = ag;

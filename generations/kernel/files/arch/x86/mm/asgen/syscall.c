@@ -67,7 +67,9 @@ static long change(struct asgen_mm *am, unsigned int op, int id, void __user *ar
 	case ASGEN_WRITE:
 		return write_to(am, id, arg, size);
 	case ASGEN_COMMIT:
-		return asgen_commit(am, id);
+		return asgen_commit(am, id, false);
+	case ASGEN_COMMIT_WHEREVER:
+		return asgen_commit(am, id, true);
 	case ASGEN_DELETE:
 		return asgen_delete(am, id);
 	default:
@@ -89,7 +91,7 @@ SYSCALL_DEFINE4(asgen, unsigned int, op, int, id, void __user *, arg, size_t, si
 		return am ? asgen_migrate(am, id) : id ? -ESRCH : 0;
 	if (op == ASGEN_STATUS)
 		return status(am, id, arg, size);
-	if (op > ASGEN_STATUS || id < 0)
+	if (op > ASGEN_COMMIT_WHEREVER || id < 0)
 		return -EINVAL;
 	if (!am && op != ASGEN_REGISTER && op != ASGEN_PIN && op != ASGEN_CREATE)
 		return -ESRCH;
