@@ -93,7 +93,7 @@ pub(super) fn kept(region: Range<u64>, running: &str, next: &str) -> Result<(), 
 /// As it stands on a command line.
 pub(super) fn argument(region: &Range<u64>) -> String {
     let bytes = region.end - region.start;
-    let size = if bytes % (1 << 30) == 0 { format!("{}G", bytes >> 30) } else { format!("{}M", bytes >> 20) };
+    let size = if bytes.is_multiple_of(1 << 30) { format!("{}G", bytes >> 30) } else { format!("{}M", bytes >> 20) };
     format!("memmap={size}!{:#x}", region.start)
 }
 
@@ -266,7 +266,7 @@ fed00000-fed003ff : HPET 0
     fn what_there_is_already_counts() {
         let ram =
             Ram::parse("100000000-1bfffffff : Persistent Memory (legacy)\n1c0000000-3bfffffff : System RAM\n").unwrap();
-        assert_eq!(ram.regions, [4 * G..7 * G]);
+        assert_eq!(ram.regions.iter().map(|range| (range.start, range.end)).collect::<Vec<_>>(), [(4 * G, 7 * G)]);
         let four = "memmap=1M!1G,1M!2G memmap=64K$0x18690000 memmap=1M#3G";
         assert!(ram.choose(G, &[], four).unwrap_err().contains("4 ranges of memmap already"));
         assert!(ram.choose(G, &[], "memmap=exactmap").unwrap_err().contains("without a range"));
