@@ -52,8 +52,9 @@ bench: build ## measure everything that README states (about 40 minutes; BENCH_A
 	@$(CARGO) build --locked --release -p stillpoint-e2e --bin bench
 	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/bench $(BENCH_ARGS)
 
-bench-kernel: build ## our page server and lazy-pages daemon against criu's own, same run (BENCH_ARGS='MIB ROUNDS': 1024 3)
+bench-kernel: build ## criu's own against ours (BENCH_ARGS='MIB ROUNDS': 1024 3), and all ways by size of memory, root (BENCH_SIZES, in MiB)
 	@setup/criu && experiments/kernel-rivals $(BENCH_ARGS)
+	@experiments/kup-fig7 $(BENCH_SIZES)
 
 experiments: build ## the papers' experiments, one after another (experiments/README.md; some hours)
 	@for script in $$(find experiments -maxdepth 1 -type f -perm -u+x | sort); do echo "== $$script"; "$$script" || exit 1; done

@@ -5,6 +5,7 @@ mod checkpoint;
 mod discard;
 mod inspect;
 mod lazy_pages;
+mod memory;
 mod program;
 mod rehearse;
 mod restore;
@@ -33,6 +34,8 @@ pub(crate) enum Command {
     Switch(switch::Args),
     /// Print the drop-in that a systemd unit needs before it can go along.
     Dropin(switch::DropinArgs),
+    /// Choose RAM in which images outlive kernels, and ask the boot loader for it.
+    Memory(memory::Args),
     /// What systemd runs first when a kernel comes up.
     #[command(hide = true)]
     Boot(switch::BootArgs),
@@ -58,6 +61,7 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Discard(args) => discard::run(&args, output),
         Command::Switch(args) => switch::run(&args, output),
         Command::Dropin(args) => switch::run_dropin(&args, output),
+        Command::Memory(args) => memory::run(&args, output),
         Command::Boot(args) => switch::run_boot(&args),
         Command::SwitchResume(args) => switch::run_resume(&args),
         Command::SwitchUnit(args) => switch::run_unit(&args),

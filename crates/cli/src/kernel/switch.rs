@@ -72,13 +72,14 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         for unit in &journal.units {
             output.line(format_args!("{}: process {}, ports {:?}", unit.name, unit.pid, unit.ports));
         }
-        match (&journal.watchdog, &journal.unwatched) {
-            (Some(watchdog), _) => output.line(format_args!(
+        if let Some(watchdog) = &journal.watchdog {
+            output.line(format_args!(
                 "a kernel that hangs is left after {} s: a watchdog ({}) starts the machine anew",
                 watchdog.limit_s, watchdog.driver
-            )),
-            (None, Some(why)) => output.line(format_args!("warning: {why}")),
-            (None, None) => {}
+            ));
+        }
+        for text in journal.warnings() {
+            output.line(format_args!("warning: {text}"));
         }
         output.line(format_args!("from {} to {}: nothing stands against it", journal.from, journal.to));
         return Ok(());

@@ -30,7 +30,17 @@ impl Criu {
 
     /// Which version it is; versions that cannot do what is needed are refused.
     pub fn version(&self) -> Result<Version, Error> {
-        match self.ask(&Request::new(RequestType::Version, None))? {
+        let mut worker = self.worker(&[])?;
+        let version = self.version_of(&mut worker);
+        worker.end();
+        version
+    }
+
+    /// The same of one that runs, and takes another request then: a process of criu's is not started for it alone.
+    pub(crate) fn version_of(&self, worker: &mut Worker) -> Result<Version, Error> {
+        let request = Request { keep_open: Some(true), ..Request::new(RequestType::Version, None) };
+        let answer = worker.request(&request, |_, _| true).map_err(|_| self.wrong("does not answer as criu does"))?;
+        match answer {
             Answer::Done { version: Some(version), .. } if (version.major, version.minor) < OLDEST => {
                 let (major, minor) = OLDEST;
                 let why = format!("version {}.{} is older than {major}.{minor}", version.major, version.minor);

@@ -1,7 +1,7 @@
 //! Processes out of an image.
 
 use crate::check::Finding;
-use crate::criu::{Criu, errors_in};
+use crate::criu::{Criu, Worker, errors_in};
 use crate::derive::{Restore, for_criu};
 use crate::error::At;
 use crate::progress::{Observer, Progress, now_ns};
@@ -64,6 +64,12 @@ pub struct Restored {
 
 /// What stands against restoring an image here and now. Nothing is touched.
 pub fn check_restore(image: &Image, criu: &Criu, again: bool) -> Result<Vec<Finding>, Error> {
+    let findings = against(image, again)?;
+    criu.version()?;
+    Ok(findings)
+}
+
+fn against(image: &Image, again: bool) -> Result<Vec<Finding>, Error> {
     let mut findings = Vec::new();
     if let Some(used) = used::of(image.dir())?.filter(|_| !again) {
         let text =
@@ -101,7 +107,6 @@ pub fn check_restore(image: &Image, criu: &Criu, again: bool) -> Result<Vec<Find
             refuse(format!("port {port}, on which the image listens, is in use"));
         }
     }
-    criu.version()?;
     Ok(findings)
 }
 
@@ -124,14 +129,17 @@ pub fn restore_then(
     observer: Observer<'_>,
 ) -> Result<Restored, Error> {
     let progress = Progress::new("restore", None, observer);
+    // it is read from the disk while the image is
+    let worker = options.criu.worker(&[]);
     let image = Image::open(&options.image)?;
+    let mut worker = worker?;
     let version = progress.phase("check", || {
-        let findings = check_restore(&image, &options.criu, options.again)?;
+        let findings = against(&image, options.again)?;
         let refused: Vec<String> = findings.into_iter().map(|found| found.text).collect();
-        if refused.is_empty() { options.criu.version() } else { Err(Error::Refused(refused)) }
+        if refused.is_empty() { options.criu.version_of(&mut worker) } else { Err(Error::Refused(refused)) }
     })?;
     progress.journal_in(&options.image);
-    let done = checked(options, &image, version, (stopped, &progress));
+    let done = checked(options, &image, (worker, version), (stopped, &progress));
     progress.end(&done);
     done
 }
@@ -139,7 +147,7 @@ pub fn restore_then(
 fn checked(
     options: &RestoreOptions,
     image: &Image,
-    version: Version,
+    (worker, version): (Worker, Version),
     (stopped, progress): (&dyn Fn() -> Result<(), Error>, &Progress<'_>),
 ) -> Result<Restored, Error> {
     progress.phase("verify", || {
@@ -152,7 +160,7 @@ fn checked(
         Restore::Eager => None,
         Restore::OnDemand => Some(progress.phase("daemon", || Daemon::start(options))?),
     };
-    let pid = progress.phase("restore", || run(options, image, stopped));
+    let pid = progress.phase("restore", || run(options, image, worker, stopped));
     if pid.is_err() {
         end_unfinished(image.index().origin.pid);
     }
@@ -193,7 +201,12 @@ fn form_of(version: Version) -> Form {
     if (version.major, version.minor) < (4, 2) { Form::Short } else { Form::Long }
 }
 
-fn run(options: &RestoreOptions, image: &Image, stopped: &dyn Fn() -> Result<(), Error>) -> Result<i32, Error> {
+fn run(
+    options: &RestoreOptions,
+    image: &Image,
+    mut worker: Worker,
+    stopped: &dyn Fn() -> Result<(), Error>,
+) -> Result<i32, Error> {
     let directory = File::open(image.dir()).at("open", image.dir())?;
     let lock = match options.guard {
         crate::Guard::Nftables => NetworkLock::Nftables,
@@ -214,7 +227,6 @@ fn run(options: &RestoreOptions, image: &Image, stopped: &dyn Fn() -> Result<(),
         ..Options::default()
     };
     let _ = fs::remove_file(image.dir().join(RESTORE_LOG));
-    let mut worker = options.criu.worker(&[])?;
     let mut refused = None;
     let answer = worker.request(&Request::new(RequestType::Restore, Some(asked)), |step, _| {
         if step == "post-restore" {

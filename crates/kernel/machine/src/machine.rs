@@ -33,11 +33,36 @@ pub struct Machine {
     dir: TempDir,
 }
 
+/// What a machine is like beside its disk.
+#[derive(Debug, Clone, Copy)]
+pub struct Shape<'s> {
+    /// Its RAM.
+    pub memory_mib: u32,
+    /// More of its kernel's command line.
+    pub append: &'s str,
+    /// A second disk, `/dev/vdc`, of zeros; none if it is 0.
+    pub disk_mib: u32,
+    /// Programs that go where the tool is.
+    pub programs: &'s [&'s Path],
+}
+
+impl Default for Shape<'_> {
+    fn default() -> Self {
+        Shape { memory_mib: 1536, append: "", disk_mib: 0, programs: &[] }
+    }
+}
+
 impl Machine {
     /// Boots a kernel and waits for its shell; the tool is installed as `make install` would.
     #[track_caller]
     pub fn boot(guest: &Guest, kernel: &str, tool: &Path) -> Machine {
-        let mut machine = start(guest, kernel, tool).unwrap_or_else(|why| panic!("no machine: {why}"));
+        Machine::boot_as(guest, kernel, tool, Shape::default())
+    }
+
+    /// The same on a machine that is not the usual one.
+    #[track_caller]
+    pub fn boot_as(guest: &Guest, kernel: &str, tool: &Path, shape: Shape<'_>) -> Machine {
+        let mut machine = start(guest, kernel, tool, shape).unwrap_or_else(|why| panic!("no machine: {why}"));
         machine.wait_for(kernel);
         machine.ok(
             "mkdir -p /run/tool && mount -o ro /dev/vdb /run/tool && cp -a /run/tool/root/. / && umount /run/tool && sync",
@@ -137,22 +162,27 @@ impl Machine {
     }
 }
 
-fn start(guest: &Guest, kernel: &str, tool: &Path) -> Result<Machine, String> {
+fn start(guest: &Guest, kernel: &str, tool: &Path, shape: Shape<'_>) -> Result<Machine, String> {
     let dir = tempfile::tempdir().map_err(|error| error.to_string())?;
-    let disk = tool_disk(dir.path(), tool)?;
+    let disk = tool_disk(dir.path(), tool, shape.programs)?;
     let network = Network::make()?;
     let path = |name: &str| dir.path().join(name).display().to_string();
     let of_guest = |name: String| guest.dir.join(name).display().to_string();
     let mut command = tied("ip".as_ref());
     command.args(["netns", "exec", &network.name]).arg(guest.dir.join("qemu"));
-    command
-        .args("-accel tcg,thread=multi -cpu max -smp 2 -m 1536 -display none -nodefaults -no-user-config".split(' '));
+    command.args("-accel tcg,thread=multi -cpu max -smp 2 -display none -nodefaults -no-user-config".split(' '));
+    command.args(["-m", &shape.memory_mib.to_string()]);
     command.args(["-kernel", &of_guest(format!("vmlinuz-{kernel}")), "-initrd", &of_guest(format!("initrd-{kernel}"))]);
-    command.args(["-append", COMMAND_LINE]);
+    command.args(["-append", format!("{COMMAND_LINE} {}", shape.append).trim_end()]);
     // changes go to a file that has no name, and away with the emulator
     let root = of_guest("root.ext4".into());
     command.args(["-drive", &format!("file={root},if=virtio,format=raw,snapshot=on,cache=unsafe")]);
     command.args(["-drive", &format!("file={},if=virtio,format=raw,readonly=on", disk.display())]);
+    if shape.disk_mib > 0 {
+        let file = fs::File::create(path("disk")).map_err(|error| error.to_string())?;
+        file.set_len(u64::from(shape.disk_mib) << 20).map_err(|error| error.to_string())?;
+        command.args(["-drive", &format!("file={},if=virtio,format=raw,cache=unsafe", path("disk"))]);
+    }
     command.args(["-netdev", "tap,id=n0,ifname=tap0,script=no,downscript=no"]);
     command.args(["-device", "virtio-net-pci,netdev=n0,romfile="]);
     command.args(["-device", "i6300esb", "-action", "watchdog=reset"]);
@@ -174,11 +204,14 @@ fn start(guest: &Guest, kernel: &str, tool: &Path) -> Result<Machine, String> {
 }
 
 /// A disk with what `make install` puts onto a machine.
-fn tool_disk(dir: &Path, tool: &Path) -> Result<PathBuf, String> {
+fn tool_disk(dir: &Path, tool: &Path, programs: &[&Path]) -> Result<PathBuf, String> {
     let root = dir.join("tool/root");
     let bin = root.join("usr/local/bin");
     fs::create_dir_all(&bin).map_err(|error| error.to_string())?;
     run(Command::new("strip").arg("-o").arg(bin.join("stillpoint")).arg(tool))?;
+    if !programs.is_empty() {
+        run(Command::new("cp").arg("-t").arg(&bin).args(programs))?;
+    }
     let generators = root.join("usr/lib/systemd/system-generators");
     fs::create_dir_all(&generators).map_err(|error| error.to_string())?;
     let from = packaging().join("generators/stillpoint-kernel");

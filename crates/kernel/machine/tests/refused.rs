@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 use stillpoint_kernel_machine::clients::{Pulse, longest, take_along};
-use stillpoint_kernel_machine::{Guest, Machine, Output};
+use stillpoint_kernel_machine::{Guest, Machine, Output, Shape};
 use stillpoint_testing::binary::stillpoint;
 
 const REST: Duration = Duration::from_millis(50);
@@ -33,11 +33,13 @@ const PROCESSES: &str = "systemctl show --property=MainPID --property=ActiveStat
 fn a_switch_that_cannot_be_is_refused_or_taken_back() {
     let Some(guest) = Guest::for_test() else { return };
     let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
-    let mut machine = Machine::boot(&guest, from, stillpoint());
+    let region = Shape { append: "memmap=64M!1G", ..Shape::default() };
+    let mut machine = Machine::boot_as(&guest, from, stillpoint(), region);
     take_along(&mut machine, &["memcached", "redis-server"]);
     let pulses = [Pulse::redis(&machine, "pulse", REST), Pulse::memcached(&machine, "pulse", REST)];
     let processes = machine.ok(PROCESSES);
     refusals(&mut machine, from, to);
+    in_memory(&mut machine, to);
     as_before(&mut machine, &processes);
     for phase in ["preload", "passes", "close", "drain", "guard", "freeze", "seal", "still", "watch", "jump"] {
         let command = format!("stillpoint kernel switch --to {to} --fail-in {phase}");
@@ -94,4 +96,36 @@ fn refusals(machine: &mut Machine, from: &str, to: &str) {
     machine.ok("fallocate -l $(( $(df --output=avail -B1 / | tail -n 1) - 1048576 )) /fill");
     says(machine, &format!("stillpoint kernel switch --to {to}"), 3, "MiB free, the image needs up to");
     machine.ok("rm /fill");
+}
+
+/// Of images in memory those are refused that would not outlive the kernel, and others are warned of. RAM for them is chosen
+/// and asked for.
+#[track_caller]
+fn in_memory(machine: &mut Machine, to: &str) {
+    machine.ok("mke2fs -q -t ext4 -b 4096 /dev/pmem0 && mkdir -p /pmem && mount -o dax /dev/pmem0 /pmem");
+    let with = |lines: &str| {
+        let other = "/run/other.toml";
+        let edit = format!("{{ printf '{lines}\\n'; cat /etc/stillpoint/kernel.toml; }} >{other}");
+        format!("{edit}; stillpoint kernel switch --to {to} --dry-run --config {other}")
+    };
+    says(
+        machine,
+        &with("images = \"/run/images\""),
+        3,
+        "/run/images lies in memory, which does not outlive this kernel",
+    );
+    says(machine, &with("state = \"/pmem\""), 3, "the state must be on a disk");
+    says(machine, &with("images = \"/pmem\"\nappend = \"memmap=2M$1G\""), 3, "overlaps 0x40000000-0x43ffffff");
+    says(machine, &with("images = \"/pmem\""), 0, "warning: images lie in memory (/pmem)");
+    machine.ok("umount /pmem");
+    says(machine, "stillpoint kernel memory", 0, "there is a region of 64 MiB at 0x40000000");
+    says(machine, "stillpoint kernel memory --size 900G", 3, "MiB of RAM: a region may take");
+    says(machine, "stillpoint kernel memory --size 64M --write", 3, "without GRUB");
+    machine.ok("mkdir -p /etc/default && echo 'GRUB_CMDLINE_LINUX=quiet' >/etc/default/grub");
+    let told = machine.ok("stillpoint kernel memory --size 64M --write");
+    let argument = told.lines().find(|line| line.starts_with("memmap=64M!0x")).expect("the argument");
+    let line =
+        machine.ok("for f in /etc/default/grub /etc/default/grub.d/*.cfg; do . $f; done; echo $GRUB_CMDLINE_LINUX");
+    assert_eq!(line, format!("quiet {argument}"));
+    machine.ok("stillpoint kernel memory --remove && test ! -e /etc/default/grub.d/stillpoint-memory.cfg");
 }

@@ -4,8 +4,9 @@
 use std::time::Duration;
 use stillpoint_kernel_machine::clients::{
     Client, Newcomers, Pulse, all_pairs, append, longest, prepare_mariadb, redis_pairs, switch, take_along, until_done,
+    until_state,
 };
-use stillpoint_kernel_machine::{Guest, Machine};
+use stillpoint_kernel_machine::{Guest, Machine, Shape};
 use stillpoint_testing::binary::stillpoint;
 use stillpoint_testing::long::{is_soak, rounds};
 
@@ -223,4 +224,49 @@ fn a_kernel_that_hangs_is_left_and_one_that_comes_up_is_not() {
         let beats = pulse.end();
         println!("COUNT requests that had their effect once {}", beats.len());
     }
+}
+
+/// Memory that no kernel touches outlives a panic, the boot loader and a change of kernels, and does not outlive what takes it.
+#[test]
+#[ignore = "four boots of an emulated machine more: one of the long forms"]
+fn images_in_memory_outlive_kernels_and_units_start_from_their_files_without_them() {
+    let Some(guest) = Guest::for_test() else { return };
+    let [_, from, to] = &guest.kernels[..] else { panic!("three kernels: {:?}", guest.kernels) };
+    let region = Shape { append: "memmap=256M!1G", ..Shape::default() };
+    let mut machine = Machine::boot_as(&guest, from, stillpoint(), region);
+    machine.ok("mke2fs -q -t ext4 -b 4096 /dev/pmem0 && mkdir -p /pmem && mount -o dax /dev/pmem0 /pmem");
+    take_along(&mut machine, &["memcached", "redis-server"]);
+    machine.ok("sed -i '1i images = \"/pmem\"' /etc/stillpoint/kernel.toml");
+    let mut client = Client::connect(&machine, 6379);
+    redis_pairs(&mut client, KEYS);
+    let pulses = [Pulse::redis(&machine, "pulse", REST), Pulse::memcached(&machine, "pulse", REST)];
+    for (fault, ends_on, why) in [
+        ("stillpoint.initrd=panic", from, "the machine came up with the old kernel"),
+        ("stillpoint.fault=restore", from, "could not restore: a test made it fail"),
+        ("", to, "\"why\": null"),
+    ] {
+        append(&mut machine, fault);
+        switch(&mut machine, to, ends_on);
+        let journal = until_done(&mut machine);
+        println!("{journal}");
+        assert!(journal.contains(why) && journal.contains("\"at\": \"/pmem\""), "{journal}");
+        all_pairs(&mut client, KEYS);
+        machine.ok("grep -q ' /pmem .* /dev/pmem0 ' /proc/self/mountinfo && test ! -e /pmem/images");
+        println!("COUNT ways with images in memory, {fault} 1");
+    }
+    for pulse in pulses {
+        println!("COUNT requests that had their effect once {}", pulse.end().len());
+    }
+    machine.ok("redis-cli save");
+    // and back by the boot loader
+    machine.reset();
+    machine.wait_for(from);
+    machine.ok("mount -o dax /dev/pmem0 /pmem && systemctl start memcached redis-server");
+    append(&mut machine, "stillpoint.initrd=forget");
+    switch(&mut machine, to, from);
+    let journal = until_state(&mut machine, "cold");
+    assert!(journal.contains("the memory that held it came up without it, as after a loss of power"), "{journal}");
+    machine.until("redis-cli ping");
+    all_pairs(&mut Client::connect(&machine, 6379), KEYS);
+    assert_eq!(machine.ok("nft list tables"), "");
 }

@@ -6,7 +6,6 @@
 
 mod buildable;
 mod cost;
-mod figure;
 mod latency;
 mod mariadb;
 mod modes;

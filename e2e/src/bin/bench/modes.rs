@@ -1,6 +1,5 @@
 //! What each step of a patching takes, in each mode, on servers with quiescence points.
 
-use crate::figure::{Axis, Curve, Figure};
 use crate::results::{Section, number};
 use serde::Serialize;
 use std::path::Path;
@@ -10,6 +9,7 @@ use stillpoint_e2e::packages::Binary;
 use stillpoint_e2e::patching;
 use stillpoint_e2e::series::Series;
 use stillpoint_e2e::server::{Memcached, Redis};
+use stillpoint_measure::figure::{Axis, Curve, Figure};
 
 /// The modes that are compared.
 pub(crate) const MODES: [&str; 3] = ["probe", "local", "global"];

@@ -1,10 +1,10 @@
 //! What was measured: raw numbers as JSON, and the tables that README quotes.
 
-use crate::figure::Figure;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use stillpoint_measure::figure::Figure;
 
 /// One section: a table for people and the raw numbers behind it.
 pub(crate) struct Section {

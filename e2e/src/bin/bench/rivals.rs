@@ -1,7 +1,6 @@
 //! The other ways to get new code into a redis under load: stop all threads at once, or restart. And the price of
 //! another address space, which the papers' way needs: `fork()`.
 
-use crate::figure::{Axis, Curve, Figure};
 use crate::results::{Section, number};
 use serde::Serialize;
 use std::path::Path;
@@ -12,6 +11,7 @@ use stillpoint_e2e::packages::Binary;
 use stillpoint_e2e::server::Redis;
 use stillpoint_e2e::{patching, wait};
 use stillpoint_measure::clock::now_ns;
+use stillpoint_measure::figure::{Axis, Curve, Figure};
 
 #[derive(Serialize)]
 struct Way {

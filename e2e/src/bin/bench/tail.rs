@@ -1,7 +1,6 @@
 //! What clients notice of each mode: latencies while a server is patched again and again, against the same server left
 //! alone.
 
-use crate::figure::{Axis, Curve, Figure};
 use crate::modes::MODES;
 use crate::results::{Section, number};
 use serde::Serialize;
@@ -11,6 +10,7 @@ use stillpoint_e2e::load::{Clients, Load, Observed};
 use stillpoint_e2e::operation::{Operation, Spread};
 use stillpoint_e2e::patching;
 use stillpoint_measure::clock::now_ns;
+use stillpoint_measure::figure::{Axis, Curve, Figure};
 use stillpoint_measure::summary::Distribution;
 
 /// Between two operations.

@@ -34,12 +34,17 @@ pub struct UnitConfig {
 pub struct Config {
     /// Which criu.
     pub criu: PathBuf,
-    /// Where images and the journal lie: a directory that is there when a kernel has mounted its root file system.
+    /// Where the journal lies, and images with it: a directory that is there when a kernel has mounted its root file system.
     pub state: PathBuf,
+    /// Where images lie instead: on another disk, or in memory that outlives kernels (`stillpoint kernel memory`).
+    pub images: Option<PathBuf>,
     /// Where kernels and their initramfs lie, named as Debian names them.
     pub boot: PathBuf,
     /// When memory comes back.
     pub memory: Memory,
+    /// Compare pages with their sums when they are brought, not all of them before anything runs: a damaged one then ends its
+    /// unit, which starts from its files.
+    pub verify_on_demand: bool,
     /// MiB a second of memory that nobody asks for; 0 is as fast as it goes.
     pub fill_rate: u64,
     /// More of a command line for the new kernel.
@@ -61,8 +66,10 @@ impl Default for Config {
         Config {
             criu: "criu".into(),
             state: "/var/lib/stillpoint/switch".into(),
+            images: None,
             boot: "/boot".into(),
             memory: Memory::OnDemand,
+            verify_on_demand: false,
             fill_rate: 512,
             append: String::new(),
             restore_limit_s: 300,
@@ -83,6 +90,11 @@ impl Config {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Config::default()),
             Err(source) => Err(Error::File { doing: "read", path: path.to_owned(), source }),
         }
+    }
+
+    /// The directory that holds the images of units, and nothing else.
+    pub fn images(&self) -> PathBuf {
+        self.images.as_ref().unwrap_or(&self.state).join("images")
     }
 
     fn parse(text: &str) -> Result<Self, String> {

@@ -1,6 +1,7 @@
 //! What is known of a switch on disk, and what a kernel that comes up makes of it.
 
 use super::config::Config;
+use super::region::Region;
 use super::watchdog::Watchdog;
 use crate::error::At;
 use crate::{Directory, Error};
@@ -92,6 +93,9 @@ pub struct Journal {
     /// Why nothing does.
     #[serde(default)]
     pub unwatched: Option<String>,
+    /// The memory that the images lie in, if they are not on a disk.
+    #[serde(default)]
+    pub region: Option<Region>,
     /// Of how many connections both ends were told that the way is free again, or why of none.
     #[serde(default)]
     pub woken: Option<Result<usize, String>>,
@@ -164,9 +168,14 @@ impl Journal {
         }
     }
 
+    /// What whoever goes to another kernel must know before.
+    pub fn warnings(&self) -> Vec<String> {
+        self.unwatched.iter().cloned().chain(self.region.as_ref().map(Region::warning)).collect()
+    }
+
     /// Where the image of a unit lies.
     pub fn image(&self, unit: &str) -> PathBuf {
-        self.config.state.join("images").join(unit)
+        self.config.images().join(unit)
     }
 
     /// Every guarded port, once.
@@ -232,6 +241,7 @@ impl Journal {
             held: Vec::new(),
             watchdog: None,
             unwatched: None,
+            region: None,
             woken: None,
             config: Config::default(),
             timings: Vec::new(),

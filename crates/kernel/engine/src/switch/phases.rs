@@ -3,7 +3,8 @@
 use super::config::{Config, Memory};
 use super::journal::{Decision, Journal, State, Unit};
 use super::order::Order;
-use super::system::{Kernel, Wall, jump, lower, missing, raise, reset, still, unstill};
+use super::region::Region;
+use super::system::{Kernel, Wall, jump, lower, missing, next_line, raise, reset, still, unstill};
 use super::unit::{dropin, dropin_path, ports, sockets, waiting};
 use super::watchdog::{self, Armed, Watchdog};
 use crate::checkpoint::room;
@@ -96,8 +97,12 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
             Err(error) => return Err(error),
         }
     }
+    let region = region(config).unwrap_or_else(|why| {
+        refused.push(why);
+        None
+    });
     if units.len() == config.units.len()
-        && let Err(Error::Refused(texts)) = room(units.iter().map(|unit| unit.pid), &config.state)
+        && let Err(Error::Refused(texts)) = room(units.iter().map(|unit| unit.pid), &config.images())
     {
         refused.extend(texts);
     }
@@ -124,10 +129,20 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
         held: held.units,
         watchdog,
         unwatched,
+        region,
         woken: None,
         config: config.clone(),
         timings: Vec::new(),
     })
+}
+
+/// The memory that images lie in, if they do. The journal must be there after any loss of power.
+fn region(config: &Config) -> Result<Option<Region>, String> {
+    let (running, next) = next_line(&config.append).map_err(|error| error.with_causes())?;
+    if Region::of(&config.state, &running, &next)?.is_some() {
+        return Err(format!("{} lies in memory: the state must be on a disk", config.state.display()));
+    }
+    Region::of(&config.images(), &running, &next)
 }
 
 /// One unit as it is, without what the configuration says of it.
@@ -177,10 +192,10 @@ pub fn switch(plan: &Plan, observer: Observer<'_>) -> Result<std::convert::Infal
     tell(observer, EventKind::PhaseStarted { operation: "switch".into(), phase: "check".into() });
     let mut journal = check_switch(plan)?;
     took(&mut journal, "check", begun, observer);
-    if let Some(text) = journal.unwatched.clone() {
+    for text in journal.warnings() {
         tell(observer, EventKind::Warning { text });
     }
-    let images = state.join("images");
+    let images = plan.config.images();
     let _ = fs::remove_dir_all(&images);
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&images).at("make", &images)?;
     journal.write()?;
@@ -269,7 +284,7 @@ impl Switch<'_> {
         if let Err(error) = self.journal.advance(State::Aborted) {
             tracing::error!("the journal could not be written: {error}");
         }
-        let _ = fs::remove_dir_all(self.plan.config.state.join("images"));
+        let _ = fs::remove_dir_all(self.plan.config.images());
     }
 
     /// Waits until every checkpoint has come to a moment.

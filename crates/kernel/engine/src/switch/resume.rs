@@ -191,7 +191,7 @@ fn back(journal: &mut Journal, why: &str) -> ! {
 /// once that their connections are gone.
 fn cold(journal: &mut Journal, why: &str, how: &str) -> Result<(), Error> {
     journal.because(why);
-    let images = journal.config.state.join("images");
+    let images = journal.config.images();
     if let Err(error) = journal.advance(State::Cold) {
         // a full disk has room without the images
         tracing::warn!("{error}; once more without the images");
@@ -249,6 +249,7 @@ fn lead(journal: &mut Journal, watch: &mut Option<Kept>) -> Result<(), Error> {
             watch.go_on();
         }
     };
+    reach(journal)?;
     let mut meeting = Meeting::begin()?;
     let fault = Fault::asked().filter(|_| kernel == journal.to);
     if fault == Some(Fault::Panic) {
@@ -298,6 +299,20 @@ fn open(journal: &mut Journal) -> Result<(), Error> {
     Ok(())
 }
 
+/// Has the images where they were. Memory that has lost them is no reason to try once more on the kernel that knows it.
+fn reach(journal: &Journal) -> Result<(), Error> {
+    let Some(region) = &journal.region else { return Ok(()) };
+    let lost = |why: String| {
+        let why = format!("the memory that held it came up without it, as after a loss of power: {why}");
+        Error::Damaged { path: journal.config.images(), why }
+    };
+    region.reach().map_err(|error| lost(error.with_causes()))?;
+    if journal.units.iter().all(|unit| journal.image(&unit.name).is_dir()) {
+        return Ok(());
+    }
+    Err(lost("its file system holds no images".into()))
+}
+
 fn seconds_to_us(uptime: &str) -> Option<u64> {
     let seconds: f64 = uptime.split(' ').next()?.parse().ok()?;
     Some((seconds * 1e6) as u64)
@@ -315,7 +330,7 @@ fn finish(journal: &mut Journal, filled: impl FnOnce(&Journal) -> Result<Vec<Str
     let begun = now_ns();
     let lost = filled(journal)?;
     journal.took("fill", (now_ns() - begun) / 1000);
-    let images = journal.config.state.join("images");
+    let images = journal.config.images();
     fs::remove_dir_all(&images).at("remove", images)?;
     lost.iter().for_each(|why| journal.because(why));
     journal.advance(if lost.is_empty() { State::Done } else { State::Cold })?;
@@ -352,15 +367,16 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
     // Units of the switch that are ordered after this one are restored beside it, not after it: they ran together, and none
     // of them does anything before all are let go.
     unit::notify("READY=1")?;
+    // once the leader is there, the images are
+    let seat = Seat::take(&name, journal.config.restore_limit_s)?;
     if Fault::asked() == Some(Fault::Damage) && host::kernel() == journal.to {
         damage(&journal.image(&name))?;
     }
-    let seat = Seat::take(&name, journal.config.restore_limit_s)?;
     let options = RestoreOptions {
         image: journal.image(&name),
         criu: Criu::new(&journal.config.criu),
         restore: journal.config.memory.into(),
-        verify: true,
+        verify: !journal.config.verify_on_demand,
         guard: Guard::None,
         again: true,
         daemon: daemon(journal.config.fill_rate)?,

@@ -56,7 +56,7 @@ impl Kernel {
     /// Into memory, to be jumped to. Another one that was there is replaced. It keeps away from the driver of a watchdog that
     /// is to run on.
     pub(super) fn load(&self, append: &str, watchdog: Option<&str>) -> Result<(), Error> {
-        let running = fs::read_to_string("/proc/cmdline").at("read", "/proc/cmdline")?;
+        let running = running_line()?;
         let line = format!("--command-line={}", command_line(&running, append, watchdog));
         let initrd = format!("--initrd={}", self.initrd.display());
         let image = self.image.to_string_lossy().into_owned();
@@ -67,6 +67,16 @@ impl Kernel {
     pub(super) fn unload() -> Result<(), Error> {
         run("unload the kernel", "kexec", &["-s", "-u"], None).map(|_| ())
     }
+}
+
+/// The command line of this kernel.
+pub(super) fn running_line() -> Result<String, Error> {
+    fs::read_to_string("/proc/cmdline").at("read", "/proc/cmdline")
+}
+
+/// The command lines of this kernel and of the next one.
+pub(super) fn next_line(append: &str) -> Result<(String, String), Error> {
+    running_line().map(|running| (running.clone(), command_line(&running, append, None)))
 }
 
 /// Refuses what is no kernel, or is cut off: the system call takes that, and the machine hangs after the jump. Linux's boot
@@ -240,10 +250,11 @@ pub(super) fn missing(config: &Config) -> Vec<String> {
     if config.units.is_empty() {
         missing.push("no unit is named".into());
     }
-    if is_memory(existing(&config.state)) {
-        let state = config.state.display();
-        missing
-            .push(format!("{state} lies in memory, which does not outlive this kernel: the state must be on a disk"));
+    let images = config.images.as_deref().map(|images| (images, "images must be on a disk, or in a region of RAM"));
+    for (dir, what) in [(config.state.as_path(), "the state must be on a disk")].into_iter().chain(images) {
+        if is_memory(existing(dir)) {
+            missing.push(format!("{} lies in memory, which does not outlive this kernel: {what}", dir.display()));
+        }
     }
     missing
 }

@@ -1,7 +1,6 @@
 //! The longest latencies around a patching, for five patches (VLDB'25, figure 8), one thread per connection.
 
 use super::{Amount, MODES, WITHOUT, WORKS, apply, ms, quantile, rest, revert, shown, start, until};
-use crate::figure::{Axis, Curve, Figure};
 use crate::results::{Section, number};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -14,6 +13,7 @@ use stillpoint_e2e::mariadb::effect::{half, nothing, of_change};
 use stillpoint_e2e::mariadb::traffic::{Plan, Traffic, Work};
 use stillpoint_e2e::operation::Spread;
 use stillpoint_measure::clock::now_ns;
+use stillpoint_measure::figure::{Axis, Curve, Figure};
 use stillpoint_measure::record::Sample;
 
 /// As in the paper.

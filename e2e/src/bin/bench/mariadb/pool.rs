@@ -1,7 +1,6 @@
 //! How long all threads take to go over, by the number of the pool's groups (VLDB'25, figure 7).
 
 use super::{Amount, MODES, WORKS, apply, ms, quantile, rest, revert, shown, start, until};
-use crate::figure::{Axis, Curve, Figure};
 use crate::results::{Section, number};
 use serde::Serialize;
 use stillpoint_e2e::mariadb::Policy;
@@ -9,6 +8,7 @@ use stillpoint_e2e::mariadb::annotated::Annotated;
 use stillpoint_e2e::mariadb::effect::half;
 use stillpoint_e2e::mariadb::traffic::{Plan, Traffic, Work};
 use stillpoint_measure::clock::now_ns;
+use stillpoint_measure::figure::{Axis, Curve, Figure};
 
 /// Groups of the pool, as in the paper from three to twenty.
 const SIZES: [u32; 5] = [3, 5, 10, 15, 20];

@@ -1,7 +1,6 @@
 //! Statements answered around a patching (VLDB'25, figure 5), against the same load left alone.
 
 use super::{Amount, MODES, WITHOUT, WORKS, apply, part, rest, revert, shown, start, until};
-use crate::figure::{Axis, Curve, Figure};
 use crate::results::{Section, number};
 use serde::Serialize;
 use stillpoint_e2e::mariadb::Policy;
@@ -10,6 +9,7 @@ use stillpoint_e2e::mariadb::effect::half;
 use stillpoint_e2e::mariadb::traffic::{Plan, Traffic, Work};
 use stillpoint_e2e::operation::Spread;
 use stillpoint_measure::clock::now_ns;
+use stillpoint_measure::figure::{Axis, Curve, Figure};
 use stillpoint_measure::record::Sample;
 
 /// As in the paper.

@@ -1,7 +1,6 @@
 //! Ten workers with analytical queries (VLDB'25, figure 6): when each query began and ended, and how long a patch waits.
 
 use super::{Amount, MODES, WITHOUT, in_mode, ms, part, shown, start, until};
-use crate::figure::{Axis, Curve, Figure};
 use crate::results::{Section, number};
 use serde::Serialize;
 use std::time::Duration;
@@ -12,6 +11,7 @@ use stillpoint_e2e::mariadb::traffic::{Plan, Traffic, Work};
 use stillpoint_e2e::operation::Spread;
 use stillpoint_e2e::patching;
 use stillpoint_measure::clock::now_ns;
+use stillpoint_measure::figure::{Axis, Curve, Figure};
 use stillpoint_measure::record::Sample;
 
 /// As in the paper.

@@ -1,7 +1,6 @@
 //! Three patches one after another while connections come and go (VLDB'25, figure 1): which version answered which statement.
 
 use super::{Amount, MODES, apply, ms, part, start, until};
-use crate::figure::{Axis, Curve, Figure};
 use crate::results::{Section, number};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -12,6 +11,7 @@ use stillpoint_e2e::mariadb::effect::{half, of_change};
 use stillpoint_e2e::mariadb::traffic::{Plan, Traffic, Work};
 use stillpoint_e2e::operation::Spread;
 use stillpoint_measure::clock::now_ns;
+use stillpoint_measure::figure::{Axis, Curve, Figure};
 use stillpoint_measure::record::Sample;
 
 /// Of each group of connections: from when to when it is there, in quarters of the time between two patches.

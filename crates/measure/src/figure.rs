@@ -3,31 +3,31 @@
 use std::fmt::Write as _;
 
 /// How values are laid out in one direction.
-pub(crate) struct Axis {
+pub struct Axis {
     /// What they are, with the unit.
-    pub(crate) label: &'static str,
+    pub label: &'static str,
     /// By their logarithm; values that have none are left out.
-    pub(crate) logarithmic: bool,
+    pub logarithmic: bool,
 }
 
 /// Values of one kind.
-pub(crate) struct Curve {
+pub struct Curve {
     /// For the legend.
-    pub(crate) name: String,
+    pub name: String,
     /// In the order in which a line joins them; one that cannot be placed (not a number) parts the line.
-    pub(crate) points: Vec<(f64, f64)>,
+    pub points: Vec<(f64, f64)>,
     /// Whether a line joins them.
-    pub(crate) joined: bool,
+    pub joined: bool,
 }
 
 /// One drawing.
-pub(crate) struct Figure {
+pub struct Figure {
     /// To the right.
-    pub(crate) x: Axis,
+    pub x: Axis,
     /// Upwards.
-    pub(crate) y: Axis,
+    pub y: Axis,
     /// What is drawn.
-    pub(crate) curves: Vec<Curve>,
+    pub curves: Vec<Curve>,
 }
 
 const WIDTH: f64 = 720.0;
@@ -78,7 +78,7 @@ impl Scale {
 
 impl Figure {
     /// The whole file.
-    pub(crate) fn svg(&self) -> String {
+    pub fn svg(&self) -> String {
         let points = || self.curves.iter().flat_map(|curve| curve.points.iter());
         let (x, y) = (Scale::of(&self.x, points().map(|p| p.0)), Scale::of(&self.y, points().map(|p| p.1)));
         let across = |value: f64| x.place(value).map(|at| LEFT + at * (WIDTH - LEFT - RIGHT));

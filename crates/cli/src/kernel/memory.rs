@@ -1,0 +1,90 @@
+//! `stillpoint kernel memory`: RAM in which images outlive kernels.
+
+use super::failure;
+use crate::output::{Failure, Output};
+use serde::Serialize;
+use std::path::PathBuf;
+use stillpoint_kernel_engine::switch::{DROPIN, Reserve, Reserved, give_back, regions, reserve};
+
+/// Arguments of `stillpoint kernel memory`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// How much RAM, a multiple of 2M: 4G. Without it, what there is already.
+    #[arg(long, value_name = "SIZE", conflicts_with = "remove")]
+    size: Option<String>,
+    /// Add the argument to GRUB's configuration.
+    #[arg(long, requires = "size")]
+    write: bool,
+    /// Take it away again.
+    #[arg(long)]
+    remove: bool,
+    /// Say what would be written, and write nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// The file of GRUB's configuration that is ours.
+    #[arg(long, value_name = "FILE", default_value = DROPIN)]
+    drop_in: PathBuf,
+}
+
+#[derive(Serialize)]
+struct Line {
+    v: u32,
+    event: &'static str,
+    argument: Option<String>,
+    start: Option<u64>,
+    bytes: Option<u64>,
+    drop_in: Option<PathBuf>,
+    regions: Vec<(u64, u64)>,
+}
+
+/// Runs `stillpoint kernel memory`.
+pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
+    let untouched = |error| failure(error, "nothing was touched");
+    if args.remove && !args.dry_run {
+        let removed = give_back(&args.drop_in).map_err(untouched)?;
+        let path = args.drop_in.display();
+        output.line(match removed {
+            true => format!("removed {path}; `update-grub` and a reboot give the RAM back"),
+            false => format!("{path} is not there: nothing to remove"),
+        });
+        return Ok(());
+    }
+    let there = regions().map_err(untouched)?;
+    for (start, bytes) in &there {
+        output.line(format_args!("there is a region of {} MiB at {start:#x}", bytes >> 20));
+    }
+    let writes = args.write && !args.dry_run;
+    let wanted = args.size.clone().map(|size| Reserve { size, write: writes.then(|| args.drop_in.clone()) });
+    let chosen = wanted.as_ref().map(reserve).transpose().map_err(untouched)?;
+    output.json(&Line {
+        v: stillpoint_events::VERSION,
+        event: "kernel-memory",
+        argument: chosen.as_ref().map(|chosen| chosen.argument.clone()),
+        start: chosen.as_ref().map(|chosen| chosen.start),
+        bytes: chosen.as_ref().map(|chosen| chosen.bytes),
+        drop_in: writes.then(|| args.drop_in.clone()),
+        regions: there.clone(),
+    });
+    match &chosen {
+        Some(chosen) => tell(args, writes, chosen, there.len(), output),
+        None if args.remove => output.line(format_args!("would remove {}", args.drop_in.display())),
+        None if there.is_empty() => output.line("there is no region; --size asks for one"),
+        None => {}
+    }
+    Ok(())
+}
+
+fn tell(args: &Args, written: bool, chosen: &Reserved, others: usize, output: &Output) {
+    output.line(&chosen.argument);
+    let path = args.drop_in.display();
+    if written {
+        output.line(format_args!("written to {path}; `stillpoint kernel memory --remove` takes it back"));
+    } else if args.write {
+        output.line(format_args!("would write {path}:\n{}", chosen.text.trim_end()));
+    }
+    output.line(format_args!(
+        "next: {}a reboot; then a file system on the device: mkfs.ext4 -b 4096 /dev/pmem{others}, mount -o dax /dev/pmem{others} DIR; \
+         and `images = \"DIR\"` in the configuration of the switch",
+        if args.write { "`update-grub` and " } else { "this argument on the kernel's command line, " }
+    ));
+}

@@ -1,0 +1,203 @@
+//! How long a program stands by the size of its memory, without the kernel's boot: criu's own images (basic, incremental,
+//! on demand), FOAM on disk, FOAM in memory that outlives kernels. After KUP's figures 4 and 7 (ATC 2016). One emulated
+//! machine, one run; a last switch of kernels shows what the boot adds.
+//!
+//! usage: kup-fig7 JSON SVG [MIB...]; a table goes to standard output.
+#![forbid(unsafe_code)]
+
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+use stillpoint_kernel_machine::clients::{switch, until_done};
+use stillpoint_kernel_machine::{Guest, Machine, Shape};
+use stillpoint_measure::figure::{Axis, Curve, Figure};
+
+const WAYS: [(&str, &str); 5] = [
+    ("basic", "basic (criu, disk)"),
+    ("incremental", "incremental (criu, disk)"),
+    ("on-demand", "on demand (criu, disk)"),
+    ("foam-disk", "FOAM, disk"),
+    ("foam-pmem", "FOAM, pmem"),
+];
+/// MiB of pages a second that the worker writes to.
+const RATE: u32 = 4;
+/// One way, once.
+const PATIENCE: Duration = Duration::from_secs(1800);
+/// Without an argument.
+const SIZES: [u32; 4] = [256, 512, 1024, 2048];
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let (tool, [json, svg, sizes @ ..]) = (std::env::var_os("STILLPOINT_BIN"), &words[..]) else {
+        eprintln!("usage: STILLPOINT_BIN=FILE kup-fig7 JSON SVG [MIB...]");
+        return ExitCode::from(2);
+    };
+    let sizes: Result<Vec<u32>, _> = sizes.iter().map(|word| word.parse()).collect();
+    let (Some(tool), Ok(sizes)) = (tool, sizes) else {
+        eprintln!("error: STILLPOINT_BIN names the binary, and sizes are MiB");
+        return ExitCode::from(2);
+    };
+    let guest = match Guest::build() {
+        Ok(guest) => guest,
+        Err(why) => {
+            eprintln!("error: {why}");
+            return ExitCode::from(3);
+        }
+    };
+    let sizes = if sizes.is_empty() { SIZES.to_vec() } else { sizes };
+    let rows = measure(&guest, Path::new(&tool), &sizes, Path::new(svg));
+    let text = serde_json::to_string_pretty(&rows).expect("numbers are JSON");
+    std::fs::write(json, text + "\n").expect("write the numbers");
+    ExitCode::SUCCESS
+}
+
+fn measure(guest: &Guest, tool: &Path, sizes: &[u32], svg: &Path) -> Value {
+    let dir = tempfile::tempdir().expect("a directory");
+    let worker = dir.path().join("worker");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/bin/kup-fig7");
+    let built = Command::new("cc")
+        .args(["-O2", "-static", "-pthread", "-o"])
+        .args([&worker, &source.join("worker.c")])
+        .status();
+    assert!(built.is_ok_and(|status| status.success()), "cc builds the worker");
+    let most = *sizes.iter().max().expect("a size");
+    // the images need what the worker has, and a third more; and the worker has its own beside that
+    let region = (most * 4 / 3 + 256).next_multiple_of(256);
+    let kernels = &guest.kernels;
+    let [.., from, to] = &kernels[..] else { panic!("two kernels: {kernels:?}") };
+    let mut machine = Machine::boot_as(
+        guest,
+        from,
+        tool,
+        Shape {
+            // RAM from 4 GiB on begins behind 3 GiB of it
+            memory_mib: 3072 + region + 768,
+            append: &format!("memmap={region}M!4G"),
+            disk_mib: region * 2,
+            programs: &[&worker, &source.join("once.sh")],
+        },
+    );
+    machine.ok("mkdir -p /disk /pmem; mke2fs -q -t ext4 -E lazy_itable_init=0,lazy_journal_init=0 /dev/vdc && mount /dev/vdc /disk");
+    machine.ok("mke2fs -q -t ext4 -b 4096 -O ^has_journal /dev/pmem0 && mount -o dax /dev/pmem0 /pmem");
+    let mut rows = Vec::new();
+    for mib in sizes {
+        for (way, _) in WAYS {
+            let row = once(&mut machine, way, *mib);
+            eprintln!("{row}");
+            rows.push(row);
+        }
+    }
+    let kexec = with_a_kernel(&mut machine, most, to);
+    table(&rows, sizes, &kexec);
+    std::fs::write(svg, drawing(&rows).svg()).expect("write the drawing");
+    json!({ "rate_mib_s": RATE, "rows": rows, "switch": kexec })
+}
+
+fn once(machine: &mut Machine, way: &str, mib: u32) -> Value {
+    machine.ok(&format!("rm -f /run/once.*; (setsid sh -c 'once.sh {way} {mib} {RATE} >/run/once.out 2>/run/once.err; echo $? >/run/once.end' &)"));
+    let end = Instant::now() + PATIENCE;
+    // seldom: each look takes the machine's time
+    while machine.attempt("test -s /run/once.end").is_none_or(|output| output.code != 0) {
+        assert!(Instant::now() < end, "{way} of {mib} MiB has no end\n{}", machine.console());
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    let said = machine.ok("cat /run/once.err /run/once.end /run/once.out");
+    let line = said.lines().last().and_then(|line| serde_json::from_str::<Value>(line).ok());
+    line.unwrap_or_else(|| {
+        let logs = machine.run("for f in /disk/image/*.log /disk/image/*/*.log /pmem/image/*.log; do [ -e $f ] && { echo $f; tail -n 8 $f; }; done; df /disk /pmem; free -m");
+        panic!("{way} of {mib} MiB: {said}\n{}", logs.text)
+    })
+}
+
+/// One switch of kernels with the image in memory: the phases that its journal tells.
+fn with_a_kernel(machine: &mut Machine, mib: u32, to: &str) -> Value {
+    machine.ok(&format!(
+        "printf '[Service]\\nExecStart=/usr/local/bin/worker serve {mib} {RATE}\\nStandardOutput=null\\nStandardError=null\\n' \
+         >/etc/systemd/system/worker.service && rm -rf /disk/image /pmem/image && mkdir -p /etc/stillpoint"
+    ));
+    machine.ok(
+        "printf 'criu = \"/usr/local/bin/criu\"\\nimages = \"/pmem\"\\nverify-on-demand = true\\n[units.worker]\\nhealth = [\"worker\", \"load\", \"0.1\"]\\n' \
+         >/etc/stillpoint/kernel.toml && systemctl daemon-reload && systemctl start worker",
+    );
+    machine.until("test \"$(worker load 0.2)\" != 0");
+    eprintln!("{}", machine.ok(&format!("stillpoint kernel switch --to {to} --dry-run")));
+    switch(machine, to, to);
+    let journal: Value = serde_json::from_str(&until_done(machine)).expect("a journal");
+    assert!(journal["why"].is_null(), "{journal}");
+    json!({ "mib": mib, "from": journal["from"], "to": to, "timings": journal["timings"] })
+}
+
+fn ms(row: &Value, key: &str) -> f64 {
+    row[key].as_f64().expect("a number") / 1e3
+}
+
+/// From the last answer to the image on disk, and from the beginning of the restore to the next answer.
+fn blackout(row: &Value) -> f64 {
+    ms(row, "frozen_us") + ms(row, "first_us")
+}
+
+fn table(rows: &[Value], sizes: &[u32], kexec: &Value) {
+    println!(
+        "One program; half of its memory is written, {RATE} MiB of pages a second. Blackout: from its last answer to the image being \
+         complete on disk (stands), and from the beginning of the restore to its next answer (first answer); files' caches are \
+         dropped between, as a jump does, and that time is not counted.\n"
+    );
+    println!(
+        "| MiB | way | blackout, ms | stands, ms | first answer, ms | all memory there, ms | written while it stands, MiB | image, MiB | answers a second before, after |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|");
+    let mib = |row: &Value, key: &str| row[key].as_f64().expect("a number") / f64::from(1 << 20);
+    for row in rows {
+        let name = WAYS.iter().find(|(way, _)| row["way"] == *way).map_or("", |(_, name)| name);
+        println!(
+            "| {} | {name} | {:.0} | {:.0} | {:.0} | {:.0} | {:.1} | {:.0} | {}, {} |",
+            row["mib"],
+            blackout(row),
+            ms(row, "frozen_us"),
+            ms(row, "first_us"),
+            ms(row, "filled_us"),
+            mib(row, "frozen_bytes"),
+            mib(row, "stored_bytes"),
+            row["before"],
+            row["after"],
+        );
+    }
+    println!();
+    for size in sizes {
+        let of = |way: &str| rows.iter().find(|row| row["way"] == way && row["mib"] == *size).map(blackout);
+        if let (Some(basic), Some(disk), Some(pmem)) = (of("basic"), of("foam-disk"), of("foam-pmem")) {
+            println!(
+                "{size} MiB: basic stands {:.1} times as long as FOAM on disk, {:.1} times as long as FOAM in memory.",
+                basic / disk,
+                basic / pmem
+            );
+        }
+    }
+    println!(
+        "\nOne switch from {} to {}, {} MiB, image in memory, from its journal:\n",
+        kexec["from"], kexec["to"], kexec["mib"]
+    );
+    println!("| kernel | phase | ms |\n|---|---|---|");
+    for timing in kexec["timings"].as_array().into_iter().flatten() {
+        let text = |key: &str| timing[key].as_str().unwrap_or_default().to_owned();
+        println!("| {} | {} | {:.0} |", text("kernel"), text("phase"), ms(timing, "duration_us"));
+    }
+}
+
+fn drawing(rows: &[Value]) -> Figure {
+    let curve = |(way, name): &(&str, &str)| Curve {
+        name: (*name).to_owned(),
+        points: rows
+            .iter()
+            .filter(|row| row["way"] == *way)
+            .map(|row| (row["mib"].as_f64().expect("a number"), blackout(row)))
+            .collect(),
+        joined: true,
+    };
+    Figure {
+        x: Axis { label: "MiB of memory, half of it written", logarithmic: false },
+        y: Axis { label: "blackout without the kernel's boot, ms", logarithmic: true },
+        curves: WAYS.iter().map(curve).collect(),
+    }
+}

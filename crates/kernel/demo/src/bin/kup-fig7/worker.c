@@ -1,0 +1,128 @@
+// A program with much memory, for measuring: half of it is written all the time, at a fixed rate, and every request
+// (a datagram) reads a page of it.
+//   worker serve MIB RATE     RATE MiB of pages a second are written to
+//   worker probe FILE         asks all the time; the time of the last answer before the longest silence, and of the next one
+//   worker load SECONDS       as many requests as it gets answers to
+//   worker now                the clock that all of them read, in microseconds
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PORT = 7070, PAGE = 4096, TICK_US = 10000 };
+
+static uint64_t *memory;
+static uint64_t pages, rate;
+
+static uint64_t now_us(void) {
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    return at.tv_sec * 1000000ull + at.tv_nsec / 1000;
+}
+
+static uint64_t *page(uint64_t n) { return memory + n * (PAGE / sizeof *memory); }
+
+// Walks over the first half, one word of each page. It keeps its own time: what it missed while it stood is not made up for.
+static void *writes(void *nothing) {
+    uint64_t at = 0, step = rate * 256 * TICK_US / 1000000;
+    for (;;) {
+        for (uint64_t n = 0; n < step; n++, at++) page(at % (pages / 2))[1] += 1;
+        usleep(TICK_US);
+    }
+    return nothing;
+}
+
+static struct sockaddr_in address(void) {
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(PORT)};
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    return at;
+}
+
+static int serve(void) {
+    pages = pages * 256;
+    memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return perror("mmap"), 1;
+    // no page is like another one, and none holds zeros alone
+    for (uint64_t n = 0; n < pages; n++)
+        for (uint64_t word = 0; word < PAGE / sizeof *memory; word++) page(n)[word] = n * 0x9e3779b97f4a7c15ull + word;
+    struct sockaddr_in at = address(), from;
+    int door = socket(AF_INET, SOCK_STREAM, 0), yes = 1, udp = socket(AF_INET, SOCK_DGRAM, 0);
+    setsockopt(door, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    // a unit that goes along in a switch has a port of TCP
+    if (bind(door, (void *)&at, sizeof at) || listen(door, 4) || bind(udp, (void *)&at, sizeof at)) return perror("bind"), 1;
+    pthread_t thread;
+    if (rate && pthread_create(&thread, NULL, writes, NULL)) return 1;
+    for (;;) {
+        uint64_t asked;
+        socklen_t length = sizeof from;
+        if (recvfrom(udp, &asked, sizeof asked, 0, (void *)&from, &length) != sizeof asked) continue;
+        // the answer is the request and what a page of the whole memory begins with
+        uint64_t n = asked * 0x9e3779b97f4a7c15ull % pages, answer[2] = {asked, page(n)[0] - n * 0x9e3779b97f4a7c15ull};
+        sendto(udp, answer, sizeof answer, 0, (void *)&from, length);
+    }
+}
+
+static int ask(int udp, uint64_t number, int patience_ms) {
+    uint64_t answer[2];
+    struct pollfd wait = {.fd = udp, .events = POLLIN};
+    if (send(udp, &number, sizeof number, 0) != sizeof number) return usleep(500), 0;
+    while (poll(&wait, 1, patience_ms) > 0) {
+        if (recv(udp, answer, sizeof answer, 0) != sizeof answer) return usleep(500), 0;
+        // one to an earlier question tells as well that it serves
+        if (answer[0] > number) continue;
+        if (answer[1] != 0) fprintf(stderr, "a page is not what it was\n"), exit(9);
+        return 1;
+    }
+    return 0;
+}
+
+static int client(void) {
+    struct sockaddr_in at = address();
+    int udp = socket(AF_INET, SOCK_DGRAM, 0);
+    return connect(udp, (void *)&at, sizeof at) ? -1 : udp;
+}
+
+static volatile sig_atomic_t ended;
+static void end(int signal) { ended = signal; }
+
+static int probe(const char *path) {
+    uint64_t number = now_us(), last = 0, before = 0, after = 0;
+    int udp = client();
+    struct sigaction act = {.sa_handler = end};
+    sigaction(SIGTERM, &act, NULL);
+    while (!ended) {
+        if (!ask(udp, ++number, 20)) continue;
+        uint64_t at = now_us();
+        if (last && at - last > after - before) before = last, after = at;
+        last = at;
+        usleep(1000);
+    }
+    FILE *file = fopen(path, "w");
+    return !file || fprintf(file, "%llu %llu\n", (unsigned long long)before, (unsigned long long)after) < 0 || fclose(file);
+}
+
+static int load(double seconds) {
+    int udp = client();
+    uint64_t number = now_us(), answers = 0, begun = now_us();
+    while (now_us() - begun < seconds * 1e6) answers += ask(udp, ++number, 1000);
+    printf("%.0f\n", answers / ((now_us() - begun) / 1e6));
+    return 0;
+}
+
+int main(int count, char **words) {
+    if (count == 4 && !strcmp(words[1], "serve")) return pages = atoll(words[2]), rate = atoll(words[3]), serve();
+    if (count == 3 && !strcmp(words[1], "probe")) return probe(words[2]);
+    if (count == 3 && !strcmp(words[1], "load")) return load(atof(words[2]));
+    if (count == 2 && !strcmp(words[1], "now")) return printf("%llu\n", (unsigned long long)now_us()), 0;
+    return 2;
+}

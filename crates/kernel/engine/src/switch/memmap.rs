@@ -1,0 +1,293 @@
+//! RAM that kernels are told to keep their hands off: `memmap=SIZE!START`, and where it may lie.
+
+use std::ops::Range;
+
+/// Large pages: what a region begins and ends with.
+const ALIGN: u64 = 2 << 20;
+/// The part of a kernel that unpacks it heeds so many arguments, and then gives up placing it at random.
+const MOST: usize = 4;
+/// Firmware and boot loaders work below this.
+const HIGH: u64 = 4 << 30;
+/// In low memory kernels, their initramfs and crash kernels lie at the bottom: from here on if there is room, or from there.
+const LOW: [u64; 2] = [1 << 30, 256 << 20];
+/// So much RAM is left to the kernel.
+const LEFT: u64 = 512 << 20;
+
+/// One range of a `memmap=` argument.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Memmap {
+    /// Between size and start: `!` makes it a region of persistent memory.
+    pub(super) kind: char,
+    pub(super) start: u64,
+    pub(super) bytes: u64,
+}
+
+impl Memmap {
+    fn parse(text: &str) -> Option<Self> {
+        let at = text.find(['!', '$', '#', '@', '%'])?;
+        let (size, rest) = text.split_at(at);
+        let kind = rest.chars().next()?;
+        // `%` goes on with types
+        let start = rest[1..].split('-').next()?;
+        Some(Memmap { kind, start: number(start)?, bytes: number(size)? })
+    }
+
+    fn range(&self) -> Range<u64> {
+        self.start..self.start.saturating_add(self.bytes)
+    }
+}
+
+/// A number as the kernel reads it: decimal, octal or hexadecimal, and a letter for its unit.
+pub(super) fn number(text: &str) -> Option<u64> {
+    let (digits, shift) = match text.char_indices().next_back()? {
+        (at, letter) if letter.is_ascii_alphabetic() && !text.starts_with("0x") || "KMGTkmgt".contains(letter) => {
+            let shift = 10 * (1 + "kmgt".find(letter.to_ascii_lowercase())? as u32);
+            (&text[..at], shift)
+        }
+        _ => (text, 0),
+    };
+    let number = match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
+        Some(hex) => u64::from_str_radix(hex, 16),
+        None if digits.len() > 1 && digits.starts_with('0') => u64::from_str_radix(digits, 8),
+        None => digits.parse(),
+    };
+    number.ok()?.checked_mul(1 << shift)
+}
+
+/// Every value of every `memmap=` of a command line; one that names no range is `None`.
+fn all(line: &str) -> Vec<Option<Memmap>> {
+    let values = line.split_whitespace().filter_map(|part| part.strip_prefix("memmap="));
+    values.flat_map(|value| value.split(',')).map(Memmap::parse).collect()
+}
+
+/// Whether a kernel that is started with `next` leaves alone what this one, started with `running`, leaves alone: otherwise
+/// what its command line says.
+pub(super) fn kept(region: Range<u64>, running: &str, next: &str) -> Result<(), String> {
+    let is_it = |found: &Memmap| found.kind == '!' && found.range() == region;
+    let (here, there) = (all(running), all(next));
+    let what = format!("{:#x}-{:#x}, which the images lie in", region.start, region.end - 1);
+    // without an argument the firmware says so, to every kernel
+    if here.iter().flatten().any(is_it) && !there.iter().flatten().any(is_it) {
+        let argument = argument(&region);
+        return Err(format!("the next kernel would use {what}: its command line has no {argument}"));
+    }
+    let other = there.iter().flatten().find(|other| {
+        let range = other.range();
+        !is_it(other) && range.start < region.end && region.start < range.end
+    });
+    if let Some(other) = other {
+        return Err(format!(
+            "the next kernel's memmap={:#x}{}{:#x} overlaps {what}",
+            other.bytes, other.kind, other.start
+        ));
+    }
+    if there.len() > MOST {
+        return Err(format!(
+            "the next kernel's command line has {} ranges of memmap, and kernels heed {MOST}",
+            there.len()
+        ));
+    }
+    Ok(())
+}
+
+/// As it stands on a command line.
+pub(super) fn argument(region: &Range<u64>) -> String {
+    let bytes = region.end - region.start;
+    let size = if bytes.is_multiple_of(1 << 30) { format!("{}G", bytes >> 30) } else { format!("{}M", bytes >> 20) };
+    format!("memmap={size}!{:#x}", region.start)
+}
+
+/// The physical memory of this machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Ram {
+    /// What the kernel has.
+    system: Vec<Range<u64>>,
+    /// What of that holds the kernel, its crash kernel, or tables of the firmware.
+    used: Vec<Range<u64>>,
+    /// Regions that there are.
+    pub(super) regions: Vec<Range<u64>>,
+}
+
+impl Ram {
+    /// From `/proc/iomem`, as root sees it.
+    pub(super) fn parse(iomem: &str) -> Result<Self, String> {
+        let mut ram = Ram::default();
+        let mut inside = false;
+        for line in iomem.lines() {
+            let Some((range, name)) = line.split_once(" : ") else { continue };
+            let nested = range.starts_with(' ');
+            let bound = |text: &str| u64::from_str_radix(text, 16).ok();
+            let parsed =
+                range.trim().split_once('-').and_then(|(from, to)| Some(bound(from)?..bound(to)?.checked_add(1)?));
+            let Some(range) = parsed else { return Err(format!("/proc/iomem is not understood: {line}")) };
+            if !nested {
+                inside = name == "System RAM";
+            }
+            match (nested, name) {
+                (false, "System RAM") => ram.system.push(range),
+                (false, "Persistent Memory (legacy)") => ram.regions.push(range),
+                (true, _) if inside => ram.used.push(range),
+                _ => {}
+            }
+        }
+        // whoever is not root sees zeros
+        if ram.system.iter().all(|range| range.end <= 1) {
+            return Err("/proc/iomem names no RAM: this needs root".into());
+        }
+        Ok(ram)
+    }
+
+    /// A clean range for a region, within what the firmware calls RAM (nothing where it does not tell).
+    pub(super) fn choose(&self, bytes: u64, firmware: &[Range<u64>], running: &str) -> Result<Range<u64>, String> {
+        if bytes == 0 || !bytes.is_multiple_of(ALIGN) {
+            return Err("the size of a region is a multiple of 2M".into());
+        }
+        let there = all(running);
+        if there.len() >= MOST {
+            return Err(format!(
+                "the command line has {} ranges of memmap already, and kernels heed {MOST}",
+                there.len()
+            ));
+        }
+        if there.iter().any(Option::is_none) {
+            return Err("the command line has a memmap= without a range: RAM is not as the firmware tells".into());
+        }
+        let total: u64 = self.system.iter().map(|range| range.end - range.start).sum();
+        if total < bytes.saturating_add(LEFT) {
+            let (total, most) = (total >> 20, total.saturating_sub(LEFT) >> 20);
+            return Err(format!(
+                "{total} MiB of RAM: a region may take {most} of them, so that {} are left",
+                LEFT >> 20
+            ));
+        }
+        let mut free = self.free(firmware);
+        free.sort_by_key(|range| range.start);
+        let fits = |range: &Range<u64>, from: u64| {
+            let start = range.start.max(from).next_multiple_of(ALIGN);
+            (start.checked_add(bytes)? <= range.end).then_some(start..start + bytes)
+        };
+        // From the bottom of RAM: what a boot loader or a firmware takes comes from the top
+        let high = free.iter().filter(|range| range.end > HIGH).find_map(|range| fits(range, HIGH));
+        let low = || LOW.iter().find_map(|from| free.iter().find_map(|range| fits(range, *from)));
+        high.or_else(low).ok_or_else(|| {
+            let largest = free.iter().map(|range| range.end - range.start).max().unwrap_or(0) >> 20;
+            format!("there is no clean range of {} MiB: the largest one has {largest}", bytes >> 20)
+        })
+    }
+
+    /// RAM in which nothing lies.
+    fn free(&self, firmware: &[Range<u64>]) -> Vec<Range<u64>> {
+        let mut free: Vec<Range<u64>> = Vec::new();
+        for ram in &self.system {
+            let told = firmware.iter().map(|range| range.start.max(ram.start)..range.end.min(ram.end));
+            free.extend(if firmware.is_empty() { vec![ram.clone()] } else { told.collect() });
+        }
+        for used in &self.used {
+            let parts =
+                |range: Range<u64>| [range.start..range.end.min(used.start), range.start.max(used.end)..range.end];
+            free = free.into_iter().flat_map(parts).collect();
+        }
+        free.retain(|range| range.start < range.end);
+        free
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of a machine with 6 GiB, as QEMU has it; with a crash kernel.
+    const IOMEM: &str = "\
+00000000-00000fff : Reserved
+00001000-0009fbff : System RAM
+000f0000-000fffff : Reserved
+00100000-bffdffff : System RAM
+  1d000000-1dbfffff : Kernel code
+  1de00000-1e1fffff : Kernel rodata
+  9f000000-aeffffff : Crash kernel
+bffe0000-bfffffff : Reserved
+  bffe0000-bffeffff : ACPI Tables
+fed00000-fed003ff : HPET 0
+100000000-1bfffffff : System RAM
+";
+    const G: u64 = 1 << 30;
+
+    fn firmware() -> Vec<Range<u64>> {
+        vec![0..0x9fc00, 0x10_0000..0xbffe_0000, 4 * G..7 * G]
+    }
+
+    #[test]
+    fn numbers_are_read_as_the_kernel_reads_them() {
+        for (text, expected) in [
+            ("4G", Some(4 * G)),
+            ("0x100000000", Some(4 * G)),
+            ("0x40000K", Some(G >> 2)),
+            ("512m", Some(G / 2)),
+            ("010", Some(8)),
+            ("", None),
+            ("G", None),
+            ("4Q", None),
+        ] {
+            assert_eq!(number(text), expected, "{text}");
+        }
+        assert_eq!(number("0xb"), Some(11));
+    }
+
+    #[test]
+    fn a_region_lies_above_four_gib_where_there_is_room_and_on_nothing() {
+        let ram = Ram::parse(IOMEM).unwrap();
+        let choose = |bytes| ram.choose(bytes, &firmware(), "quiet");
+        assert_eq!(choose(2 * G).unwrap(), 4 * G..6 * G);
+        assert_eq!(argument(&choose(2 * G).unwrap()), "memmap=2G!0x100000000");
+        assert!(choose(5 * G).unwrap_err().contains("no clean range of 5120 MiB: the largest one has 3072"));
+        assert!(choose(6 * G).unwrap_err().contains("may take 5631 of them"));
+        assert!(choose(3 << 20).unwrap_err().contains("a multiple of 2M"));
+    }
+
+    #[test]
+    fn in_low_memory_it_avoids_kernels_and_the_firmware_s_tables() {
+        let low = &IOMEM[..IOMEM.find("100000000-").unwrap()];
+        let ram = Ram::parse(low).unwrap();
+        assert_eq!(ram.choose(256 << 20, &firmware(), "").unwrap(), G..G + (256 << 20));
+        // before the crash kernel there is room for it from 256 MiB on only, and behind that kernel's own
+        assert_eq!(ram.choose(1800 << 20, &firmware(), "").unwrap().start, 0x1e20_0000);
+        assert!(ram.choose(0x8_1000_0000, &[], "").is_err());
+        // what the firmware does not call RAM is none
+        assert!(ram.choose(G, &[0..0x9fc00, 0x10_0000..G], "").is_err());
+    }
+
+    #[test]
+    fn whoever_is_not_root_sees_no_addresses() {
+        let told = "00000000-00000000 : System RAM\n  00000000-00000000 : Kernel code\n";
+        assert!(Ram::parse(told).unwrap_err().contains("needs root"));
+    }
+
+    #[test]
+    fn what_there_is_already_counts() {
+        let ram =
+            Ram::parse("100000000-1bfffffff : Persistent Memory (legacy)\n1c0000000-3bfffffff : System RAM\n").unwrap();
+        assert_eq!(ram.regions.iter().map(|range| (range.start, range.end)).collect::<Vec<_>>(), [(4 * G, 7 * G)]);
+        let four = "memmap=1M!1G,1M!2G memmap=64K$0x18690000 memmap=1M#3G";
+        assert!(ram.choose(G, &[], four).unwrap_err().contains("4 ranges of memmap already"));
+        assert!(ram.choose(G, &[], "memmap=exactmap").unwrap_err().contains("without a range"));
+        assert_eq!(ram.choose(G, &[], "memmap=3G!4G").unwrap(), 7 * G..8 * G);
+    }
+
+    #[test]
+    fn the_next_kernel_must_keep_what_this_one_keeps() {
+        let region = 4 * G..6 * G;
+        let here = "quiet memmap=2G!4G";
+        let next = |line: &str| kept(region.clone(), here, line);
+        // in whatever way it is written
+        next("memmap=0x80000000!0x100000000 panic=1").unwrap();
+        next("memmap=1M!1G,2G!4G").unwrap();
+        assert!(next("quiet").unwrap_err().contains("has no memmap=2G!0x100000000"));
+        assert!(next("memmap=1G!4G").unwrap_err().contains("has no memmap=2G"));
+        assert!(next("memmap=2G$4G").unwrap_err().contains("has no memmap=2G!"));
+        assert!(next("memmap=2G!4G memmap=1G$5G").unwrap_err().contains("memmap=0x40000000$0x140000000 overlaps"));
+        assert!(next("memmap=2G!4G,1M!1M,1M!2M,1M!3M,1M!7M").unwrap_err().contains("5 ranges"));
+        // told by the firmware: every kernel hears it
+        kept(region.clone(), "quiet", "quiet").unwrap();
+        assert!(kept(region, "quiet", "memmap=4K$5G").unwrap_err().contains("overlaps"));
+    }
+}

@@ -1,0 +1,229 @@
+//! Memory that outlives a kernel: a region that every kernel keeps its hands off (`memmap=SIZE!START`), which the kernel
+//! shows as a block device (`/dev/pmem0`), with a file system on it. It ends with the power.
+
+use super::memmap::kept;
+use super::system::run;
+use crate::Error;
+use crate::checkpoint::existing;
+use crate::error::At;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long the device may take to appear.
+const APPEARS: Duration = Duration::from_secs(10);
+/// What brings it, where it is not built in.
+const DRIVERS: [&str; 2] = ["nd_e820", "nd_pmem"];
+/// The file systems of the block devices' names that are memory and end with this kernel.
+const PASSING: [&str; 2] = ["ram", "zram"];
+
+/// A region, and how the file system on it is mounted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Region {
+    /// Its first address.
+    pub start: u64,
+    /// Its length.
+    pub bytes: u64,
+    /// Where it is mounted.
+    pub at: PathBuf,
+    /// As what.
+    pub kind: String,
+    /// And how.
+    pub options: String,
+}
+
+/// What a file system lies on.
+#[derive(Debug, PartialEq, Eq)]
+struct Mount {
+    at: PathBuf,
+    kind: String,
+    source: String,
+    options: String,
+}
+
+impl Region {
+    /// What a directory lies in, with the command lines of this kernel and the next one: nothing when that is a disk; otherwise
+    /// why it is lost with this kernel.
+    pub(super) fn of(directory: &Path, running: &str, next: &str) -> Result<Option<Region>, String> {
+        let nearest = existing(directory);
+        let failed = |why: &dyn std::fmt::Display| format!("{}: {why}", nearest.display());
+        let path = fs::canonicalize(nearest).map_err(|error| failed(&error))?;
+        let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(|error| failed(&error))?;
+        let Some(mount) = mount_of(&mounts, &path).filter(|mount| mount.source.starts_with('/')) else {
+            return Ok(None);
+        };
+        // file systems without a device are told by their kind
+        let Ok(device) = fs::metadata(&mount.source) else { return Ok(None) };
+        let (major, minor) = (rustix::fs::major(device.rdev()), rustix::fs::minor(device.rdev()));
+        let block = fs::canonicalize(format!("/sys/dev/block/{major}:{minor}"));
+        let Some(found) = block.ok().map(|block| placed(&block)).transpose().map_err(|why| failed(&why))?.flatten()
+        else {
+            return Ok(None);
+        };
+        let region = found.0..found.0 + found.1;
+        kept(region, running, next).map_err(|why| failed(&why))?;
+        let Mount { at, kind, options, .. } = mount;
+        Ok(Some(Region { start: found.0, bytes: found.1, at, kind, options }))
+    }
+
+    /// What whoever goes to another kernel must know.
+    pub(super) fn warning(&self) -> String {
+        format!(
+            "images lie in memory ({}): they outlive kernels, and resets that leave RAM as it is; when the power goes in the \
+             switch, units start from their files and connections are gone",
+            self.at.display()
+        )
+    }
+
+    /// Has its file system where it was.
+    pub(super) fn reach(&self) -> Result<(), Error> {
+        let path = "/proc/self/mountinfo";
+        let is_there = || -> Result<bool, Error> {
+            let mounts = fs::read_to_string(path).at("read", path)?;
+            Ok(mount_of(&mounts, &self.at).is_some_and(|mount| mount.at == self.at))
+        };
+        if is_there()? {
+            return Ok(());
+        }
+        let device = self.device()?;
+        let arguments = ["-t", &self.kind, "-o", &self.options, &device.to_string_lossy(), &self.at.to_string_lossy()];
+        match run("mount what the images lie in", "mount", &arguments, None) {
+            // somebody else was faster
+            Err(_) if is_there()? => Ok(()),
+            done => done.map(|_| ()),
+        }
+    }
+
+    /// Its block device on this kernel, once it is there: numbers may have changed, its address has not.
+    fn device(&self) -> Result<PathBuf, Error> {
+        let end = Instant::now() + APPEARS;
+        let mut loaded = false;
+        loop {
+            let mut blocks = fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
+            let is_it = |block: &Path| {
+                let placed = fs::canonicalize(block).ok().and_then(|block| placed(&block).ok().flatten());
+                placed == Some((self.start, self.bytes)) && !block.join("partition").exists()
+            };
+            if let Some(block) = blocks.find(|block| is_it(&block.path())) {
+                return Ok(Path::new("/dev").join(block.file_name()));
+            }
+            if !loaded {
+                loaded = true;
+                for driver in DRIVERS {
+                    // one that is built in is nobody's to load
+                    let _ = run("load the driver of persistent memory", "modprobe", &[driver], None);
+                }
+            } else if Instant::now() > end {
+                let why = format!("this kernel shows no persistent memory at {:#x}", self.start);
+                return Err(Error::Step { what: "find what the images lie in", why });
+            } else {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+}
+
+/// Of all mounts the one that a path lies on; a later one lies above an earlier one.
+fn mount_of(mounts: &str, path: &Path) -> Option<Mount> {
+    let parse = |line: &str| {
+        let (before, after) = line.split_once(" - ")?;
+        let (mut before, mut after) = (before.split(' ').skip(4), after.split(' '));
+        let (at, own) = (before.next()?, before.next()?);
+        let (kind, source, of_all) = (after.next()?, after.next()?, after.next()?);
+        // those of the mount, and what the file system says of itself but for what it is told twice
+        let rest = of_all.split(',').filter(|option| !["rw", "ro"].contains(option));
+        let options = own.split(',').map(|option| if option == "ro" { "rw" } else { option }).chain(rest);
+        Some(Mount {
+            at: PathBuf::from(at.replace("\\040", " ")),
+            kind: kind.into(),
+            source: source.into(),
+            options: options.collect::<Vec<_>>().join(","),
+        })
+    };
+    let on_it = mounts.lines().filter_map(parse).filter(|mount| path.starts_with(&mount.at));
+    on_it.enumerate().max_by_key(|(number, mount)| (mount.at.components().count(), *number)).map(|(_, mount)| mount)
+}
+
+/// First address and length of the RAM behind a block device, by its directory in /sys; nothing when it is a disk. NVDIMMs
+/// and the like are disks: they need no argument, and do not end with the power.
+fn placed(block: &Path) -> Result<Option<(u64, u64)>, String> {
+    let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let own = name(block);
+    if PASSING
+        .iter()
+        .any(|kind| own.strip_prefix(kind).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit())))
+    {
+        return Err(format!("/dev/{own} lies in memory, which does not outlive this kernel"));
+    }
+    let below: Vec<String> =
+        fs::read_dir(block.join("slaves")).into_iter().flatten().flatten().map(|slave| name(&slave.path())).collect();
+    if below.iter().any(|slave| slave.starts_with("pmem")) {
+        return Err(format!("/dev/{own} lies over {}: put the file system straight onto that", below.join(", ")));
+    }
+    let read = |path: PathBuf| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
+    let Some(namespace) = block.ancestors().find(|above| name(above).starts_with("namespace")) else { return Ok(None) };
+    let bus = namespace.ancestors().find(|above| name(above).starts_with("ndbus"));
+    if bus.map(|bus| read(bus.join("provider"))).as_deref() != Some("e820") {
+        return Ok(None);
+    }
+    let number = |file: &str| super::memmap::number(&read(namespace.join(file)));
+    match (number("resource"), number("size")) {
+        (Some(start), Some(bytes)) if start > 0 => Ok(Some((start, bytes))),
+        _ => Err(format!("/dev/{own}: where it lies is not told ({})", namespace.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_lies_on_the_last_of_the_nearest_mounts() {
+        let mounts = "22 1 254:0 / / rw,noatime shared:1 - ext4 /dev/vda rw,errors=continue\n\
+                      25 22 259:0 / /pmem ro,relatime shared:2 - ext4 /dev/pmem0 ro,dax=always\n\
+                      26 22 0:33 / /pmem/x rw - tmpfs tmpfs rw,size=4k\n\
+                      27 22 259:1 / /pmem rw,noatime - xfs /dev/pmem1 rw,dax=always\n";
+        let at = |path: &str| mount_of(mounts, Path::new(path)).map(|mount| (mount.source, mount.options));
+        let pmem1 = Some(("/dev/pmem1".to_owned(), "rw,noatime,dax=always".to_owned()));
+        assert_eq!(at("/pmem/images"), pmem1);
+        assert_eq!(at("/pmemory").unwrap().0, "/dev/vda");
+        let first = mounts.lines().nth(1).unwrap();
+        let options = mount_of(first, Path::new("/pmem")).unwrap().options;
+        assert_eq!(
+            options, "rw,relatime,dax=always",
+            "one that was made read-only for the jump is to be written again"
+        );
+    }
+
+    #[test]
+    fn regions_are_told_from_disks_and_from_memory_that_passes() {
+        let sys = tempfile::tempdir().unwrap();
+        let make = |path: &str, files: &[(&str, &str)]| {
+            let dir = sys.path().join(path);
+            fs::create_dir_all(&dir).unwrap();
+            files.iter().for_each(|(name, text)| fs::write(dir.join(name), text).unwrap());
+            dir
+        };
+        make("e820_pmem/ndbus0", &[("provider", "e820\n")]);
+        let namespace = [("resource", "0x40000000\n"), ("size", "268435456\n")];
+        make("e820_pmem/ndbus0/region0/namespace0.0", &namespace);
+        let found = Ok(Some((1 << 30, 256 << 20)));
+        assert_eq!(placed(&make("e820_pmem/ndbus0/region0/namespace0.0/block/pmem0", &[])), found);
+        assert_eq!(placed(&make("e820_pmem/ndbus0/region0/namespace0.0/block/pmem0/pmem0p1", &[])), found);
+        make("acpi/ndbus1", &[("provider", "ACPI.NFIT\n")]);
+        make("acpi/ndbus1/region0/namespace1.0", &namespace);
+        assert_eq!(placed(&make("acpi/ndbus1/region0/namespace1.0/block/pmem1", &[])), Ok(None));
+        assert_eq!(placed(&make("pci/virtio0/block/vda", &[])), Ok(None));
+        assert!(placed(&make("virtual/block/ram0", &[])).unwrap_err().contains("does not outlive"));
+        assert!(placed(&make("virtual/block/zram1", &[])).is_err());
+        make("virtual/block/dm-0/slaves/pmem0", &[]);
+        assert!(placed(&sys.path().join("virtual/block/dm-0")).unwrap_err().contains("lies over pmem0"));
+        // whoever is not root is not told the address
+        make("e820_pmem/ndbus0/region1/namespace1.0", &[("resource", "0x0\n"), ("size", "2097152\n")]);
+        assert!(
+            placed(&make("e820_pmem/ndbus0/region1/namespace1.0/block/pmem2", &[])).unwrap_err().contains("not told")
+        );
+    }
+}

@@ -1,0 +1,144 @@
+//! A region of RAM for images: chosen, and asked for in the boot loader's configuration. It is there from the next boot on.
+
+use super::memmap::{Ram, argument, number};
+use super::system::running_line;
+use crate::Error;
+use crate::error::At;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// Where GRUB's configuration is added to.
+pub const DROPIN: &str = "/etc/default/grub.d/stillpoint-memory.cfg";
+/// How ours begins: nobody else's file is replaced or removed.
+const MARK: &str = "# stillpoint kernel memory: RAM for images that outlive kernels";
+const FIRMWARE: &str = "/sys/firmware/memmap";
+
+/// What is wanted.
+#[derive(Debug, Clone)]
+pub struct Reserve {
+    /// How much, as a kernel's parameter says it: `4G`.
+    pub size: String,
+    /// GRUB's drop-in, if it is to be written.
+    pub write: Option<PathBuf>,
+}
+
+/// What it came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reserved {
+    /// The kernel's parameter.
+    pub argument: String,
+    /// First address of the region.
+    pub start: u64,
+    /// Its length.
+    pub bytes: u64,
+    /// What the drop-in says, or would say.
+    pub text: String,
+}
+
+fn refused(why: String) -> Error {
+    Error::Refused(vec![why])
+}
+
+/// Chooses a clean range, and writes it down if that is wanted.
+pub fn reserve(wanted: &Reserve) -> Result<Reserved, Error> {
+    let bytes = number(&wanted.size).ok_or_else(|| refused(format!("{} is no size; 4G is one", wanted.size)))?;
+    let range = ram()?.choose(bytes, &firmware(Path::new(FIRMWARE)), &running_line()?).map_err(refused)?;
+    let argument = argument(&range);
+    let text = dropin(&argument);
+    if let Some(path) = &wanted.write {
+        write(path, &text)?;
+    }
+    Ok(Reserved { argument, start: range.start, bytes, text })
+}
+
+/// Regions that this kernel has, by first address and length.
+pub fn regions() -> Result<Vec<(u64, u64)>, Error> {
+    ram().map(|ram| ram.regions.iter().map(|range| (range.start, range.end - range.start)).collect())
+}
+
+fn ram() -> Result<Ram, Error> {
+    let path = "/proc/iomem";
+    Ram::parse(&fs::read_to_string(path).at("read", path)?).map_err(refused)
+}
+
+/// What the firmware calls RAM: what it does not is not to be trusted with data, whatever a command line made of it.
+fn firmware(dir: &Path) -> Vec<Range<u64>> {
+    let read = |path: PathBuf| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
+    let entry = |entry: PathBuf| {
+        let (start, end) = (number(&read(entry.join("start")))?, number(&read(entry.join("end")))?);
+        (read(entry.join("type")) == "System RAM").then_some(start..end.checked_add(1)?)
+    };
+    fs::read_dir(dir).into_iter().flatten().flatten().filter_map(|found| entry(found.path())).collect()
+}
+
+/// A shell reads it, and GRUB what the shell makes of it: a `!` between double quotes is none of their affair.
+fn dropin(argument: &str) -> String {
+    format!("{MARK}\nGRUB_CMDLINE_LINUX=\"$GRUB_CMDLINE_LINUX {argument}\"\n")
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Error> {
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    if !dir.parent().is_some_and(Path::is_dir) || !dir.parent().is_some_and(|above| above.join("grub").exists()) {
+        let text =
+            format!("{} is not there: without GRUB the argument goes onto the command line by hand", dir.display());
+        return Err(refused(text));
+    }
+    fs::create_dir_all(dir).at("make", dir)?;
+    match OpenOptions::new().write(true).create_new(true).open(path) {
+        Ok(mut file) => file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).at("write", path),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            Err(refused(format!("{} is there already: --remove takes it away", path.display())))
+        }
+        Err(error) => Err(error).at("make", path),
+    }
+}
+
+/// Takes the drop-in away; false if there is none.
+pub fn give_back(path: &Path) -> Result<bool, Error> {
+    match fs::read_to_string(path) {
+        Ok(text) if text.starts_with(MARK) => fs::remove_file(path).at("remove", path).map(|()| true),
+        Ok(_) => Err(refused(format!("{} is not of our making", path.display()))),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error).at("read", path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drop_in_is_written_once_and_only_ours_is_removed() {
+        let etc = tempfile::tempdir().unwrap();
+        let path = etc.path().join("grub.d/stillpoint-memory.cfg");
+        let text = dropin("memmap=2G!0x100000000");
+        assert!(write(&path, &text).unwrap_err().to_string().contains("without GRUB"));
+        fs::write(etc.path().join("grub"), "GRUB_CMDLINE_LINUX=\"quiet\"\n").unwrap();
+        write(&path, &text).unwrap();
+        assert!(write(&path, &text).unwrap_err().to_string().contains("is there already"));
+        // as update-grub reads it
+        let script = format!(". {0}/grub; . {0}/grub.d/*.cfg; printf %s \"$GRUB_CMDLINE_LINUX\"", etc.path().display());
+        let said = std::process::Command::new("sh").args(["-c", &script]).output().unwrap().stdout;
+        assert_eq!(String::from_utf8(said).unwrap(), "quiet memmap=2G!0x100000000");
+        assert_eq!((give_back(&path).unwrap(), give_back(&path).unwrap()), (true, false));
+        fs::write(&path, "GRUB_TIMEOUT=1\n").unwrap();
+        assert!(give_back(&path).unwrap_err().is_refusal());
+    }
+
+    #[test]
+    fn the_firmware_s_list_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        for (number, start, end, kind) in [(0, "0x0", "0x9fbff", "System RAM"), (1, "0xf0000", "0xfffff", "Reserved")] {
+            let entry = dir.path().join(number.to_string());
+            fs::create_dir(&entry).unwrap();
+            for (name, text) in [("start", start), ("end", end), ("type", kind)] {
+                fs::write(entry.join(name), format!("{text}\n")).unwrap();
+            }
+        }
+        let found: Vec<_> = firmware(dir.path()).iter().map(|range| (range.start, range.end)).collect();
+        assert_eq!(found, [(0, 0x9_fc00)]);
+        assert!(firmware(&dir.path().join("none")).is_empty());
+    }
+}
