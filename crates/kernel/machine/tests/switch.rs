@@ -226,17 +226,24 @@ fn a_kernel_that_hangs_is_left_and_one_that_comes_up_is_not() {
     }
 }
 
-/// Memory that no kernel touches outlives a panic, the boot loader and a change of kernels, and does not outlive what takes it.
-#[test]
-#[ignore = "four boots of an emulated machine more: one of the long forms"]
-fn images_in_memory_outlive_kernels_and_units_start_from_their_files_without_them() {
-    let Some(guest) = Guest::for_test() else { return };
-    let [_, from, to] = &guest.kernels[..] else { panic!("three kernels: {:?}", guest.kernels) };
+/// A machine whose images lie in memory.
+#[track_caller]
+fn with_a_region(guest: &Guest, kernel: &str) -> Machine {
     let region = Shape { append: "memmap=256M!1G", ..Shape::default() };
-    let mut machine = Machine::boot_as(&guest, from, stillpoint(), region);
+    let mut machine = Machine::boot_as(guest, kernel, stillpoint(), region);
     machine.ok("mke2fs -q -t ext4 -b 4096 /dev/pmem0 && mkdir -p /pmem && mount -o dax /dev/pmem0 /pmem");
     take_along(&mut machine, &["memcached", "redis-server"]);
     machine.ok("sed -i '1i images = \"/pmem\"' /etc/stillpoint/kernel.toml");
+    machine
+}
+
+/// Memory that no kernel touches outlives a panic, the boot loader and a change of kernels.
+#[test]
+#[ignore = "four boots of an emulated machine more: one of the long forms"]
+fn images_in_memory_outlive_kernels() {
+    let Some(guest) = Guest::for_test() else { return };
+    let [_, from, to] = &guest.kernels[..] else { panic!("three kernels: {:?}", guest.kernels) };
+    let mut machine = with_a_region(&guest, from);
     let mut client = Client::connect(&machine, 6379);
     redis_pairs(&mut client, KEYS);
     let pulses = [Pulse::redis(&machine, "pulse", REST), Pulse::memcached(&machine, "pulse", REST)];
@@ -257,11 +264,18 @@ fn images_in_memory_outlive_kernels_and_units_start_from_their_files_without_the
     for pulse in pulses {
         println!("COUNT requests that had their effect once {}", pulse.end().len());
     }
+}
+
+/// The power takes what lies in memory, and units start from what they have saved.
+#[test]
+#[ignore = "two boots of an emulated machine more: one of the long forms"]
+fn units_start_from_their_files_when_memory_has_lost_their_images() {
+    let Some(guest) = Guest::for_test() else { return };
+    let [_, from, to] = &guest.kernels[..] else { panic!("three kernels: {:?}", guest.kernels) };
+    let mut machine = with_a_region(&guest, from);
+    let mut client = Client::connect(&machine, 6379);
+    redis_pairs(&mut client, KEYS);
     machine.ok("redis-cli save");
-    // and back by the boot loader
-    machine.reset();
-    machine.wait_for(from);
-    machine.ok("mount -o dax /dev/pmem0 /pmem && systemctl start memcached redis-server");
     append(&mut machine, "stillpoint.initrd=forget");
     switch(&mut machine, to, from);
     let journal = until_state(&mut machine, "cold");

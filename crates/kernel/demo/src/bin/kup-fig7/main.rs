@@ -168,7 +168,7 @@ fn table(rows: &[Value], sizes: &[u32], kexec: &Value) {
         let of = |way: &str| rows.iter().find(|row| row["way"] == way && row["mib"] == *size).map(blackout);
         if let (Some(basic), Some(disk), Some(pmem)) = (of("basic"), of("foam-disk"), of("foam-pmem")) {
             println!(
-                "{size} MiB: basic stands {:.1} times as long as FOAM on disk, {:.1} times as long as FOAM in memory.",
+                "{size} MiB: the blackout of basic is {:.1} times that of FOAM on disk, {:.1} times that of FOAM in memory.",
                 basic / disk,
                 basic / pmem
             );
