@@ -15,6 +15,11 @@ pub struct Front {
 }
 
 impl Front {
+    /// A directory for what a measurement leaves behind.
+    pub fn dir(&self) -> &std::path::Path {
+        self.dir.path()
+    }
+
     /// Starts both servers with these settings, and the proxy; the shop is open and empty of clients.
     #[track_caller]
     pub fn start(settings: &[&str]) -> Front {
@@ -43,7 +48,8 @@ impl Front {
         front
     }
 
-    pub(super) fn control(&self) -> PathBuf {
+    /// The proxy's control socket.
+    pub fn control(&self) -> PathBuf {
         self.dir.path().join("proxy.sock")
     }
 

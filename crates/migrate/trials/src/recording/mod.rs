@@ -2,6 +2,7 @@
 //! in each mode of the scheduler, over real connections.
 
 mod front;
+mod live;
 mod load;
 mod player;
 mod record;
@@ -10,5 +11,6 @@ mod replay;
 use load::Shop;
 
 pub use front::Front;
+pub use live::{Busy, Migrated, busy};
 pub use record::{Recording, record};
 pub use replay::{Replayed, Target, Way};

@@ -119,15 +119,17 @@ fn copy(front: &Front) {
 }
 
 #[derive(Default)]
-struct Reader {
+pub(super) struct Reader {
     tables: HashMap<u32, TableShape>,
     running: BTreeSet<u64>,
-    stamp: u64,
-    happened: Vec<Happened>,
+    /// Of the last transaction that came.
+    pub(super) stamp: u64,
+    /// Not taken yet.
+    pub(super) happened: Vec<Happened>,
 }
 
 impl Reader {
-    fn take(&mut self, line: Reply) {
+    pub(super) fn take(&mut self, line: Reply) {
         match line {
             Reply::Table(shape) => drop(self.tables.insert(shape.table, shape)),
             Reply::Begins { running } => {

@@ -43,13 +43,13 @@ pub struct Target<'a> {
     cluster: &'a Cluster,
 }
 
-struct Conductor {
-    scheduler: Scheduler<Arc<Transaction>>,
+pub(super) struct Conductor {
+    pub(super) scheduler: Scheduler<Arc<Transaction>>,
     way: Way,
     conninfo: String,
     players: Vec<(mpsc::UnboundedSender<Job>, bool)>,
     report: mpsc::UnboundedSender<Report>,
-    reports: mpsc::UnboundedReceiver<Report>,
+    pub(super) reports: mpsc::UnboundedReceiver<Report>,
 }
 
 impl<'a> Target<'a> {
@@ -101,15 +101,21 @@ impl<'a> Target<'a> {
 
 impl Conductor {
     async fn prepare(recording: &Recording, way: Way, conninfo: String) -> Conductor {
+        let mut conductor = Conductor::start(way, conninfo).await;
+        for happened in &recording.happened {
+            conductor.hand_in(happened);
+        }
+        conductor
+    }
+
+    /// Connects the players.
+    pub(super) async fn start(way: Way, conninfo: String) -> Conductor {
         let limits = Limits { bytes: u64::MAX, syncsets: usize::MAX };
         let (report, reports) = mpsc::unbounded_channel();
         let scheduler = Scheduler::new(way.mode, 0, limits);
         let mut conductor = Conductor { scheduler, way, conninfo, players: Vec::new(), report, reports };
         for _ in 0..way.players {
             conductor.add_player().await;
-        }
-        for happened in &recording.happened {
-            conductor.hand_in(happened);
         }
         conductor
     }
@@ -123,7 +129,7 @@ impl Conductor {
         self.players.push((jobs, false));
     }
 
-    fn hand_in(&mut self, happened: &Happened) {
+    pub(super) fn hand_in(&mut self, happened: &Happened) {
         let by_snapshot = self.way.mode.needs_snapshots();
         match happened {
             Happened::Begins(running) if by_snapshot => self.scheduler.begins(*running),
@@ -149,17 +155,24 @@ impl Conductor {
         }
     }
 
-    async fn run(&mut self) {
+    /// Gives all players what there is for them.
+    pub(super) async fn feed_all(&mut self) {
         loop {
             for number in 0..self.players.len() {
                 self.feed(number);
             }
-            if self.scheduler.is_drained() {
+            if !self.scheduler.is_starved() {
                 return;
             }
-            if self.scheduler.is_starved() {
-                self.add_player().await;
-                continue;
+            self.add_player().await;
+        }
+    }
+
+    async fn run(&mut self) {
+        loop {
+            self.feed_all().await;
+            if self.scheduler.is_drained() {
+                return;
             }
             let report = tokio::time::timeout(PATIENCE, self.reports.recv()).await;
             let progress = self.scheduler.progress();
@@ -183,7 +196,7 @@ impl Conductor {
         *busy = true;
     }
 
-    fn take(&mut self, (number, done): Report) {
+    pub(super) fn take(&mut self, (number, done): Report) {
         self.players[number as usize].1 = false;
         let reported = match done {
             Ok(()) => self.scheduler.done(Player(number)).map(drop),
