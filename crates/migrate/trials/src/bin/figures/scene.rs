@@ -166,7 +166,8 @@ impl Migration {
 
     /// The outermost phases: name, beginning, end.
     pub(crate) fn phases(&self) -> Vec<(String, u64, u64)> {
-        let (mut phases, mut open): (Vec<(String, u64, u64)>, Vec<(String, u64)>) = (Vec::new(), Vec::new());
+        let mut phases = Vec::new();
+        let mut open: Vec<(String, u64)> = Vec::new();
         let events: &[Event] = self.ended.as_ref().map_or(&[], |ended| &ended.events);
         for event in events {
             match &event.kind {
