@@ -9,7 +9,7 @@ use crate::link::{Link, Purpose};
 use crate::options::{Failure, Options, State};
 use crate::outfit::{self, PUBLICATIONS};
 use crate::progress::{Observer, Teller};
-use crate::run::{Following, LOSSES, Outcome, catch_up, compare_between, fingerprint};
+use crate::run::{Following, Outcome, catch_up, compare_between, fingerprint, with_any_proxy};
 use crate::switch::{self, Direction};
 use crate::{Error, fence, undo};
 use std::time::Duration;
@@ -22,13 +22,7 @@ const LOCK_LIMIT: Duration = Duration::from_secs(10);
 /// earlier command left. Where the proxy is lost and another one serves in its place it begins anew.
 pub async fn fallback(options: &Options, observer: Observer) -> Result<Outcome, Failure> {
     let teller = Teller::new(observer, "fallback");
-    let mut lost = 0;
-    loop {
-        if let Some(outcome) = attempt(options, lost < LOSSES, &teller).await? {
-            return Ok(outcome);
-        }
-        lost += 1;
-    }
+    with_any_proxy(async |may_go_on| attempt(options, may_go_on, &teller).await).await
 }
 
 /// How it ended; nothing when the proxy was lost with clients on the target, another one serves, and it `may_go_on`.

@@ -38,7 +38,7 @@ const REPLAYED: Bounds = Bounds { least: 100, first: 4000 };
 pub(crate) const BARRIER_LIMIT: Duration = Duration::from_secs(30);
 
 /// Proxies that may be lost one after the other.
-pub(crate) const LOSSES: u32 = 5;
+const LOSSES: u32 = 5;
 
 /// How a way there or back ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,9 +89,16 @@ pub(crate) struct Following {
 /// the target follows, or else from its first step.
 pub async fn run(options: &Options, observer: Observer) -> Result<Outcome, Failure> {
     let teller = Teller::new(observer, "migrate");
+    with_any_proxy(async |may_go_on| attempt(options, may_go_on, &teller).await).await
+}
+
+/// Tries until an attempt has an outcome; one without lost its proxy, and is told whether it `may_go_on` by another.
+pub(crate) async fn with_any_proxy(
+    attempt: impl AsyncFn(bool) -> Result<Option<Outcome>, Failure>,
+) -> Result<Outcome, Failure> {
     let mut lost = 0;
     loop {
-        if let Some(outcome) = attempt(options, lost < LOSSES, &teller).await? {
+        if let Some(outcome) = attempt(lost < LOSSES).await? {
             return Ok(outcome);
         }
         lost += 1;

@@ -3,7 +3,7 @@
 //! Stamps stand for positions. What the copied snapshot has seen is left out.
 
 use super::conductor::SourceSnapshot;
-use super::transaction::{Item, Table, Transaction, Write};
+use super::transaction::{Item, Table, Transaction, Write, described, other_columns};
 use crate::Error;
 use crate::inventory::{Inventory, TableDef};
 use crate::pgoutput::{Lsn, Tuple, Value};
@@ -119,16 +119,11 @@ impl Translator {
     }
 
     fn table(&self, shape: &TableShape) -> Result<Known, Error> {
-        let name = format!("{}.{}", shape.schema, shape.name);
-        let changed = |what: &str| Error::SchemaChanged(format!("table {name} {what}"));
-        let def = self.inventory.get(&shape.table).ok_or_else(|| changed("is new"))?;
-        if (&def.schema, &def.name) != (&shape.schema, &shape.name) {
-            return Err(changed(&format!("was {}", def.display())));
-        }
+        let def = described(&self.inventory, shape.table, &shape.schema, &shape.name)?;
         let place = |name: &String| shape.columns.iter().position(|column| column == name);
         let places: Option<Vec<usize>> = def.columns.iter().map(|column| place(&column.name)).collect();
         let places = places.filter(|places| places.len() == shape.columns.len());
-        let places = places.ok_or_else(|| changed("has other columns"))?;
+        let places = places.ok_or_else(|| other_columns(def))?;
         let key: Option<Vec<usize>> = shape.key.iter().map(|at| places.iter().position(|place| place == at)).collect();
         let key = key.filter(|key| !key.is_empty());
         Ok(Known { table: Arc::new(Table { def: def.clone(), key }), places })

@@ -158,14 +158,9 @@ impl Assembler {
             self.tables.insert(relation.oid, None);
             return Ok(());
         }
-        let name = format!("{}.{}", relation.schema, relation.name);
-        let changed = |what: &str| Error::SchemaChanged(format!("table {name} {what}"));
-        let def = self.inventory.get(&relation.oid).ok_or_else(|| changed("is new"))?;
-        if (&def.schema, &def.name) != (&relation.schema, &relation.name) {
-            return Err(changed(&format!("was {}", def.display())));
-        }
+        let def = described(&self.inventory, relation.oid, &relation.schema, &relation.name)?;
         if !def.columns.iter().map(|column| &column.name).eq(relation.columns.iter().map(|column| &column.name)) {
-            return Err(changed("has other columns"));
+            return Err(other_columns(def));
         }
         let flagged = || relation.columns.iter().enumerate().filter(|(_, c)| c.key).map(|(at, _)| at).collect();
         let key = match relation.identity {
@@ -219,6 +214,26 @@ impl Transaction {
         }
         tokens
     }
+}
+
+/// What the inventory says of a table that a source of changes describes.
+pub(super) fn described<'i>(
+    inventory: &'i HashMap<u32, TableDef>,
+    oid: u32,
+    schema: &str,
+    name: &str,
+) -> Result<&'i TableDef, Error> {
+    let changed = |what: &str| Error::SchemaChanged(format!("table {schema}.{name} {what}"));
+    let def = inventory.get(&oid).ok_or_else(|| changed("is new"))?;
+    if (def.schema.as_str(), def.name.as_str()) != (schema, name) {
+        return Err(changed(&format!("was {}", def.display())));
+    }
+    Ok(def)
+}
+
+/// It is described with other columns than it had.
+pub(super) fn other_columns(def: &TableDef) -> Error {
+    Error::SchemaChanged(format!("table {} has other columns", def.display()))
 }
 
 fn whole_indexes(table: &Table, tokens: &mut Vec<Token>) {
