@@ -22,6 +22,9 @@ static pthread_cond_t settled;
 static struct sp_request current;
 /* The last request whose end was told. */
 static uint32_t told;
+/* Levels of which a thread has passed its point since the awaited were last counted, bit by bit; and at which request
+ * that was. */
+static uint32_t passed, counted;
 
 /* What has to be told once the lock is released. */
 struct news {
@@ -95,15 +98,20 @@ static bool awaited(const struct sp_slot *slot)
            (slot->transition != current.transition && !(current.mode == SP_OTHERS && in_group(slot)));
 }
 
-/* Counts who stands in the way of a thread of this priority. */
-static bool lower_awaited(uint32_t priority)
+/* Whether a thread of this priority has to pass by, for lower ones are awaited and may need it. Not where a higher one
+ * stands already: then all below it were quiescent, and whoever has come back since stands at once, this one and those. If it
+ * passed for one that is just about to stand, it might go and wait for the higher one. */
+static bool passes(uint32_t priority)
 {
+    bool lower = false;
     for (uint32_t i = 0; i < sp_control.slots_used; i++) {
         const struct sp_slot *slot = &sp_slots[i];
-        if (slot->priority < priority && together(slot) && sp_state_get(slot) == SP_ACTIVE)
-            return true;
+        enum sp_thread_state state = sp_state_get(slot);
+        if (slot->priority > priority && together(slot) && state == SP_BLOCKED)
+            return false;
+        lower |= slot->priority < priority && together(slot) && state == SP_ACTIVE;
     }
-    return false;
+    return lower;
 }
 
 /* Counts who is awaited; the levels to be woken, bit by bit: all of those who go by themselves, and the lowest of those
@@ -123,23 +131,27 @@ static uint32_t count_awaited(void)
     return single | (stands & -stands);
 }
 
-/* Abandons what is overdue; takes note of what is settled, once. The clock is read first: an outcome that the patcher
- * wrote before the deadline is seen before the deadline is acted upon. */
-static void settle(struct news *news)
+/* Abandons what is overdue; takes note of what is settled, once; tells whether nobody need be woken any more. The clock is
+ * read first, and once: an outcome that the patcher wrote before the deadline is seen before the deadline is acted upon, and
+ * nobody ceases to wait for a deadline without having acted upon it. */
+static bool settle(struct news *news)
 {
     bool overdue = now_ns() >= current.deadline_ns;
     /* whoever was parked has not been asked, and would not know that a local request is over */
     if (outcome() == SP_GATHERING && overdue && (current.mode == SP_GROUP || current.mode == SP_GLOBAL))
         __atomic_store_n(&sp_control.answer.outcome, SP_ABANDONED, __ATOMIC_SEQ_CST);
-    if (outcome() == SP_GATHERING || told == current.number)
-        return;
+    if (outcome() == SP_GATHERING)
+        return overdue;
+    if (told == current.number)
+        return true;
     told = current.number;
     pthread_cond_broadcast(&settled);
     if (current.mode == SP_OTHERS && outcome() == SP_RELEASED)
-        return; /* the first half of a group's request */
+        return true; /* the first half of a group's request */
     news->ended = true;
     news->released = outcome() == SP_RELEASED;
     news->transition = current.transition;
+    return true;
 }
 
 static uint32_t *word(void)
@@ -213,8 +225,10 @@ static void deal(struct news *news)
         __atomic_compare_exchange_n(word(), &early, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     if (together(sp_own) && outcome() == SP_GATHERING) {
         uint32_t number = current.number;
-        if (lower_awaited(sp_own->priority))
+        if (passes(sp_own->priority)) {
+            passed |= 1u << sp_own->priority;
             return;
+        }
         stand(news);
         if (current.number != number || !refresh())
             return; /* the next one is met at the next point */
@@ -234,15 +248,19 @@ void sp_barrier_arrive(void)
     tell(&news);
 }
 
-uint32_t sp_barrier_awaited(void)
+uint32_t sp_barrier_awaited(uint32_t *again)
 {
     uint32_t levels = 0;
     struct news news = {0};
+    *again = 0;
     sp_lock_take();
     if (refresh()) {
-        settle(&news);
+        *again = counted == current.number ? passed : UINT32_MAX;
+        counted = current.number;
+        passed = 0;
+        bool over = settle(&news);
         levels = count_awaited();
-        if (outcome() != SP_GATHERING || now_ns() >= current.deadline_ns)
+        if (over)
             levels = 0;
     }
     sp_lock_leave();

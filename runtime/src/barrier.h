@@ -14,8 +14,9 @@ int sp_barrier_init(void);
 void sp_barrier_arrive(void);
 
 /* Looks whether the request is settled, and lets those who stand know. The levels whose threads should be woken now, bit
- * by bit; 0 when there is nothing to wait for. */
-uint32_t sp_barrier_awaited(void);
+ * by bit; 0 when there is nothing to wait for. `again`: levels that were woken in vain: a thread has passed its point since the
+ * last call, for lower ones were awaited, and may sleep; all of them where that call was about another request. */
+uint32_t sp_barrier_awaited(uint32_t *again);
 
 /* In a new process nobody stands, and nobody is asked. */
 void sp_barrier_forked(void);

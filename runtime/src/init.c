@@ -35,19 +35,18 @@ static void await_ring(int limit_ms)
 /* Wakes the threads that a request awaits until it is settled. */
 static void wake_awaited(void)
 {
-    uint32_t levels = sp_barrier_awaited(), before = 0, done = 0;
+    uint32_t again, levels = sp_barrier_awaited(&again), before = 0, done = 0;
     if (levels && sp_config.thread_count)
         sp_control.program_threads = (uint32_t)sp_config.thread_count(sp_config.data);
     for (unsigned round = 0; levels; round++) {
-        /* threads may have passed their point since their level was woken */
-        if (levels != before)
-            done = 0;
+        /* who has changed its level, or passed its point, since it was woken may sleep again */
+        done = levels == before ? done & ~again : 0;
         for (unsigned level = 0; level < SP_PRIORITIES_MAX && sp_config.wake; level++)
             if ((levels & ~done) >> level & 1 && sp_config.wake(level, sp_config.data) == 0)
                 done |= 1u << level;
         await_ring(round < OFTEN_TIMES ? OFTEN_MS : SELDOM_MS);
         before = levels;
-        levels = sp_barrier_awaited();
+        levels = sp_barrier_awaited(&again);
     }
 }
 

@@ -3,9 +3,13 @@
  * model.c - random threads, roles, parking, births and deaths against random requests
  *
  * What must hold: at a global request no thread runs new code while another runs old code; at a group request the same
- * among the group's threads; an abandoned request changes no thread; every request is settled; nothing hangs.
+ * among the group's threads; an abandoned request changes no thread; every request is settled, and released unless its
+ * patcher dies or gave it next to no time.
  * A thread "runs code" between two points: it notes the version that its word selects when it begins, and checks
  * when it ends that nobody who changes together with it ran another one meanwhile.
+ *
+ * Nothing hides a dead-lock or a lost wake-up: threads sleep, without a limit, until the library's `wake` is called, ask the
+ * listener (a thread of the highest priority) and wait for its answer, or stay parked until the request is over.
  *
  * usage: model [SEED [REQUESTS]]
  */
@@ -20,16 +24,43 @@
 #include "thread.h"
 
 #define THREADS 12
+#define PRIORITIES 3
+/* The listener's: it blocks last. */
+#define LISTENER (PRIORITIES - 1)
+#define FIRST 1001u
+/* Nobody may need so long: a dead-lock, or a lost wake-up. */
+#define LONG_NS 120000000000u
+/* The limit of a request that nothing but its release may settle. */
+#define NO_LIMIT_NS (10 * LONG_NS)
 
 static atomic_bool stop;
-static atomic_uint asleep_wanted;
-#define FIRST 1001u
+
+/* Where threads wait for each other. */
+static pthread_mutex_t desk = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t news = PTHREAD_COND_INITIALIZER;
+/* Calls of `wake` for each priority; requests that are over; questions to the listener, and those it has answered. */
+static unsigned woken[PRIORITIES], settled, asked, answered;
+
+/* What a thread waits for, to be told of should nothing go on. */
+enum wait { RUNS, SLEEPS, STAYS_PARKED, ASKS, ASKS_PARKED, WAITS };
+static const char *const WAITS_FOR[] = {"runs",
+                                        "sleeps until it is woken",
+                                        "is parked until the request is over",
+                                        "waits for the listener's answer",
+                                        "is parked until the listener's answer",
+                                        "listens until it is asked or woken"};
+static _Atomic(enum wait) doing[THREADS];
+static atomic_int tids[THREADS];
+static atomic_ulong times[sizeof WAITS_FOR / sizeof *WAITS_FOR];
 
 /* Threads now running code of each side of a transition, per set (0 all, 1 group "a"). Each transition has a row of its
  * own: while requests are abandoned, a thread that gets no processor lags behind by any number of them. */
 static atomic_int (*running)[2][2];
 /* Transition and mode in question, in one word so that nobody reads halves of two: transition * 4 + mode. */
 static atomic_uint question;
+/* The last transition whose release was written: from then on everybody runs its code, whatever a thread's word says that
+ * was parked meanwhile. As the state byte of the patcher's trampolines. */
+static atomic_uint committed;
 static atomic_ulong steps, migrations, applied, done, births;
 
 static void fail(const char *what)
@@ -55,7 +86,7 @@ static uint64_t now_ns(void)
 static void run_code(unsigned *seed, bool in_group)
 {
     uint32_t asked = atomic_load(&question), transition = asked / 4, mode = asked % 4;
-    int side = sp_word == transition;
+    int side = sp_word == transition || atomic_load(&committed) == transition;
     bool counted[2] = {mode == SP_GLOBAL, mode == SP_GROUP && in_group};
     for (int set = 0; set < 2; set++) {
         if (!counted[set])
@@ -82,59 +113,181 @@ static void sleep_us(unsigned us)
 }
 
 struct role {
+    unsigned number;
     unsigned seed;
     unsigned priority;
     bool in_group;
 };
 
-/* Lives for a while, then dies; `main` starts another in its place. */
-static void *live(void *argument)
+static unsigned read_at_desk(const unsigned *count)
 {
-    struct role role = *(struct role *)argument;
-    unsigned seed = role.seed;
-    if (sp_thread_birth_group("worker", role.in_group ? "a" : NULL) || sp_set_priority(role.priority))
+    pthread_mutex_lock(&desk);
+    unsigned read = *count;
+    pthread_mutex_unlock(&desk);
+    return read;
+}
+
+/* Waits until the count is no more what it was; without any limit. */
+static void await_change(struct role *role, enum wait what, const unsigned *count, unsigned was)
+{
+    pthread_mutex_lock(&desk);
+    atomic_store(&doing[role->number], what);
+    atomic_fetch_add(&times[what], 1);
+    while (*count == was && !atomic_load(&stop))
+        pthread_cond_wait(&news, &desk);
+    atomic_store(&doing[role->number], RUNS);
+    pthread_mutex_unlock(&desk);
+}
+
+static void park(void)
+{
+    if (sp_park_begin())
+        fail("park begin");
+}
+
+static void come_back(void)
+{
+    if (sp_park_end())
+        fail("park end");
+}
+
+/* Waits for an answer of the listener, which blocks after all who may ask. */
+static void ask(struct role *role, bool parked)
+{
+    if (parked)
+        park();
+    pthread_mutex_lock(&desk);
+    unsigned mine = asked++;
+    pthread_cond_broadcast(&news);
+    enum wait what = parked ? ASKS_PARKED : ASKS;
+    atomic_store(&doing[role->number], what);
+    atomic_fetch_add(&times[what], 1);
+    while ((int)(answered - mine) <= 0 && !atomic_load(&stop))
+        pthread_cond_wait(&news, &desk);
+    atomic_store(&doing[role->number], RUNS);
+    pthread_mutex_unlock(&desk);
+    if (parked)
+        come_back();
+}
+
+/* Answers, and waits for the next question or a wake-up. The calls of `wake` are counted from before its last point on. */
+static void *listen(void *argument)
+{
+    struct role *role = argument;
+    atomic_store(&tids[role->number], gettid());
+    if (sp_thread_birth_role("worker", role->in_group ? "a" : NULL, LISTENER))
         fail("birth");
-    atomic_fetch_add(&births, 1);
-    for (unsigned life = 200 + next(&seed) % 3000; life > 0 && !atomic_load(&stop); life--) {
-        run_code(&seed, role.in_group);
+    while (!atomic_load(&stop)) {
+        unsigned before = read_at_desk(&woken[LISTENER]);
         sp_quiescence_point();
-        switch (next(&seed) % 64) {
-        case 0:
-            if (sp_park_begin())
-                fail("park begin");
-            sleep_us(next(&seed) % 300);
-            if (sp_park_end())
-                fail("park end");
-            break;
-        case 1:
-            if (sp_deactivate())
-                fail("deactivate");
-            sleep_us(next(&seed) % 100);
-            if (sp_activate())
-                fail("activate");
-            break;
-        case 2:
-            if (sp_set_priority(next(&seed) % 3))
-                fail("priority");
-            break;
-        case 3:
-            /* a wait without bracket: only a wake-up ends it early */
-            for (unsigned i = 0; i < 200 && !atomic_load(&asleep_wanted); i++)
-                sleep_us(50);
-            break;
-        }
+        run_code(&role->seed, role->in_group);
+        bool parked = next(&role->seed) % 2;
+        if (parked)
+            park();
+        pthread_mutex_lock(&desk);
+        atomic_store(&doing[role->number], WAITS);
+        atomic_fetch_add(&times[WAITS], 1);
+        while (asked == answered && woken[LISTENER] == before && !atomic_load(&stop))
+            pthread_cond_wait(&news, &desk);
+        atomic_store(&doing[role->number], RUNS);
+        pthread_mutex_unlock(&desk);
+        /* it has no answer for those who wait before it is back */
+        if (parked)
+            come_back();
+        else
+            sp_quiescence_point();
+        pthread_mutex_lock(&desk);
+        answered = asked;
+        pthread_cond_broadcast(&news);
+        pthread_mutex_unlock(&desk);
     }
     if (sp_thread_death())
         fail("death");
     return NULL;
 }
 
+/* One of the things that threads do beside running code. */
+static void now_and_then(struct role *role)
+{
+    unsigned *seed = &role->seed, before;
+    switch (next(seed) % 128) {
+    case 0:
+        park();
+        sleep_us(next(seed) % 300);
+        come_back();
+        break;
+    case 1:
+        if (sp_deactivate())
+            fail("deactivate");
+        sleep_us(next(seed) % 100);
+        if (sp_activate())
+            fail("activate");
+        break;
+    case 2:
+        role->priority = next(seed) % PRIORITIES;
+        if (sp_set_priority(role->priority))
+            fail("priority");
+        break;
+    case 3:
+        /* whoever is called between its point and its sleep does not sleep */
+        before = read_at_desk(&woken[role->priority]);
+        sp_quiescence_point();
+        await_change(role, SLEEPS, &woken[role->priority], before);
+        break;
+    case 4:
+        before = read_at_desk(&settled);
+        park();
+        await_change(role, STAYS_PARKED, &settled, before);
+        come_back();
+        break;
+    case 5:
+    case 6:
+        if (role->priority < LISTENER)
+            ask(role, next(seed) % 2);
+        break;
+    }
+}
+
+/* Lives for a while, then dies; `main` starts another in its place. */
+static void *live(void *argument)
+{
+    struct role *role = argument;
+    atomic_store(&tids[role->number], gettid());
+    if (sp_thread_birth_group("worker", role->in_group ? "a" : NULL) || sp_set_priority(role->priority))
+        fail("birth");
+    atomic_fetch_add(&births, 1);
+    for (unsigned life = 200 + next(&role->seed) % 3000; life > 0 && !atomic_load(&stop); life--) {
+        run_code(&role->seed, role->in_group);
+        sp_quiescence_point();
+        now_and_then(role);
+    }
+    if (sp_thread_death())
+        fail("death");
+    return NULL;
+}
+
+/* Wakes all of the level, or none and wants to be called again; when it has woken them it need not be called again. */
 static int wake(unsigned level, void *data)
 {
-    (void)level;
+    static unsigned seed = 1;
     (void)data;
-    atomic_store(&asleep_wanted, 1);
-    return 1;
+    unsigned chance = next(&seed) % 4;
+    if (chance == 0)
+        return 1;
+    pthread_mutex_lock(&desk);
+    woken[level]++;
+    pthread_cond_broadcast(&news);
+    pthread_mutex_unlock(&desk);
+    return chance == 1;
+}
+
+static void tell_everybody(unsigned *count)
+{
+    pthread_mutex_lock(&desk);
+    if (count)
+        ++*count;
+    pthread_cond_broadcast(&news);
+    pthread_mutex_unlock(&desk);
 }
 
 static void on_migrated(const char *name, uint32_t transition, void *data)
@@ -223,6 +376,8 @@ static bool try_release(uint32_t transition, uint32_t mode, uint64_t deadline_ns
     bool released = false;
     sp_lock_take();
     if (sp_control.answer.outcome == SP_GATHERING && now_ns() < deadline_ns && all_over(transition, mode)) {
+        if (mode != SP_OTHERS)
+            atomic_store(&committed, transition);
         sp_control.answer.outcome = SP_RELEASED;
         released = true;
     }
@@ -248,11 +403,26 @@ static bool everybody_knows(uint32_t transition, bool released, uint32_t mode)
     return all;
 }
 
+/* Nothing goes on: says who does what. */
+static void fail_stuck(uint32_t transition, uint32_t mode, const char *what)
+{
+    static const char *const states[] = {"free", "active", "parked", "inactive", "blocked"};
+    sp_lock_take();
+    fprintf(stderr, "model: transition %u, mode %u\n", transition, mode);
+    for (uint32_t i = 0; i < sp_control.slots_used; i++)
+        fprintf(stderr, "model: thread %d: %s, priority %u, group \"%s\", transition %u\n", sp_slots[i].tid,
+                states[sp_state_get(&sp_slots[i])], sp_slots[i].priority, sp_slots[i].group, sp_slots[i].transition);
+    sp_lock_leave();
+    for (unsigned i = 0; i < THREADS; i++)
+        fprintf(stderr, "model: thread %d %s\n", atomic_load(&tids[i]), WAITS_FOR[atomic_load(&doing[i])]);
+    fail(what);
+}
+
 /* Gathers until released, abandoned, or until the patcher gives up; one that dies leaves it to the deadline. */
 static enum sp_outcome gather(uint32_t number, uint32_t transition, uint32_t mode, uint64_t limit_ns, bool dies)
 {
     uint64_t deadline_ns = post(number, transition, mode, limit_ns);
-    uint64_t patience = deadline_ns + 20000000000u;
+    uint64_t patience = now_ns() + LONG_NS;
     for (;;) {
         if (!dies && try_release(transition, mode, deadline_ns))
             break;
@@ -264,8 +434,11 @@ static enum sp_outcome gather(uint32_t number, uint32_t transition, uint32_t mod
             sp_lock_leave();
             break;
         }
+        /* where all are parked nobody waits for the deadline: the first to come back finds it */
+        if (dies && now_ns() >= deadline_ns)
+            tell_everybody(&settled);
         if (now_ns() > patience)
-            fail("a request is never settled");
+            fail_stuck(transition, mode, "a request is never settled");
         sleep_us(100);
     }
     ring();
@@ -280,14 +453,31 @@ static bool request(uint32_t *number, uint32_t transition, uint32_t mode, uint64
         outcome = gather(++*number, transition, SP_OTHERS, limit_ns, false);
     if (outcome == SP_RELEASED)
         outcome = gather(++*number, transition, mode, limit_ns, dies);
-    uint64_t patience = now_ns() + 20000000000u;
+    uint64_t patience = now_ns() + LONG_NS;
     while (!everybody_knows(transition, outcome == SP_RELEASED, mode)) {
         if (now_ns() > patience)
-            fail("a thread never gets to know");
+            fail_stuck(transition, mode, "a thread never gets to know");
         sleep_us(100);
     }
-    atomic_store(&asleep_wanted, 0);
+    tell_everybody(&settled);
+    if (outcome != SP_RELEASED && limit_ns == NO_LIMIT_NS)
+        fail("a request is abandoned though it has all the time");
     return outcome == SP_RELEASED;
+}
+
+static void start(pthread_t *thread, struct role *role)
+{
+    if (pthread_create(thread, NULL, role->number == 0 ? listen : live, role))
+        fail("create");
+}
+
+static void join(pthread_t thread)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += LONG_NS / 1000000000u;
+    if (pthread_timedjoin_np(thread, NULL, &until))
+        fail("a thread never ends");
 }
 
 int main(int argc, char **argv)
@@ -296,7 +486,7 @@ int main(int argc, char **argv)
     unsigned requests = argc > 2 ? (unsigned)strtoul(argv[2], NULL, 0) : 200;
     struct sp_config config = {
         .size = sizeof config,
-        .priorities = 3,
+        .priorities = PRIORITIES,
         .wake = wake,
         .thread_migrated = on_migrated,
         .patch_applied = on_applied,
@@ -313,14 +503,13 @@ int main(int argc, char **argv)
     if (sp_init(&config))
         fail("init");
     for (unsigned i = 0; i < THREADS; i++) {
-        roles[i] = (struct role){next(&seed), i % 3, i % 2};
-        if (pthread_create(&threads[i], NULL, live, &roles[i]))
-            fail("create");
+        roles[i] = (struct role){i, next(&seed), i == 0 ? LISTENER : i % PRIORITIES, next(&seed) % 2};
+        start(&threads[i], &roles[i]);
     }
     uint32_t number = 0;
     for (uint32_t transition = FIRST; transition < FIRST + requests; transition++) {
         static const uint32_t modes[] = {SP_LOCAL, SP_GROUP, SP_GLOBAL};
-        uint64_t limit_ns = next(&seed) % 4 == 0 ? next(&seed) % 300000 : 10000000000u;
+        uint64_t limit_ns = next(&seed) % 4 == 0 ? next(&seed) % 300000 : NO_LIMIT_NS;
         bool dies = next(&seed) % 8 == 0;
         if (dies)
             limit_ns = 2000000;
@@ -328,19 +517,23 @@ int main(int argc, char **argv)
             released++;
         else
             abandoned++;
-        for (unsigned i = 0; i < THREADS; i++) {
-            if (pthread_tryjoin_np(threads[i], NULL) != 0)
-                continue;
-            roles[i].seed = next(&seed);
-            if (pthread_create(&threads[i], NULL, live, &roles[i]))
-                fail("create again");
-        }
+        for (unsigned i = 0; i < THREADS; i++)
+            if (pthread_tryjoin_np(threads[i], NULL) == 0)
+                start(&threads[i], &roles[i]);
+        if (next(&seed) % 4 == 0)
+            sleep_us(next(&seed) % 3000); /* time to fall asleep */
     }
     atomic_store(&stop, true);
+    tell_everybody(NULL);
     for (unsigned i = 0; i < THREADS; i++)
-        pthread_join(threads[i], NULL);
+        join(threads[i]);
     printf("model: %u released, %u abandoned, %lu steps, %lu migrations, %lu births\n", released, abandoned,
            atomic_load(&steps), atomic_load(&migrations), atomic_load(&births));
+    for (unsigned what = SLEEPS; what <= WAITS; what++) {
+        printf("model: %lu times a thread %s\n", atomic_load(&times[what]), WAITS_FOR[what]);
+        if (atomic_load(&times[what]) == 0)
+            fail("nobody waited");
+    }
     if (released == 0 || atomic_load(&migrations) == 0 || atomic_load(&done) < atomic_load(&applied))
         fail("nothing was tried");
     return 0;
