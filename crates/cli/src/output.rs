@@ -2,10 +2,11 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
 
@@ -64,10 +65,20 @@ impl Failure {
     }
 }
 
+/// What all targets are at; of one alone it need not be said that it is the first.
+fn told_of_all(at_work: &BTreeMap<u32, String>) -> String {
+    match at_work.len() {
+        1 => at_work.values().cloned().collect(),
+        _ => at_work.iter().map(|(target, text)| format!("target {target}: {text}")).collect::<Vec<_>>().join("; "),
+    }
+}
+
 /// Where a command's results and progress go.
 pub(crate) struct Output {
     json: bool,
     bar: Mutex<Option<ProgressBar>>,
+    /// What each of several targets is at.
+    targets: Mutex<BTreeMap<u32, String>>,
 }
 
 #[derive(Serialize)]
@@ -85,7 +96,7 @@ struct FailureLine<'a> {
 impl Output {
     /// Text for people, or JSON lines.
     pub(crate) fn new(json: bool) -> Self {
-        Output { json, bar: Mutex::new(None) }
+        Output { json, bar: Mutex::new(None), targets: Mutex::default() }
     }
 
     /// Whether results are JSON lines.
@@ -116,24 +127,30 @@ impl Output {
             return self.json(event);
         }
         match &event.kind {
-            EventKind::PhaseStarted { operation, phase } => self.progress(&format!("{operation}: {phase}")),
+            EventKind::PhaseStarted { operation, phase } => self.progress_of(event, format!("{operation}: {phase}")),
             EventKind::ThreadBusy { tid, function } => {
                 self.progress(&format!("waiting for thread {tid}, which stands in {function}"));
             }
             EventKind::Warning { text } => self.warn(text),
-            EventKind::TargetDropped { target, reason } => self.warn(format_args!("{target} is dropped: {reason}")),
+            EventKind::TargetDropped { target, reason } => {
+                self.at_work().remove(&event.target.unwrap_or(1));
+                self.warn(format_args!("{target} is dropped: {reason}"));
+            }
             EventKind::Copying { bytes, bytes_total, bytes_per_s } => {
                 let mib = |bytes: &u64| *bytes as f64 / (1 << 20) as f64;
                 let (done, all, rate) = (mib(bytes), mib(bytes_total), mib(bytes_per_s));
-                self.progress(&format!("copy: {done:.0} of about {all:.0} MiB, {rate:.1} MiB/s"));
+                self.progress_of(event, format!("copy: {done:.0} of about {all:.0} MiB, {rate:.1} MiB/s"));
             }
             EventKind::Throttled { kept_percent, .. } => {
-                self.progress(&format!("clients keep {kept_percent} % of their throughput: going on with care"));
+                self.progress_of(
+                    event,
+                    format!("clients keep {kept_percent} % of their throughput: going on with care"),
+                );
             }
             EventKind::Following { lag_bytes, tps, estimate_s, .. } => {
                 let kib = lag_bytes >> 10;
                 let left = estimate_s.map_or_else(String::new, |seconds| format!(", about {seconds} s"));
-                self.progress(&format!("catch-up: {kib} KiB behind, {tps} transactions a second{left}"));
+                self.progress_of(event, format!("catch-up: {kib} KiB behind, {tps} transactions a second{left}"));
             }
             EventKind::Compared { tables, rows } => {
                 self.line(format_args!("compared {tables} tables, {rows} rows: equal on both sides"));
@@ -145,6 +162,17 @@ impl Output {
             )),
             _ => {}
         }
+    }
+
+    fn at_work(&self) -> MutexGuard<'_, BTreeMap<u32, String>> {
+        self.targets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same of one of several targets that may be at work at the same time.
+    fn progress_of(&self, event: &Event, text: String) {
+        let mut at_work = self.at_work();
+        at_work.insert(event.target.unwrap_or(1), text);
+        self.progress(&told_of_all(&at_work));
     }
 
     /// Tells on stderr what goes on, only to a terminal.

@@ -23,6 +23,9 @@ pub struct Event {
     /// Process concerned, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,
+    /// Which of several targets of a migration is concerned, from the second on. What happened may name a target as well.
+    #[serde(default, rename = "target_number", skip_serializing_if = "Option::is_none")]
+    pub target: Option<u32>,
     /// What happened.
     #[serde(flatten)]
     pub kind: EventKind,
@@ -155,6 +158,6 @@ pub enum EventKind {
 impl Event {
     /// An event of this version.
     pub fn new(t_ns: u64, pid: Option<i32>, kind: EventKind) -> Self {
-        Event { v: VERSION, t_ns, pid, kind }
+        Event { v: VERSION, t_ns, pid, target: None, kind }
     }
 }

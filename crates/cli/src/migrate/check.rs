@@ -55,7 +55,10 @@ struct Line<'a> {
 /// Runs `stillpoint migrate check`.
 pub(crate) fn run(args: &What, output: &Output) -> Result<(), Failure> {
     let report = quietly(check(&args.options()?))?;
-    let report = report.map_err(|error| Failure::failed(error, "nothing was touched").hint(REACH))?;
+    let report = report.map_err(|error| match error.is_refusal() {
+        true => Failure::refused(error).hint(REACH),
+        false => Failure::failed(error, "nothing was touched").hint(REACH),
+    })?;
     show(&report, output);
     report.accepted().map_err(|error| Failure::refused(error).hint("change what is named, then check again"))
 }

@@ -113,9 +113,7 @@ pub(super) fn quietly<T>(work: impl Future<Output = T>) -> Result<T, Failure> {
 pub(super) fn failure(failed: stillpoint_migrate_engine::Failure) -> Failure {
     let hint = failed.hint();
     let exit = match (&failed.state, &failed.error) {
-        (State::Untouched, Error::Refused(_) | Error::WrongPhase(_) | Error::Proxy(_) | Error::ProxyGone(_)) => {
-            Exit::Refused
-        }
+        (State::Untouched, error) if error.is_refusal() => Exit::Refused,
         (State::Untouched, _) => Exit::Failed,
         (State::OnSource | State::OnSourceWithRemains(_) | State::OnTarget, _) => Exit::FellBack,
         (State::Unknown(_), _) => Exit::Unknown,

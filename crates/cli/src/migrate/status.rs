@@ -3,7 +3,7 @@
 use super::servers::{REACH, Servers, quietly};
 use crate::output::{Failure, Output};
 use serde::Serialize;
-use stillpoint_migrate_engine::{Status, status};
+use stillpoint_migrate_engine::{Phase, Status, status};
 
 /// Arguments of `stillpoint migrate status`.
 #[derive(clap::Args)]
@@ -36,9 +36,14 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
                 record.migration, record.source, record.target, record.phase
             ));
             for other in &record.others {
+                let server = &other.server;
+                let kept = status.kept_for_others.get(server);
+                let kept = kept.map_or_else(String::new, |kept| format!(", {kept} bytes of log kept for it"));
                 output.line(match &other.dropped {
-                    Some(reason) => format!("{} was dropped: {reason}", other.server),
-                    None => format!("{} may take its place", other.server),
+                    Some(reason) => format!("{server} was dropped: {reason}"),
+                    None if record.phase > Phase::Switching => format!("{server} was not needed{kept}"),
+                    None if other.is_following() => format!("{server} follows too, and may take its place{kept}"),
+                    None => format!("{server} may take its place once it follows{kept}"),
                 });
             }
         }

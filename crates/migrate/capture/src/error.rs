@@ -4,8 +4,8 @@
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The parser does not know it: whatever it writes is unknown.
-    #[error("the statement cannot be parsed: {0}")]
+    /// The parser does not know it: whatever it writes is unknown. What it expected.
+    #[error("the statement cannot be parsed{0}")]
     Unparsable(String),
     /// A string of several statements, which is to be split before.
     #[error("{0} statements in one text")]
@@ -53,4 +53,29 @@ pub enum Refusal {
     /// The hidden column does not hold what was asked for.
     #[error("an image of a row of table {0} is malformed")]
     Image(u32),
+}
+
+impl Refusal {
+    /// Of what the parser says only what it expected: it quotes what it found, which may be a value of the client's.
+    pub(crate) fn unparsable(error: &sqlparser::parser::ParserError) -> Refusal {
+        let text = error.to_string();
+        let expected = text.split_once("Expected: ").and_then(|(_, text)| text.split_once(", found:"));
+        Refusal::Unparsable(expected.map_or_else(String::new, |(expected, _)| format!(": expected {expected}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Catalogue, Refusal, rewrite};
+
+    #[test]
+    fn no_value_is_told_of_a_text_that_cannot_be_parsed() {
+        for text in ["UPDATE SET 'secret'", "DELETE FROM 'secret' secret 7", "SELECT 'secret"] {
+            let refusal = rewrite(text, &Catalogue::new(["s".to_owned()])).unwrap_err();
+            assert!(matches!(refusal, Refusal::Unparsable(_)), "{refusal}");
+            assert!(!refusal.to_string().contains("secret"), "{refusal}");
+        }
+        let refusal = rewrite("UPDATE SET 'secret'", &Catalogue::new(["s".to_owned()])).unwrap_err();
+        assert_eq!(refusal.to_string(), "the statement cannot be parsed: expected SET");
+    }
 }

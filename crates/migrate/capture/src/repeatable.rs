@@ -66,7 +66,7 @@ const MOMENTS: [&str; 4] = ["now", "today", "tomorrow", "yesterday"];
 /// [`Refusal::NotRepeatable`], with what it is that may differ; [`Refusal::Unparsable`].
 pub fn repeatable(text: &str, catalogue: &Catalogue) -> Result<(), Refusal> {
     let parsed = Parser::parse_sql(&PostgreSqlDialect {}, text);
-    let statements = parsed.map_err(|error| Refusal::Unparsable(error.to_string()))?;
+    let statements = parsed.map_err(|error| Refusal::unparsable(&error))?;
     let [statement] = &statements[..] else { return Err(Refusal::Several(statements.len())) };
     let refuse = |why: String| Err(Refusal::NotRepeatable(why));
     match statement {

@@ -112,7 +112,7 @@ pub fn rewrite(text: &str, catalogue: &Catalogue) -> Result<Seen, Refusal> {
         return judged;
     }
     let parsed = Parser::parse_sql(&PostgreSqlDialect {}, text);
-    let mut statements = parsed.map_err(|error| Refusal::Unparsable(error.to_string()))?;
+    let mut statements = parsed.map_err(|error| Refusal::unparsable(&error))?;
     let statement = match statements.len() {
         0 => return Ok(Seen::Nothing),
         1 => statements.remove(0),

@@ -10,8 +10,8 @@ use crate::options::{Failure, Options, State};
 use crate::outfit::{self, PUBLICATIONS};
 use crate::progress::{Observer, Teller};
 use crate::run::{Following, Outcome, catch_up, compare_between, fingerprint, with_any_proxy};
-use crate::switch::{self, Direction};
-use crate::{Error, fence, undo};
+use crate::switch::{self, Direction, Side};
+use crate::{Error, fence, several, undo};
 use std::time::Duration;
 use stillpoint_events::EventKind;
 
@@ -43,7 +43,7 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
     }
     if journal.record.phase == Phase::Returning {
         // An earlier attempt was cut off: it may have come to pass.
-        let returned = switch::serves(options, &options.source).await;
+        let returned = switch::serves(options, &journal.record, Side::Source).await;
         match returned {
             Ok(true) => return taken_away(options, journal, Outcome::AlreadyThere).await.map(Some),
             Ok(false) => {
@@ -59,7 +59,7 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
     };
     let returned = match (&ended, journal.record.phase) {
         (Ok(_), _) | (_, Phase::Returned) => Ok(true),
-        (Err(_), Phase::Returning) => switch::serves(options, &options.source).await,
+        (Err(_), Phase::Returning) => switch::serves(options, &journal.record, Side::Source).await,
         _ => Ok(false),
     };
     match (ended, returned) {
@@ -139,21 +139,26 @@ pub(crate) async fn stay_on_target(options: &Options, journal: &mut Journal) -> 
 /// rows and stays fenced.
 pub async fn finish(options: &Options) -> Result<(), Failure> {
     let options = &options.recorded().map_err(Failure::untouched)?;
-    let journal = Journal::open(&options.state, &options.source.database).map_err(Failure::untouched)?;
+    let mut journal = Journal::open(&options.state, &options.source.database).map_err(Failure::untouched)?;
     if journal.record.phase != Phase::Switched {
         let text = "clients are not on the target yet: there is nothing to finish";
         return Err(Failure::untouched(Error::WrongPhase(text.into())));
     }
-    take_away(options, &journal).await.map_err(Failure::on_target)?;
+    take_away(options, &mut journal).await.map_err(Failure::on_target)?;
     journal.end().map_err(Failure::on_target)
 }
 
-async fn take_away(options: &Options, journal: &Journal) -> Result<(), Error> {
+async fn take_away(options: &Options, journal: &mut Journal) -> Result<(), Error> {
     let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
     outfit::drop_slot(&mut target, &journal.record.back_slot()).await?;
     outfit::uninstall(&mut target).await?;
     outfit::restore_identities(&mut target, &journal.record.identities, LOCK_LIMIT).await?;
     let mut source = fence::enter(&options.source).await?;
+    // Of a `run` that was cut off right behind the switch.
+    let left = several::leave_others(options, journal, &mut source).await?;
+    if !left.is_empty() {
+        return Err(Error::WrongPhase(format!("{}; `finish` goes on without", left.join("; "))));
+    }
     outfit::drop_slot(&mut source, &journal.record.slot()).await?;
     outfit::uninstall(&mut source).await?;
     outfit::restore_identities(&mut source, &journal.record.identities, LOCK_LIMIT).await

@@ -105,6 +105,14 @@ impl Clients {
         Ok(Some(clients))
     }
 
+    /// The same once more, for somebody else who heeds them.
+    pub(crate) async fn again(&self) -> Result<Clients, Error> {
+        let mut front = self.front.again().await?;
+        let last = (Instant::now(), front.served().await?);
+        let (share, rates, usual_wait) = (self.share, self.rates, self.usual_wait);
+        Ok(Clients { front, share, last, rates, usual_wait, last_wait: None })
+    }
+
     /// Whether there is a load worth heeding.
     pub(crate) fn any(&self) -> bool {
         self.rates.usual >= FEW

@@ -86,6 +86,16 @@ pub enum Error {
     /// Preflight found what is not supported; nothing has been touched.
     #[error("{} not supported: {}", if .0.len() == 1 { "something is".into() } else { format!("{} things are", .0.len()) }, .0.join("; "))]
     Refused(Vec<String>),
+    /// The proxy serves the tenant from another server than the source: what clients write there would not be moved.
+    #[error(
+        "the proxy's sessions are not at {server}, which has no process {pid} for this database: another server is served"
+    )]
+    ServedElsewhere {
+        /// What was named.
+        server: String,
+        /// A server process of a session.
+        pid: u32,
+    },
     /// A limit ran out.
     #[error("{what} took longer than {:.1} s{}", .limit.as_secs_f64(), if .who.is_empty() { String::new() } else { format!(": {}", .who.join(", ")) })]
     TimedOut {
@@ -168,6 +178,23 @@ impl Error {
             Error::Program { program, .. } => program == "pg_restore",
             Error::TimedOut { what, .. } => what.starts_with("connecting to target "),
             Error::Differs(_) | Error::Replay(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Whether what was asked for cannot be had, however often it is tried: the caller has to change something first.
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Error::Conninfo { .. }
+            | Error::Tls { .. }
+            | Error::Authentication { .. }
+            | Error::Refused(_)
+            | Error::ServedElsewhere { .. }
+            | Error::WrongPhase(_)
+            | Error::Proxy(_)
+            | Error::ProxyGone(_) => true,
+            // Who it is, which database, what he may.
+            Error::Sql { code, .. } => code.starts_with("28") || code == "3D000" || code == "42501",
             _ => false,
         }
     }

@@ -1,5 +1,7 @@
 //! The proxy in front of both servers, as far as the manager needs it: its control socket, asked about one tenant.
 
+use crate::inventory::text;
+use crate::link::{Link, literal};
 use crate::options::Options;
 use crate::{Error, Server};
 use std::collections::{BTreeMap, HashMap};
@@ -95,6 +97,27 @@ impl Front {
     pub(crate) async fn backends(&mut self) -> Result<Vec<u32>, Error> {
         let sessions = self.status().await?.sessions;
         Ok(sessions.into_iter().filter(|session| session.tenant == self.tenant).filter_map(|s| s.backend).collect())
+    }
+
+    /// Refuses `server` unless `backends`, which the proxy has just named, are processes of its own: what clients write at
+    /// another one would not be moved. `link` leads to it.
+    pub(crate) async fn are_at(&mut self, backends: &[u32], link: &mut Link, server: &Server) -> Result<(), Error> {
+        let list = backends.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        let sql = format!(
+            "SELECT pid FROM unnest('{{{list}}}'::int[]) AS pid \
+             WHERE NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = pid.pid AND a.datname = {})",
+            literal(&server.database)
+        );
+        let missing: Vec<u32> = link.query(&sql).await?.iter().filter_map(|row| text(row, 0).parse().ok()).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        // Whoever has gone meanwhile is at no server.
+        let there = self.backends().await?;
+        match missing.into_iter().find(|pid| there.contains(pid)) {
+            Some(pid) => Err(Error::ServedElsewhere { server: server.to_string(), pid }),
+            None => Ok(()),
+        }
     }
 
     /// What has been done for the tenant's clients so far.

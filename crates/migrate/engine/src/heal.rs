@@ -15,7 +15,7 @@
 
 use crate::journal::{Journal, Phase};
 use crate::options::Options;
-use crate::switch::serves;
+use crate::switch::{Side, serves};
 use crate::{Error, back, fence};
 
 /// Opens the door of the side that serves, should a dead command have left it shut. Harmless at any time and as often as one
@@ -24,14 +24,14 @@ pub async fn heal(options: &Options) -> Result<(), Error> {
     let Some(mut journal) = Journal::try_open(&options.state, &options.source.database)? else { return Ok(()) };
     let options = &options.recorded_in(&journal.record)?;
     match journal.record.phase {
-        Phase::Switching if serves(options, &options.target).await? => {
+        Phase::Switching if serves(options, &journal.record, Side::Target).await? => {
             journal.update(|record| record.phase = Phase::Switched)
         }
         Phase::Switching => {
             fence::lift_if_shut(&options.source, journal.record.fenced.as_ref()).await?;
             journal.update(|record| record.phase = Phase::Following)
         }
-        Phase::Returning if serves(options, &options.source).await? => {
+        Phase::Returning if serves(options, &journal.record, Side::Source).await? => {
             journal.update(|record| record.phase = Phase::Returned)
         }
         Phase::Returning => back::stay_on_target(options, &mut journal).await,

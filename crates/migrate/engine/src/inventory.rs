@@ -21,7 +21,7 @@ const FIRST_USER_OID: u32 = 16384;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ColumnDef {
     pub(crate) name: String,
-    /// GENERATED ALWAYS AS IDENTITY: nobody can update it, and an insert must override it.
+    /// GENERATED ALWAYS AS IDENTITY: an update can set it to its next number alone, and an insert must override it.
     pub(crate) identity_always: bool,
     /// Whether equal values have equal text.
     plain: bool,

@@ -2,11 +2,13 @@
 
 use crate::Error;
 use crate::outfit::IdentityChange;
+use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How far a migration is.
@@ -52,8 +54,23 @@ pub struct Other {
     pub server: String,
     /// Whether a database of ours may be there.
     pub made_database: bool,
+    /// The definitions with which it follows, as [`Record::fingerprint`]; none while it does not.
+    #[serde(default)]
+    pub(crate) follows: Option<String>,
     /// Why it is no target any more; none while clients may still go to it.
     pub dropped: Option<String>,
+}
+
+impl Other {
+    /// One that was named, and of which nothing has been done.
+    pub(crate) fn named(number: usize, server: String) -> Other {
+        Other { number, server, made_database: false, follows: None, dropped: None }
+    }
+
+    /// Whether it holds the snapshot, and repeats what commits on the source.
+    pub fn is_following(&self) -> bool {
+        self.follows.is_some()
+    }
 }
 
 /// Everything that a later command, or the next run after a crash, must know. No secrets.
@@ -91,6 +108,11 @@ pub struct Record {
     /// Behind the switch the source is as it is to stay; where there is a slot, its absence says so.
     #[serde(default)]
     pub(crate) settled: bool,
+    /// Where the proxy said that it serves the tenant when it began, and where it is told to lead it: host and port.
+    #[serde(default)]
+    pub(crate) served_from: Option<(String, u16)>,
+    #[serde(default)]
+    pub(crate) leads_to: Option<(String, u16)>,
     /// Of all definitions, as the snapshot saw them.
     pub(crate) fingerprint: String,
     /// Replica identities that were changed.
@@ -122,6 +144,27 @@ impl Record {
         std::iter::once(self.slot()).chain(self.others.iter().map(|other| self.slot_of(other.number)))
     }
 
+    /// The definitions with which a target follows; none while it does not.
+    pub(crate) fn followed_by(&self, number: usize) -> Option<&str> {
+        if number == self.number {
+            return (self.phase == Phase::Following).then_some(&self.fingerprint);
+        }
+        self.others.iter().find(|other| other.number == number)?.follows.as_deref()
+    }
+
+    /// Another target takes the place to which clients go, and the one that had it is one of the others.
+    fn put_first(&mut self, number: usize) {
+        let Some(at) = self.others.iter().position(|other| other.number == number) else { return };
+        let next = self.others.remove(at);
+        let follows = (self.phase == Phase::Following).then(|| std::mem::take(&mut self.fingerprint));
+        let (number, made_database) = (self.number, self.made_database);
+        self.others.push(Other { number, server: self.target.clone(), made_database, follows, dropped: None });
+        self.others.sort_by_key(|other| other.number);
+        (self.number, self.target, self.made_database) = (next.number, next.server, next.made_database);
+        self.phase = if next.follows.is_some() { Phase::Following } else { Phase::Begun };
+        self.fingerprint = next.follows.unwrap_or_default();
+    }
+
     /// Name of the slot on the target, for the way back.
     pub(crate) fn back_slot(&self) -> String {
         format!("stillpoint_{}_back", self.migration)
@@ -134,6 +177,20 @@ pub(crate) struct Journal {
     path: PathBuf,
     pub(crate) record: Record,
     _lock: File,
+}
+
+/// A journal that several tasks write.
+pub(crate) struct Shared<'j>(Mutex<&'j mut Journal>);
+
+impl<'j> Shared<'j> {
+    pub(crate) fn new(journal: &'j mut Journal) -> Shared<'j> {
+        Shared(Mutex::new(journal))
+    }
+
+    /// For the moment of one look or change.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, &'j mut Journal> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 fn path_of(state: &Path, database: &str) -> PathBuf {
@@ -179,7 +236,12 @@ const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(50) } else { Du
 /// Takes the lock of a database's migration; a second process is refused.
 fn lock(state: &Path, database: &str) -> Result<(PathBuf, File), Error> {
     match try_lock(state, database, PATIENCE)? {
-        Some(locked) => Ok(locked),
+        Some((path, mut lock)) => {
+            // For whoever wants it to be interrupted.
+            let told = lock.write_all(std::process::id().to_string().as_bytes());
+            told.map_err(|source| Error::Journal { path: path.clone(), source })?;
+            Ok((path, lock))
+        }
         None => Err(Error::WrongPhase(format!("another process is at work on the migration of {database}"))),
     }
 }
@@ -195,7 +257,10 @@ fn try_lock(state: &Path, database: &str, patience: Duration) -> Result<Option<(
     let begun = Instant::now();
     loop {
         match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(Some((path, lock))),
+            Ok(()) => {
+                lock.set_len(0).map_err(wrong)?;
+                return Ok(Some((path, lock)));
+            }
             Err(rustix::io::Errno::WOULDBLOCK) if begun.elapsed() < patience => {
                 std::thread::sleep(Duration::from_millis(10));
             }
@@ -203,6 +268,30 @@ fn try_lock(state: &Path, database: &str, patience: Duration) -> Result<Option<(
             Err(error) => return Err(wrong(error.into())),
         }
     }
+}
+
+/// Asks the command that works at the migration to end it (SIGINT), and waits until it has; nothing where none does.
+pub(crate) async fn interrupt(state: &Path, database: &str, limit: Duration) -> Result<(), Error> {
+    let begun = Instant::now();
+    let mut asked = None;
+    while try_lock(state, database, Duration::ZERO)?.is_none() {
+        let path = path_of(state, database).with_extension("lock");
+        let holder = fs::read_to_string(&path).map_err(|source| Error::Journal { path: path.clone(), source })?;
+        // A guardian tells nothing, and is soon done.
+        if let Some(pid) = holder.parse().ok().and_then(Pid::from_raw).filter(|pid| asked != Some(*pid)) {
+            asked = Some(pid);
+            match rustix::process::kill_process(pid, Signal::INT) {
+                Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+                Err(error) => return Err(Error::Journal { path, source: error.into() }),
+            }
+        }
+        if begun.elapsed() > limit {
+            let who = asked.map(|pid| format!("process {}", pid.as_raw_nonzero())).into_iter().collect();
+            return Err(Error::TimedOut { what: "interrupting the command that is at work".into(), limit, who });
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
 }
 
 impl Journal {
@@ -249,36 +338,51 @@ impl Journal {
                 record.phase = phase;
                 record.made_database |= makes;
             }
-            record
-                .others
-                .iter_mut()
-                .filter(|other| other.number == number)
-                .for_each(|other| other.made_database |= makes);
+            if let Some(other) = record.others.iter_mut().find(|other| other.number == number) {
+                other.made_database |= makes;
+            }
         })
     }
 
-    /// A target is dropped. Where it was the migration's own, `next` takes its place: its number, how far it is, and the
-    /// fingerprint that it was made with.
-    pub(crate) fn drop_target(
-        &mut self,
-        number: usize,
-        reason: String,
-        next: Option<(usize, Phase, String)>,
-    ) -> Result<(), Error> {
+    /// A target follows, with these definitions.
+    pub(crate) fn follows(&mut self, number: usize, fingerprint: &str) -> Result<(), Error> {
         self.update(|record| {
-            let place = |record: &Record, number| record.others.iter().position(|other| other.number == number);
-            if let Some(at) = place(record, number) {
-                record.others[at].dropped = Some(reason);
-            } else if let Some((next, phase, fingerprint)) = next
-                && let Some(at) = place(record, next)
-            {
-                let next = record.others.remove(at);
-                let (server, made_database) = (record.target.clone(), record.made_database);
-                record.others.push(Other { number, server, made_database, dropped: Some(reason) });
-                (record.number, record.target, record.made_database) = (next.number, next.server, next.made_database);
-                (record.phase, record.fingerprint) = (phase, fingerprint);
+            if number == record.number {
+                (record.phase, record.fingerprint) = (Phase::Following, fingerprint.into());
+            }
+            if let Some(other) = record.others.iter_mut().find(|other| other.number == number) {
+                other.follows = Some(fingerprint.into());
             }
         })
+    }
+
+    /// A target is dropped. Where it was the migration's own, the first of those that follow takes its place, or else the
+    /// first that is left.
+    pub(crate) fn drop_target(&mut self, number: usize, reason: String) -> Result<(), Error> {
+        self.update(|record| {
+            let left = || record.others.iter().filter(|other| other.dropped.is_none());
+            let next = left().find(|other| other.is_following()).or_else(|| left().next()).map(|next| next.number);
+            if let Some(next) = next.filter(|_| number == record.number) {
+                record.put_first(next);
+            }
+            if let Some(other) = record.others.iter_mut().find(|other| other.number == number) {
+                (other.dropped, other.follows) = (Some(reason), None);
+            }
+        })
+    }
+
+    /// Nothing is left of what was made for another target.
+    pub(crate) fn is_gone(&mut self, number: usize) -> Result<(), Error> {
+        self.update(|record| {
+            if let Some(other) = record.others.iter_mut().find(|other| other.number == number) {
+                (other.made_database, other.follows) = (false, None);
+            }
+        })
+    }
+
+    /// Clients are to go to this target.
+    pub(crate) fn choose(&mut self, number: usize) -> Result<(), Error> {
+        if number == self.record.number { Ok(()) } else { self.update(|record| record.put_first(number)) }
     }
 
     fn write(&self) -> Result<(), Error> {
@@ -293,14 +397,19 @@ impl Journal {
         File::open(directory).and_then(|directory| directory.sync_all()).map_err(wrong)
     }
 
-    /// Where a file of this migration lies.
-    pub(crate) fn beside(&self, extension: &str) -> PathBuf {
-        self.path.with_extension(extension)
+    /// Where the definitions lie with which a target is made.
+    pub(crate) fn dump_of(&self, number: usize) -> PathBuf {
+        match number {
+            0 => self.path.with_extension("dump"),
+            _ => self.path.with_extension(format!("dump-{}", number + 1)),
+        }
     }
 
     /// The migration is over: nothing of it is left.
     pub(crate) fn end(self) -> Result<(), Error> {
-        let _ = fs::remove_file(self.beside("dump"));
+        for number in std::iter::once(self.record.number).chain(self.record.others.iter().map(|other| other.number)) {
+            let _ = fs::remove_file(self.dump_of(number));
+        }
         fs::remove_file(&self.path).map_err(|source| Error::Journal { path: self.path.clone(), source })
     }
 }
@@ -325,6 +434,8 @@ mod tests {
             way_back: true,
             back_from: 0,
             settled: false,
+            served_from: None,
+            leads_to: None,
             fingerprint: String::new(),
             identities: Vec::new(),
             fenced: None,
@@ -332,23 +443,44 @@ mod tests {
         }
     }
 
+    fn of_three() -> (tempfile::TempDir, Journal) {
+        let dir = tempfile::tempdir().unwrap();
+        let others = [1, 2].map(|number| Other::named(number, format!("t{number}")));
+        let journal = Journal::begin(dir.path(), Record { others: others.into(), ..record() }).unwrap();
+        (dir, journal)
+    }
+
     #[test]
     fn the_next_target_takes_the_place_of_one_that_is_dropped() {
-        let dir = tempfile::tempdir().unwrap();
-        let others =
-            [1, 2].map(|number| Other { number, server: format!("t{number}"), made_database: false, dropped: None });
-        let mut journal = Journal::begin(dir.path(), Record { others: others.into(), ..record() }).unwrap();
-        journal.reached(0, Phase::Following).unwrap();
+        let (dir, mut journal) = of_three();
+        journal.follows(0, "e").unwrap();
         journal.reached(2, Phase::Copying).unwrap();
-        journal.drop_target(1, "slow".into(), None).unwrap();
+        journal.drop_target(1, "slow".into()).unwrap();
         assert_eq!((&journal.record.target[..], journal.record.phase), ("t", Phase::Following));
-        journal.drop_target(0, "gone".into(), Some((2, Phase::Following, "f".into()))).unwrap();
+        journal.drop_target(0, "gone".into()).unwrap();
         let record = &journal.record;
         assert_eq!((&record.target[..], record.made_database, &record.slot()[..]), ("t2", true, "stillpoint_abc_3"));
+        assert_eq!((record.phase, &record.fingerprint[..]), (Phase::Begun, ""), "it is being copied");
         let dropped: Vec<_> =
             record.others.iter().map(|other| (&other.server[..], other.dropped.as_deref().unwrap())).collect();
-        assert_eq!(dropped, [("t1", "slow"), ("t", "gone")]);
+        assert_eq!(dropped, [("t", "gone"), ("t1", "slow")]);
         assert_eq!(peek(dir.path(), "a/b").unwrap().as_ref(), Some(record), "all of it is on disk");
+        journal.follows(2, "f").unwrap();
+        assert_eq!((journal.record.phase, &journal.record.fingerprint[..]), (Phase::Following, "f"));
+    }
+
+    #[test]
+    fn one_that_follows_comes_before_one_that_is_being_copied_until_both_do() {
+        let (_dir, mut journal) = of_three();
+        journal.follows(2, "f").unwrap();
+        journal.drop_target(0, "gone".into()).unwrap();
+        let record = &journal.record;
+        assert_eq!((record.number, record.phase, &record.fingerprint[..]), (2, Phase::Following, "f"));
+        journal.follows(1, "e").unwrap();
+        journal.choose(1).unwrap();
+        let record = &journal.record;
+        assert_eq!((record.number, record.phase, &record.fingerprint[..]), (1, Phase::Following, "e"));
+        assert_eq!(record.others[1].follows.as_deref(), Some("f"), "{record:?}");
     }
 
     #[test]

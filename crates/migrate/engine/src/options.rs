@@ -14,7 +14,8 @@ pub struct Options {
     pub source: Server,
     /// Where it goes.
     pub target: Server,
-    /// Where it may go instead, in order: should the target fail before clients are sent there, the next takes its place.
+    /// Where it may go instead, in order: all are brought up at the same time, and should the target fail before clients are
+    /// there, the next takes its place.
     pub others: Vec<Server>,
     /// The proxy's name for it.
     pub tenant: String,

@@ -29,16 +29,23 @@ impl Teller {
 
     pub(crate) fn tell(&self, kind: EventKind) {
         let now = clock_gettime(ClockId::Monotonic);
-        (self.observer)(Event::new(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64, None, kind));
+        let event = Event::new(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64, None, kind);
+        let target = (self.number > 0).then_some(self.number as u32 + 1);
+        (self.observer)(Event { target, ..event });
     }
 
     pub(crate) fn warn(&self, text: String) {
-        self.tell(EventKind::Warning { text });
+        self.tell(EventKind::Warning { text: self.named(text) });
+    }
+
+    /// What is said of one of several targets.
+    fn named(&self, text: String) -> String {
+        if self.number == 0 { text } else { format!("{text}, target {}", self.number + 1) }
     }
 
     /// Runs one phase, told at its beginning and its end.
     pub(crate) async fn phase<T, E>(&self, phase: &str, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-        let phase = if self.number == 0 { phase.to_owned() } else { format!("{phase}, target {}", self.number + 1) };
+        let phase = self.named(phase.to_owned());
         let operation = self.operation.to_owned();
         self.tell(EventKind::PhaseStarted { operation: operation.clone(), phase: phase.clone() });
         let begun = Instant::now();

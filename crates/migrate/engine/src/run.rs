@@ -14,13 +14,13 @@ use crate::fault::{FaultPoint, reach};
 use crate::follow::{Feed, Follower, Plan, SourceSnapshot};
 use crate::front::{Front, is_served};
 use crate::inventory::{Inventory, number, text};
-use crate::journal::{self, Capture, Journal, Other, Phase, Record};
+use crate::journal::{self, Capture, Journal, Other, Phase, Record, Shared};
 use crate::link::{Link, Purpose, literal};
 use crate::options::{Failure, Options, State};
 use crate::outfit::{self, PUBLICATIONS, Slot};
 use crate::progress::{Observer, Teller};
 use crate::recording::Recording;
-use crate::switch::{self, Direction};
+use crate::switch::{self, Side};
 use crate::throttle::{Bounds, COPIED, Throttle};
 use crate::{Error, Server, several, undo};
 use std::sync::Arc;
@@ -112,7 +112,7 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
     let mut journal = match there.map(|record| record.phase) {
         None => begin(options, teller).await.map_err(Failure::untouched)?,
         Some(Phase::Switched) => {
-            switch::settle_again(options).await.map_err(Failure::on_target)?;
+            switch::settle_again(options, teller).await.map_err(Failure::on_target)?;
             return Ok(Some(Outcome::AlreadyThere));
         }
         Some(Phase::Returning) => {
@@ -142,7 +142,7 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
     let switched = match journal.record.phase {
         Phase::Switched => Ok(true),
         // It was cut off between asking for the switch and writing that it came to pass.
-        Phase::Switching => switch::serves(options, &options.target).await,
+        Phase::Switching => switch::serves(options, &journal.record, Side::Target).await,
         _ => Ok(false),
     };
     match switched {
@@ -163,11 +163,9 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
 /// One error branch (in [`run`]).
 async fn steps(options: &Options, journal: &mut Journal, teller: &Teller) -> Result<Duration, Error> {
     let clients = Clients::look(options).await?;
-    let (options, prepared) = several::prepare(options, journal, clients, teller).await?;
-    let direction = Direction::forward(&options);
-    let (paused, source) =
-        teller.phase("switch-over", switch::switch(&options, journal, prepared, &direction, teller)).await?;
-    teller.phase("settle", switch::settle(&options, journal, Some(source))).await?;
+    let (paused, source) = several::bring_over(options, journal, clients, teller).await?;
+    let options = options.recorded_in(&journal.record)?;
+    teller.phase("settle", switch::settle(&options, journal, Some(source), teller)).await?;
     Ok(paused)
 }
 
@@ -175,24 +173,18 @@ async fn steps(options: &Options, journal: &mut Journal, teller: &Teller) -> Res
 pub(crate) async fn bring_up(
     options: &Options,
     number: usize,
-    journal: &mut Journal,
+    journal: &Shared<'_>,
     mut clients: Option<Clients>,
     teller: &Teller,
 ) -> Result<Following, Error> {
-    let own = number == journal.record.number;
-    let (inventory, fingerprint, captured) = if own && journal.record.phase == Phase::Following {
-        (inventory_of(&options.source).await?, journal.record.fingerprint.clone(), None)
+    let followed = journal.lock().record.followed_by(number).map(str::to_owned);
+    let (inventory, fingerprint, captured) = if let Some(fingerprint) = followed {
+        (inventory_of(&options.source).await?, fingerprint, None)
     } else {
-        let taking = async {
-            if own {
-                fit_out(options, journal).await?;
-            }
-            snapshot(options, number, journal).await
-        };
-        let snapshotted = teller.phase("snapshot", taking).await?;
+        let snapshotted = teller.phase("snapshot", snapshot(options, number, journal)).await?;
         teller.phase("copy", create(options, number, journal, snapshotted, clients.as_mut(), teller)).await?
     };
-    let slot = journal.record.slot_of(number);
+    let slot = journal.lock().record.slot_of(number);
     let feed = match captured {
         Some((recording, seen)) => Feed::Proxy(recording, seen),
         None => Feed::Log { slot: &slot, publications: &PUBLICATIONS, from: 0 },
@@ -208,10 +200,12 @@ async fn begin(options: &Options, teller: &Teller) -> Result<Journal, Error> {
     let report = teller.phase("check", checking).await?;
     report.accepted()?;
     let mut front = Front::connect(&options.proxy, &options.tenant).await?;
-    if front.serving().await?.is_none() {
+    let Some(served_from) = front.serving().await? else {
         return Err(Error::Proxy(format!("tenant {} is not known to it", options.tenant)));
-    }
+    };
     let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+    let backends = front.backends().await?;
+    front.are_at(&backends, &mut link, &options.source).await?;
     // Without a journal nobody will ever read them, and they keep the source's log until its disk is full.
     for orphan in outfit::our_slots(&mut link, &options.source.database).await? {
         teller.warn(format!("slot {orphan} of an abandoned migration is dropped"));
@@ -221,9 +215,7 @@ async fn begin(options: &Options, teller: &Teller) -> Result<Journal, Error> {
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
         .map_err(|error| Error::Journal { path: options.state.clone(), source: error.into() })?;
     let others = options.others.iter().zip(1..);
-    let others = others
-        .map(|(server, number)| Other { number, server: server.to_string(), made_database: false, dropped: None })
-        .collect();
+    let others = others.map(|(server, number)| Other::named(number, server.to_string())).collect();
     let record = Record {
         v: 1,
         migration: random.iter().map(|byte| format!("{byte:02x}")).collect(),
@@ -239,6 +231,8 @@ async fn begin(options: &Options, teller: &Teller) -> Result<Journal, Error> {
         way_back: !options.accepted.no_fallback,
         back_from: 0,
         settled: false,
+        served_from: Some(served_from),
+        leads_to: None,
         fingerprint: String::new(),
         identities: Vec::new(),
         fenced: None,
@@ -248,7 +242,7 @@ async fn begin(options: &Options, teller: &Teller) -> Result<Journal, Error> {
 }
 
 /// Puts on the source what all targets need of it.
-async fn fit_out(options: &Options, journal: &mut Journal) -> Result<(), Error> {
+pub(crate) async fn fit_out(options: &Options, journal: &mut Journal) -> Result<(), Error> {
     let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
     outfit::install(&mut link, 0).await?;
     let before = Inventory::read(&mut link).await?;
@@ -265,14 +259,17 @@ async fn fit_out(options: &Options, journal: &mut Journal) -> Result<(), Error> 
 }
 
 /// Step 1: from here on the source keeps every change for us.
-async fn snapshot(options: &Options, number: usize, journal: &mut Journal) -> Result<Snapshotted, Error> {
+async fn snapshot(options: &Options, number: usize, journal: &Shared<'_>) -> Result<Snapshotted, Error> {
     let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
     let inventory = Inventory::read(&mut link).await?;
     let mut holder = Link::connect(&options.source, Purpose::Statements, &[("lock_timeout", "2000")]).await?;
     const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
-    let (kept, snapshot) = match journal.record.capture {
+    let (capture, name) = {
+        let journal = journal.lock();
+        (journal.record.capture, journal.record.slot_of(number))
+    };
+    let (kept, snapshot) = match capture {
         Capture::Log => {
-            let name = journal.record.slot_of(number);
             let slot = outfit::create_slot(&options.source, &name, true, options.snapshot_limit).await?;
             holder.query(BEGIN).await?;
             holder.query(&format!("SET TRANSACTION SNAPSHOT {}", literal(&slot.snapshot))).await?;
@@ -294,10 +291,7 @@ async fn snapshot(options: &Options, number: usize, journal: &mut Journal) -> Re
         holder.query(&format!("LOCK TABLE ONLY {} IN ACCESS SHARE MODE", table.qualified())).await?;
     }
     let fingerprint = fingerprint(&mut holder).await?;
-    if number == journal.record.number {
-        journal.update(|record| record.fingerprint.clone_from(&fingerprint))?;
-    }
-    journal.reached(number, Phase::Snapshotted)?;
+    journal.lock().reached(number, Phase::Snapshotted)?;
     reach(&options.faults, FaultPoint::Snapshotted)?;
     Ok(Snapshotted { kept, snapshot, holder, inventory, fingerprint })
 }
@@ -306,7 +300,7 @@ async fn snapshot(options: &Options, number: usize, journal: &mut Journal) -> Re
 async fn create(
     options: &Options,
     number: usize,
-    journal: &mut Journal,
+    journal: &Shared<'_>,
     snapshotted: Snapshotted,
     clients: Option<&mut Clients>,
     teller: &Teller,
@@ -315,12 +309,12 @@ async fn create(
     // Indexes cannot be held back as rows can.
     let gently = clients.is_some() && options.source.shares_machine_with(&options.target);
     let Snapshotted { kept, snapshot, mut holder, inventory, fingerprint } = snapshotted;
-    let dump = journal.beside("dump");
+    let dump = journal.lock().dump_of(number);
     let there = options.target.database("postgres");
     let mut link = Link::connect(&there, Purpose::Statements, &[]).await?;
     let major: u32 = link.text("SELECT current_setting('server_version_num')::int / 10000").await?.parse().unwrap_or(0);
     definitions::dump(&options.source, major, &snapshot, &dump).await?;
-    journal.reached(number, Phase::Copying)?;
+    journal.lock().reached(number, Phase::Copying)?;
     definitions::create(&options.target, major, &dump).await?;
     let mut target = Link::connect(&options.target, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
     let (position, recording) = match &kept {
@@ -344,7 +338,7 @@ async fn create(
     teller.phase("statistics", async { target.query("ANALYZE").await.map(drop) }).await?;
     // With this commit all of it is on disk.
     target.query("UPDATE stillpoint.position SET position = position").await?;
-    journal.reached(number, Phase::Following)?;
+    journal.lock().follows(number, &fingerprint)?;
     Ok((inventory, fingerprint, captured))
 }
 

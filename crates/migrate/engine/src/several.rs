@@ -1,157 +1,274 @@
-//! Several targets: each is brought up until it follows and has been compared, one after the other, so that clients bear one
-//! copy at a time. One that fails is dropped (section 4.3 of the paper), and clients go to the first that is left.
+//! Several targets: each is brought up until it follows and has been compared, all of them at the same time. One that fails is
+//! dropped (section 4.3 of the paper), and clients go to the first that is left; should it fail while they stand, they go on
+//! on the source, and the next is tried.
 //!
 //! ```text
-//!  target 1   copy  catch-up  compare  follows ........................ prepare --> switch-over
-//!  target 2                            copy  catch-up  compare  follows ....| taken away
-//!  target 3                                                     copy  x dropped
+//!  target 1   copy  catch-up  compare  follows ............. prepare  switch-over x dropped
+//!  target 2   copy  x dropped
+//!  target 3   copy  catch-up  compare  follows .................................... prepare  switch-over
+//!  target 4   copy  catch-up  compare  follows .................................................... settle: taken away
 //! ```
 //!
-//! Each has a slot, and so a snapshot and a stream of changes, of its own: what one needs does not depend on another.
+//! Each has a slot, and so a snapshot and a stream of changes, of its own: what one needs does not depend on another. Each
+//! heeds clients by itself, so that all of them together are as slow as clients want it.
 
 use crate::clients::Clients;
 use crate::front::Front;
-use crate::journal::{Journal, Other, Phase};
+use crate::journal::{Journal, Other, Phase, Shared};
 use crate::link::{Link, Purpose};
 use crate::options::Options;
 use crate::progress::Teller;
-use crate::run::{Following, bring_up};
-use crate::switch::{self, Direction, Prepared};
+use crate::run::{Following, bring_up, fit_out};
+use crate::switch::{self, Direction};
+use crate::undo::is_kept;
 use crate::{Error, outfit, undo};
-use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Duration;
 use stillpoint_events::EventKind;
+
+/// How often those that follow are looked at while others are brought up.
+const LOOKING: Duration = Duration::from_millis(500);
+
+/// A target by its number, and how it is reached.
+struct Candidate {
+    number: usize,
+    options: Options,
+}
 
 /// A target that follows and holds what the source does.
 struct Ready {
-    number: usize,
-    options: Options,
+    of: Candidate,
     following: Following,
 }
 
-/// Brings all targets up and prepares sessions at the first that is fit: where clients go, and what is prepared there.
-pub(crate) async fn prepare(
+/// What is done for all targets at the same time.
+type Work<'w> = Pin<Box<dyn Future<Output = Done> + 'w>>;
+
+/// What comes of it.
+enum Done {
+    /// A target was brought up, or could not be.
+    Risen(Box<(Candidate, Result<Following, Error>)>),
+    /// What there was of a dropped one is gone.
+    TakenAway(Result<(), Error>),
+}
+
+/// Brings all targets up, and clients to the first that is fit, as the journal then says: how long they stood, and a connection
+/// to the source that was made before its door was shut.
+pub(crate) async fn bring_over(
     options: &Options,
     journal: &mut Journal,
-    mut clients: Option<Clients>,
+    clients: Option<Clients>,
     teller: &Teller,
-) -> Result<(Options, Prepared), Error> {
-    let mut waiting = candidates(options, journal, teller).await?;
-    let mut ready: VecDeque<Ready> = VecDeque::new();
-    while let Some((number, of)) = waiting.pop_front() {
-        let clients = match clients.take() {
-            Some(clients) => Some(clients),
-            None => Clients::look(options).await?,
-        };
-        match bring_up(&of, number, journal, clients, &teller.of_target(number)).await {
-            Ok(following) => ready.push_back(Ready { number, options: of, following }),
+) -> Result<(Duration, Link), Error> {
+    let candidates = candidates(options, journal, teller).await?;
+    if journal.record.phase != Phase::Following {
+        fit_out(options, journal).await?;
+    }
+    let mut ready = bring_all_up(candidates, journal, clients, teller).await?;
+    ready.sort_by_key(|ready| ready.of.number);
+    let mut ready = ready.into_iter();
+    while let Some(Ready { of, following }) = ready.next() {
+        journal.choose(of.number)?;
+        match go_over(&of, journal, following, teller).await {
+            Ok(gone_over) => return Ok(gone_over),
             Err(error) => {
-                let alone = ready.is_empty() && waiting.is_empty();
-                let general = ready.is_empty() && !error.is_of_target();
-                if alone || general || matches!(error, Error::Interrupted | Error::Fault(_)) {
+                // Clients are on the source, or it is not for us to say where they are.
+                let stay = journal.record.phase == Phase::Following;
+                if ready.len() == 0 || !stay || !is_of_target(&error, &of.options).await {
                     return Err(error);
                 }
-                let next = waiting.front().map(|(number, _)| (*number, Phase::Begun, String::new()));
-                drop_target(&of, number, &error, next, journal, teller).await?;
+                drop_target(&of, &error, &Shared::new(journal), teller)?;
+                if let Ok(mut front) = Front::connect(&options.proxy, &options.tenant).await {
+                    // Nothing prepared is no problem.
+                    let _ = front.abandon().await;
+                }
+                take_away(&of, &Shared::new(journal), teller).await?;
             }
         }
     }
+    Err(Error::WrongPhase("no target is left".into()))
+}
+
+/// Step 4 for one of them.
+async fn go_over(
+    of: &Candidate,
+    journal: &mut Journal,
+    mut following: Following,
+    teller: &Teller,
+) -> Result<(Duration, Link), Error> {
+    if let Some(error) = following.follower.failure().await {
+        return Err(error);
+    }
+    let (direction, teller) = (Direction::forward(&of.options), teller.of_target(of.number));
+    let prepared = teller.phase("prepare", switch::prepare(&of.options, journal, following, &direction)).await?;
+    teller.phase("switch-over", switch::switch(&of.options, journal, prepared, &direction, &teller)).await
+}
+
+/// Whether another target may fare better: what failed is about this one, or this one cannot be reached.
+async fn is_of_target(error: &Error, of: &Options) -> bool {
+    error.is_of_target() || Link::connect(&of.target.database("postgres"), Purpose::Statements, &[]).await.is_err()
+}
+
+/// All that could be brought up.
+async fn bring_all_up(
+    candidates: Vec<Candidate>,
+    journal: &mut Journal,
+    clients: Option<Clients>,
+    teller: &Teller,
+) -> Result<Vec<Ready>, Error> {
+    // Before anything begins that clients might notice.
+    let mut heeding = Vec::new();
+    for _ in 1..candidates.len() {
+        heeding.push(match &clients {
+            Some(clients) => Some(clients.again().await?),
+            None => None,
+        });
+    }
+    heeding.push(clients);
+    let journal = Shared::new(journal);
+    let (mut rising, mut ready) = (candidates.len(), Vec::<Ready>::new());
+    let mut work: Vec<Work<'_>> = Vec::new();
+    for (Candidate { number, options }, clients) in candidates.into_iter().zip(heeding) {
+        let (journal, teller) = (&journal, teller.of_target(number));
+        work.push(Box::pin(async move {
+            let risen = bring_up(&options, number, journal, clients, &teller).await;
+            Done::Risen(Box::new((Candidate { number, options }, risen)))
+        }));
+    }
     loop {
-        let Some(Ready { number, options: of, mut following }) = ready.pop_front() else {
-            return Err(Error::WrongPhase("no target is left".into()));
-        };
-        let prepared = match following.follower.failure().await {
-            Some(error) => Err(error),
-            None => {
-                let (direction, teller) = (Direction::forward(&of), teller.of_target(number));
-                teller.phase("prepare", switch::prepare(&of, journal, following, &direction)).await
-            }
-        };
-        match prepared {
-            Ok(prepared) => {
-                for other in ready {
-                    drop(other.following);
-                    take_away(&other.options, other.number, journal, teller).await?;
+        let mut failed = None;
+        match tokio::time::timeout(LOOKING, next(&mut work)).await {
+            Ok(None) => return Ok(ready),
+            Ok(Some(Done::TakenAway(gone))) => gone?,
+            Ok(Some(Done::Risen(done))) => {
+                let (of, risen) = *done;
+                rising -= 1;
+                match risen {
+                    Ok(following) => ready.push(Ready { of, following }),
+                    Err(error) => failed = Some((of, error)),
                 }
-                return Ok((of, prepared));
             }
-            Err(error) if error.is_of_target() && !ready.is_empty() => {
-                let next = ready.front();
-                let next = next.map(|next| (next.number, Phase::Following, next.following.fingerprint.clone()));
-                drop_target(&of, number, &error, next, journal, teller).await?;
+            Err(_) => failed = one_that_ended(&mut ready).await,
+        }
+        if let Some((of, error)) = failed {
+            let alone = ready.is_empty() && rising == 0;
+            let ours = matches!(error, Error::Interrupted | Error::Fault(_));
+            if alone || ours || ready.is_empty() && !is_of_target(&error, &of.options).await {
+                return Err(error);
             }
-            Err(error) => return Err(error),
+            drop_target(&of, &error, &journal, teller)?;
+            let (journal, teller) = (&journal, teller.of_target(of.number));
+            work.push(Box::pin(async move { Done::TakenAway(take_away(&of, journal, &teller).await) }));
         }
     }
 }
 
-/// The targets in order: that of the journal first, which may follow already. Of the others nothing is left that an
-/// earlier command may have begun.
-async fn candidates(
-    options: &Options,
-    journal: &mut Journal,
-    teller: &Teller,
-) -> Result<VecDeque<(usize, Options)>, Error> {
-    let mut candidates = VecDeque::from([(journal.record.number, options.to(&options.target))]);
-    for other in journal.record.others.clone().into_iter().filter(|other| other.dropped.is_none()) {
-        if let Some(server) = options.others.iter().find(|server| server.to_string() == other.server) {
-            let of = options.to(server);
-            take_away(&of, other.number, journal, teller).await?;
-            candidates.push_back((other.number, of));
-            continue;
+/// One that follows no more, and why.
+async fn one_that_ended(ready: &mut Vec<Ready>) -> Option<(Candidate, Error)> {
+    for at in 0..ready.len() {
+        if let Some(error) = ready[at].following.follower.failure().await {
+            return Some((ready.remove(at).of, error));
         }
-        let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-        outfit::drop_slot(&mut source, &journal.record.slot_of(other.number)).await?;
-        let reason = "it is not named with --target any more; a database of its own it keeps".to_owned();
-        teller.tell(EventKind::TargetDropped { target: other.server, reason: reason.clone() });
-        journal.drop_target(other.number, reason, None)?;
+    }
+    None
+}
+
+/// What is done first; nothing when there is nothing left to be done. The rest stands still until it is asked for again.
+async fn next(work: &mut Vec<Work<'_>>) -> Option<Done> {
+    poll_fn(|context| {
+        for at in 0..work.len() {
+            if let Poll::Ready(done) = work[at].as_mut().poll(context) {
+                drop(work.swap_remove(at));
+                return Poll::Ready(Some(done));
+            }
+        }
+        if work.is_empty() { Poll::Ready(None) } else { Poll::Pending }
+    })
+    .await
+}
+
+/// The targets: that of the journal first, which may follow already, as may others. Of those that do not nothing is left
+/// that an earlier command may have begun.
+async fn candidates(options: &Options, journal: &mut Journal, teller: &Teller) -> Result<Vec<Candidate>, Error> {
+    let own = Candidate { number: journal.record.number, options: options.to(&options.target) };
+    let mut candidates = vec![own];
+    for other in journal.record.others.clone().into_iter().filter(|other| other.dropped.is_none()) {
+        let Some(server) = options.others.iter().find(|server| server.to_string() == other.server) else {
+            let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+            outfit::drop_slot(&mut source, &journal.record.slot_of(other.number)).await?;
+            let reason = "it is not named with --target any more; a database of its own it keeps".to_owned();
+            teller.tell(EventKind::TargetDropped { target: other.server, reason: reason.clone() });
+            journal.drop_target(other.number, reason)?;
+            continue;
+        };
+        let of = Candidate { number: other.number, options: options.to(server) };
+        if !(other.is_following() && is_kept(options, &journal.record.slot_of(other.number)).await) {
+            take_away(&of, &Shared::new(journal), teller).await?;
+        }
+        candidates.push(of);
     }
     for server in &options.others {
         let (known, server_name) = (&journal.record.others, server.to_string());
         if known.iter().all(|other| other.server != server_name) {
             let highest = known.iter().map(|other| other.number).max().unwrap_or(0).max(journal.record.number);
-            let other = Other { number: highest + 1, server: server_name, made_database: false, dropped: None };
-            candidates.push_back((other.number, options.to(server)));
-            journal.update(|record| record.others.push(other))?;
+            candidates.push(Candidate { number: highest + 1, options: options.to(server) });
+            journal.update(|record| record.others.push(Other::named(highest + 1, server_name)))?;
         }
     }
     Ok(candidates)
 }
 
-/// Says that a target is dropped, and takes away what can be.
-async fn drop_target(
-    of: &Options,
-    number: usize,
-    error: &Error,
-    next: Option<(usize, Phase, String)>,
-    journal: &mut Journal,
-    teller: &Teller,
-) -> Result<(), Error> {
-    let reason = error.to_string();
-    teller.tell(EventKind::TargetDropped { target: of.target.to_string(), reason: reason.clone() });
-    journal.drop_target(number, reason, next)?;
-    if let Ok(mut front) = Front::connect(&of.proxy, &of.tenant).await {
-        // Nothing prepared is no problem.
-        let _ = front.abandon().await;
-    }
-    take_away(of, number, journal, teller).await
+/// Says that a target is dropped: it is not gone on with.
+fn drop_target(of: &Candidate, error: &Error, journal: &Shared<'_>, teller: &Teller) -> Result<(), Error> {
+    let (target, reason) = (of.options.target.to_string(), error.to_string());
+    teller.of_target(of.number).tell(EventKind::TargetDropped { target, reason: reason.clone() });
+    journal.lock().drop_target(of.number, reason)
 }
 
 /// Takes away what was made for a target to which clients do not go. A server that cannot be reached keeps it, which is
 /// said; the source keeps nothing for it, or that is an error.
-async fn take_away(of: &Options, number: usize, journal: &mut Journal, teller: &Teller) -> Result<(), Error> {
-    let mut source = Link::connect(&of.source, Purpose::Statements, &[]).await?;
-    outfit::drop_slot(&mut source, &journal.record.slot_of(number)).await?;
-    if !journal.record.others.iter().any(|other| other.number == number && other.made_database) {
+async fn take_away(of: &Candidate, journal: &Shared<'_>, teller: &Teller) -> Result<(), Error> {
+    let Candidate { number, options } = of;
+    let record = journal.lock().record.clone();
+    let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+    outfit::drop_slot(&mut source, &record.slot_of(*number)).await?;
+    if record.others.iter().any(|other| other.number == *number && other.made_database)
+        && let Err(error) = undo::drop_database(&options.target, &record).await
+    {
+        teller.warn(left_behind(&options.target.to_string(), &error));
         return Ok(());
     }
-    match undo::drop_database(&of.target, &journal.record).await {
-        Ok(()) => journal.update(|record| {
-            let other = record.others.iter_mut().find(|other| other.number == number);
-            other.into_iter().for_each(|other| other.made_database = false);
-        }),
-        Err(error) => {
-            teller.warn(format!("the database is left at {}, to be dropped by hand: {error}", of.target));
-            Ok(())
+    journal.lock().is_gone(*number)
+}
+
+fn left_behind(server: &str, error: &Error) -> String {
+    format!("the database is left at {server}, to be dropped by hand: {error}")
+}
+
+/// Behind the switch: takes away what was made for the targets to which clients did not go. What is left of those that cannot
+/// be reached, for people; it is not looked for again.
+pub(crate) async fn leave_others(
+    options: &Options,
+    journal: &mut Journal,
+    source: &mut Link,
+) -> Result<Vec<String>, Error> {
+    let mut left = Vec::new();
+    for other in journal.record.others.clone().into_iter().filter(|other| other.dropped.is_none()) {
+        outfit::drop_slot(source, &journal.record.slot_of(other.number)).await?;
+        let gone = match options.others.iter().find(|server| server.to_string() == other.server) {
+            _ if !other.made_database => Ok(()),
+            Some(server) => undo::drop_database(server, &journal.record).await,
+            None => Err(Error::WrongPhase("it is not named with --target".into())),
+        };
+        match gone {
+            Ok(()) => journal.is_gone(other.number)?,
+            Err(error) => {
+                left.push(left_behind(&other.server, &error));
+                journal.drop_target(other.number, error.to_string())?;
+            }
         }
     }
+    Ok(left)
 }

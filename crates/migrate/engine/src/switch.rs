@@ -15,12 +15,19 @@ use crate::options::Options;
 use crate::outfit::{self, PUBLICATIONS};
 use crate::progress::Teller;
 use crate::run::{Following, catch_up, fingerprint, sequences};
-use crate::{Error, Server, fence};
+use crate::{Error, Server, fence, several};
 use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
 
 /// Between two pauses clients get this long to work off what has queued.
 const BETWEEN_PAUSES: Duration = Duration::from_millis(500);
+
+/// One of the two servers of a migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    Source,
+    Target,
+}
 
 /// From where to where, and what the journal says before and after.
 pub(crate) struct Direction {
@@ -60,9 +67,14 @@ impl Direction {
         }
     }
 
+    /// Where clients are led.
+    fn side(&self) -> Side {
+        if self.after == Phase::Returned { Side::Source } else { Side::Target }
+    }
+
     /// Where the journal keeps who could connect to the side that is left.
     fn fenced<'r>(&self, record: &'r mut Record) -> &'r mut Option<Vec<String>> {
-        if self.after == Phase::Returned { &mut record.fenced_target } else { &mut record.fenced }
+        if self.side() == Side::Source { &mut record.fenced_target } else { &mut record.fenced }
     }
 }
 
@@ -160,7 +172,7 @@ pub(crate) async fn switch(
     let paused = begun.elapsed();
     if let Err(error) = switched {
         // It may have come to pass before the connection broke: the proxy knows.
-        if !serves(options, &direction.to).await? {
+        if !serves(options, &journal.record, direction.side()).await? {
             back_to_work(journal, &mut prepared, direction).await?;
             return Err(error);
         }
@@ -185,10 +197,16 @@ async fn stand_still(
     teller: &Teller,
 ) -> Result<(Instant, Duration, Link), Error> {
     let mut hands = Hands::open(direction, &prepared.following.inventory).await?;
+    // What the pause would refuse is refused before it; and it asks a server process that has read its catalogues.
+    let backends = prepared.front.backends().await?;
+    prepared.front.are_at(&backends, &mut hands.beside, &direction.from).await?;
     let grantees = prepared.grantees.clone();
     journal.update(|record| {
         record.phase = direction.during;
         *direction.fenced(record) = Some(grantees);
+        if direction.side() == Side::Target {
+            record.leads_to = Some(direction.to.host_and_port());
+        }
     })?;
     let begun = Instant::now();
     if let Err(error) = prepared.front.pause(options.pause_limit).await {
@@ -227,8 +245,10 @@ async fn in_pause(
         let begun = Instant::now();
         let (shut, proxied) = tokio::join!(fence::shut(beside, database, grantees), front.backends());
         shut?;
+        let proxied = proxied?;
+        front.are_at(&proxied, beside, &direction.from).await?;
         let shut = begun.elapsed();
-        for who in fence::empty(beside, database, &proxied?, limit).await? {
+        for who in fence::empty(beside, database, &proxied, limit).await? {
             if follower.is_of_proxy() {
                 return Err(Error::Capture(format!(
                     "{who} does not come through the proxy: what it wrote is not seen"
@@ -270,14 +290,35 @@ async fn back_to_work(journal: &mut Journal, prepared: &mut Prepared, direction:
     journal.update(|record| record.phase = direction.before)
 }
 
-/// Whether the proxy serves the tenant from `server`.
-pub(crate) async fn serves(options: &Options, server: &Server) -> Result<bool, Error> {
+/// Whether the proxy serves the tenant from this side. An address that is neither side's, as it was told or as the journal
+/// has it, is an error: nothing may be concluded from how an address is written.
+pub(crate) async fn serves(options: &Options, record: &Record, side: Side) -> Result<bool, Error> {
     let serving = || async { Front::connect(&options.proxy, &options.tenant).await?.settled().await };
-    Ok(patiently(serving).await? == Some(server.host_and_port()))
+    let Some(now) = patiently(serving).await? else {
+        return Err(Error::Proxy(format!("tenant {} is not known to it", options.tenant)));
+    };
+    match side_of(options, record, &now) {
+        Some(found) => Ok(found == side),
+        None => Err(Error::Proxy(format!(
+            "it serves tenant {} from {}:{}, which is neither {} nor {}: name the servers as the proxy knows them",
+            options.tenant, now.0, now.1, options.source, options.target
+        ))),
+    }
+}
+
+/// Which side an address is of, in what the proxy says.
+pub(crate) fn side_of(options: &Options, record: &Record, at: &(String, u16)) -> Option<Side> {
+    let is =
+        |server: &Server, known: &Option<(String, u16)>| server.host_and_port() == *at || known.as_ref() == Some(at);
+    match (is(&options.source, &record.served_from), is(&options.target, &record.leads_to)) {
+        (true, false) => Some(Side::Source),
+        (false, true) => Some(Side::Target),
+        _ => None,
+    }
 }
 
 /// [`settle`], when it was cut off: the slot on the source tells, or the journal where there is none.
-pub(crate) async fn settle_again(options: &Options) -> Result<(), Error> {
+pub(crate) async fn settle_again(options: &Options, teller: &Teller) -> Result<(), Error> {
     let mut journal = Journal::open(&options.state, &options.source.database)?;
     let settled = match journal.record.capture {
         Capture::Rows => journal.record.settled,
@@ -287,11 +328,16 @@ pub(crate) async fn settle_again(options: &Options) -> Result<(), Error> {
             !slots.contains(&journal.record.slot())
         }
     };
-    if settled { Ok(()) } else { settle(options, &mut journal, None).await }
+    if settled { Ok(()) } else { settle(options, &mut journal, None, teller).await }
 }
 
-/// After the switch: the way out is closed, the way back is open.
-pub(crate) async fn settle(options: &Options, journal: &mut Journal, left: Option<Link>) -> Result<(), Error> {
+/// After the switch: the way out is closed, the way back is open, and other targets are as they were.
+pub(crate) async fn settle(
+    options: &Options,
+    journal: &mut Journal,
+    left: Option<Link>,
+    teller: &Teller,
+) -> Result<(), Error> {
     reach(&options.faults, FaultPoint::Switched)?;
     let mut source = match left {
         Some(link) => link,
@@ -303,6 +349,7 @@ pub(crate) async fn settle(options: &Options, journal: &mut Journal, left: Optio
     for publication in PUBLICATIONS {
         source.query(&format!("SET client_min_messages = error; DROP PUBLICATION IF EXISTS {publication}")).await?;
     }
+    several::leave_others(options, journal, &mut source).await?.into_iter().for_each(|left| teller.warn(left));
     // Last: it tells that all of this is done.
     outfit::drop_slot(&mut source, &journal.record.slot()).await?;
     journal.update(|record| record.settled = true)

@@ -7,9 +7,10 @@ use crate::link::{Link, Purpose, identifier, literal};
 use crate::options::{Failure, Options, State};
 use crate::progress::Teller;
 use crate::run::clean;
-use crate::switch::serves;
+use crate::switch::{Side, serves, side_of};
 use crate::{Error, Server, fence, outfit};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 const LOCK_LIMIT: Duration = Duration::from_secs(10);
@@ -31,6 +32,8 @@ pub struct Status {
     pub record: Option<Record>,
     /// `source` or `target`: where the proxy serves the tenant from; none when it cannot be asked.
     pub serving: Option<&'static str>,
+    /// Log that the source keeps for other targets, in bytes, by server.
+    pub kept_for_others: BTreeMap<String, u64>,
     /// Log that the slot in use keeps on its server, in bytes.
     pub kept_bytes: Option<u64>,
     /// Slots of ours that no journal knows.
@@ -63,14 +66,14 @@ pub(crate) async fn recover(options: &Options, teller: &Teller) -> Result<Recove
     // Not as it was before the lock was had: a guardian may have been at work.
     let phase = journal.record.phase;
     if phase == Phase::Switched {
-        crate::switch::settle(options, &mut journal, None).await.map_err(Failure::on_target)?;
+        crate::switch::settle(options, &mut journal, None, teller).await.map_err(Failure::on_target)?;
         return Ok(Recovered::Switched);
     }
     if phase == Phase::Switching {
-        let switched = serves(options, &options.target).await.map_err(unknown)?;
+        let switched = serves(options, &journal.record, Side::Target).await.map_err(unknown)?;
         if switched {
             journal.update(|record| record.phase = Phase::Switched).map_err(Failure::on_target)?;
-            crate::switch::settle(options, &mut journal, None).await.map_err(Failure::on_target)?;
+            crate::switch::settle(options, &mut journal, None, teller).await.map_err(Failure::on_target)?;
             return Ok(Recovered::Switched);
         }
         let lifted = async {
@@ -80,7 +83,7 @@ pub(crate) async fn recover(options: &Options, teller: &Teller) -> Result<Recove
         let lifted: Result<(), Error> = lifted.await;
         lifted.map_err(|error| Failure { state: State::OnSourceWithRemains(error.to_string()), error })?;
     }
-    if journal.record.phase == Phase::Following && slot_is_there(options, &journal).await {
+    if journal.record.phase == Phase::Following && is_kept(options, &journal.record.slot()).await {
         teller.warn("a migration was cut off: it goes on from where the target follows".into());
         return Ok(Recovered::Following(Box::new(journal)));
     }
@@ -96,12 +99,13 @@ pub(crate) async fn recover(options: &Options, teller: &Teller) -> Result<Recove
     }
 }
 
-async fn slot_is_there(options: &Options, journal: &Journal) -> bool {
+/// Whether the source keeps its log for a slot.
+pub(crate) async fn is_kept(options: &Options, slot: &str) -> bool {
     let asking = async {
         let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
         let sql = format!(
             "SELECT 1 FROM pg_replication_slots WHERE slot_name = {} AND wal_status IS DISTINCT FROM 'lost'",
-            literal(&journal.record.slot())
+            literal(slot)
         );
         link.value(&sql).await
     };
@@ -166,18 +170,28 @@ pub(crate) async fn drop_database(target: &Server, record: &Record) -> Result<()
     link.query(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await.map(drop)
 }
 
-/// Ends a migration before its switch: clients stay on the source, both sides are as they were.
+/// A command that was interrupted takes away what it made; a copy of a large database is dropped in that time.
+const INTERRUPT_LIMIT: Duration = Duration::from_secs(120);
+
+/// Ends a migration before its switch: clients stay on the source, both sides are as they were. A command that is at work is
+/// interrupted.
 pub async fn abort(options: &Options) -> Result<State, Failure> {
+    let there = journal::peek(&options.state, &options.source.database).map_err(Failure::untouched)?.is_some();
+    journal::interrupt(&options.state, &options.source.database, INTERRUPT_LIMIT).await.map_err(Failure::untouched)?;
     let options = &options.recorded().map_err(Failure::untouched)?;
     let journal = match Journal::open(&options.state, &options.source.database) {
         Ok(journal) => journal,
+        // The command that was at work has taken everything away.
+        Err(_) if there && matches!(journal::peek(&options.state, &options.source.database), Ok(None)) => {
+            return Ok(State::OnSource);
+        }
         Err(error) => return abort_orphans(options, error).await,
     };
     let phase = journal.record.phase;
     let switching = matches!(phase, Phase::Switching | Phase::Returning);
     let over = phase == Phase::Switched
         || switching
-            && serves(options, &options.target)
+            && serves(options, &journal.record, Side::Target)
                 .await
                 .map_err(|error| Failure { state: State::Unknown(error.to_string()), error })?;
     if over {
@@ -217,16 +231,23 @@ pub async fn status(options: &Options) -> Result<Status, Error> {
         Ok(mut front) => front.serving().await.ok().flatten(),
         Err(_) => None,
     };
-    let serving = serving.and_then(|place| match place {
-        place if place == options.source.host_and_port() => Some("source"),
-        place if place == options.target.host_and_port() => Some("target"),
-        _ => None,
-    });
-    let mut status = Status { record, serving, kept_bytes: None, orphans: Vec::new() };
+    let side = |place: (String, u16)| match &record {
+        Some(record) => side_of(options, record, &place),
+        None if place == options.source.host_and_port() => Some(Side::Source),
+        None if place == options.target.host_and_port() => Some(Side::Target),
+        None => None,
+    };
+    let serving = serving.and_then(side).map(|side| if side == Side::Source { "source" } else { "target" });
+    let mut status =
+        Status { record, serving, kept_for_others: BTreeMap::new(), kept_bytes: None, orphans: Vec::new() };
     // Where clients are to stay on the source both slots only wait to be dropped; it is the source's that fills a disk in use.
     let back = status.record.as_ref().is_some_and(|record| matches!(record.phase, Phase::Switched | Phase::Returning));
     let slot = status.record.as_ref().map(|record| if back { record.back_slot() } else { record.slot() });
-    let ours: Vec<String> = status.record.iter().flat_map(Record::slots).collect();
+    let others =
+        status.record.as_ref().filter(|_| !back).map(|record| {
+            record.others.iter().map(|other| (record.slot_of(other.number), other.server.clone())).collect()
+        });
+    let others: BTreeMap<String, String> = others.unwrap_or_default();
     let server = if back { &options.target } else { &options.source };
     let Ok(mut link) = fence::beside(server).await else { return Ok(status) };
     let rows = link
@@ -239,7 +260,9 @@ pub async fn status(options: &Options) -> Result<Status, Error> {
     for row in rows {
         if Some(text(&row, 0)) == slot {
             status.kept_bytes = Some(number(&row, 1));
-        } else if back || !ours.contains(&text(&row, 0)) {
+        } else if let Some(server) = others.get(&text(&row, 0)) {
+            status.kept_for_others.insert(server.clone(), number(&row, 1));
+        } else {
             status.orphans.push(text(&row, 0));
         }
     }

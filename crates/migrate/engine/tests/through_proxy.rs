@@ -2,36 +2,11 @@
 
 mod support;
 
-use std::path::{Path, PathBuf};
-use std::sync::mpsc;
 use std::time::Duration;
 use stillpoint_migrate_engine::{Error, FaultPoint, Options, Outcome, State, fallback, run};
-use stillpoint_migrate_testbed::{Cluster, available, free_port};
-use support::{Bench, observer, sums};
+use stillpoint_migrate_testbed::available;
+use support::{Bench, observer, proxy, sums};
 use tokio_postgres::NoTls;
-
-/// A proxy in a thread; it ends with the test's process. Its port and control socket.
-fn proxy(dir: &Path, source: &Cluster) -> (u16, PathBuf) {
-    let port = free_port();
-    let control = dir.join("proxy.sock");
-    let text = format!(
-        "listen = [\"127.0.0.1:{port}\"]\ncontrol = {control:?}\nroutes = {:?}\nworkers = 2\n\
-         [servers.old]\nhost = \"127.0.0.1\"\nport = {}\n[tenants.shop]\nserver = \"old\"\n",
-        dir.join("routes.json"),
-        source.port()
-    );
-    let path = dir.join("proxy.toml");
-    std::fs::write(&path, &text).expect("write the configuration");
-    let (ready, started) = mpsc::channel();
-    std::thread::spawn(move || {
-        let failed = ready.clone();
-        if let Err(error) = stillpoint_migrate_proxy::run(&path, |_| ready.send(None).expect("the test waits")) {
-            let _ = failed.send(Some(error.to_string()));
-        }
-    });
-    assert_eq!(started.recv().expect("the proxy starts or says why not"), None, "{text}");
-    (port, control)
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_go_over_and_come_back() {

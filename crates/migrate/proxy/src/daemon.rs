@@ -2,6 +2,7 @@
 
 use crate::config::{Config, Endpoint};
 use crate::control;
+use crate::descriptors;
 use crate::error::StartError;
 use crate::listen::{self, Listener, SocketFile};
 use crate::metrics;
@@ -58,7 +59,8 @@ fn runtime() -> Result<Runtime, StartError> {
 /// Checks a configuration file and the files that it names; returns it with what surprises about it.
 pub fn check(path: &Path) -> Result<(Config, Vec<String>), StartError> {
     let settings = Settings::new(Config::load(path)?)?;
-    let warnings = settings.config.warnings();
+    let mut warnings = settings.config.warnings();
+    warnings.extend(descriptors::warning(&settings.config));
     Ok((settings.config, warnings))
 }
 
@@ -72,7 +74,7 @@ async fn serve(
     started: impl FnOnce(&Config),
 ) -> Result<(), StartError> {
     let config = settings.config.clone();
-    config.warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
+    config.warnings().into_iter().chain(descriptors::raise(&config)).for_each(|warning| tracing::warn!("{warning}"));
     let proxy = Arc::new(Proxy::new(settings, lock)?);
     let until = Instant::now() + patience;
     let Listening { control, clients, metrics } = loop {

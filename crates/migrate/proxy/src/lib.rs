@@ -58,6 +58,7 @@ mod capture;
 mod config;
 pub mod control;
 mod daemon;
+mod descriptors;
 mod entry;
 mod error;
 mod link;

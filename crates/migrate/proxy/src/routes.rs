@@ -12,6 +12,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Servers of tenants that have moved.
@@ -19,6 +20,8 @@ use std::sync::{Arc, Mutex};
 pub(crate) struct Routes {
     path: PathBuf,
     servers: Mutex<BTreeMap<String, Server>>,
+    /// The next file's number: what is staged has a file of its own.
+    staged: AtomicU64,
     /// None once another proxy may serve.
     lock: Mutex<Option<Lock>>,
 }
@@ -60,11 +63,13 @@ impl Routes {
             Err(error) if error.kind() == ErrorKind::NotFound => BTreeMap::new(),
             Err(error) => return Err(wrong(error.to_string())),
         };
-        let known = Staged(servers.clone());
-        let routes = Routes { servers: Mutex::new(servers), path, lock: Mutex::new(Some(lock)) };
+        let (staged, lock) = (AtomicU64::new(0), Mutex::new(Some(lock)));
+        let routes = Routes { servers: Mutex::new(servers.clone()), staged, path, lock };
         // A route that cannot be kept would be noticed at the switch-over, which is too late.
-        routes.write(&known.0).map_err(|error| routes.wrong(&error))?;
-        routes.commit(known)?;
+        routes
+            .write(servers.clone(), servers)
+            .and_then(|known| known.rename(&routes.path))
+            .map_err(|error| routes.wrong(&error))?;
         routes.sync()?;
         Ok(routes)
     }
@@ -93,21 +98,30 @@ impl Routes {
         lock(&self.servers).get(tenant).cloned().map(Arc::new)
     }
 
-    /// Writes down where a tenant may move: what is slow about [`Routes::commit`], before anybody waits.
+    /// Writes down where a tenant may move: what is slow about [`Routes::commit`], before anybody waits. Several tenants
+    /// may be on their way at a time.
     pub(crate) fn stage(&self, tenant: &str, server: &Server) -> Result<Staged, StartError> {
         let _held = self.held()?;
-        let mut servers = lock(&self.servers).clone();
+        let before = lock(&self.servers).clone();
+        let mut servers = before.clone();
         servers.insert(tenant.to_owned(), server.clone());
-        self.write(&servers).map_err(|error| self.wrong(&error))?;
-        Ok(Staged(servers))
+        self.write(before, servers).map_err(|error| self.wrong(&error))
     }
 
     /// Puts in force what was staged. The name in the directory may reach the disk later: should the machine, not the
     /// process, die before, the fence on the source keeps clients from it.
-    pub(crate) fn commit(&self, staged: Staged) -> Result<(), StartError> {
+    pub(crate) fn commit(&self, mut staged: Staged) -> Result<(), StartError> {
         let _held = self.held()?;
-        fs::rename(self.fresh(), &self.path).map_err(|error| self.wrong(&error))?;
-        *lock(&self.servers) = staged.0;
+        let mut in_force = lock(&self.servers);
+        if staged.before != *in_force {
+            // Another tenant has moved meanwhile.
+            let moved = staged.servers.iter().filter(|(tenant, server)| staged.before.get(*tenant) != Some(*server));
+            let mut servers = in_force.clone();
+            servers.extend(moved.map(|(tenant, server)| (tenant.clone(), server.clone())));
+            staged = self.write(in_force.clone(), servers).map_err(|error| self.wrong(&error))?;
+        }
+        staged.rename(&self.path).map_err(|error| self.wrong(&error))?;
+        *in_force = std::mem::take(&mut staged.servers);
         Ok(())
     }
 
@@ -117,25 +131,49 @@ impl Routes {
         dir.map_err(|error| self.wrong(&error))
     }
 
-    fn fresh(&self) -> PathBuf {
-        self.path.with_extension("new")
-    }
-
     fn wrong(&self, error: &std::io::Error) -> StartError {
         StartError::Routes { path: self.path.clone(), why: error.to_string() }
     }
 
-    fn write(&self, servers: &BTreeMap<String, Server>) -> std::io::Result<()> {
-        let mut file = File::create(self.fresh())?;
-        file.write_all(&serde_json::to_vec_pretty(servers)?)?;
-        file.sync_data()
+    fn write(&self, before: BTreeMap<String, Server>, servers: BTreeMap<String, Server>) -> std::io::Result<Staged> {
+        let (path, mut file) = loop {
+            // One that is there may be of a proxy that ends, or has crashed.
+            let number = self.staged.fetch_add(1, Ordering::Relaxed);
+            let path = self.path.with_extension(format!("new{number}"));
+            match File::create_new(&path) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                made => break (path, made?),
+            }
+        };
+        let staged = Staged { path, before, servers };
+        file.write_all(&serde_json::to_vec_pretty(&staged.servers)?)?;
+        file.sync_data()?;
+        Ok(staged)
     }
 }
 
-/// Routes that are written down and not in force.
+/// Routes that are written down and not in force; their file goes when they do not come to be.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct Staged(BTreeMap<String, Server>);
+pub(crate) struct Staged {
+    path: PathBuf,
+    /// What was in force when they were written.
+    before: BTreeMap<String, Server>,
+    servers: BTreeMap<String, Server>,
+}
+
+impl Staged {
+    fn rename(&self, to: &Path) -> std::io::Result<()> {
+        fs::rename(&self.path, to)
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        // Renamed, or nothing that anybody reads.
+        let _ = fs::remove_file(&self.path);
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -180,6 +218,29 @@ mod tests {
         second.commit(of_second).unwrap();
         drop(second);
         assert_eq!(*load(&path).unwrap().get("t").unwrap(), new);
+    }
+
+    #[test]
+    fn tenants_on_their_way_at_the_same_time_all_arrive() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("routes.json");
+        let [one, other, third]: [Server; 3] =
+            ["host = 'one'", "host = 'other'", "host = 'third'"].map(|text| toml::from_str(text).unwrap());
+        let routes = load(&path).unwrap();
+        let (a, b, c) = (routes.stage("a", &one), routes.stage("b", &other), routes.stage("c", &third));
+        routes.commit(b.unwrap()).unwrap();
+        drop(c.unwrap());
+        routes.commit(a.unwrap()).unwrap();
+        assert_eq!(
+            [routes.get("a"), routes.get("b")].map(|server| (*server.unwrap()).clone()),
+            [one.clone(), other.clone()]
+        );
+        drop(routes);
+        let routes = load(&path).unwrap();
+        assert_eq!([routes.get("a"), routes.get("b")].map(|server| (*server.unwrap()).clone()), [one, other]);
+        assert!(routes.get("c").is_none(), "it was given up");
+        let left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left.len(), 2, "the file and its lock: {left:?}");
     }
 
     #[test]

@@ -62,10 +62,14 @@ fn pgbench_in_every_mode_ends_alike_on_both_servers() {
     let follower = Follower::start(&proxy, "shop", &source, &target);
     let mut committed = 0;
     for mode in ["simple", "extended", "prepared"] {
-        let arguments = ["-n", "-c", "4", "-t", "100", "-M", mode, "--random-seed", "7"];
-        let outcome = source.pgbench_load("shop", proxy.port, &arguments).finish();
-        assert_eq!((outcome.failed, outcome.transactions), (0, 400), "{mode}: {}", outcome.text);
-        committed += 400;
+        // With a connection for all of a client's transactions, and with one for each.
+        for (each, more) in [("100", &[][..]), ("25", &["-C"])] {
+            let arguments = [&["-n", "-c", "4", "-t", each, "-M", mode, "--random-seed", "7"], more].concat();
+            let outcome = source.pgbench_load("shop", proxy.port, &arguments).finish();
+            let wanted = 4 * each.parse::<u64>().unwrap();
+            assert_eq!((outcome.failed, outcome.transactions), (0, wanted), "{arguments:?}: {}", outcome.text);
+            committed += wanted as usize;
+        }
     }
     let followed = finish(&proxy, follower);
     assert_eq!(followed.applied, committed, "every transaction once: {followed:?}");

@@ -151,3 +151,35 @@ fn node_postgres_works() {
         passes(Command::new("node").env("NODE_PATH", &modules).arg(script("node_smoke.js")).arg(&url));
     });
 }
+
+/// As many clients as fit, each of them with a connection for each transaction, or with one for all.
+#[test]
+fn pgbench_works_with_many_clients_and_many_connections() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::start(&["max_connections=300"]);
+    let proxy = Proxy::start("", &format!("{}[tenants.postgres]\nserver = \"a\"\n", server("a", &cluster)));
+    cluster.pgbench("postgres", &["-i", "-s", "4", "-q"]);
+    twice(&proxy, || {
+        for (mode, clients, each, more) in [
+            ("simple", 4, 10, &["-C"][..]),
+            ("extended", 4, 10, &["-C"]),
+            ("prepared", 4, 10, &["-C"]),
+            ("simple", 256, 1, &[]),
+            ("extended", 256, 1, &[]),
+            ("prepared", 256, 1, &["-C"]),
+        ] {
+            let (count, transactions) = (clients.to_string(), each.to_string());
+            let arguments = [&["-n", "-M", mode, "-c", &count, "-t", &transactions], more].concat();
+            let outcome = cluster.pgbench_load("postgres", proxy.port, &arguments).finish();
+            let done = (outcome.success, outcome.failed, outcome.transactions);
+            assert_eq!(done, (true, 0, clients * each), "{arguments:?}: {}", outcome.text);
+        }
+    });
+    let done = cluster.sql(
+        "postgres",
+        "SELECT count(*), sum(delta) = (SELECT sum(abalance) FROM pgbench_accounts) FROM pgbench_history",
+    );
+    assert_eq!(done, format!("{}|t", 2 * 3 * (4 * 10 + 256)));
+}

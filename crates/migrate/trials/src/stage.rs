@@ -119,7 +119,8 @@ impl Stage {
         stage
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    /// Of a file in the directory of this stage.
+    pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
@@ -369,11 +370,19 @@ impl Tool {
 
     /// Waits for its end; panics when it hangs.
     #[track_caller]
-    pub fn end(mut self) -> Ended {
+    pub fn end(self) -> Ended {
+        self.end_within(PATIENCE)
+    }
+
+    /// As `end`, for what takes longer than a test has patience.
+    #[track_caller]
+    pub fn end_within(mut self, limit: Duration) -> Ended {
         let begun = Instant::now();
-        let status = within(PATIENCE, || self.ended());
-        let status =
-            status.unwrap_or_else(|| panic!("the tool hangs for {:?}; events: {:#?}", begun.elapsed(), self.seen));
+        let status = within(limit, || self.ended());
+        let status = status.unwrap_or_else(|| {
+            self.seen.extend(self.events.try_iter());
+            panic!("the tool hangs for {:?}; events: {:#?}", begun.elapsed(), self.seen)
+        });
         // Its outputs are closed: both readers come to their ends.
         while let Ok(event) = self.events.recv() {
             self.seen.push(event);

@@ -13,6 +13,8 @@ pub(crate) enum Shape {
     Insert(u32),
     /// The columns that are set.
     Update(u32, Vec<bool>),
+    /// The columns that were sent.
+    Replace(u32, Vec<bool>),
     Upsert(u32),
     Delete(u32),
 }
@@ -22,6 +24,9 @@ impl Write {
     pub(crate) fn shape(&self) -> Option<Shape> {
         match self {
             Write::Insert { table, .. } => Some(Shape::Insert(table.def.oid)),
+            Write::Update { table, old, new } if replaces(table, old.as_ref(), new) => {
+                Some(Shape::Replace(table.def.oid, sent(new)))
+            }
             Write::Update { table, new, .. } => Some(Shape::Update(table.def.oid, settable(table, new))),
             Write::Upsert { table, .. } => Some(Shape::Upsert(table.def.oid)),
             Write::Delete { table, .. } => Some(Shape::Delete(table.def.oid)),
@@ -46,6 +51,7 @@ impl Write {
                 let sets: Vec<String> = set.map(|column| format!("{0} = EXCLUDED.{0}", name(&column))).collect();
                 format!("{} ON CONFLICT ({}) DO UPDATE SET {}", insert(table), key.join(", "), sets.join(", "))
             }
+            Write::Update { table, old, new } if replaces(table, old.as_ref(), new) => replace(table, new),
             Write::Update { table, new, .. } => {
                 let mut number = 0;
                 let mut sets = Vec::new();
@@ -74,7 +80,8 @@ impl Write {
         match self {
             Write::Insert { new, .. } | Write::Upsert { new, .. } => new.iter().collect(),
             Write::Update { table, old, new } => {
-                let set = new.iter().zip(settable(table, new)).filter(|(_, set)| *set).map(|(value, _)| value);
+                let set = if replaces(table, old.as_ref(), new) { sent(new) } else { settable(table, new) };
+                let set = new.iter().zip(set).filter(|(_, set)| *set).map(|(value, _)| value);
                 let old = old.as_ref().unwrap_or(new);
                 set.chain(key_values(table, old)).collect()
             }
@@ -86,7 +93,9 @@ impl Write {
     /// Whether there is anything to do: a row whose columns are all unchanged, or cannot be changed, needs no statement.
     pub(crate) fn has_effect(&self) -> bool {
         match self {
-            Write::Update { table, new, .. } => settable(table, new).contains(&true),
+            Write::Update { table, old, new } => {
+                settable(table, new).contains(&true) || replaces(table, old.as_ref(), new)
+            }
             _ => true,
         }
     }
@@ -97,6 +106,48 @@ fn insert(table: &Table) -> String {
     let places: Vec<String> = (1..=table.def.columns.len()).map(|number| format!("${number}")).collect();
     let (name, columns) = (table.def.qualified(), table.def.column_list());
     format!("INSERT INTO {name} ({columns}) OVERRIDING SYSTEM VALUE VALUES ({})", places.join(", "))
+}
+
+/// Which columns were sent.
+fn sent(new: &Tuple) -> Vec<bool> {
+    new.iter().map(|value| *value != Value::Unchanged).collect()
+}
+
+/// Whether an update may have set a column that is GENERATED ALWAYS AS IDENTITY to its default, its next number. No update can
+/// set it to a given number. Of columns outside of the key it is not told what they were.
+fn replaces(table: &Table, old: Option<&Tuple>, new: &Tuple) -> bool {
+    let told = |at: usize| table.key.as_ref().is_none_or(|key| key.contains(&at));
+    let always = table.def.columns.iter().enumerate().filter(|(_, column)| column.identity_always);
+    always.map(|(at, _)| at).any(|at| match old {
+        _ if new[at] == Value::Unchanged => false,
+        Some(old) if told(at) => old[at] != new[at],
+        // A key that was changed is told.
+        None if told(at) => false,
+        _ => true,
+    })
+}
+
+/// The statement that takes a row away and adds it as it is to be, with what was not sent as it was.
+fn replace(table: &Table, new: &Tuple) -> String {
+    let mut number = 0;
+    let values: Vec<String> = table
+        .def
+        .columns
+        .iter()
+        .zip(sent(new))
+        .map(|(column, sent)| {
+            number += usize::from(sent);
+            if sent { format!("${number}") } else { format!("gone.{}", identifier(&column.name)) }
+        })
+        .collect();
+    format!(
+        "WITH gone AS (DELETE FROM {} WHERE {} RETURNING *) INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM gone",
+        table.def.alone(),
+        place(table, number + 1),
+        table.def.qualified(),
+        table.def.column_list(),
+        values.join(", ")
+    )
 }
 
 /// Which columns an update sets: not those that were not sent, nor those that nobody can set.
@@ -148,6 +199,29 @@ mod tests {
         let write = Write::Update { table: table(true), old: None, new };
         assert_eq!(write.sql(), r#"UPDATE ONLY "public"."t" SET "id" = $1, "note" = $2 WHERE "id" = $3"#);
         assert_eq!(write.parameters(), [&text("1"), &Value::Null, &text("1")]);
+    }
+
+    #[test]
+    fn a_row_whose_generated_number_may_have_changed_is_replaced() {
+        let of = |keyed: bool, always: usize| {
+            let mut def = table_def(keyed);
+            def.columns[always].identity_always = true;
+            Arc::new(Table { key: def.key.clone(), def })
+        };
+        let row = |first: &str| vec![text(first), text("m"), Value::Unchanged];
+        let update =
+            |table: &Arc<Table>, old: Option<Tuple>| Write::Update { table: Arc::clone(table), old, new: row("2") };
+        let of_key = update(&of(true, 0), None);
+        assert_eq!(of_key.sql(), r#"UPDATE ONLY "public"."t" SET "mail" = $1 WHERE "id" = $2"#, "the key is as it was");
+        let changed = update(&of(true, 0), Some(vec![text("1"), Value::Null, Value::Null]));
+        let replacing = r#"WITH gone AS (DELETE FROM ONLY "public"."t" WHERE "id" = $3 RETURNING *) INSERT INTO "public"."t" ("id", "mail", "note") OVERRIDING SYSTEM VALUE SELECT $1, $2, gone."note" FROM gone"#;
+        assert_eq!(changed.sql(), replacing);
+        assert_eq!(changed.parameters(), [&text("2"), &text("m"), &text("1")]);
+        assert_ne!(changed.shape(), of_key.shape());
+        assert_eq!(update(&of(true, 1), None).sql(), replacing, "it is not told what it was");
+        let without_key = of(false, 0);
+        assert!(update(&without_key, Some(row("2"))).sql().starts_with("UPDATE"));
+        assert!(update(&without_key, Some(row("1"))).sql().starts_with("WITH gone"));
     }
 
     #[test]

@@ -3,15 +3,15 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, mpsc};
 use stillpoint_events::Event;
 use stillpoint_migrate_engine::{Observer, Options, Server};
 use stillpoint_migrate_proxy::control::{
     Activity, CounterStatus, Phase, Reply, Request, SessionStatus, Status, TargetSpec, TenantStatus,
 };
 use stillpoint_migrate_proxy::{Server as ProxyServer, ServerTls};
-use stillpoint_migrate_testbed::{Cluster, Load, until};
+use stillpoint_migrate_testbed::{Cluster, Load, free_port, until};
 
 /// Two servers with a state directory and a control socket that behaves as the proxy's, with load that is ended by a
 /// pause instead of being held.
@@ -265,6 +265,29 @@ impl FakeFront {
             standby: None,
         }
     }
+}
+
+/// A proxy in a thread; it ends with the test's process. Its port and control socket.
+pub(crate) fn proxy(dir: &Path, source: &Cluster) -> (u16, PathBuf) {
+    let port = free_port();
+    let control = dir.join("proxy.sock");
+    let text = format!(
+        "listen = [\"127.0.0.1:{port}\"]\ncontrol = {control:?}\nroutes = {:?}\nworkers = 2\n\
+         [servers.old]\nhost = \"127.0.0.1\"\nport = {}\n[tenants.shop]\nserver = \"old\"\n",
+        dir.join("routes.json"),
+        source.port()
+    );
+    let path = dir.join("proxy.toml");
+    std::fs::write(&path, &text).expect("write the configuration");
+    let (ready, started) = mpsc::channel();
+    std::thread::spawn(move || {
+        let failed = ready.clone();
+        if let Err(error) = stillpoint_migrate_proxy::run(&path, |_| ready.send(None).expect("the test waits")) {
+            let _ = failed.send(Some(error.to_string()));
+        }
+    });
+    assert_eq!(started.recv().expect("the proxy starts or says why not"), None, "{text}");
+    (port, control)
 }
 
 /// Keeps events, and prints them for a failing test.

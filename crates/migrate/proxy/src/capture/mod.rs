@@ -16,7 +16,7 @@ pub(crate) mod facts;
 
 use crate::entry::lock;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use stillpoint_migrate_capture::{Action, Table};
 use stillpoint_migrate_replay::Token;
@@ -109,13 +109,52 @@ pub(crate) struct Capture {
     live: AtomicBool,
     statements: bool,
     state: Mutex<State>,
+    /// Bytes of changes of transactions that are not committed yet.
+    uncommitted: Arc<AtomicUsize>,
     changed: Notify,
+}
+
+/// What one transaction's changes take of the memory for those that are not committed yet; given back when dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    bytes: usize,
+    of: Option<Arc<AtomicUsize>>,
+}
+
+impl Held {
+    /// It holds so much now; an error when all together hold too much.
+    pub(crate) fn set(&mut self, capture: &Capture, bytes: usize) -> Result<(), String> {
+        let of = self.of.get_or_insert_with(|| Arc::clone(&capture.uncommitted));
+        let before = std::mem::replace(&mut self.bytes, bytes);
+        let all = match bytes.checked_sub(before) {
+            Some(more) => of.fetch_add(more, Ordering::Relaxed) + more,
+            None => of.fetch_sub(before - bytes, Ordering::Relaxed) - (before - bytes),
+        };
+        if all <= WAITING_BYTES_MAX {
+            return Ok(());
+        }
+        Err(format!("changes that are not committed yet come to more than {} MiB", WAITING_BYTES_MAX >> 20))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(of) = &self.of {
+            of.fetch_sub(self.bytes, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Capture {
     /// Of rows, and of `statements` too.
     pub(crate) fn new(statements: bool) -> Capture {
-        Capture { live: AtomicBool::new(true), statements, state: Mutex::default(), changed: Notify::new() }
+        Capture {
+            live: AtomicBool::new(true),
+            statements,
+            state: Mutex::default(),
+            uncommitted: Arc::default(),
+            changed: Notify::new(),
+        }
     }
 
     /// Whether statements are captured.
@@ -286,6 +325,21 @@ mod tests {
 
     fn written(xid: &str) -> Written {
         Written { xid: xid.into(), ..Written::default() }
+    }
+
+    #[test]
+    fn open_transactions_share_a_limit() {
+        let capture = Capture::new(false);
+        let (mut one, mut other) = (Held::default(), Held::default());
+        one.set(&capture, WAITING_BYTES_MAX - 10).unwrap();
+        other.set(&capture, 10).unwrap();
+        assert!(other.set(&capture, 11).unwrap_err().contains("256 MiB"));
+        one.set(&capture, 5).unwrap();
+        other.set(&capture, 100).unwrap();
+        drop(one);
+        assert_eq!(capture.uncommitted.load(Ordering::Relaxed), 100);
+        drop(other);
+        assert_eq!(capture.uncommitted.load(Ordering::Relaxed), 0);
     }
 
     #[tokio::test]

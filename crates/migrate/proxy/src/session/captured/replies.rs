@@ -71,8 +71,8 @@ impl Captured {
         }
         if let Some(Expected::Twin(key)) = self.expected.front() {
             // What the client asked for had been parsed: it is our text that the server does not take.
-            let text = String::from_utf8_lossy(&key.text).into_owned();
-            self.break_off(pump, &format!("the server does not take the rewritten form of {text:?}"));
+            let beginning = beginning(&String::from_utf8_lossy(&key.text));
+            self.break_off(pump, &format!("the server does not take the rewritten form of `{beginning} ...`"));
         }
         while let Some(owed) = self.expected.front() {
             match owed {
@@ -151,10 +151,14 @@ impl Captured {
     ) -> Result<(), stillpoint_migrate_wire::WireError> {
         let last = last_value(message.body())?;
         let hidden = last.and_then(|hidden| std::str::from_utf8(hidden).ok()).unwrap_or_default();
-        if self.capture.is_live()
-            && let Err(refusal) = self.transaction.row(rewritten, hidden)
-        {
-            self.break_off(pump, &refusal.to_string());
+        if self.capture.is_live() {
+            let taken = self.transaction.row(rewritten, hidden).map_err(|refusal| refusal.to_string());
+            if let Err(why) = taken.and_then(|()| self.transaction.hold(&self.capture)) {
+                self.break_off(pump, &why);
+            }
+        }
+        if !self.capture.is_live() {
+            self.transaction.forget();
         }
         if rewritten.client_sees_rows {
             put_row_without_last(&mut self.to_client, message.body(), last)?;
@@ -182,5 +186,25 @@ impl Captured {
                 }
             }
         }
+    }
+}
+
+/// The words that a statement begins with, and none of its values: what is told of it may be read by others.
+fn beginning(text: &str) -> String {
+    let word = |word: &&str| word.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '.'));
+    let words = text.split_whitespace().take(6).take_while(word).filter(|w| !w.starts_with(char::is_numeric));
+    words.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_statement_is_told_of_without_its_values() {
+        assert_eq!(beginning("INSERT INTO s.users (a) VALUES ('secret')"), "INSERT INTO s.users");
+        assert_eq!(beginning("UPDATE t SET a = 5 WHERE b = 'secret'"), "UPDATE t SET a");
+        assert_eq!(beginning("DELETE FROM t WHERE pin=1234"), "DELETE FROM t WHERE");
+        assert_eq!(beginning("/* secret */ SELECT 1"), "");
     }
 }

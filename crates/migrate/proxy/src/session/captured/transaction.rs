@@ -1,6 +1,6 @@
 //! What one transaction has written so far.
 
-use crate::capture::{Change, Running, Spoken, Written};
+use crate::capture::{Capture, Change, Held, Running, Spoken, Written};
 use std::sync::Arc;
 use stillpoint_migrate_capture::{Control, Refusal, Rewritten};
 
@@ -26,6 +26,7 @@ pub(super) struct Transaction {
     pub(super) one_snapshot: bool,
     /// What its client sent, and whether that writes; where statements are captured.
     operations: Vec<(bool, String)>,
+    held: Held,
 }
 
 impl Transaction {
@@ -53,6 +54,16 @@ impl Transaction {
             values: image.values,
         });
         Ok(())
+    }
+
+    /// Counts what waits for its commit; an error when that is too much.
+    pub(super) fn hold(&mut self, capture: &Capture) -> Result<(), String> {
+        self.held.set(capture, self.written.bytes)
+    }
+
+    /// Nobody asks for what it wrote any more.
+    pub(super) fn forget(&mut self) {
+        (self.written, self.operations, self.held) = Default::default();
     }
 
     /// Compares with the server's counters; what is missing when they differ.

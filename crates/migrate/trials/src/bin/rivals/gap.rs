@@ -4,6 +4,7 @@ use crate::native::{self, Pgbouncer};
 use crate::pgbench::{Answer, answers, now_s};
 use crate::phases::{Phases, percentile};
 use crate::{Raw, cluster, spread};
+use std::collections::BTreeSet;
 use std::time::Duration;
 use stillpoint_events::EventKind;
 use stillpoint_migrate_testbed::{Cluster, Load};
@@ -12,7 +13,10 @@ use stillpoint_migrate_trials::Stage;
 /// Size of the database.
 const SCALE: &str = "10";
 /// Sessions, and transactions a second of all together: the machine is not full.
+const SESSIONS: u32 = 64;
 const LOAD: [&str; 10] = ["-n", "-l", "-c", "64", "-j", "2", "-R", "400", "-T", "600"];
+/// Each session has asked by then, some six times a second.
+const LAST: f64 = 3.0;
 /// Before and after the switch-over, for comparison.
 const REST: Duration = Duration::from_secs(4);
 
@@ -22,6 +26,7 @@ struct Seen {
     gap_ms: f64,
     /// The 99th percentile of all the others.
     p99_ms: f64,
+    /// Sessions that did not live to the end.
     failed: u64,
     /// What the tool itself calls the pause.
     paused_ms: Option<f64>,
@@ -114,11 +119,17 @@ fn rival() -> Seen {
 
 /// Reads pgbench's logs, which tell latencies from a transaction's due time.
 fn seen(at_server: &Cluster, mut load: Load, switched_s: f64) -> Seen {
-    let failed = u64::from(!load.running());
+    let ran = load.running();
+    let ended_s = now_s();
     load.end();
+    let all = answers(at_server);
+    // pgbench goes on without a session that has failed.
+    let alive: BTreeSet<u32> =
+        all.iter().filter(|answer| answer.at_s > ended_s - LAST).map(|answer| answer.client).collect();
+    let failed = if ran { u64::from(SESSIONS) - alive.len() as u64 } else { u64::from(SESSIONS) };
     // From shortly before the first pause to when what it queued is worked off.
     let around = |answer: &Answer| (-0.2..REST.as_secs_f64() / 2.0).contains(&(answer.at_s - switched_s));
-    let (during, otherwise): (Vec<Answer>, Vec<Answer>) = answers(at_server).into_iter().partition(around);
+    let (during, otherwise): (Vec<Answer>, Vec<Answer>) = all.into_iter().partition(around);
     let longest = during.iter().map(|answer| answer.latency_ms).fold(0.0, f64::max);
     let otherwise: Vec<f64> = otherwise.iter().map(|answer| answer.latency_ms).collect();
     let p99_ms = percentile(&otherwise, 99);

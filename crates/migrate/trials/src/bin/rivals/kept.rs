@@ -15,6 +15,10 @@ const LOAD: [&str; 9] = ["-n", "-l", "-c", "8", "-j", "2", "-T", "600", "-Msimpl
 /// Looked at before the migration, once the load has settled.
 const BEFORE: Duration = Duration::from_secs(8);
 const SETTLING: Duration = Duration::from_secs(3);
+/// How long a server that nobody moves is looked at.
+const ALONE: Duration = Duration::from_secs(30);
+/// A whole migration takes less, beside clients that leave it no processor to spare.
+const LIMIT: Duration = Duration::from_secs(580);
 
 /// Throughput before, and the parts of it that were kept.
 #[derive(Default)]
@@ -27,9 +31,10 @@ struct Kept {
 }
 
 pub(crate) fn measure(rounds: usize) -> Raw {
-    let mut all = [Kept::default(), Kept::default(), Kept::default()];
+    let mut all = [Kept::default(), Kept::default(), Kept::default(), Kept::default()];
     for _ in 0..rounds {
-        let [with, without, native] = &mut all;
+        let [alone, with, without, native] = &mut all;
+        left_alone(alone);
         stillpoint(&["run"], with);
         stillpoint(&["run", "--share", "0"], without);
         if native::available() {
@@ -39,7 +44,12 @@ pub(crate) fn measure(rounds: usize) -> Raw {
     println!("## Clients' throughput meanwhile: 8 sessions without think time, pgbench of scale {SCALE}\n");
     println!("| | transactions a second before | rows are copied | indexes | catching up, comparing | whole, s |");
     println!("|---|---|---|---|---|---|");
-    let names = ["stillpoint migrate", "stillpoint migrate, `--share 0`", "logical replication"];
+    let names = [
+        "left alone for half a minute",
+        "stillpoint migrate",
+        "stillpoint migrate, `--share 0`",
+        "logical replication",
+    ];
     let median = |values: &[f64], scale: f64, unit: &str| {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -76,13 +86,29 @@ fn times(at_server: &Cluster) -> Vec<f64> {
     answers(at_server).iter().map(|answer| answer.at_s).collect()
 }
 
+/// What becomes of the same load by itself: its tables grow old versions, which are cleaned up beside it.
+fn left_alone(kept: &mut Kept) {
+    let stage = Stage::direct(cluster(), cluster());
+    stage.source.pgbench("shop", &["-i", "-s", SCALE, "-q"]);
+    let load = stage.source.pgbench_load("shop", stage.port(), &LOAD);
+    std::thread::sleep(SETTLING + BEFORE);
+    let begun = now_s();
+    std::thread::sleep(ALONE);
+    load.end();
+    let answered = times(&stage.source);
+    let before = rate(&answered, (begun - BEFORE.as_secs_f64(), begun));
+    kept.before.push(before);
+    kept.copy.push(rate(&answered, (begun, begun + ALONE.as_secs_f64())) / before);
+    kept.took_s.push(ALONE.as_secs_f64());
+}
+
 fn stillpoint(words: &[&str], kept: &mut Kept) {
     let stage = Stage::direct(cluster(), cluster());
     stage.source.pgbench("shop", &["-i", "-s", SCALE, "-q"]);
     let mut load = stage.source.pgbench_load("shop", stage.port(), &LOAD);
     std::thread::sleep(SETTLING + BEFORE);
     let begun = now_s();
-    let ended = stage.run(words);
+    let ended = stage.tool(words).end_within(LIMIT);
     assert!(ended.code == Some(0) && load.running(), "{ended:?}");
     load.end();
     let at = |wanted: fn(&Event, &str) -> bool, phase: &str| {

@@ -7,6 +7,8 @@ use stillpoint_migrate_testbed::Cluster;
 /// One transaction.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Answer {
+    /// Which of the load's sessions asked.
+    pub(crate) client: u32,
     /// When it had been committed: seconds since 1970.
     pub(crate) at_s: f64,
     pub(crate) latency_ms: f64,
@@ -36,8 +38,12 @@ pub(crate) fn answers(at_server: &Cluster) -> Vec<Answer> {
         }
         for line in fs::read_to_string(entry.path()).expect("read a log").lines() {
             let words: Vec<f64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-            let [_, _, latency_us, _, seconds, microseconds, ..] = words[..] else { continue };
-            answers.push(Answer { at_s: seconds + microseconds / 1e6, latency_ms: latency_us / 1e3 });
+            let [client, _, latency_us, _, seconds, microseconds, ..] = words[..] else { continue };
+            answers.push(Answer {
+                client: client as u32,
+                at_s: seconds + microseconds / 1e6,
+                latency_ms: latency_us / 1e3,
+            });
         }
     }
     answers

@@ -10,8 +10,8 @@ use stillpoint_migrate_trials::Stage;
 
 const SCALE: &str = "10";
 /// Transactions to catch up with, of pgbench's own kind: three updates and an insert each.
-const BACKLOG: u64 = 40_000;
-const LOAD: [&str; 7] = ["-n", "-c", "8", "-j", "2", "-t", "5000"];
+const BACKLOG: u64 = 200_000;
+const LOAD: [&str; 7] = ["-n", "-c", "8", "-j", "2", "-t", "25000"];
 
 pub(crate) fn measure(rounds: usize) -> Raw {
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());

@@ -1,0 +1,54 @@
+//! Open files: a session takes up to three, and a process usually begins with 1,024.
+
+use crate::config::Config;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Of a session: its client, its server, and the counterpart on the target.
+const OF_A_SESSION: u64 = 3;
+/// The proxy's own sockets, files and threads, requests to cancel, and connections that have not said who they are.
+const BESIDE: u64 = 256;
+
+/// Takes as many as the configuration needs, as far as the system lets us; what there are too few of, in words.
+pub(crate) fn raise(config: &Config) -> Option<String> {
+    let limit = getrlimit(Resource::Nofile);
+    let (needed, now) = (needed(config), limit.current.unwrap_or(u64::MAX));
+    let most = limit.maximum.unwrap_or(u64::MAX);
+    if now < needed {
+        let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(needed.min(most)), ..limit });
+        if let Err(error) = raised {
+            tracing::warn!(%error, "the limit of open files cannot be raised");
+        }
+    }
+    shortage(needed, most, config.limits.connections)
+}
+
+/// The same, without taking anything.
+pub(crate) fn warning(config: &Config) -> Option<String> {
+    shortage(needed(config), getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX), config.limits.connections)
+}
+
+fn needed(config: &Config) -> u64 {
+    config.limits.connections as u64 * OF_A_SESSION + BESIDE
+}
+
+fn shortage(needed: u64, most: u64, connections: usize) -> Option<String> {
+    (most < needed).then(|| {
+        format!(
+            "{most} files may be open, which is enough for {} connections during a migration, not for {connections}: \
+             raise the limit (LimitNOFILE, `ulimit -Hn`) to {needed}",
+            most.saturating_sub(BESIDE) / OF_A_SESSION
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_takes_three() {
+        assert_eq!(shortage(3256, 4096, 1000), None);
+        let text = shortage(3256, 1024, 1000).unwrap();
+        assert!(text.contains("256 connections") && text.contains("to 3256"), "{text}");
+    }
+}
