@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 use stillpoint_kernel_criu::image::{inet_sockets, processes, run_id};
 use stillpoint_kernel_criu::lazy::Message;
 use stillpoint_kernel_criu::page_server::{Command, Form, PE_PRESENT};
-use stillpoint_kernel_criu::{pagemap, rpc};
+use stillpoint_kernel_criu::{pagemap, rpc, tcp};
 use stillpoint_kernel_foam::{Index, Memory, Object, Pending};
 
 fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
@@ -23,6 +23,8 @@ fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
             let _ = processes(bytes);
             let _ = inet_sockets(bytes);
             let _ = run_id(bytes);
+            let _ = tcp::connections(bytes);
+            let _ = tcp::progress(bytes);
         }
         3 => {
             let _ = rpc::Answer::decode(bytes);

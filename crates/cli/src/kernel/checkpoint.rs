@@ -5,7 +5,7 @@ use super::{check, failure};
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
-use stillpoint_kernel_engine::{CheckpointOptions, Form, Pass, checkpoint};
+use stillpoint_kernel_engine::{CheckpointOptions, Form, Pass, check_end, checkpoint};
 
 /// Arguments of `stillpoint kernel checkpoint`.
 #[derive(clap::Args)]
@@ -69,7 +69,8 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     if args.dry_run {
         let report = stillpoint_kernel_engine::check(pid, &criu).map_err(|e| failure(e, "nothing was touched"))?;
         check::show(&report, output);
-        return report.accepted().map_err(Failure::refused);
+        report.accepted().map_err(Failure::refused)?;
+        return if args.leave_running { Ok(()) } else { check_end(pid).map_err(Failure::refused) };
     }
     let options = CheckpointOptions {
         pid,

@@ -45,6 +45,9 @@ pub(crate) enum Command {
     /// Bring one unit of a switch back; systemd starts it in the unit's place.
     #[command(hide = true)]
     SwitchUnit(switch::UnitArgs),
+    /// Take a switch back whose tool is killed; `switch` starts it.
+    #[command(hide = true)]
+    SwitchGuardian(switch::GuardianArgs),
     /// Serve the memory of a restored program; `restore` starts it.
     #[command(hide = true)]
     LazyPages(lazy_pages::Args),
@@ -65,6 +68,7 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Boot(args) => switch::run_boot(&args),
         Command::SwitchResume(args) => switch::run_resume(&args),
         Command::SwitchUnit(args) => switch::run_unit(&args),
+        Command::SwitchGuardian(args) => switch::run_guardian(&args),
         Command::LazyPages(args) => lazy_pages::run(&args),
     }
 }

@@ -82,6 +82,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         guard: args.guard.into(),
         again: args.again,
         daemon,
+        unit: None,
     };
     let done = restore(&options, &|event| output.event(event)).map_err(|error| {
         failure(

@@ -4,7 +4,7 @@ use super::failure;
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
-use stillpoint_kernel_engine::switch::{CONFIG, Config, Journal};
+use stillpoint_kernel_engine::switch::{CONFIG, Config, Journal, left_behind};
 use stillpoint_kernel_engine::{Error, Stage, State, Status, filling, guards, status};
 
 /// Arguments of `stillpoint kernel status`.
@@ -67,7 +67,10 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
 fn last_switch(args: &Args, output: &Output) -> Result<(), Error> {
     let state = Config::read(&args.config)?.state;
     if let Some(journal) = Journal::read(&state)? {
-        let told = journal.told();
+        let told = match left_behind(&state)? {
+            Some(_) => "was killed, and nobody has taken it back: stillpoint kernel switch --take-back".into(),
+            None => journal.told(),
+        };
         let line = Switch { v: stillpoint_events::VERSION, event: "kernel-switch", told: &told, journal: &journal };
         output.json(&line);
         output.line(format_args!("switch from {} to {}: {told}", journal.from, journal.to));

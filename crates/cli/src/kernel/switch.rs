@@ -4,17 +4,20 @@ use super::failure;
 use super::program::PASSES;
 use crate::output::{Exit, Failure, Output};
 use serde::Serialize;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::PathBuf;
+use std::sync::Arc;
 use stillpoint_kernel_engine::switch::{
-    CONFIG, Config, Journal, Memory, Plan, boot, check_switch, dropin, restore_unit, resume, resume_after, switch,
+    CONFIG, Config, Journal, Memory, Plan, boot, check_switch, dropin, guard, restore_unit, resume, resume_after,
+    switch, take_back,
 };
 
 /// Arguments of `stillpoint kernel switch`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The kernel to go to, as its files in /boot are called: 6.12.95+deb12-amd64.
-    #[arg(long, value_name = "VERSION")]
-    to: String,
+    #[arg(long, value_name = "VERSION", required_unless_present = "take_back")]
+    to: Option<String>,
     /// A systemd unit that goes along; more than one if given again [default: all that the configuration names].
     #[arg(long, value_name = "NAME")]
     unit: Vec<String>,
@@ -30,12 +33,18 @@ pub(crate) struct Args {
     /// Do everything short of touching: check.
     #[arg(long)]
     dry_run: bool,
+    /// Only take back what a switch has left that was killed together with its guardian: `kernel status` says when.
+    #[arg(long, conflicts_with_all = ["to", "dry_run"])]
+    take_back: bool,
     /// Fail in this phase.
     #[arg(long, hide = true, value_name = "PHASE")]
     fail_in: Option<String>,
     /// Lose the machine's power when this phase begins.
     #[arg(long, hide = true, value_name = "PHASE")]
     lose_power_in: Option<String>,
+    /// Be killed when this phase begins.
+    #[arg(long, hide = true, value_name = "PHASE")]
+    killed_in: Option<String>,
 }
 
 /// When memory comes back.
@@ -64,8 +73,10 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         Some(When::Eager) => config.memory = Memory::Eager,
         None => {}
     }
-    let (fail_in, lose_power_in) = (args.fail_in.clone(), args.lose_power_in.clone());
-    let plan = Plan { to: args.to.clone(), config, passes: args.passes, fail_in, lose_power_in };
+    let Some(to) = &args.to else { return run_take_back(&config, output) };
+    let (fail_in, lose_power_in, killed_in) =
+        (args.fail_in.clone(), args.lose_power_in.clone(), args.killed_in.clone());
+    let plan = Plan { to: to.clone(), config, passes: args.passes, fail_in, lose_power_in, killed_in };
     if args.dry_run {
         let journal = check_switch(&plan).map_err(untouched)?;
         output.json(&Line { v: stillpoint_events::VERSION, event: "kernel-switch-check", journal: &journal });
@@ -90,6 +101,37 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     }
     let state = "the units run on this kernel as before";
     Err(Failure { exit: Exit::FellBack, error: error.into(), state: state.into(), hint: None })
+}
+
+fn run_take_back(config: &Config, output: &Output) -> Result<(), Failure> {
+    let state = "see journal.json in the state directory";
+    match take_back(&config.state).map_err(|error| failure(error, state))? {
+        None => output.line(format_args!("nothing was left to be taken back")),
+        Some(journal) => {
+            output.line(format_args!("switch from {} to {}: {}", journal.from, journal.to, journal.told()))
+        }
+    }
+    Ok(())
+}
+
+/// Arguments of the process that outlives a switch.
+#[derive(clap::Args)]
+pub(crate) struct GuardianArgs {
+    /// Where the journal lies.
+    #[arg(long, value_name = "DIR")]
+    state: PathBuf,
+    /// The switch.
+    #[arg(long, value_name = "N")]
+    pid: i32,
+}
+
+/// Runs `stillpoint kernel switch-guardian`.
+pub(crate) fn run_guardian(args: &GuardianArgs) -> Result<(), Failure> {
+    // whoever ends a whole session or service means the switch; this ends by itself when there is nothing left to do
+    for signal in [SIGTERM, SIGHUP, SIGINT] {
+        signal_hook::flag::register(signal, Arc::default()).map_err(Failure::refused)?;
+    }
+    guard(&args.state, args.pid).map_err(|error| failure(error, "stillpoint kernel status says what is left of it"))
 }
 
 /// Arguments of `stillpoint kernel dropin`.

@@ -92,6 +92,8 @@ struct Look {
     inside: BTreeSet<i32>,
     /// Who else has a socket or a pipe open, by inode.
     outside: BTreeMap<u64, i32>,
+    /// Whether anybody serves memory to others.
+    served: bool,
     peers: BTreeMap<u32, u32>,
     ports: BTreeSet<u64>,
     findings: Vec<Finding>,
@@ -101,10 +103,11 @@ impl Look {
     fn begin(pid: i32) -> Result<Self, Error> {
         let processes = tree(pid)?;
         let inside: BTreeSet<i32> = processes.iter().map(|process| process.pid).collect();
-        let mut outside = BTreeMap::new();
+        let (mut outside, mut served) = (BTreeMap::new(), false);
         for other in procfs::process::all_processes().into_iter().flatten().flatten() {
             if !inside.contains(&other.pid) {
                 for (_, target) in descriptors(other.pid) {
+                    served |= target == "anon_inode:[userfaultfd]";
                     if let Some((_, inode)) = numbered(&target) {
                         outside.insert(inode, other.pid);
                     }
@@ -112,7 +115,7 @@ impl Look {
             }
         }
         let peers = unix_peers()?;
-        Ok(Look { processes, inside, outside, peers, ports: BTreeSet::new(), findings: Vec::new() })
+        Ok(Look { processes, inside, outside, served, peers, ports: BTreeSet::new(), findings: Vec::new() })
     }
 
     fn found(&mut self, weight: Weight, pid: Option<i32>, text: impl Into<String>) {
@@ -149,6 +152,11 @@ impl Look {
         }
         if process.stat()?.state == 'Z' {
             return Ok(());
+        }
+        if self.served && fs::read(format!("/proc/{pid}/smaps")).is_ok_and(|smaps| is_served(&smaps)) {
+            let text = "its memory still comes out of an image, and what has not come would be taken for zeros: wait until \
+                        `stillpoint kernel status` says that none is being brought";
+            self.found(Weight::Refusal, Some(pid), text);
         }
         self.namespaces(process);
         self.maps(process)?;
@@ -286,6 +294,12 @@ impl Look {
     }
 }
 
+/// Whether somebody else brings pages of a process: its mappings say so.
+fn is_served(smaps: &[u8]) -> bool {
+    let flags = smaps.split(|byte| *byte == b'\n').filter_map(|line| line.strip_prefix(b"VmFlags:"));
+    flags.into_iter().any(|flags| flags.split(|byte| *byte == b' ').any(|flag| flag == b"um"))
+}
+
 const IO_URING: &str = "uses io_uring, which criu cannot take along; MariaDB: innodb_use_native_aio=OFF";
 
 /// The longest private mapping that the kernel gives; any, where it does not count. criu maps what was only reserved as
@@ -342,6 +356,15 @@ mod tests {
         assert_eq!(numbered("pipe:[7]"), Some(("pipe", 7)));
         assert_eq!(numbered("/tmp/socket:[7]"), None);
         assert_eq!(numbered("anon_inode:[eventfd]"), None);
+    }
+
+    #[test]
+    fn memory_that_others_bring_is_known_by_its_mappings() {
+        let smaps =
+            |flags: &str| format!("7f00-7f10 rw-p 0 00:00 0\nSize: 64 kB\nVmFlags: rd wr {flags} \n7f20-7f30 rw-p\n");
+        assert!(is_served(smaps("mr um me").as_bytes()));
+        assert!(!is_served(smaps("mr mw me").as_bytes()));
+        assert!(!is_served(&fs::read("/proc/self/smaps").unwrap()));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! A running process and all below it, into an image.
 
+use crate::again::check_end;
 use crate::check::check;
 use crate::criu::{Criu, errors_in};
 use crate::error::At;
@@ -75,6 +76,9 @@ pub struct Checkpoint {
 /// The image is sealed while the processes stand. Until then everything that fails lets them run on, and leaves nothing but
 /// logs: also criu's rules of nftables are gone, if it could not take them away itself.
 pub fn checkpoint(options: &CheckpointOptions, observer: Observer<'_>) -> Result<Checkpoint, Error> {
+    if !options.leave_running {
+        check_end(options.pid)?;
+    }
     checkpoint_then(options, &|_| Ok(()), observer)
 }
 

@@ -40,6 +40,12 @@ pub(crate) fn for_criu(image: &Image, restore: Restore, form: Form) -> Result<()
     Ok(())
 }
 
+/// Whether criu reads these pages out of the image by itself. All others are compared with their sums when they are copied
+/// for it, or brought.
+pub(crate) fn by_criu(recorded: &Recorded, extent: &Extent, restore: Restore) -> bool {
+    gaps(recorded, restore).is_some() && !(extent.is_lazy() && restore == Restore::OnDemand)
+}
+
 /// How gaps are told to criu when the image itself can be its file of pages; `None` when it cannot.
 fn gaps(recorded: &Recorded, restore: Restore) -> Option<Gaps> {
     if recorded.placement != Placement::Sparse {

@@ -31,6 +31,11 @@ pub(crate) fn kernel() -> String {
     rustix::system::uname().release().to_string_lossy().into_owned()
 }
 
+/// The id of this boot: another one whenever a kernel comes up.
+pub(crate) fn boot() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
 /// Model and features of the processor: programs have chosen their code by them.
 pub(crate) fn processor() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use stillpoint_kernel_foam::{Index, Object, PAGE, PRESENT, Recorded, sum};
+use stillpoint_kernel_foam::{Extent, Index, Object, PAGE, PRESENT, Recorded, sum};
 
 /// Bytes that are verified at a time.
 const PART: u64 = 1 << 20;
@@ -64,9 +64,15 @@ impl Image {
 
     /// Compares every page with its sum, on all processors.
     pub fn verify_pages(&self) -> Result<u64, Error> {
+        self.verify_some(|_, _| true)
+    }
+
+    /// The same of those extents only.
+    pub(crate) fn verify_some(&self, which: impl Fn(&Recorded, &Extent) -> bool) -> Result<u64, Error> {
         let mut parts = Vec::new();
         for recorded in &self.index.memories {
-            for extent in recorded.extents.iter().filter(|extent| extent.flags & PRESENT != 0) {
+            let stored = recorded.extents.iter().filter(|extent| extent.flags & PRESENT != 0);
+            for extent in stored.filter(|extent| which(recorded, extent)) {
                 let starts = (extent.start..extent.end()).step_by(PART as usize);
                 parts.extend(starts.map(|at| (recorded.object, at, (extent.end() - at).min(PART))));
             }
@@ -136,6 +142,7 @@ pub(crate) fn read_with_holes(file: &File, mut into: &mut [u8], mut place: u64) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::derive::{Restore, by_criu};
     use crate::store::Store;
     use stillpoint_kernel_foam::{Form, LAZY, Origin};
 
@@ -271,6 +278,26 @@ mod tests {
             fs::write(dir.join(SEAL), seal).unwrap();
             assert!(Image::open(&dir).unwrap_err().to_string().contains("foam.seal is damaged"));
         }
+    }
+
+    #[test]
+    fn what_criu_reads_by_itself_is_compared_before() {
+        let Some((form, parent)) = forms().into_iter().find(|(form, _)| *form == Form::Sparse) else { return };
+        let dir = parent.path().join("image");
+        let (image, _) = two_passes(&dir, form);
+        let data = fs::OpenOptions::new().write(true).open(dir.join("foam-task-7.img")).unwrap();
+        let damage = |address| {
+            let (place, _) = image.index().memories[0].placement.of_address(address).unwrap();
+            data.write_all_at(&[0xff], place + 100).unwrap();
+        };
+        let verify = |restore| image.verify_some(|recorded, extent| by_criu(recorded, extent, restore));
+        assert_eq!((verify(Restore::OnDemand).unwrap(), verify(Restore::Eager).unwrap()), (1, 0));
+        // a page that may wait is compared when it is brought
+        damage(HEAP);
+        assert_eq!(verify(Restore::OnDemand).unwrap(), 1);
+        damage(STACK);
+        let error = verify(Restore::OnDemand).unwrap_err();
+        assert_eq!(error.to_string(), format!("page {STACK:#x} of process 7 is damaged"));
     }
 
     #[test]

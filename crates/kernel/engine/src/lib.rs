@@ -39,6 +39,8 @@
 //! and userfaultfd in the place of a mapped image: a mapping brings pages back that were given up.
 #![forbid(unsafe_code)]
 
+mod again;
+mod apart;
 mod check;
 mod checkpoint;
 mod criu;
@@ -65,6 +67,7 @@ mod used;
 mod volatile;
 mod wake;
 
+pub use again::check_end;
 pub use check::{Finding, Report, Weight, check};
 pub use checkpoint::{Checkpoint, CheckpointOptions, Guard, Moment, checkpoint, checkpoint_then};
 pub use criu::Criu;

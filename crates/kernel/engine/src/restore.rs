@@ -1,8 +1,9 @@
 //! Processes out of an image.
 
+use crate::apart;
 use crate::check::Finding;
 use crate::criu::{Criu, Worker, errors_in};
-use crate::derive::{Restore, for_criu};
+use crate::derive::{Restore, by_criu, for_criu};
 use crate::error::At;
 use crate::progress::{Observer, Progress, now_ns};
 use crate::tree::descendants;
@@ -22,6 +23,7 @@ use stillpoint_kernel_criu::image::{inet_sockets, processes};
 use stillpoint_kernel_criu::lazy::SOCKET;
 use stillpoint_kernel_criu::page_server::Form;
 use stillpoint_kernel_criu::rpc::{Answer, NetworkLock, Options, Request, RequestType, Version};
+use stillpoint_kernel_foam::{Extent, Recorded};
 
 /// criu's log of a restore.
 pub(crate) const RESTORE_LOG: &str = "restore.log";
@@ -49,6 +51,8 @@ pub struct RestoreOptions {
     pub again: bool,
     /// Program and arguments of the lazy-pages daemon; the image's directory and the socket's path follow.
     pub daemon: Vec<OsString>,
+    /// The systemd unit in whose control group this runs: the daemon must not be ended together with it.
+    pub unit: Option<String>,
 }
 
 /// What a restore came to.
@@ -152,7 +156,9 @@ fn checked(
 ) -> Result<Restored, Error> {
     progress.phase("verify", || {
         image.verify_beside()?;
-        if options.verify { image.verify_pages().map(|_| ()) } else { Ok(()) }
+        let at_once =
+            |recorded: &Recorded, extent: &Extent| options.verify || by_criu(recorded, extent, options.restore);
+        image.verify_some(at_once).map(|_| ())
     })?;
     let begun = now_ns();
     progress.phase("prepare", || for_criu(image, options.restore, form_of(version)))?;
@@ -262,6 +268,10 @@ impl Daemon {
             command.env("STILLPOINT_LOG", "info");
         }
         let mut child = command.spawn().doing("start the lazy-pages daemon")?;
+        if let Some(Err(error)) = options.unit.as_ref().map(|unit| apart::beside(unit, child.id())) {
+            // the program comes back all the same
+            tracing::error!("memory is lost if the unit stops before it has come: {}", error.with_causes());
+        }
         let mut line = String::new();
         if let Some(out) = child.stdout.take() {
             BufReader::new(out).read_line(&mut line).doing("hear the lazy-pages daemon")?;

@@ -53,6 +53,31 @@ fn a_switch_that_cannot_be_is_refused_or_taken_back() {
     }
 }
 
+/// Neither a guard nor a sealed journal is left by a tool that is killed, and the units run on.
+#[test]
+#[ignore = "a boot of an emulated machine more: one of the long forms"]
+fn a_switch_that_is_killed_is_taken_back() {
+    let Some(guest) = Guest::for_test() else { return };
+    let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
+    let mut machine = Machine::boot(&guest, from, stillpoint());
+    take_along(&mut machine, &["memcached", "redis-server"]);
+    let pulses = [Pulse::redis(&machine, "pulse", REST), Pulse::memcached(&machine, "pulse", REST)];
+    let processes = machine.ok(PROCESSES);
+    for phase in ["passes", "freeze", "seal", "still", "jump"] {
+        // the shell of the machine says that it was killed
+        machine.run(&format!("stillpoint kernel switch --to {to} --killed-in {phase}"));
+        machine.until("grep -q '\"state\": \"aborted\"' /var/lib/stillpoint/switch/journal.json && test -z \"$(nft list tables)\"");
+        // it has the lock until it has come to its end
+        machine.until("flock -n /var/lib/stillpoint/switch/lock true");
+        as_before(&mut machine, &processes);
+        machine.ok("grep -q 'the switch was killed' /var/lib/stillpoint/switch/journal.json");
+    }
+    for pulse in pulses {
+        let beats = pulse.end();
+        println!("{} requests; the longest took {:.1} s", beats.len(), longest(&beats).as_secs_f64());
+    }
+}
+
 /// What is refused before anything is touched: code 3, and the reason by name.
 #[track_caller]
 fn refusals(machine: &mut Machine, from: &str, to: &str) {

@@ -17,25 +17,47 @@ pub(super) const LEADER: &str = "stillpoint-switch.service";
 
 /// Prepares this boot: nothing but process ids if no switch is under way. `units` is where generated units go.
 pub fn boot(state: &Path, units: &Path) -> Result<Decision, Error> {
-    let Some(journal) = Journal::read(state)? else {
-        skip_pids(FIRST_PID)?;
-        return Ok(Decision::Nothing);
-    };
-    let decision = journal.decide(&host::kernel());
-    if decision == Decision::Nothing {
-        skip_pids(FIRST_PID)?;
-        return Ok(decision);
-    }
     let program = std::env::current_exe().doing("find this program")?;
+    boot_with(state, units, &program, |ports| raise(Wall::Outside, ports), skip_pids)
+}
+
+/// The same, with what changes the machine named.
+fn boot_with(
+    state: &Path,
+    units: &Path,
+    program: &Path,
+    guard: impl Fn(&[u16]) -> Result<(), Error>,
+    skip: impl Fn(u32) -> Result<(), Error>,
+) -> Result<Decision, Error> {
+    let journal = Journal::read(state)?;
+    let decision = journal.as_ref().map_or(Decision::Nothing, |journal| journal.decide(&host::kernel(), &host::boot()));
+    let guarded = match &journal {
+        Some(journal) if decision != Decision::Nothing => {
+            prepare(journal, decision, (program, state), units)?;
+            // Behind the units: without it connections are reset, but without them a unit would start from its files, beside
+            // its image. Before a cold start it keeps clients waiting until the units serve, instead of being refused.
+            guard(&journal.ports())
+        }
+        _ => Ok(()),
+    };
+    let above = journal.filter(|_| matches!(decision, Decision::Restore | Decision::Return));
+    // Last, and whatever came of it: a restore that finds an id in use goes another way, but one that nobody began goes none.
+    if let Err(error) = skip(above.map_or(0, |journal| journal.pid_max) + FIRST_PID) {
+        tracing::error!("processes that start now may take the ids of those in the images: {}", error.with_causes());
+    }
+    guarded.map(|()| decision)
+}
+
+/// The units of this boot, as systemd is to see them.
+fn prepare(journal: &Journal, decision: Decision, (program, state): (&Path, &Path), units: &Path) -> Result<(), Error> {
     let names: Vec<String> = journal.units.iter().map(|unit| unit.name.clone()).collect();
     if matches!(decision, Decision::Restore | Decision::Return) {
-        skip_pids(journal.pid_max + FIRST_PID)?;
         for name in &names {
             let dir = units.join(format!("{name}.d"));
             fs::create_dir_all(&dir).at("make", &dir)?;
             // the last of all drop-ins
             let path = dir.join("zz-stillpoint.conf");
-            fs::write(&path, unit::from_image(&program, state, name)).at("write", path)?;
+            fs::write(&path, unit::from_image(program, state, name)).at("write", path)?;
         }
     }
     if decision == Decision::Restore {
@@ -49,14 +71,43 @@ pub fn boot(state: &Path, units: &Path) -> Result<Decision, Error> {
     // on the way back to the old kernel nothing is started here
     let wanted: &[String] = if decision == Decision::Return { &[] } else { &names };
     let path = units.join(LEADER);
-    fs::write(&path, unit::leader(&program, state, wanted)).at("write", &path)?;
+    fs::write(&path, unit::leader(program, state, wanted)).at("write", &path)?;
     let wants = units.join("sysinit.target.wants");
     fs::create_dir_all(&wants).at("make", &wants)?;
     let link = wants.join(LEADER);
     let _ = fs::remove_file(&link);
-    symlink(&path, &link).at("link", link)?;
-    // Last: without it connections are reset, but without what stands above a unit would start from its files, beside its
-    // image. Before a cold start it keeps clients waiting until the units serve, instead of being refused.
-    raise(Wall::Outside, &journal.ports())?;
-    Ok(decision)
+    symlink(&path, &link).at("link", link)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::journal::{State, Unit};
+    use super::*;
+    use std::cell::RefCell;
+
+    #[test]
+    fn units_and_guard_are_there_whatever_becomes_of_process_ids() {
+        let dir = tempfile::tempdir().unwrap();
+        let (state, units) = (dir.path().join("state"), dir.path().join("units"));
+        fs::create_dir(&units).unwrap();
+        let mut journal = Journal::plain(&host::kernel(), "6.99");
+        journal.config.state.clone_from(&state);
+        journal.pid_max = 70_000;
+        journal.units.push(Unit { ports: vec![6379], ..Unit::plain("redis-server.service") });
+        journal.advance(State::Sealed).unwrap();
+        let (guarded, skipped) = (RefCell::new(Vec::new()), RefCell::new(0));
+        let guard = |ports: &[u16]| {
+            guarded.borrow_mut().extend_from_slice(ports);
+            Ok(())
+        };
+        let skip = |above| {
+            *skipped.borrow_mut() = above;
+            Err(Error::NoProcess(1))
+        };
+        let decision = boot_with(&state, &units, Path::new("/bin/stillpoint"), guard, skip).unwrap();
+        assert_eq!(decision, Decision::Restore);
+        assert!(units.join("redis-server.service.d/zz-stillpoint.conf").exists());
+        assert!(units.join("sysinit.target.wants").join(LEADER).exists());
+        assert_eq!((guarded.into_inner(), skipped.into_inner()), (vec![6379], 71_000));
+    }
 }

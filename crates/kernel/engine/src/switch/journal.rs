@@ -5,6 +5,7 @@ use super::region::Region;
 use super::watchdog::Watchdog;
 use crate::error::At;
 use crate::{Directory, Error};
+use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -74,6 +75,9 @@ pub struct Journal {
     pub from: String,
     /// The new one.
     pub to: String,
+    /// The boot of the old kernel in which it was begun: there the units run on, and are not in the images.
+    #[serde(default)]
+    pub boot: Option<String>,
     /// How far it has come.
     pub state: State,
     /// Why it went another way than forward.
@@ -93,12 +97,18 @@ pub struct Journal {
     /// Why nothing does.
     #[serde(default)]
     pub unwatched: Option<String>,
+    /// What else does not stand against it, and must be known before.
+    #[serde(default)]
+    pub cautions: Vec<String>,
     /// The memory that the images lie in, if they are not on a disk.
     #[serde(default)]
     pub region: Option<Region>,
     /// Of how many connections both ends were told that the way is free again, or why of none.
     #[serde(default)]
     pub woken: Option<Result<usize, String>>,
+    /// What could be written before the jump, and can again when that is taken back.
+    #[serde(default)]
+    pub mounts: Vec<String>,
     /// How it was to be.
     pub config: Config,
     /// How long each phase took.
@@ -119,10 +129,12 @@ pub enum Decision {
 }
 
 impl Journal {
-    /// Which way to go on this kernel. An image is used only while no process of it has run, once on the new kernel and
+    /// Which way to go on this kernel, in this boot. An image is used only while no process of it has run, once on the new kernel and
     /// [`TRIES`] times on the old one.
-    pub fn decide(&self, kernel: &str) -> Decision {
+    pub fn decide(&self, kernel: &str, boot: &str) -> Decision {
         match self.state {
+            // it jumps in a moment, or it never will
+            State::Sealed if self.boot.as_deref() == Some(boot) => Decision::Nothing,
             State::Released => Decision::Cold("the machine stopped after the processes had run on the new kernel"),
             State::Sealed if !self.may_try_again() => {
                 Decision::Cold("the images could not be restored on the old kernel")
@@ -170,12 +182,21 @@ impl Journal {
 
     /// What whoever goes to another kernel must know before.
     pub fn warnings(&self) -> Vec<String> {
-        self.unwatched.iter().cloned().chain(self.region.as_ref().map(Region::warning)).collect()
+        let region = self.region.as_ref().map(Region::warning);
+        self.unwatched.iter().cloned().chain(region).chain(self.cautions.iter().cloned()).collect()
     }
 
     /// Where the image of a unit lies.
     pub fn image(&self, unit: &str) -> PathBuf {
         self.config.images().join(unit)
+    }
+
+    /// The units whose memory is being brought out of its images.
+    pub(super) fn filling(&self) -> impl Iterator<Item = &str> {
+        let whole = |path: PathBuf| path.canonicalize().unwrap_or(path);
+        let served: Vec<PathBuf> = crate::filling().into_keys().map(whole).collect();
+        let is_served = move |unit: &&Unit| served.contains(&whole(self.image(&unit.name)));
+        self.units.iter().filter(is_served).map(|unit| unit.name.as_str())
     }
 
     /// Every guarded port, once.
@@ -191,6 +212,22 @@ impl Journal {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let ended_unix_us = since.as_micros() as u64;
         self.timings.push(Timing { phase: phase.into(), kernel: crate::host::kernel(), duration_us, ended_unix_us });
+    }
+
+    /// The lock of whoever writes it; none where another one has it.
+    pub(super) fn lock(state: &Path) -> Result<Option<File>, Error> {
+        let path = state.join("lock");
+        // a switch that was killed may have left a disk that cannot be written
+        let lock = File::open(&path).or_else(|_| {
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(state)?;
+            OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path)
+        });
+        let lock = lock.at("open", &path)?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(lock)),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(error).at("lock", path),
+        }
     }
 
     /// Reads it, if there is one.
@@ -225,6 +262,17 @@ impl Journal {
     }
 }
 
+impl Unit {
+    /// Takes in the ports that it has now; whether there are new ones. Those of before stay guarded.
+    pub(super) fn speaks(&mut self, ports: &[u16]) -> bool {
+        let before = self.ports.len();
+        self.ports.extend(ports);
+        self.ports.sort_unstable();
+        self.ports.dedup();
+        self.ports.len() > before
+    }
+}
+
 #[cfg(test)]
 impl Journal {
     /// Of a switch of no units that has just begun.
@@ -233,6 +281,7 @@ impl Journal {
             v: 1,
             from: from.into(),
             to: to.into(),
+            boot: None,
             state: State::Prepared,
             why: None,
             begun_on: Vec::new(),
@@ -241,8 +290,10 @@ impl Journal {
             held: Vec::new(),
             watchdog: None,
             unwatched: None,
+            cautions: Vec::new(),
             region: None,
             woken: None,
+            mounts: Vec::new(),
             config: Config::default(),
             timings: Vec::new(),
         }
@@ -268,7 +319,7 @@ mod tests {
 
     #[test]
     fn an_image_is_used_while_no_process_of_it_has_run_and_not_for_ever() {
-        let decide = |state, begun: &[&str], kernel: &str| journal(state, begun).decide(kernel);
+        let decide = |state, begun: &[&str], kernel: &str| journal(state, begun).decide(kernel, "this boot");
         assert_eq!(decide(State::Sealed, &[], "6.12"), Decision::Restore);
         // it panicked, or hung, before anything was begun
         assert_eq!(decide(State::Sealed, &[], "6.1"), Decision::Restore);
@@ -291,6 +342,47 @@ mod tests {
         for state in [State::Prepared, State::Confirmed, State::Done, State::Aborted, State::Cold] {
             assert_eq!(decide(state, &["6.12"], "6.12"), Decision::Nothing);
         }
+    }
+
+    #[test]
+    fn in_the_boot_of_the_seal_nothing_is_done_with_images() {
+        let sealed = Journal { boot: Some("one".into()), ..journal(State::Sealed, &[]) };
+        assert_eq!(sealed.decide("6.1", "one"), Decision::Nothing);
+        assert_eq!(sealed.decide("6.1", "two"), Decision::Restore);
+        assert_eq!(sealed.decide("6.12", "two"), Decision::Restore);
+    }
+
+    #[test]
+    fn units_whose_memory_still_comes_are_known_by_its_daemons() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = journal(State::Confirmed, &[]);
+        journal.config.state = dir.path().to_owned();
+        journal.units = ["a.service", "b.service"].map(Unit::plain).into();
+        let socket = journal.image("b.service").join("lazy-pages.socket");
+        // what looks like a daemon of its image, until its standard input ends
+        let mut daemon = std::process::Command::new("sh");
+        daemon
+            .args(["-c", "echo; read line; :", "kernel", "kernel", "lazy-pages"])
+            .arg(journal.image("b.service"))
+            .arg(socket);
+        daemon.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+        let mut daemon = daemon.spawn().unwrap();
+        std::io::Read::read_exact(daemon.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        assert_eq!(journal.filling().collect::<Vec<_>>(), ["b.service"]);
+        drop(daemon.stdin.take());
+        daemon.wait().unwrap();
+        assert_eq!(journal.filling().count(), 0);
+    }
+
+    #[test]
+    fn ports_that_are_opened_later_are_guarded_and_none_is_forgotten() {
+        let mut unit = Unit { ports: vec![6379], ..Unit::plain("redis-server.service") };
+        assert!(!unit.speaks(&[6379]) && !unit.speaks(&[]));
+        assert!(unit.speaks(&[43_210, 6379]));
+        assert_eq!(unit.ports, [6379, 43_210]);
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let of_this_process = super::super::unit::ports(std::process::id() as i32).unwrap();
+        assert!(of_this_process.contains(&listener.local_addr().unwrap().port()));
     }
 
     #[test]

@@ -32,6 +32,8 @@ pub(super) const LOST: &str = "lost";
 pub(super) const FAILED: &str = "failed";
 /// When it failed because the image is damaged, as it will every time.
 pub(super) const DAMAGED: &str = "damaged";
+/// What is heard of a restore that ended without a word: it was killed, or its unit stopped.
+const GONE: &str = "gone";
 /// What the leader says.
 const GO: &str = "go";
 
@@ -78,16 +80,18 @@ impl Meeting {
         self.hear_within_limit(RUNNING, journal, look)
     }
 
-    /// Waits for all memory, as long as it takes. What is known of units that have lost theirs.
+    /// Waits for all memory, as long as it takes. What is known of units that have lost theirs. One that somebody stops
+    /// meanwhile has lost nothing, and is no matter of the others.
     pub(super) fn filled(&mut self, journal: &Journal) -> Result<Vec<String>, Error> {
-        let lines = self.hear(journal.units.len(), |_| Ok(()))?;
+        let lines =
+            self.hear(journal.units.len(), |line| if line == GONE { Ok(()) } else { failure(line) }, |_| Ok(()))?;
         Ok(lines.iter().filter_map(|line| about(line, LOST)).map(ToOwned::to_owned).collect())
     }
 
     fn hear_within_limit(&mut self, word: &'static str, journal: &Journal, look: &dyn Fn()) -> Result<(), Error> {
         let most = journal.config.restore_limit_s;
         let mut limit = Limit::new(Duration::from_secs(most), Instant::now());
-        let lines = self.hear(journal.units.len(), |meeting| {
+        let lines = self.hear(journal.units.len(), failure, |meeting| {
             look();
             if !limit.is_over(Instant::now(), || meeting.progress(journal)) {
                 return Ok(());
@@ -101,7 +105,12 @@ impl Meeting {
     }
 
     /// One line of each unit.
-    fn hear(&mut self, units: usize, mut look: impl FnMut(&Self) -> Result<(), Error>) -> Result<Vec<String>, Error> {
+    fn hear(
+        &mut self,
+        units: usize,
+        judge: impl Fn(&str) -> Result<(), Error>,
+        mut look: impl FnMut(&Self) -> Result<(), Error>,
+    ) -> Result<Vec<String>, Error> {
         let mut lines = vec![None; units];
         loop {
             self.accept()?;
@@ -110,7 +119,7 @@ impl Meeting {
                     *line = member.line()?;
                 }
             }
-            lines.iter().flatten().try_for_each(|line| failure(line))?;
+            lines.iter().flatten().try_for_each(|line| judge(line))?;
             if lines.iter().all(Option::is_some) {
                 return Ok(lines.into_iter().flatten().collect());
             }
@@ -154,10 +163,12 @@ impl Member {
                 return Ok(Some(String::from_utf8_lossy(&line[..end]).into_owned()));
             }
             match self.stream.read(&mut bytes) {
-                Ok(0) => return Err(Error::Step { what: "restore", why: "a unit's restore went away".into() }),
+                Ok(0) => return Ok(Some(GONE.into())),
                 Ok(n) => self.heard.extend_from_slice(&bytes[..n]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // it ended before it had heard everything
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(Some(GONE.into())),
                 Err(error) => return Err(error).doing("hear a unit"),
             }
         }
@@ -171,6 +182,9 @@ fn about<'l>(line: &'l str, word: &str) -> Option<&'l str> {
 
 /// The failure that a line tells of, if it does.
 fn failure(line: &str) -> Result<(), Error> {
+    if line == GONE {
+        return Err(Error::Step { what: "restore", why: "a unit's restore went away".into() });
+    }
     if let Some(why) = about(line, DAMAGED) {
         let (unit, why) = why.split_once(": ").unwrap_or((why, "an image"));
         return Err(Error::Damaged { path: unit.into(), why: why.to_owned() });
@@ -270,6 +284,28 @@ mod tests {
             meeting.release(&journal, &|| {}).unwrap();
             assert_eq!(meeting.filled(&journal).unwrap(), ["b: its; pages"]);
         });
+    }
+
+    #[test]
+    fn a_unit_that_is_stopped_while_its_memory_comes_concerns_nobody_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, journal) = (dir.path().join("meeting"), journal(dir.path(), &["a", "b"], 600));
+        let mut meeting = Meeting::at(&path).unwrap();
+        let [a, b] = ["a", "b"].map(|name| Seat::at(&path, name, Duration::from_secs(60)).unwrap());
+        [&a, &b].iter().for_each(|seat| seat.say(STOPPED).unwrap());
+        meeting.gather(&journal, &|| {}).unwrap();
+        [&a, &b].iter().for_each(|seat| seat.say(RUNNING).unwrap());
+        meeting.release(&journal, &|| {}).unwrap();
+        drop(a);
+        b.say_why(LOST, &"its pages").unwrap();
+        assert_eq!(meeting.filled(&journal).unwrap(), ["b: its pages"]);
+        // before they were let go it concerns all
+        let mut meeting = Meeting::at(&path).unwrap();
+        let [a, b] = ["a", "b"].map(|name| Seat::at(&path, name, Duration::from_secs(60)).unwrap());
+        drop(a);
+        let error = meeting.gather(&journal, &|| {}).unwrap_err();
+        assert!(error.to_string().contains("went away"));
+        drop(b);
     }
 
     #[test]

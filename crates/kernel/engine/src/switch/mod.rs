@@ -13,9 +13,11 @@
 
 mod boot;
 mod config;
+mod guardian;
 mod health;
 mod journal;
 mod limit;
+mod loader;
 mod meeting;
 mod memmap;
 mod order;
@@ -29,10 +31,12 @@ mod watchdog;
 
 pub use boot::boot;
 pub use config::{CONFIG, Config, Memory, UnitConfig};
+pub use guardian::{guard, left_behind};
 pub use journal::{Decision, Journal, State, Timing, Unit};
-pub use phases::{Plan, check_switch, switch};
+pub use phases::{Plan, check_switch, switch, take_back};
 pub use region::Region;
 pub use reserve::{DROPIN, Reserve, Reserved, give_back, regions, reserve};
 pub use resume::{Fault, restore_unit, resume, resume_after};
+pub(crate) use unit::properties;
 pub use unit::{dropin, dropin_path};
 pub use watchdog::Watchdog;

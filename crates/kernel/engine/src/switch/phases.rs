@@ -1,10 +1,12 @@
 //! The old kernel's side: one list of phases, each with its inverse.
 
 use super::config::{Config, Memory};
+use super::guardian::{self, Guardian};
 use super::journal::{Decision, Journal, State, Unit};
+use super::loader;
 use super::order::Order;
 use super::region::Region;
-use super::system::{Kernel, Wall, jump, lower, missing, next_line, raise, reset, still, unstill};
+use super::system::{Disks, Kernel, Wall, jump, lower, missing, next_line, raise, reset, still, unstill, writable_now};
 use super::unit::{dropin, dropin_path, ports, sockets, waiting};
 use super::watchdog::{self, Armed, Watchdog};
 use crate::checkpoint::room;
@@ -13,9 +15,10 @@ use crate::progress::now_ns;
 use crate::tree::{full, of_unit, tree};
 use crate::volatile::Volatile;
 use crate::{Checkpoint, CheckpointOptions, Criu, Error, Guard, Moment, Observer, check, checkpoint_then, host};
-use rustix::fs::FlockOperation;
-use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use rustix::process::{Signal, getpid, kill_process};
+use std::fs::{self, File};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -24,6 +27,8 @@ use stillpoint_events::{Event, EventKind};
 
 /// Connections that are being made have so long to come to their end before the freeze.
 const DRAIN: Duration = Duration::from_secs(10);
+/// Another switch that says it is done ends within this.
+const ANOTHER: Duration = Duration::from_secs(3);
 /// Units freeze within this, or the switch is given up.
 const FREEZE: Duration = Duration::from_secs(300);
 
@@ -40,6 +45,8 @@ pub struct Plan {
     pub fail_in: Option<String>,
     /// A test's: the machine loses its power when this phase begins.
     pub lose_power_in: Option<String>,
+    /// A test's: the tool is killed when this phase begins.
+    pub killed_in: Option<String>,
 }
 
 /// A phase, and what takes it back.
@@ -59,7 +66,7 @@ const PHASES: &[Phase] = &[
     Phase { name: "passes", run: passes, undo: dismiss },
     Phase { name: "close", run: |s| raise(Wall::Syn, &s.journal.ports()), undo: |_| lower() },
     Phase { name: "drain", run: drain, undo: nothing },
-    Phase { name: "guard", run: |s| raise(Wall::All, &s.journal.ports()), undo: nothing },
+    Phase { name: "guard", run: guard, undo: nothing },
     Phase { name: "freeze", run: freeze, undo: dismiss },
     Phase { name: "seal", run: seal, undo: unseal },
     Phase { name: "still", run: |s| still().map(|mounts| s.mounts = mounts), undo: |s| unstill(&s.mounts) },
@@ -83,10 +90,11 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
     if plan.to == from {
         refused.push(format!("{from} runs already"));
     }
-    if let Some(journal) = Journal::read(&config.state)?
-        && journal.decide(&from) != Decision::Nothing
-    {
-        refused.push(format!("a switch from {} to {} has not ended", journal.from, journal.to));
+    if let Some(journal) = Journal::read(&config.state)? {
+        if journal.decide(&from, &host::boot()) != Decision::Nothing {
+            refused.push(format!("a switch from {} to {} has not ended", journal.from, journal.to));
+        }
+        refused.extend(journal.filling().map(|unit| format!("{unit}: its memory still comes from the switch before")));
     }
     let criu = Criu::new(&config.criu);
     let mut units = Vec::new();
@@ -116,11 +124,13 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
         Ok(watchdog) => (Some(watchdog), None),
         Err(why) => (None, Some(format!("a kernel that hangs stays so until somebody resets the machine: {why}"))),
     };
+    let cautions = loader::warning(&config.boot, &from).into_iter().collect();
     let pids = units.iter().map(|unit| highest(unit.pid)).collect::<Result<Vec<_>, _>>()?;
     Ok(Journal {
         v: 1,
         from,
         to: plan.to.clone(),
+        boot: Some(host::boot()),
         state: State::Prepared,
         why: None,
         begun_on: Vec::new(),
@@ -129,8 +139,10 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
         held: held.units,
         watchdog,
         unwatched,
+        cautions,
         region,
         woken: None,
+        mounts: Vec::new(),
         config: config.clone(),
         timings: Vec::new(),
     })
@@ -182,11 +194,10 @@ fn highest(pid: i32) -> Result<u32, Error> {
 /// Goes to another kernel. Comes back only if it did not; the units then run on here as before.
 pub fn switch(plan: &Plan, observer: Observer<'_>) -> Result<std::convert::Infallible, Error> {
     let state = &plan.config.state;
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(state).at("make", state)?;
-    let path = state.join("lock");
-    let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path).at("open", &path)?;
-    if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-        return Err(Error::Refused(vec!["another switch is under way".into()]));
+    let lock = locked(state)?;
+    if mend(state)?.is_some() {
+        let text = "a switch that was killed had left something, which was taken back";
+        tell(observer, EventKind::Warning { text: text.into() });
     }
     let begun = now_ns();
     tell(observer, EventKind::PhaseStarted { operation: "switch".into(), phase: "check".into() });
@@ -198,6 +209,7 @@ pub fn switch(plan: &Plan, observer: Observer<'_>) -> Result<std::convert::Infal
     let images = plan.config.images();
     let _ = fs::remove_dir_all(&images);
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&images).at("make", &images)?;
+    let guardian = Guardian::start(state, &lock)?;
     journal.write()?;
     let mut switch = Switch {
         plan,
@@ -207,11 +219,43 @@ pub fn switch(plan: &Plan, observer: Observer<'_>) -> Result<std::convert::Infal
         told: None,
         mounts: Vec::new(),
         watch: None,
+        disks: None,
+        guardian,
         _lock: lock,
     };
     let (reached, error) = switch.forward();
     switch.back(reached, &error);
+    switch.guardian.dismiss();
     Err(error)
+}
+
+fn locked(state: &Path) -> Result<File, Error> {
+    let end = Instant::now() + ANOTHER;
+    loop {
+        match Journal::lock(state)? {
+            Some(lock) => return Ok(lock),
+            None if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
+            None => {
+                let text = "another switch is under way, or memory of the last one still comes";
+                return Err(Error::Refused(vec![text.into()]));
+            }
+        }
+    }
+}
+
+/// Takes back what a switch left that was killed together with its guardian. The lock is had.
+fn mend(state: &Path) -> Result<Option<Journal>, Error> {
+    let Some(mut journal) = Journal::read(state)?.filter(guardian::is_left) else { return Ok(None) };
+    guardian::mend(&mut journal).map(|()| Some(journal))
+}
+
+/// The same by itself; what the journal says then, if there was something.
+pub fn take_back(state: &Path) -> Result<Option<Journal>, Error> {
+    if guardian::left_behind(state)?.is_none() {
+        return Ok(None);
+    }
+    let _lock = locked(state)?;
+    mend(state)
 }
 
 fn tell(observer: Observer<'_>, kind: EventKind) {
@@ -233,6 +277,8 @@ struct Switch<'p> {
     told: Option<Receiver<(usize, Told)>>,
     mounts: Vec<String>,
     watch: Option<Armed>,
+    disks: Option<Disks>,
+    guardian: Guardian,
     _lock: File,
 }
 
@@ -258,6 +304,9 @@ impl Switch<'_> {
             let begun = now_ns();
             if self.plan.lose_power_in.as_deref() == Some(phase.name) {
                 reset();
+            }
+            if self.plan.killed_in.as_deref() == Some(phase.name) {
+                let _ = kill_process(getpid(), Signal::KILL);
             }
             let done = match &self.plan.fail_in {
                 Some(name) if name == phase.name => {
@@ -319,8 +368,7 @@ fn preload(switch: &mut Switch<'_>) -> Result<(), Error> {
     let refused = |why| Error::Refused(vec![why]);
     let driver = switch.journal.watchdog.as_ref().map(|watchdog| watchdog.driver.as_str());
     Kernel::find(&config.boot, &switch.plan.to).map_err(refused)?.load(&config.append, driver)?;
-    rustix::fs::sync();
-    Ok(())
+    switch.disks.insert(Disks::open()?).sync()
 }
 
 /// A checkpoint of each unit at the same time, up to where its processes are to be frozen.
@@ -383,6 +431,21 @@ fn drain(switch: &mut Switch<'_>) -> Result<(), Error> {
     }
 }
 
+/// The guard, in front of what the units speak by now.
+fn guard(switch: &mut Switch<'_>) -> Result<(), Error> {
+    ports_again(&mut switch.journal)?;
+    raise(Wall::All, &switch.journal.ports())
+}
+
+/// Units have gone on since they were looked at, and connected to others by ports of their own. Whether there are more.
+fn ports_again(journal: &mut Journal) -> Result<bool, Error> {
+    let mut more = false;
+    for unit in &mut journal.units {
+        more |= unit.speaks(&ports(unit.pid)?);
+    }
+    Ok(more)
+}
+
 fn freeze(switch: &mut Switch<'_>) -> Result<(), Error> {
     for worker in &switch.workers {
         if let Some(go_on) = &worker.go_on {
@@ -409,7 +472,15 @@ fn dismiss(switch: &mut Switch<'_>) -> Result<(), Error> {
 /// The images become the units. What these wrote to their files and nobody synced is on disk before: an image would meet
 /// files that are older than it when the power goes after this.
 fn seal(switch: &mut Switch<'_>) -> Result<(), Error> {
-    rustix::fs::sync();
+    // those that were opened while the guard was raised; now nobody opens any
+    if ports_again(&mut switch.journal)? {
+        raise(Wall::All, &switch.journal.ports())?;
+    }
+    if let Some(disks) = &switch.disks {
+        disks.sync()?;
+    }
+    switch.journal.mounts = writable_now()?;
+    switch.guardian.hold()?;
     switch.journal.advance(State::Sealed)
 }
 
@@ -419,6 +490,7 @@ fn unseal(switch: &mut Switch<'_>) -> Result<(), Error> {
         tracing::error!("the seal cannot be taken back, so the machine starts anew and restores: {error}");
         reset();
     }
+    switch.guardian.release();
     Ok(())
 }
 

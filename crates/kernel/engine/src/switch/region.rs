@@ -125,6 +125,11 @@ impl Region {
     }
 }
 
+/// Where the file system is mounted that a path lies on.
+pub(super) fn mounted_at(mounts: &str, path: &Path) -> Option<PathBuf> {
+    mount_of(mounts, path).map(|mount| mount.at)
+}
+
 /// Of all mounts the one that a path lies on; a later one lies above an earlier one.
 fn mount_of(mounts: &str, path: &Path) -> Option<Mount> {
     let parse = |line: &str| {

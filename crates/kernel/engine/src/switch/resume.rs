@@ -6,6 +6,7 @@ use super::meeting::{DAMAGED, FAILED, FILLED, LOST, Meeting, RUNNING, STOPPED, S
 use super::system::{Kernel, jump, lower, reset, run, still};
 use super::unit;
 use super::watchdog::Kept;
+use crate::apart;
 use crate::error::At;
 use crate::lazy::{self, read_fill, wait_for};
 use crate::progress::now_ns;
@@ -27,7 +28,7 @@ const RESTART: &str = "restart";
 const LEEWAY: Duration = Duration::from_secs(60);
 
 /// Between two looks at what still comes.
-const PAUSE: Duration = Duration::from_millis(50);
+const PAUSE: Duration = Duration::from_millis(200);
 const LOST_MEMORY: &str = "its memory could not be brought, so it was started afresh";
 
 /// A test's word for a restore that fails on the new kernel, and once on the old one.
@@ -73,7 +74,8 @@ impl Fault {
 /// Leads what this boot has to do about a switch. It comes back when there is nothing left to do.
 pub fn resume(state: &Path) -> Result<Decision, Error> {
     let Some(mut journal) = Journal::read(state)? else { return Ok(Decision::Nothing) };
-    let decision = journal.decide(&host::kernel());
+    let decision = journal.decide(&host::kernel(), &host::boot());
+    let _lock = if decision == Decision::Nothing { None } else { locked(state) };
     if decision != Decision::Restore {
         // nobody waits for it
         ready()?;
@@ -102,6 +104,7 @@ pub fn resume(state: &Path) -> Result<Decision, Error> {
 pub fn resume_after(state: &Path) -> Result<(), Error> {
     let ended_well = std::env::var_os("SERVICE_RESULT").is_some_and(|result| result == "success");
     let Some(mut journal) = Journal::read(state)?.filter(|_| !ended_well) else { return Ok(()) };
+    let _lock = locked(state);
     let killed = Error::Step { what: "lead the units back", why: "their leader was killed".into() };
     match journal.state {
         State::Prepared | State::Done | State::Aborted => Ok(()),
@@ -124,6 +127,18 @@ pub fn resume_after(state: &Path) -> Result<(), Error> {
         }
         State::Cold => cold(&mut journal, &killed.to_string(), START),
     }
+}
+
+/// Keeps the next switch away until this one has come to its end. Units come back without it, too.
+fn locked(state: &Path) -> Option<std::fs::File> {
+    let lock = Journal::lock(state).unwrap_or_else(|error| {
+        tracing::warn!("{}", error.with_causes());
+        None
+    });
+    if lock.is_none() {
+        tracing::warn!("somebody else has the lock of switches");
+    }
+    lock
 }
 
 /// Tells systemd that what waits for this program may start; by hand it is started by nobody who waits.
@@ -329,13 +344,17 @@ fn die_if(fault: Option<Fault>, this: Fault) {
 fn finish(journal: &mut Journal, filled: impl FnOnce(&Journal) -> Result<Vec<String>, Error>) -> Result<(), Error> {
     let begun = now_ns();
     let lost = filled(journal)?;
+    until_served(journal);
     journal.took("fill", (now_ns() - begun) / 1000);
     let images = journal.config.images();
     fs::remove_dir_all(&images).at("remove", images)?;
-    lost.iter().for_each(|why| journal.because(why));
-    journal.advance(if lost.is_empty() { State::Done } else { State::Cold })?;
     // the generator has nothing more to say: units are as they were
-    run("forget the images", "systemctl", &["daemon-reload"], None)?;
+    if let Err(error) = run("forget the images", "systemctl", &["daemon-reload"], None) {
+        tracing::warn!("units look as if they came from images until systemctl daemon-reload: {error}");
+    }
+    lost.iter().for_each(|why| journal.because(why));
+    // the next switch may begin
+    journal.advance(if lost.is_empty() { State::Done } else { State::Cold })?;
     for lost in lost {
         let unit = lost.split(':').next().unwrap_or_default();
         run("start a unit that lost its memory", "systemctl", &[RESTART, unit], None)?;
@@ -343,16 +362,17 @@ fn finish(journal: &mut Journal, filled: impl FnOnce(&Journal) -> Result<Vec<Str
     Ok(())
 }
 
-/// As [`Meeting::filled`], when nobody says it: by what lies beside the images.
+/// As [`Meeting::filled`], when nobody says it: by what lies beside the images when nobody brings anything any more.
 fn until_filled(journal: &Journal) -> Result<Vec<String>, Error> {
-    loop {
-        let fills =
-            journal.units.iter().map(|unit| (unit, read_fill(&journal.image(&unit.name)).map(|fill| fill.state)));
-        let fills: Vec<_> = fills.collect();
-        if fills.iter().all(|(_, state)| *state != Some(lazy::State::Filling)) {
-            let lost = fills.iter().filter(|(_, state)| *state == Some(lazy::State::Failed));
-            return Ok(lost.map(|(unit, _)| format!("{}: {LOST_MEMORY}", unit.name)).collect());
-        }
+    until_served(journal);
+    let fills = journal.units.iter().map(|unit| (unit, read_fill(&journal.image(&unit.name)).map(|fill| fill.state)));
+    let lost = fills.filter(|(_, state)| *state == Some(lazy::State::Failed));
+    Ok(lost.map(|(unit, _)| format!("{}: {LOST_MEMORY}", unit.name)).collect())
+}
+
+/// Waits until no daemon serves any image: one whose unit was stopped ends with the last of its processes.
+fn until_served(journal: &Journal) {
+    while journal.filling().next().is_some() {
         std::thread::sleep(PAUSE);
     }
 }
@@ -364,6 +384,7 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
     let Some(unit) = journal.units.iter().find(|unit| unit.name == name) else {
         return Err(Error::Refused(vec![format!("{name} has no part in the switch")]));
     };
+    used_up(&journal)?;
     // Units of the switch that are ordered after this one are restored beside it, not after it: they ran together, and none
     // of them does anything before all are let go.
     unit::notify("READY=1")?;
@@ -380,6 +401,7 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
         guard: Guard::None,
         again: true,
         daemon: daemon(journal.config.fill_rate)?,
+        unit: Some(name.clone()),
     };
     let stopped = || seat.say(STOPPED).and_then(|()| seat.wait());
     let restored = make_again(&unit.directories)
@@ -394,6 +416,7 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
     let _ = seat.say(RUNNING);
     if let Some(keeper) = restored.keeper.and_then(|keeper| Pid::from_raw(keeper as i32)) {
         wait_for(keeper)?;
+        apart::leave(&name);
     }
     if read_fill(&options.image).is_some_and(|fill| fill.state == lazy::State::Failed) {
         let _ = seat.say_why(LOST, &LOST_MEMORY);
@@ -401,6 +424,16 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
         let _ = seat.say(FILLED);
     }
     Ok(restored.pid)
+}
+
+/// A unit that is started again while the memory of others still comes is not to go back to what it was before the switch.
+fn used_up(journal: &Journal) -> Result<(), Error> {
+    if journal.state == State::Sealed {
+        return Ok(());
+    }
+    let text = "its image has been used: when `stillpoint kernel status` says that all memory has come, or after systemctl \
+                daemon-reload, it starts from its files";
+    Err(Error::Refused(vec![text.into()]))
 }
 
 /// A test's: turns the first byte of the first memory of an image.
@@ -425,6 +458,15 @@ fn daemon(fill_rate: u64) -> Result<Vec<OsString>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_image_is_not_restored_again_when_its_processes_have_run() {
+        let journal = |state| Journal { state, ..Journal::plain("6.1", "6.12") };
+        assert!(used_up(&journal(State::Sealed)).is_ok());
+        for state in [State::Released, State::Confirmed, State::Done, State::Cold] {
+            assert!(used_up(&journal(state)).unwrap_err().to_string().contains("has been used"));
+        }
+    }
 
     #[test]
     fn an_uptime_is_read() {

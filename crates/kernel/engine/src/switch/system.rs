@@ -1,6 +1,7 @@
 //! The machine around the units: kernels, file systems, the firewall, process ids. Every step has its inverse beside it.
 
-use super::config::Config;
+use super::config::{CONFIG, Config};
+use super::region::mounted_at;
 use crate::Error;
 use crate::checkpoint::existing;
 use crate::error::At;
@@ -145,21 +146,51 @@ fn writable(mounts: &str) -> Vec<String> {
         let mut after = after.split(' ');
         let (_, source, options) = (after.next()?, after.next()?, after.next()?);
         let writable = options.split(',').next() == Some("rw");
-        (source.starts_with("/dev/") && writable).then(|| before.split(' ').nth(4).map(ToOwned::to_owned))?
+        (source.starts_with("/dev/") && writable).then(|| before.split(' ').nth(4).map(unescaped))?
     };
     mounts.lines().filter_map(parse).collect()
 }
 
+/// The kernel writes what would part a line by its octal number.
+fn unescaped(path: &str) -> String {
+    path.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+}
+
+/// The file systems of block devices that can be written. They are opened before what is to be on disk is written: only of
+/// what goes wrong after that the kernel tells.
+pub(super) struct Disks(Vec<(String, fs::File)>);
+
+impl Disks {
+    pub(super) fn open() -> Result<Self, Error> {
+        Disks::at(writable_now()?)
+    }
+
+    fn at(mounts: Vec<String>) -> Result<Self, Error> {
+        let open = |at: String| fs::File::open(&at).at("open", &at).map(|file| (at, file));
+        mounts.into_iter().map(open).collect::<Result<_, _>>().map(Disks)
+    }
+
+    /// Everything onto all of them, and onto others. `sync` alone does not say when something could not be written.
+    pub(super) fn sync(&self) -> Result<(), Error> {
+        rustix::fs::sync();
+        self.0.iter().try_for_each(|(at, file)| rustix::fs::syncfs(file).at("write to disk", at))
+    }
+}
+
+/// What can be written now.
+pub(super) fn writable_now() -> Result<Vec<String>, Error> {
+    let path = "/proc/self/mountinfo";
+    fs::read_to_string(path).at("read", path).map(|mounts| writable(&mounts))
+}
+
 /// Everything onto disk, and nothing after it: the page cache does not survive a jump.
 pub(super) fn still() -> Result<Vec<String>, Error> {
-    let path = "/proc/self/mountinfo";
-    let read = || fs::read_to_string(path).at("read", path);
-    let mounts = writable(&read()?);
+    let mounts = writable_now()?;
     rustix::fs::sync();
     fs::write("/proc/sysrq-trigger", "u").at("write", "/proc/sysrq-trigger")?;
     let end = Instant::now() + Duration::from_secs(30);
     loop {
-        let left = writable(&read()?);
+        let left = writable_now()?;
         if left.is_empty() {
             rustix::fs::sync();
             return Ok(mounts);
@@ -226,9 +257,24 @@ pub(super) fn lower() -> Result<(), Error> {
 
 /// Sees to it that new processes have ids above this one.
 pub(super) fn skip_pids(above: u32) -> Result<(), Error> {
-    let path = "/proc/sys/kernel/ns_last_pid";
-    let last: u32 = fs::read_to_string(path).at("read", path)?.trim().parse().unwrap_or(0);
-    if last < above { fs::write(path, above.to_string()).at("write", path) } else { Ok(()) }
+    skip_pids_in(Path::new("/proc/sys/kernel"), above)
+}
+
+/// The highest id of a process that Linux knows.
+const HIGHEST_PID: u32 = 4 << 20;
+/// Ids that are to be free above.
+const FREE_PIDS: u32 = 1 << 14;
+
+fn skip_pids_in(settings: &Path, above: u32) -> Result<(), Error> {
+    let (most, last) = (settings.join("pid_max"), settings.join("ns_last_pid"));
+    let read = |path: &Path| fs::read_to_string(path).at("read", path).map(|text| text.trim().parse().unwrap_or(0));
+    // A kernel that has just come up gives 32768 on a small machine; systemd raises it, but later than this is called. Above
+    // it no id is taken for the last one, and none is restored.
+    if read(&most)? < above.saturating_add(FREE_PIDS) {
+        fs::write(&most, HIGHEST_PID.to_string()).at("write", &most)?;
+    }
+    let above = above.min(HIGHEST_PID - 1);
+    if read(&last)? < above { fs::write(&last, above.to_string()).at("write", last) } else { Ok(()) }
 }
 
 /// What a switch asks of this machine, beside its units.
@@ -256,7 +302,60 @@ pub(super) fn missing(config: &Config) -> Vec<String> {
             missing.push(format!("{} lies in memory, which does not outlive this kernel: {what}", dir.display()));
         }
     }
+    missing.extend(unseen(config));
     missing
+}
+
+/// The program that has a kernel that comes up look for a switch.
+const GENERATOR: &str = "stillpoint-kernel";
+/// Where systemd looks for such programs.
+const GENERATORS: [&str; 5] = [
+    "/run/systemd/system-generators",
+    "/etc/systemd/system-generators",
+    "/usr/local/lib/systemd/system-generators",
+    "/usr/lib/systemd/system-generators",
+    "/lib/systemd/system-generators",
+];
+
+/// Why the next kernel would not see that there is a switch, and start the units from their files, beside their images.
+fn unseen(config: &Config) -> Vec<String> {
+    let mut unseen = Vec::new();
+    if !GENERATORS.iter().any(|dir| Path::new(dir).join(GENERATOR).exists()) {
+        unseen.push(format!("{GENERATOR} is in none of systemd's directories for generators: make install"));
+    }
+    let state = config.state.display();
+    match Config::read(Path::new(CONFIG)) {
+        Ok(known) if known.state == config.state => {}
+        Ok(known) => {
+            let known = known.state.display();
+            unseen.push(format!(
+                "the state lies in {state}, and the next kernel looks for it in {known}, as {CONFIG} says"
+            ));
+        }
+        Err(error) => unseen.push(error.with_causes()),
+    }
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let path = existing(&config.state);
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    if let Some(at) = mounted_late(&read("/proc/self/mountinfo"), &read("/etc/fstab"), &path) {
+        unseen.push(format!(
+            "{state} lies on {}, which is not mounted when the next kernel looks for a switch: keep the state on the root file \
+             system (images may lie elsewhere), or give it x-initrd.mount in /etc/fstab",
+            at.display()
+        ));
+    }
+    unseen
+}
+
+/// Where a path's file system is mounted, if that is done by systemd and not by the initramfs.
+fn mounted_late(mounts: &str, fstab: &str, path: &Path) -> Option<PathBuf> {
+    let at = mounted_at(mounts, path).filter(|at| !["/", "/usr"].map(Path::new).contains(&at.as_path()))?;
+    let early = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        matches!(fields[..], [source, target, _, options, ..] if !source.starts_with('#')
+            && Path::new(target) == at && options.split(',').any(|option| option == "x-initrd.mount"))
+    };
+    (!fstab.lines().any(early)).then_some(at)
 }
 
 #[cfg(test)]
@@ -274,6 +373,23 @@ mod tests {
         // the same one once more, and another time none
         assert_eq!(command_line(&watched, "", Some("iTCO_wdt")).matches("iTCO_wdt").count(), 2);
         assert_eq!(command_line(&watched, "", None), "quiet modprobe.blacklist=floppy a=1 panic=1");
+    }
+
+    #[test]
+    fn ids_above_what_a_new_kernel_gives_are_made_room_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let (most, last) = (dir.path().join("pid_max"), dir.path().join("ns_last_pid"));
+        let after = |above| {
+            fs::write(&most, "32768\n").unwrap();
+            fs::write(&last, "700\n").unwrap();
+            skip_pids_in(dir.path(), above).unwrap();
+            let read = |path: &Path| fs::read_to_string(path).unwrap().trim().parse::<u32>().unwrap();
+            (read(&most), read(&last))
+        };
+        assert_eq!(after(500), (32_768, 700));
+        assert_eq!(after(1_000), (32_768, 1_000));
+        assert_eq!(after(70_000), (HIGHEST_PID, 70_000));
+        assert_eq!(after(u32::MAX), (HIGHEST_PID, HIGHEST_PID - 1));
     }
 
     #[test]
@@ -299,6 +415,31 @@ mod tests {
                       24 22 254:16 / /opt ro - ext4 /dev/vdb ro\n\
                       25 22 254:32 / /srv ro shared:2 master:1 - xfs /dev/vdc rw,attr2\n";
         assert_eq!(writable(mounts), ["/", "/srv"]);
+        let odd = "26 22 254:48 / /srv/two\\040words rw - ext4 /dev/vdd rw\n";
+        assert_eq!(writable(odd), ["/srv/two words"]);
+    }
+
+    #[test]
+    fn a_disk_that_cannot_be_written_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |path: &Path| Disks::at(vec![path.display().to_string()]).and_then(|disks| disks.sync());
+        at(dir.path()).unwrap();
+        let gone = dir.path().join("gone");
+        assert!(at(&gone).unwrap_err().to_string().contains("gone"));
+    }
+
+    #[test]
+    fn a_state_that_the_next_kernel_sees_too_late_is_told() {
+        let mounts = "22 1 254:0 / / rw shared:1 - ext4 /dev/vda rw\n\
+                      25 22 254:32 / /var rw shared:2 - xfs /dev/vdc rw\n\
+                      26 25 254:48 / /var/lib/images rw - xfs /dev/vdd rw\n";
+        let late = |fstab: &str, path: &str| mounted_late(mounts, fstab, Path::new(path));
+        assert_eq!(late("", "/srv/switch"), None);
+        assert_eq!(late("", "/var/lib/stillpoint/switch"), Some("/var".into()));
+        assert_eq!(late("", "/var/lib/images"), Some("/var/lib/images".into()));
+        let fstab = "# /dev/vdc /var xfs x-initrd.mount 0 2\n/dev/vdc /var xfs defaults,nofail 0 2\n";
+        assert_eq!(late(fstab, "/var/lib/stillpoint"), Some("/var".into()));
+        assert_eq!(late("UUID=1 /var xfs defaults,x-initrd.mount 0 2\n", "/var/lib/stillpoint"), None);
     }
 
     #[test]

@@ -38,7 +38,7 @@ const OPEN: &[(&str, &str)] = &[
 ];
 
 /// What systemd says of a unit.
-fn properties(unit: &str) -> Result<BTreeMap<String, String>, Error> {
+pub(crate) fn properties(unit: &str) -> Result<BTreeMap<String, String>, Error> {
     let text = run("ask about a unit", "systemctl", &["show", unit], None)?;
     let pair = |line: &str| line.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
     Ok(text.lines().filter_map(pair).collect())

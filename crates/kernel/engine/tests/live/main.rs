@@ -10,7 +10,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 use stillpoint_testing::packages::{self, Binary};
-use support::{Client, Victim, children, criu, free_port, kernel, kill, logs, program, restore, scratch, until};
+use support::{
+    Client, Victim, children, criu, free_port, kernel, kill, logs, program, restore, scratch, until, until_all_has_come,
+};
 
 /// Keys of a redis here: some 60 MB.
 const KEYS: &str = "200000";
@@ -67,8 +69,7 @@ fn redis_comes_back_with_its_connections_and_its_data() {
         assert_eq!(client.ask(&format!("DEBUG POPULATE {KEYS} key 200")), "+OK");
         assert_eq!(client.ask("DEBUG DIGEST"), digest);
     }
-    let keeper = restored["keeper"].as_i64().unwrap() as i32;
-    until("all memory to come", || (!Path::new(&format!("/proc/{keeper}")).exists()).then_some(()));
+    until_all_has_come(&restored);
     assert!(redis.victim.is_alive());
     // and once more, from where it is now
     let second = dir.path().join("second");
@@ -178,12 +179,13 @@ fn a_program_that_changes_its_memory_while_it_comes_reads_what_it_should() {
     for (round, more) in [&["--fill-rate", "1"][..], &["--fill-rate", "0"], &["--fill-rate", "64"]].iter().enumerate() {
         let image = dir.path().join(format!("image{round}"));
         victim.checkpoint(&criu, &image, if round == 1 { &["--dense"] } else { &[] });
-        restore(&criu, &image, more);
+        let restored = restore(&criu, &image, more).event("restored");
         // each signal is one round: give up, move, fork, check in threads and in children
         kill(victim.pid, "USR1");
         until("the program's judgement", || says(&format!("round {round}: ")));
         let text = fs::read_to_string(&out).unwrap();
         assert!(text.contains(&format!("round {round}: fine")), "{text}\n{}", logs(&image));
+        until_all_has_come(&restored);
     }
 }
 

@@ -199,6 +199,13 @@ pub(crate) fn restore(criu: &Path, image: &Path, more: &[&str]) -> Run {
     run
 }
 
+/// Waits until a restored program's memory has come, of which `restored` told: no checkpoint is taken before.
+#[track_caller]
+pub(crate) fn until_all_has_come(restored: &serde_json::Value) {
+    let keeper = format!("/proc/{}", restored["keeper"].as_i64().expect("a keeper"));
+    until("all memory to come", || (!Path::new(&keeper).exists()).then_some(()));
+}
+
 /// The ends of criu's and the daemon's logs.
 pub(crate) fn logs(image: &Path) -> String {
     let mut text = String::new();

@@ -1,0 +1,72 @@
+//! Units that systemd starts again, from their files, when a checkpoint has ended their processes.
+
+use crate::Error;
+use crate::switch::properties;
+use crate::tree::tree;
+use procfs::process::Process;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Where there is a systemd that starts anything.
+const SYSTEMD: &str = "/run/systemd/system";
+
+/// Refuses to end a program that systemd would start again beside its image: that would be restored over newer files later.
+pub fn check_end(pid: i32) -> Result<(), Error> {
+    let groups = Process::new(pid).and_then(|process| process.cgroups()).map_err(|_| Error::NoProcess(pid))?;
+    let mut units: Vec<String> = groups.into_iter().filter_map(|group| unit_of(&group.pathname)).collect();
+    units.dedup();
+    if !Path::new(SYSTEMD).exists() {
+        return Ok(());
+    }
+    let ending: Vec<i32> = tree(pid)?.iter().map(|process| process.pid).collect();
+    for unit in units {
+        if let Some(why) = starts_again(&unit, &properties(&unit)?, &ending) {
+            return Err(Error::Refused(vec![why]));
+        }
+    }
+    Ok(())
+}
+
+/// The service that a control group belongs to.
+fn unit_of(group: &str) -> Option<String> {
+    group.split('/').rev().find(|part| part.ends_with(".service")).map(ToOwned::to_owned)
+}
+
+/// Why a service does not stay ended. It ends with its main process; where systemd knows of none, with the last.
+fn starts_again(unit: &str, properties: &BTreeMap<String, String>, ending: &[i32]) -> Option<String> {
+    let restart = properties.get("Restart").map_or("no", String::as_str);
+    let main = properties.get("MainPID").and_then(|main| main.parse().ok()).unwrap_or(0);
+    let ends = main == 0 || ending.contains(&main);
+    let text = format!(
+        "systemd starts {unit} again, from its files, when its processes end (Restart={restart}), and its image would be older \
+         than these: let it run on (--leave-running), or put \"[Service]\\nRestart=no\" into \
+         /run/systemd/system/{unit}.d/stillpoint.conf and say systemctl daemon-reload, until it has been restored"
+    );
+    (ends && restart != "no").then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_service_that_does_not_stay_ended_is_named() {
+        let of = |group| unit_of(group).unwrap_or_default();
+        assert_eq!(of("/system.slice/redis-server.service"), "redis-server.service");
+        assert_eq!(of("/system.slice/system-x.slice/x@1.service/payload"), "x@1.service");
+        assert_eq!(of("/user.slice/user-0.slice/session-1.scope"), "");
+        let why = |restart: &str, main: &str| {
+            let pair = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
+            let properties = [("Restart", restart), ("MainPID", main)].into_iter().map(pair).collect();
+            starts_again("a.service", &properties, &[41, 42])
+        };
+        assert_eq!(why("no", "41"), None);
+        // a part of it that is not what systemd waits for
+        assert_eq!(why("always", "40"), None);
+        for (restart, main) in [("always", "41"), ("on-failure", "42"), ("on-abnormal", "41"), ("on-abort", "0")] {
+            let why = why(restart, main).unwrap();
+            assert!(why.contains("a.service") && why.contains("--leave-running"));
+            assert!(why.contains(&format!("Restart={restart}")));
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! A control group beside a unit's. systemd ends whatever is in a unit's own group together: a daemon in there would go with
+//! the program that waits for its pages, and what that has not got would be zeros when it saves its data.
+//!
+//! The group is none of systemd's units: it stays as it is while they stop, and what is in it ends by itself when its program
+//! has, or with the machine, behind all units.
+
+use crate::Error;
+use crate::error::At;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const ROOT: &str = "/sys/fs/cgroup";
+
+/// Moves a process out of the group of a unit, in which this one is.
+pub(crate) fn beside(unit: &str, pid: u32) -> Result<(), Error> {
+    let groups = groups(unit)?;
+    if groups.is_empty() {
+        return Err(Error::Unit { unit: unit.to_owned(), why: "this process is in no control group of it".into() });
+    }
+    groups.iter().try_for_each(|group| enter(group, pid))
+}
+
+/// Takes the groups away when nobody is in them any more.
+pub(crate) fn leave(unit: &str) {
+    for group in groups(unit).unwrap_or_default() {
+        let _ = fs::remove_dir(group);
+    }
+}
+
+fn groups(unit: &str) -> Result<Vec<PathBuf>, Error> {
+    let own = fs::read_to_string("/proc/self/cgroup").at("read", "/proc/self/cgroup")?;
+    Ok(groups_in(Path::new(ROOT), &own, unit))
+}
+
+/// The groups in each hierarchy that systemd ends units by, with what is said of this process.
+fn groups_in(root: &Path, own: &str, unit: &str) -> Vec<PathBuf> {
+    let group = |line: &str| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let mounted = match parts.next()? {
+            "" if root.join("cgroup.controllers").exists() => root.to_owned(),
+            "" => root.join("unified"),
+            "name=systemd" => root.join("systemd"),
+            _ => return None,
+        };
+        let is_unit = |group: &&Path| group.file_name().is_some_and(|name| name == unit);
+        let slice = Path::new(parts.next()?).ancestors().find(is_unit)?.parent()?.strip_prefix("/").ok()?;
+        // no unit is called like that
+        Some(mounted.join(slice).join(format!("stillpoint-memory-{}", unit.trim_end_matches(".service"))))
+    };
+    own.lines().filter_map(group).collect()
+}
+
+fn enter(group: &Path, pid: u32) -> Result<(), Error> {
+    if !group.is_dir() {
+        fs::create_dir(group).at("make", group)?;
+    }
+    let members = group.join("cgroup.procs");
+    fs::write(&members, pid.to_string()).at("write", members)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_is_in_the_slice_of_its_unit_and_not_in_the_unit() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        let unit = "redis-server.service";
+        let own = "0::/system.slice/redis-server.service\n";
+        assert_eq!(groups_in(root, own, unit), [root.join("unified/system.slice/stillpoint-memory-redis-server")]);
+        fs::write(root.join("cgroup.controllers"), "cpu").unwrap();
+        let expected = root.join("system.slice/stillpoint-memory-redis-server");
+        assert_eq!(groups_in(root, own, unit), std::slice::from_ref(&expected));
+        let within = "0::/system.slice/redis-server.service/payload\n";
+        assert_eq!(groups_in(root, within, unit), std::slice::from_ref(&expected));
+        let old = "4:memory:/system.slice/redis-server.service\n1:name=systemd:/system.slice/redis-server.service\n";
+        assert_eq!(groups_in(root, old, unit), [root.join("systemd/system.slice/stillpoint-memory-redis-server")]);
+        assert!(groups_in(root, "0::/user.slice/session-1.scope\n", unit).is_empty());
+        fs::create_dir(root.join("system.slice")).unwrap();
+        enter(&expected, 4121).unwrap();
+        enter(&expected, 4122).unwrap();
+        assert_eq!(fs::read_to_string(expected.join("cgroup.procs")).unwrap(), "4122");
+    }
+}

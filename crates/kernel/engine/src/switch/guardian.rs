@@ -1,0 +1,331 @@
+//! Another process, which outlives a switch that is killed and takes it back.
+//!
+//! With a tool that dies its criu goes, and lets the processes run on; behind the seal that is beside images which the next
+//! boot takes for them, however long they run: what they acknowledge until then would be lost. So before the seal this process
+//! takes copies of the tool's sockets. criu hears of the tool's end when these are closed, and that is when the journal says on
+//! disk that the images are none.
+
+use super::journal::{Journal, State};
+use super::system::{Kernel, lower, reset, unstill, writable_now};
+use crate::error::At;
+use crate::{Error, host};
+use procfs::process::Process;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// What the tool asks for; the answer is the same byte.
+const HOLD: u8 = b'h';
+const RELEASE: u8 = b'r';
+/// What it says when everything has come to its end; there is no answer.
+const OVER: u8 = b'o';
+/// A guardian that does not answer within this is none.
+const ANSWERS: Duration = Duration::from_secs(30);
+/// Within this criu undoes what it has begun.
+const UNDONE: Duration = Duration::from_secs(60);
+/// Why a switch was taken back.
+const KILLED: &str = "the switch was killed";
+
+/// The tool's side. One that is dropped without [`Guardian::dismiss`] hears of the tool's end, and does its work.
+pub(super) struct Guardian {
+    child: Child,
+    stream: UnixStream,
+}
+
+impl Guardian {
+    /// Starts one. It keeps the lock for as long as it has to do.
+    pub(super) fn start(state: &Path, lock: &File) -> Result<Self, Error> {
+        let (stream, theirs) = UnixStream::pair().doing("make a socket for the guardian")?;
+        stream.set_read_timeout(Some(ANSWERS)).doing("make a socket for the guardian")?;
+        let lock = lock.try_clone().doing("hand the lock to the guardian")?;
+        // also where the file has been replaced meanwhile
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["kernel", "switch-guardian", "--pid", &std::process::id().to_string(), "--state"]).arg(state);
+        command.stdin(OwnedFd::from(theirs)).stdout(Stdio::from(lock));
+        // an interrupt from the terminal is for the tool alone
+        command.process_group(0);
+        let mut guardian = Guardian { child: command.spawn().doing("start the guardian")?, stream };
+        // it is there, and watches this process, not one that has its number later
+        guardian.ask(RELEASE)?;
+        Ok(guardian)
+    }
+
+    /// From here on processes are let go by this process or by a journal that says so on disk.
+    pub(super) fn hold(&mut self) -> Result<(), Error> {
+        self.ask(HOLD)
+    }
+
+    /// The journal says so.
+    pub(super) fn release(&mut self) {
+        if let Err(error) = self.ask(RELEASE) {
+            // what it holds goes with it
+            tracing::error!("{error}");
+            let _ = self.child.kill();
+        }
+    }
+
+    /// Everything was taken back.
+    pub(super) fn dismiss(mut self) {
+        // one that is gone does nothing either
+        let _ = self.stream.write_all(&[OVER]);
+        let _ = self.child.wait();
+    }
+
+    fn ask(&mut self, word: u8) -> Result<(), Error> {
+        let mut answer = [0];
+        let asked = self.stream.write_all(&[word]).and_then(|()| self.stream.read_exact(&mut answer));
+        match asked {
+            Ok(()) if answer == [word] => Ok(()),
+            Ok(()) => Err(no_guardian("it answers something else")),
+            Err(error) => Err(no_guardian(&error.to_string())),
+        }
+    }
+}
+
+fn no_guardian(why: &str) -> Error {
+    Error::Step { what: "have a guardian, who takes the switch back if it is killed", why: why.to_owned() }
+}
+
+/// The guardian itself: waits for the end of process `tool`, with orders on its standard input.
+pub fn guard(state: &Path, tool: i32) -> Result<(), Error> {
+    // what is short of memory must not end both
+    let _ = fs::write("/proc/self/oom_score_adj", "-1000");
+    let orders = std::io::stdin().as_fd().try_clone_to_owned().doing("hear the switch")?;
+    watch_over(state, tool, &mut UnixStream::from(orders), &reset_machine)
+}
+
+fn reset_machine() {
+    reset()
+}
+
+fn watch_over(state: &Path, tool: i32, orders: &mut UnixStream, reset: &dyn Fn()) -> Result<(), Error> {
+    let pid = Pid::from_raw(tool).ok_or(Error::NoProcess(tool))?;
+    let watched = pidfd_open(pid, PidfdFlags::empty()).doing("watch the switch")?;
+    let mut held = Vec::new();
+    loop {
+        let mut ready = [PollFd::new(&watched, PollFlags::IN), PollFd::new(&*orders, PollFlags::IN)];
+        match poll(&mut ready, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error).doing("watch the switch"),
+        }
+        let [ended, asked] = ready.map(|fd| !fd.revents().is_empty());
+        let mut word = [0];
+        match if asked { orders.read(&mut word) } else { Ok(0) } {
+            Ok(1) => match word[0] {
+                OVER => return Ok(()),
+                HOLD => held = sockets(tool, &watched)?,
+                _ => held.clear(),
+            },
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            // its end is closed before it has ended, or never, as it is held here
+            _ if ended => break,
+            _ => {
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            }
+        }
+        if orders.write_all(&word).is_err() {
+            continue;
+        }
+    }
+    let journal = Journal::read(state);
+    match journal {
+        Ok(Some(mut journal)) => take_back(&mut journal, || held.clear(), reset),
+        Ok(None) => Ok(()),
+        Err(error) if held.is_empty() => Err(error),
+        // it may say that the images are the units
+        Err(error) => {
+            tracing::error!("the journal cannot be read, so the machine starts anew: {error}");
+            reset();
+            Err(error)
+        }
+    }
+}
+
+/// Copies of all sockets of a process.
+fn sockets(pid: i32, process: &OwnedFd) -> Result<Vec<OwnedFd>, Error> {
+    let failed = |error: procfs::ProcError| Error::Step { what: "look at the switch", why: error.to_string() };
+    let mut sockets = Vec::new();
+    for info in Process::new(pid).and_then(|process| process.fd()).map_err(failed)?.flatten() {
+        if matches!(info.target, procfs::process::FDTarget::Socket(_)) {
+            match pidfd_getfd(process, info.fd, PidfdGetfdFlags::empty()) {
+                Ok(socket) => sockets.push(socket),
+                // closed since
+                Err(rustix::io::Errno::BADF) => {}
+                Err(error) => return Err(error).doing("hold the switch's sockets"),
+            }
+        }
+    }
+    Ok(sockets)
+}
+
+/// Whether the switch that a journal tells of was killed, or ended without a trace, on this boot. Only whoever holds the lock
+/// can tell it from one that is under way.
+pub(super) fn is_left(journal: &Journal) -> bool {
+    matches!(journal.state, State::Prepared | State::Sealed) && journal.boot.as_deref() == Some(&*host::boot())
+}
+
+/// What a switch that was killed on this boot has left, if nobody takes it back already: without a guardian somebody must.
+pub fn left_behind(state: &Path) -> Result<Option<Journal>, Error> {
+    let Some(journal) = Journal::read(state)?.filter(is_left) else { return Ok(None) };
+    Ok(Journal::lock(state)?.map(|_| journal))
+}
+
+/// Takes that back. Whoever calls this holds the lock.
+pub(super) fn mend(journal: &mut Journal) -> Result<(), Error> {
+    take_back(journal, || {}, &reset_machine)
+}
+
+/// The inverses of all phases, for whoever did not run them. `let_go` is called as soon as the journal says on disk that the
+/// images are none; where it cannot, nobody may run on.
+fn take_back(journal: &mut Journal, let_go: impl FnOnce(), reset: &dyn Fn()) -> Result<(), Error> {
+    let sealed = journal.state == State::Sealed;
+    let warn = |step: &str, done: Result<(), Error>| {
+        if let Err(error) = done {
+            tracing::error!(step, "could not be taken back: {}", error.with_causes());
+        }
+    };
+    warn("still", write_again(&journal.mounts));
+    if is_left(journal) {
+        journal.because(KILLED);
+        if let Err(error) = journal.advance(State::Aborted) {
+            if sealed {
+                tracing::error!("the seal cannot be taken back, so the machine starts anew and restores: {error}");
+                reset();
+            }
+            return Err(error);
+        }
+    }
+    let_go();
+    if let (true, Some(watchdog)) = (sealed, &journal.watchdog) {
+        warn("watch", watchdog.arm().and_then(super::watchdog::Armed::disarm));
+    }
+    let end = Instant::now() + UNDONE;
+    while journal.units.iter().any(|unit| is_traced(unit.pid)) && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // the kernel may have been at it when the tool was killed
+    warn("still", write_again(&journal.mounts));
+    warn("guard", lower());
+    warn("preload", Kernel::unload());
+    let _ = fs::remove_dir_all(journal.config.images());
+    Ok(())
+}
+
+/// What was writable before the jump, and is not now, can be written again.
+fn write_again(mounts: &[String]) -> Result<(), Error> {
+    let now = writable_now()?;
+    let closed: Vec<String> = mounts.iter().filter(|at| !now.contains(at)).cloned().collect();
+    unstill(&closed)
+}
+
+/// criu has not let it go.
+fn is_traced(pid: i32) -> bool {
+    Process::new(pid).and_then(|process| process.status()).is_ok_and(|status| status.tracerpid != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// A tool that holds a socket of criu's, and its guardian; criu's side of the socket, the orders, and what is known when
+    /// everything has ended.
+    fn with_tool(journal: &Journal, state: &Path, then: impl FnOnce(Child, UnixStream, UnixStream)) -> bool {
+        let (criu, held) = UnixStream::pair().unwrap();
+        let tool = Command::new("sleep").arg("1000").stdin(OwnedFd::from(held)).spawn().unwrap();
+        let (orders, mut theirs) = UnixStream::pair().unwrap();
+        fs::create_dir_all(journal.config.images()).unwrap_or_default();
+        let (reset, pid) = (AtomicBool::new(false), tool.id() as i32);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _ = watch_over(state, pid, &mut theirs, &|| reset.store(true, Ordering::SeqCst));
+            });
+            then(tool, criu, orders);
+        });
+        reset.into_inner()
+    }
+
+    fn ask(orders: &mut UnixStream, word: u8) {
+        let mut answer = [0];
+        orders.write_all(&[word]).unwrap();
+        orders.read_exact(&mut answer).unwrap();
+        assert_eq!(answer, [word]);
+    }
+
+    fn kill(mut tool: Child) {
+        tool.kill().unwrap();
+        tool.wait().unwrap();
+    }
+
+    fn sealed(state: &Path) -> Journal {
+        let mut journal = Journal::plain(&host::kernel(), "6.99");
+        (journal.config.state, journal.boot) = (state.to_owned(), Some(host::boot()));
+        journal.advance(State::Sealed).unwrap();
+        journal
+    }
+
+    #[test]
+    fn processes_are_let_go_when_the_disk_says_that_images_are_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = sealed(dir.path());
+        let was_reset = with_tool(&journal, dir.path(), |tool, mut criu, mut orders| {
+            ask(&mut orders, HOLD);
+            kill(tool);
+            // criu hears that the tool is gone
+            assert_eq!(criu.read(&mut [0]).unwrap(), 0);
+            let found = Journal::read(dir.path()).unwrap().unwrap();
+            assert_eq!((found.state, found.why.as_deref()), (State::Aborted, Some(KILLED)));
+        });
+        assert!(!was_reset && !journal.config.images().exists());
+    }
+
+    #[test]
+    fn a_journal_that_cannot_say_so_lets_nobody_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = sealed(dir.path());
+        // where it is read it says that it lies where nothing can be written
+        fs::write(dir.path().join("file"), "").unwrap();
+        journal.config.state = dir.path().join("file/state");
+        fs::write(dir.path().join("journal.json"), serde_json::to_vec(&journal).unwrap()).unwrap();
+        assert!(with_tool(&journal, dir.path(), |tool, _criu, mut orders| {
+            ask(&mut orders, HOLD);
+            kill(tool);
+        }));
+    }
+
+    #[test]
+    fn a_switch_that_ended_well_is_left_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = sealed(dir.path());
+        let was_reset = with_tool(&journal, dir.path(), |tool, mut criu, mut orders| {
+            ask(&mut orders, HOLD);
+            ask(&mut orders, RELEASE);
+            orders.write_all(&[OVER]).unwrap();
+            kill(tool);
+            assert_eq!(criu.read(&mut [0]).unwrap(), 0);
+        });
+        assert!(!was_reset && journal.config.images().exists());
+        assert_eq!(Journal::read(dir.path()).unwrap(), Some(journal));
+    }
+
+    #[test]
+    fn what_was_left_is_told_from_what_is_under_way_and_from_other_boots() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = sealed(dir.path());
+        assert_eq!(left_behind(dir.path()).unwrap(), Some(journal.clone()));
+        let lock = Journal::lock(dir.path()).unwrap().unwrap();
+        assert_eq!(left_behind(dir.path()).unwrap(), None);
+        drop(lock);
+        journal.boot = Some("another".into());
+        journal.write().unwrap();
+        assert_eq!(left_behind(dir.path()).unwrap(), None);
+    }
+}
