@@ -25,6 +25,7 @@ pub mod effects;
 pub mod hash_server;
 pub mod kill_at;
 pub mod load;
+pub mod machine;
 pub mod mariadb;
 pub mod operation;
 pub mod patching;

@@ -17,6 +17,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// Whether the long form of the tests is asked for (`STILLPOINT_SOAK=1`): every system call, a thousand cycles.
@@ -385,8 +386,14 @@ impl Victim {
     /// Waits until each thread that calls patched functions has done so twice more: it runs, nothing holds it.
     #[track_caller]
     pub fn assert_answering(&mut self) {
+        self.assert_answering_within(wait::LIMIT);
+    }
+
+    /// The same within a time of its own.
+    #[track_caller]
+    pub fn assert_answering_within(&mut self, limit: Duration) {
         let before = self.slots();
-        let moved = wait::within(wait::LIMIT, || {
+        let moved = wait::within(limit, || {
             self.assert_running();
             let now = self.slots();
             before.iter().zip(&now).all(|(a, b)| idle(&a.role) || b.calls >= a.calls + 2).then_some(())
@@ -395,7 +402,7 @@ impl Victim {
             let now = self.slots();
             let stuck = before.iter().zip(&now).filter(|(a, b)| !idle(&a.role) && b.calls < a.calls + 2);
             let stuck: Vec<String> = stuck.map(|(_, b)| format!("{b:?} ({})", thread_state(self.pid, b.tid))).collect();
-            panic!("threads no longer answer: {stuck:#?}");
+            panic!("threads do not answer within {limit:?}: {stuck:#?}");
         }
     }
 

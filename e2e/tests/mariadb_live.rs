@@ -10,8 +10,18 @@ use stillpoint_e2e::skip;
 use stillpoint_e2e::victim::{apply, residue, revert, rounds, status};
 use tempfile::TempDir;
 
-/// In C and in C++: a helper library, an engine of each language, functions of SQL, an exception.
-const CHANGES: [&str; 5] = ["mysys-base64", "aria-status", "innodb-log", "sql-ascii", "sql-new-class"];
+/// In C and in C++: a helper library, an engine of each language, functions of SQL; exceptions thrown, thrown again, and on
+/// their way through a patched frame between two that are not; a thread cancelled.
+const CHANGES: [&str; 8] = [
+    "mysys-base64",
+    "aria-status",
+    "innodb-log",
+    "sql-ascii",
+    "sql-new-class",
+    "sql-rethrow",
+    "sql-unwind",
+    "sql-cancel",
+];
 
 /// A change and the patch that was built of it.
 struct Ready {
@@ -77,7 +87,7 @@ fn under_load(policy: Policy) {
     let mut server = built.packaged.start(policy, &[]);
     change::prepare(&server);
     let load = Transactions::start(&server, 6);
-    // ten patchings a round
+    // sixteen patchings a round
     let wanted = rounds(2, 100);
     let seconds = rounds(15, 600).try_into().expect("a few minutes");
     let mut sysbench = match Sysbench::start(&server, 4, seconds) {

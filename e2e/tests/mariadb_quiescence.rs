@@ -9,7 +9,7 @@ use stillpoint_e2e::mariadb::effect::{half, in_mode, is_half, nothing, there_and
 use stillpoint_e2e::mariadb::load::Transactions;
 use stillpoint_e2e::mariadb::repeated::Repeated;
 use stillpoint_e2e::mariadb::{MariaDb, Policy};
-use stillpoint_e2e::victim::{apply, residue, revert, rounds};
+use stillpoint_e2e::victim::{apply, residue, revert, rounds, status};
 use stillpoint_e2e::{skip, wait};
 use tempfile::TempDir;
 
@@ -155,6 +155,77 @@ fn held_things_are_respected_with_a_thread_per_connection() {
 #[test]
 fn held_things_are_respected_by_the_pool() {
     held_things_are_respected(server!(), Policy::Pool);
+}
+
+/// Name, priority and state of a thread that takes part.
+type Part = (String, u64, String);
+
+/// All that take part, as `status` tells; they are of the group of clients.
+fn parts(mariadb: &MariaDb) -> Vec<Part> {
+    let line = status(mariadb.pid()).json().succeed().json().remove(0);
+    let threads = line["threads"].as_array().expect("threads").iter().filter(|thread| !thread["name"].is_null());
+    let part = |thread: &serde_json::Value| {
+        assert_eq!(thread["group"], "clients", "{thread}");
+        let text = |key: &str| thread[key].as_str().expect("a text").to_owned();
+        (text("name"), thread["priority"].as_u64().expect("a number"), text("state"))
+    };
+    threads.map(part).collect()
+}
+
+fn count(parts: &[Part], name: &str, priority: u64, state: &str) -> usize {
+    parts.iter().filter(|part| **part == (name.to_owned(), priority, state.to_owned())).count()
+}
+
+/// Roles: 0 works, 1 sleeps, 2 is needed by both.
+#[test]
+fn every_kind_of_thread_takes_part_in_its_role() {
+    let server = server!();
+    for policy in Policy::ALL {
+        let mariadb = server.packaged.start(policy, POOL);
+        let [mut busy, mut other] = [mariadb.client(), mariadb.client()];
+        let mut idle = [mariadb.client(), mariadb.client()];
+        let id = busy.done("SELECT CONNECTION_ID()").expect("the server answers").to_string();
+        busy.begin("SELECT SLEEP(1000)").expect("send it");
+        let mut seen = Vec::new();
+        let mut until = |what: &str, wanted: &dyn Fn(&[Part]) -> bool| {
+            let found = wait::within(wait::LIMIT, || {
+                seen = parts(&mariadb);
+                wanted(&seen).then_some(())
+            });
+            assert!(found.is_some(), "{policy:?}: {what}: {seen:?}");
+        };
+        match policy {
+            Policy::ThreadPerConnection => {
+                until("one works, three wait for their clients, one accepts", &|seen| {
+                    count(seen, "main", 2, "parked") == 1
+                        && count(seen, "connection", 0, "active") == 1
+                        && count(seen, "connection", 0, "parked") == 3
+                        && seen.len() == 5
+                });
+                drop(idle);
+                until("two wait in the cache", &|seen| {
+                    count(seen, "connection", 2, "parked") == 2 && count(seen, "connection", 0, "parked") == 1
+                });
+            }
+            Policy::Pool => {
+                until("one works, others listen, the timer ticks, one accepts", &|seen| {
+                    count(seen, "main", 2, "parked") == 1
+                        && count(seen, "timer", 2, "parked") == 1
+                        && count(seen, "worker", 0, "active") == 1
+                        && count(seen, "worker", 2, "parked") >= 1
+                });
+                idle.iter_mut().for_each(|client| drop(client.done("SELECT 1").expect("the server answers")));
+            }
+        }
+        other.done(&format!("KILL QUERY {id}")).expect("end the query");
+        busy.answer().expect("the connection lives");
+        if policy == Policy::Pool {
+            // the listener that took the worker's place stays, so the worker sleeps
+            until("a worker sleeps, nobody works", &|seen| {
+                count(seen, "worker", 1, "parked") >= 1 && seen.iter().all(|part| part.2 == "parked")
+            });
+        }
+    }
 }
 
 /// While a barrier gathers, new clients are let in, and who holds something is served; all others go on afterwards.

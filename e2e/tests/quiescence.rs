@@ -221,6 +221,84 @@ fn blocks(thread: &Value) -> bool {
     thread["state"] == "active" && thread["blocks"] == true
 }
 
+/// Name, group and priority of each thread that takes part and stays, as `status --json` has them.
+fn roles(line: &Value) -> Vec<(String, Value, u64)> {
+    let threads = line["threads"].as_array().expect("threads").iter().filter(|thread| !thread["name"].is_null());
+    let role = |thread: &Value| {
+        let name = thread["name"].as_str().expect("a name").to_owned();
+        (name, thread["group"].clone(), thread["priority"].as_u64().expect("a number"))
+    };
+    let mut roles: Vec<_> = threads.map(role).filter(|(name, ..)| name != "mayfly").collect();
+    roles.sort_by_key(|(name, group, _)| (name.clone(), group.to_string()));
+    roles
+}
+
+/// Before a patch, with one that came by points, and after one that went by probing.
+#[test]
+fn status_tells_role_group_priority_state_and_generation() {
+    let program = program("points");
+    let patch = program.patch(2);
+    let mut victim = program.start(&["none", "4"]);
+    let look = |victim: &Victim| status(victim.pid()).json().succeed().json().remove(0);
+    let (none, group) = (Value::Null, |name: &str| Value::from(name));
+    let worker = |name| ("worker".to_owned(), group(name), 0);
+    let wanted = vec![
+        ("listener".to_owned(), none.clone(), 2),
+        ("parked".to_owned(), none.clone(), 0),
+        ("sleeper".to_owned(), none.clone(), 1),
+        worker("a"),
+        worker("a"),
+        worker("b"),
+        worker("b"),
+    ];
+    let idle = wait::until("everybody to take its role, and one to park", || {
+        let line = look(&victim);
+        (roles(&line) == wanted && of_role(&line, "parked")[0]["state"] == "parked").then_some(line)
+    });
+    assert_eq!((&idle["generation"], &idle["points"]["priorities"]), (&Value::from(0), &Value::from(3)), "{idle}");
+    for thread in ["listener", "sleeper", "worker", "parked"].iter().flat_map(|role| of_role(&idle, role)) {
+        assert!(thread["transition"].is_null() && thread["blocks"] == false, "nothing was ever asked: {thread}");
+    }
+    // Who is parked counts as quiescent, and takes nothing before it comes back.
+    victim.announce(Phase::Over(1, 2));
+    in_mode(apply(&patch, victim.pid()), "local", "60s").succeed();
+    victim.assert_settled(2);
+    let patched = look(&victim);
+    assert_eq!(roles(&patched), wanted);
+    assert!(patched["generation"].as_u64() > Some(0), "{patched}");
+    for thread in ["listener", "sleeper", "worker"].iter().flat_map(|role| of_role(&patched, role)) {
+        assert_eq!(thread["transition"], patched["generation"], "{thread}");
+        assert_eq!(thread["blocks"], false, "{thread}");
+    }
+    let parked = &of_role(&patched, "parked")[0];
+    assert!(parked["state"] == "parked" && parked["transition"].is_null(), "{parked}");
+    // A probe looks at those who are parked, too.
+    victim.announce(Phase::Over(2, 1));
+    in_mode(revert(victim.pid()), "probe", "60s").succeed();
+    victim.assert_settled(1);
+    let reverted = look(&victim);
+    assert!(reverted["generation"].as_u64() > patched["generation"].as_u64(), "{reverted}");
+    for thread in ["listener", "sleeper", "worker", "parked"].iter().flat_map(|role| of_role(&reverted, role)) {
+        assert_eq!(thread["transition"], reverted["generation"], "{thread}");
+    }
+}
+
+/// Workers of a pool that wait are parked, and those who hand out work stand last.
+#[test]
+fn status_tells_who_is_parked_and_who_stands_last() {
+    let program = program("pool");
+    let victim = program.start(&["careful"]);
+    let line = wait::until("the roles, and two workers to be parked", || {
+        let line = status(victim.pid()).json().succeed().json().remove(0);
+        let parked = of_role(&line, "worker").iter().filter(|thread| thread["state"] == "parked").count();
+        let last = ["listener", "timer"].iter().flat_map(|role| of_role(&line, role)).all(|t| t["priority"] == 1);
+        (parked >= 2 && last).then_some(line)
+    });
+    for thread in of_role(&line, "worker") {
+        assert!(thread["group"] == "pool" && thread["priority"] == 0 && thread["blocks"] == false, "{thread}");
+    }
+}
+
 /// While a tool waits, another tells who stands and who blocks.
 #[test]
 fn status_tells_who_stands_and_who_blocks() {
@@ -230,6 +308,7 @@ fn status_tells_who_stands_and_who_blocks() {
     let idle = status(victim.pid()).json().succeed();
     let of = |role| of_role(&idle.json()[0], role).len();
     assert_eq!((of("worker"), of("listener"), of("timer")), (4, 1, 1), "{idle}");
+    let in_pool = |thread: &Value| thread["group"] == "pool" && thread["priority"] == 0;
     let mut tool = in_mode(apply(&patch, victim.pid()), "global", "100s").command().spawn().expect("start the tool");
     // Who hands out work stands; of the workers those that still had some may stand too, two at least wait for ever.
     wait::until("the workers to wait for the listener, and the listener for them", || {
@@ -242,7 +321,10 @@ fn status_tells_who_stands_and_who_blocks() {
         let seen = asked["mode"] == "global"
             && asked["standing"] == 6 - awaited
             && awaited >= 2
+            && asked["group"].is_null()
+            && workers.iter().all(in_pool)
             && others.iter().all(stands)
+            && others.iter().all(|thread| thread["group"].is_null() && thread["priority"] == 0)
             && workers.iter().all(|thread| stands(thread) || blocks(thread))
             && workers.iter().filter(|thread| blocks(thread)).count() as u64 == awaited;
         seen.then_some(())

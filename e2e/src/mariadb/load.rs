@@ -107,22 +107,44 @@ pub struct Counted {
 impl Sysbench {
     /// Fills its tables and starts `threads` connections of read-write transactions for `seconds`.
     pub fn start(server: &MariaDb, threads: u32, seconds: u32) -> Result<Sysbench, String> {
-        server.client().done("CREATE DATABASE IF NOT EXISTS sbtest").map_err(|e| e.to_string())?;
-        let prepared =
-            sysbench(server, threads, seconds, "prepare")?.output().map_err(|e| format!("run sysbench: {e}"))?;
-        if !prepared.status.success() {
-            return Err(format!("sysbench prepare: {}", String::from_utf8_lossy(&prepared.stdout)));
-        }
+        Sysbench::prepare(server)?;
         Sysbench::again(server, threads, seconds)
     }
 
-    /// The same on tables that are filled.
+    /// Fills its tables.
+    pub fn prepare(server: &MariaDb) -> Result<(), String> {
+        server.client().done("CREATE DATABASE IF NOT EXISTS sbtest").map_err(|e| e.to_string())?;
+        let prepared = sysbench(server)?.arg("prepare").output().map_err(|e| format!("run sysbench: {e}"))?;
+        match prepared.status.success() {
+            true => Ok(()),
+            false => Err(format!("sysbench prepare: {}", String::from_utf8_lossy(&prepared.stdout))),
+        }
+    }
+
+    /// Starts it on tables that are filled, one transaction after another.
     pub fn again(server: &MariaDb, threads: u32, seconds: u32) -> Result<Sysbench, String> {
+        Sysbench::run(server, &[format!("--threads={threads}"), format!("--time={seconds}")])
+    }
+
+    /// Starts it on tables that are filled, with so many transactions a second that come at random moments, whatever
+    /// becomes of those before: their latency counts from the moment at which they were due.
+    pub fn at_rate(server: &MariaDb, threads: u32, seconds: u32, rate: u32) -> Result<Sysbench, String> {
+        let paced = [format!("--threads={threads}"), format!("--time={seconds}"), format!("--rate={rate}")];
+        Sysbench::run(server, &[&paced[..], &["--histogram=on".into()]].concat())
+    }
+
+    fn run(server: &MariaDb, options: &[String]) -> Result<Sysbench, String> {
         let output = server.dir().join("sysbench.out");
         let file = std::fs::File::create(&output).map_err(|e| format!("make {}: {e}", output.display()))?;
         let errors = file.try_clone().map_err(|e| format!("share {}: {e}", output.display()))?;
-        let mut command = sysbench(server, threads, seconds, "run")?;
-        let child = command.stdout(file).stderr(errors).spawn().map_err(|e| format!("run sysbench: {e}"))?;
+        let mut command = sysbench(server)?;
+        let child = command
+            .args(options)
+            .arg("run")
+            .stdout(file)
+            .stderr(errors)
+            .spawn()
+            .map_err(|e| format!("run sysbench: {e}"))?;
         Ok(Sysbench { process: Guarded::from_child(child), output })
     }
 
@@ -133,16 +155,30 @@ impl Sysbench {
 
     /// Waits for its end and reads what it counted; panics when it failed.
     #[track_caller]
-    pub fn finish(mut self) -> Counted {
+    pub fn finish(self) -> Counted {
+        let text = self.ended();
+        Counted::parse(&text).unwrap_or_else(|| panic!("sysbench printed:\n{text}"))
+    }
+
+    /// As `finish`, with the latencies of its transactions; it was started with `at_rate`.
+    #[track_caller]
+    pub fn finish_paced(self) -> (Counted, Latencies) {
+        let text = self.ended();
+        let both = Counted::parse(&text).zip(Latencies::parse(&text));
+        both.unwrap_or_else(|| panic!("sysbench printed:\n{text}"))
+    }
+
+    #[track_caller]
+    fn ended(mut self) -> String {
         let limit = std::time::Duration::from_secs(3600);
         let status = wait::within(limit, || self.process.ended()).expect("sysbench ends");
         let text = read(&self.output);
         assert!(status.success(), "sysbench ended with {status}:\n{text}");
-        Counted::parse(&text).unwrap_or_else(|| panic!("sysbench printed:\n{text}"))
+        text
     }
 }
 
-fn sysbench(server: &MariaDb, threads: u32, seconds: u32, step: &str) -> Result<Command, String> {
+fn sysbench(server: &MariaDb) -> Result<Command, String> {
     let binary = packages::binary(&["sysbench"], None, "usr/bin/sysbench")?;
     let scripts = binary.path.ancestors().nth(2).expect("usr/bin lies in usr").join("share/sysbench");
     let mut command = tied(&binary.path);
@@ -150,13 +186,52 @@ fn sysbench(server: &MariaDb, threads: u32, seconds: u32, step: &str) -> Result<
     command.args(["--db-driver=mysql", "--mysql-user=root", "--mysql-db=sbtest", "--tables=2"]);
     command.args(["--table-size=2000", "--rand-type=uniform", "--skip-trx=off"]);
     command.arg(format!("--mysql-socket={}", server.socket().display()));
-    command.arg(format!("--threads={threads}")).arg(format!("--time={seconds}")).arg(step);
     command.stdin(Stdio::null());
     Ok(command)
 }
 
 fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
+}
+
+/// How long transactions took, counted in buckets that are 2 % wide.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Latencies {
+    /// Milliseconds and transactions, ascending.
+    buckets: Vec<(f64, u64)>,
+    /// Of the slowest one.
+    max_ms: f64,
+}
+
+impl Latencies {
+    /// Transactions.
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().map(|(_, count)| count).sum()
+    }
+
+    /// Milliseconds below which this share of transactions took.
+    pub fn quantile_ms(&self, share: f64) -> f64 {
+        let rank = (share * self.count() as f64).ceil() as u64;
+        let below = |at: usize| self.buckets[..=at].iter().map(|(_, count)| count).sum::<u64>();
+        let at = (0..self.buckets.len()).find(|&at| below(at) >= rank);
+        at.map_or(self.max_ms, |at| self.buckets[at].0)
+    }
+
+    /// Milliseconds that the slowest one took.
+    pub fn max_ms(&self) -> f64 {
+        self.max_ms
+    }
+
+    fn parse(text: &str) -> Option<Latencies> {
+        let bucket = |line: &str| {
+            let (value, counted) = line.split_once('|')?;
+            Some((value.trim().parse().ok()?, counted.split_whitespace().last()?.parse().ok()?))
+        };
+        let buckets: Vec<(f64, u64)> = text.lines().filter_map(bucket).collect();
+        let of_latencies = text.split_once("Latency (ms):")?.1;
+        let max = of_latencies.lines().find_map(|line| line.trim().strip_prefix("max:"))?;
+        (!buckets.is_empty()).then_some(Latencies { buckets, max_ms: max.trim().parse().ok()? })
+    }
 }
 
 impl std::ops::AddAssign for Counted {
@@ -190,5 +265,17 @@ mod tests {
         let text = "    queries:                             6120   (610.55 per sec.)\n    ignored errors:                      3      (0.30 per sec.)\n    reconnects:                          0      (0.00 per sec.)\n";
         assert_eq!(Counted::parse(text), Some(Counted { queries: 6120, ignored: 3, reconnects: 0 }));
         assert_eq!(Counted::parse("FATAL: lost"), None);
+    }
+
+    #[test]
+    fn latencies_that_sysbench_prints_are_read() {
+        let text = "Latency histogram (values are in milliseconds)\n       value  ------------- distribution ------------- count\n       4.055 |****                                     990\n      17.320 |*                                        9\n      90.780 |                                         1\n\nLatency (ms):\n         min:                                    3.21\n         max:                                   91.02\n         sum:                                 10.00\n";
+        let latencies = Latencies::parse(text).unwrap();
+        assert_eq!((latencies.count(), latencies.max_ms()), (1000, 91.02));
+        assert_eq!(
+            [0.5, 0.99, 0.991, 0.999, 1.0].map(|share| latencies.quantile_ms(share)),
+            [4.055, 4.055, 17.32, 17.32, 90.78]
+        );
+        assert_eq!(Latencies::parse("FATAL: lost"), None);
     }
 }

@@ -4,6 +4,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use stillpoint_e2e::machine::machine;
 use stillpoint_measure::figure::Figure;
 
 /// One section: a table for people and the raw numbers behind it.
@@ -115,18 +116,6 @@ impl Results {
 fn output(program: &str, arguments: &[&str]) -> String {
     let output = std::process::Command::new(program).args(arguments).output();
     output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
-}
-
-/// Processors and kernel.
-pub(crate) fn machine() -> String {
-    let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = cpus
-        .lines()
-        .find_map(|line| line.strip_prefix("model name"))
-        .unwrap_or(": ?")
-        .trim_start_matches([' ', '\t', ':']);
-    let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    format!("{cores} cores of {model}, Linux {}", output("uname", &["-r"]))
 }
 
 /// A number with as many digits as it deserves.

@@ -11,6 +11,7 @@ mod mtr;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
+use stillpoint_e2e::machine::machine;
 use stillpoint_e2e::mariadb::change::{self, Change};
 use stillpoint_e2e::mariadb::load::Transactions;
 use stillpoint_e2e::mariadb::{MariaDb, Packaged, Policy, packaged};
@@ -104,15 +105,14 @@ fn shown(row: &Row) -> String {
 fn print(packaged: &Packaged, rows: &[Row], statements: u64) {
     let good = rows.iter().filter(|r| r.result.is_ok()).count();
     println!("# Changes of ours to Debian's mariadbd {}, unmodified and running\n", packaged.version);
+    println!("Printed by `experiments/mariadb-changes` on {}.\n", machine());
     println!(
-        "Printed by `cargo run -p stillpoint-e2e --bin mariadb`. Each patch was built from single units, applied to a"
+        "Each patch was built from single units, applied to a server under load with one thread per connection and to"
     );
     println!(
-        "server under load with one thread per connection and to one with a pool of threads, seen to take effect by"
+        "one with a pool of threads, seen to take effect by SQL, and reverted. Meanwhile {statements} statements of the"
     );
-    println!(
-        "SQL, and reverted. Meanwhile {statements} statements of the load were answered, none wrongly, none lost.\n"
-    );
+    println!("load were answered, none wrongly, none lost.\n");
     println!("{good} of {} changes could be patched.\n", rows.len());
     println!("| change | file | what it does | built in | functions, or why not |\n|---|---|---|---|---|");
     for row in rows {

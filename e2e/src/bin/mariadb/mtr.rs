@@ -5,6 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Stdio};
 use std::time::Duration;
+use stillpoint_e2e::machine::machine;
 use stillpoint_e2e::mariadb::change;
 use stillpoint_e2e::mariadb::{Packaged, packaged};
 use stillpoint_e2e::packages;
@@ -117,7 +118,7 @@ fn told(output: impl Read) -> Vec<Told> {
 fn print(packaged: &Packaged, told: &[Told], applied: u32, refused: u32) {
     let passed = told.iter().filter(|t| t.verdict == "pass").count();
     println!("# MariaDB's own tests while its servers are patched and reverted\n");
-    println!("Printed by `experiments/mariadb-mtr`, for Debian's mariadbd {}.\n", packaged.version);
+    println!("Printed by `experiments/mariadb-mtr` on {}, for Debian's mariadbd {}.\n", machine(), packaged.version);
     println!("{passed} of {} tests passed; meanwhile {applied} patches were applied or reverted, in turn", told.len());
     println!("{}; {refused} calls met a server that came up or went down.\n", CHANGES.join(", "));
     println!("| test | | ms |\n|---|---|---|");

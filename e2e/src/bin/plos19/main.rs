@@ -1,13 +1,16 @@
 //! PLOS'19, figure 4: latencies of the hash server around a live patch, threads synchronised by a barrier against threads
-//! that change over one by one, at their points or probed. Scaled to two cores; prints a table in Markdown.
+//! that change over one by one, at their points or probed. Scaled to two cores; prints a table in Markdown,
+//! writes the latency of every request, and a figure: requests by when they were sent, from the start of the tool on.
 //!
-//! usage: plos19 [--short | --tiny | RUNS [SECONDS]]
+//! usage: plos19 JSON SVG [--short | --tiny | RUNS [SECONDS]]
 
+use serde::Serialize;
 use std::time::{Duration, Instant};
 use stillpoint_e2e::hash_server::{HashServer, Sample, seeds};
 use stillpoint_e2e::operation::{Operation, Spread};
 use stillpoint_e2e::points::in_mode;
 use stillpoint_e2e::victim::apply;
+use stillpoint_measure::figure::{Axis, Curve, Figure};
 
 /// Zero bits: some 65,000 hashes, and some tens of milliseconds, for a request.
 const BITS: u32 = 16;
@@ -30,25 +33,67 @@ fn seed(server: &HashServer) -> [u8; 16] {
     same.get(same.len() / 2).expect("half of all seeds are such").0
 }
 
-/// Latencies in ms of requests that ended before the patch began, and of those that were under way while it was made.
-fn latencies(samples: impl Iterator<Item = Sample>, window: (u64, u64)) -> (Vec<f64>, Vec<f64>) {
-    let (mut before, mut during) = (Vec::new(), Vec::new());
-    for sample in samples {
-        let latency = (sample.received_ns - sample.sent_ns) as f64 / 1e6;
-        if sample.received_ns < window.0 {
-            before.push(latency);
-        } else if sample.sent_ns < window.1 {
-            during.push(latency);
+/// What the figure shows around the start of the tool, in ms.
+const SHOWN: std::ops::Range<f64> = -100.0..200.0;
+
+/// One run of a mode.
+#[derive(Serialize)]
+struct Run {
+    /// From the start of the tool to its end.
+    tool_ms: f64,
+    /// From the start of the transition until every thread ran the new code.
+    over_ms: Option<f64>,
+    /// Of each request: when it was sent, from the start of the tool on, and how long it took.
+    requests_ms: Vec<(f64, f64)>,
+}
+
+impl Run {
+    fn of(samples: impl Iterator<Item = Sample>, operation: &Operation) -> Run {
+        let (from, to) = operation.window_ns;
+        let since = |ns: u64| (ns as f64 - from as f64) / 1e6;
+        Run {
+            tool_ms: since(to),
+            over_ms: operation.migrated_ns.map(|ns| ns as f64 / 1e6),
+            requests_ms: samples.map(|s| (since(s.sent_ns), (s.received_ns - s.sent_ns) as f64 / 1e6)).collect(),
         }
     }
-    (before, during)
+
+    /// Latencies of requests that were answered before the tool began.
+    fn before(&self) -> impl Iterator<Item = f64> {
+        self.requests_ms.iter().filter(|(sent, latency)| sent + latency < 0.0).map(|(_, latency)| *latency)
+    }
+
+    /// Latencies of requests that were under way while it ran.
+    fn during(&self) -> impl Iterator<Item = f64> {
+        let under_way = |(sent, latency): &&(f64, f64)| sent + latency >= 0.0 && *sent < self.tool_ms;
+        self.requests_ms.iter().filter(under_way).map(|(_, latency)| *latency)
+    }
+}
+
+fn figure(modes: &[(&str, Vec<Run>)]) -> Figure {
+    let curve = |(name, runs): &(&str, Vec<Run>)| {
+        let requests = runs.iter().flat_map(|run| &run.requests_ms).copied();
+        Curve {
+            name: (*name).into(),
+            points: requests.filter(|(sent, _)| SHOWN.contains(sent)).collect(),
+            joined: false,
+        }
+    };
+    Figure {
+        x: Axis { label: "request sent, ms from the start of the patch", logarithmic: false },
+        y: Axis { label: "latency, ms", logarithmic: false },
+        curves: modes.iter().map(curve).collect(),
+    }
 }
 
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let number = |word: &str| word.parse::<u32>().unwrap_or_else(|_| panic!("`{word}` is not a number"));
-    let (runs, seconds) = match words[..] {
+    let [json, svg, words @ ..] = &words[..] else {
+        panic!("usage: plos19 JSON SVG [--short | --tiny | RUNS [SECONDS]]")
+    };
+    let (runs, seconds) = match *words {
         [] => (10, 4),
         ["--short"] => (5, 2),
         ["--tiny"] => (1, 1),
@@ -61,8 +106,9 @@ fn main() {
         "| method | runs | request before: median (p99) ms | during the patch: median (max) ms | all over in ms |"
     );
     println!("|---|---|---|---|---|");
+    let mut modes = Vec::new();
     for (mode, name) in MODES {
-        let (mut before, mut during, mut over) = (Vec::new(), Vec::new(), Vec::new());
+        let mut all = Vec::new();
         for _ in 0..runs {
             let running = server.start(BITS);
             let load = running.load(CLIENTS, seed, REST);
@@ -71,15 +117,19 @@ fn main() {
             let began = Instant::now();
             let operation = Operation::of(in_mode(apply(server.patch(), running.pid()), mode, "30s")).succeeded();
             std::thread::sleep(half.saturating_sub(began.elapsed()));
-            let (b, d) = latencies(load.end().into_iter().flatten(), operation.window_ns);
-            before.extend(b);
-            during.extend(d);
-            over.extend(operation.migrated_ns.map(|ns| ns as f64 / 1e6));
+            all.push(Run::of(load.end().into_iter().flatten(), &operation));
         }
-        let (before, during, over) = (Spread::of(before), Spread::of(during), Spread::of(over));
+        let before = Spread::of(all.iter().flat_map(Run::before).collect());
+        let during = Spread::of(all.iter().flat_map(Run::during).collect());
+        let over = Spread::of(all.iter().filter_map(|run| run.over_ms).collect());
         println!(
             "| {name} (`{mode}`) | {runs} | {:.1} ({:.1}) | {:.1} ({:.1}) | {:.1} ({:.1} to {:.1}) |",
             before.median, before.p99, during.median, during.max, over.median, over.min, over.max
         );
+        modes.push((name, all));
     }
+    std::fs::write(svg, figure(&modes).svg()).expect("write the figure");
+    let numbers: std::collections::BTreeMap<_, _> = modes.into_iter().collect();
+    let text = serde_json::to_string(&numbers).expect("numbers are JSON");
+    std::fs::write(json, text + "\n").expect("write the numbers");
 }

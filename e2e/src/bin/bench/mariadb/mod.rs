@@ -21,7 +21,7 @@ use stillpoint_e2e::patching;
 use stillpoint_measure::clock::now_ns;
 
 /// Names of the sections, in the order in which they run.
-pub(crate) const SECTIONS: [&str; 8] = [
+pub(crate) const SECTIONS: [&str; 9] = [
     "mariadb-steps",
     "mariadb-idle",
     "mariadb-versions",
@@ -30,6 +30,7 @@ pub(crate) const SECTIONS: [&str; 8] = [
     "mariadb-pool",
     "mariadb-extremes",
     "mariadb-latency",
+    "mariadb-latency-oltp",
 ];
 
 /// How much is measured.
@@ -66,7 +67,8 @@ pub(crate) fn run(
             "mariadb-traces" => add(traces::traces(server, amount))?,
             "mariadb-pool" => add(pool::pool(server, amount))?,
             "mariadb-extremes" => add(extremes::extremes(server, amount))?,
-            _ => add(steady::steady(server, amount)?)?,
+            "mariadb-latency" => add(steady::steady(server, steady::Load::Statements, amount)?)?,
+            _ => add(steady::steady(server, steady::Load::Transactions, amount)?)?,
         }
     }
     Ok(())

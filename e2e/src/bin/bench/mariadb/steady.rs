@@ -1,7 +1,7 @@
 //! What clients notice while MariaDB is patched once a second, against the same server left alone.
 //!
-//! One run adds one round to `experiments/mariadb-latency.jsonl`: a window left alone and one in each mode, in another
-//! order each time. The tables are of all rounds with windows of the same length.
+//! One run adds one round to a file beside the table: a window left alone and one in each mode, in another order each
+//! time. The tables are of all rounds with windows of the same length.
 
 use super::{Amount, MODES, WITHOUT, start};
 use crate::latency::{Span, Window, once_a_second, rest, timed, window, windows};
@@ -9,10 +9,12 @@ use crate::results::{Section, number};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::Write;
+use stillpoint_e2e::machine::machine;
 use stillpoint_e2e::mariadb::Policy;
 use stillpoint_e2e::mariadb::annotated::Annotated;
 use stillpoint_e2e::mariadb::client::Client;
 use stillpoint_e2e::mariadb::effect::nothing;
+use stillpoint_e2e::mariadb::load::{Counted, Latencies, Sysbench};
 use stillpoint_e2e::mariadb::traffic::{Plan, Traffic, Work};
 use stillpoint_e2e::operation::{Operation, Spread, StopsUs};
 use stillpoint_e2e::stalls::{Stall, Watch};
@@ -24,6 +26,38 @@ const IDLE: usize = 50;
 const AFTER_NS: u64 = 20_000_000;
 /// Statements a second.
 const RATE: f64 = 1_500.0;
+/// Transactions of sysbench a second, 20 statements each.
+const TRANSACTIONS: u32 = 100;
+/// What a server does that has not been told otherwise: a commit has been written to the disk before it is answered.
+const DURABLE: &str = "--innodb-flush-log-at-trx-commit=1";
+
+/// What clients do meanwhile.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Load {
+    /// Statements of one row, by our own client.
+    Statements,
+    /// Transactions of sysbench's `oltp_read_write`, durable.
+    Transactions,
+}
+
+impl Load {
+    /// Of the section, and of its files.
+    fn name(self) -> &'static str {
+        match self {
+            Load::Statements => "mariadb-latency",
+            Load::Transactions => "mariadb-latency-oltp",
+        }
+    }
+
+    fn described(self) -> String {
+        match self {
+            Load::Statements => format!("{RATE} statements a second by {CONNECTIONS} clients"),
+            Load::Transactions => {
+                format!("{TRANSACTIONS} transactions a second of sysbench's oltp_read_write by {CONNECTIONS} clients")
+            }
+        }
+    }
+}
 
 /// One window of one round.
 #[derive(Serialize, Deserialize)]
@@ -51,13 +85,19 @@ struct Round {
     windows: BTreeMap<String, Seen>,
 }
 
-pub(super) fn steady(server: &Annotated, amount: Amount) -> Result<Section, String> {
-    let path = workspace_root().join("experiments/mariadb-latency.jsonl");
+pub(super) fn steady(server: &Annotated, load: Load, amount: Amount) -> Result<Section, String> {
+    let path = workspace_root().join(format!("experiments/{}.jsonl", load.name()));
     let text = std::fs::read_to_string(&path).unwrap_or_default();
     let earlier = text.lines().map(serde_json::from_str::<Round>).collect::<Result<Vec<_>, _>>();
     let earlier = earlier.map_err(|e| format!("{}: {e}", path.display()))?;
     let mut rounds: Vec<Round> = earlier.into_iter().filter(|round| round.seconds == amount.seconds).collect();
-    let round = measure(server, amount.seconds, rounds.len());
+    let mut order: Vec<&str> = [WITHOUT].into_iter().chain(MODES).collect();
+    order.rotate_left(rounds.len() % 4);
+    let windows = match load {
+        Load::Statements => statements(server, amount.seconds, &order),
+        Load::Transactions => transactions(server, amount.seconds, &order)?,
+    };
+    let round = Round { commit: commit(), machine: machine(), seconds: amount.seconds, windows };
     // A few seconds show that it works, and nothing else.
     if amount.seconds >= 10 {
         let line = serde_json::to_string(&round).expect("numbers and texts serialise");
@@ -65,10 +105,66 @@ pub(super) fn steady(server: &Annotated, amount: Amount) -> Result<Section, Stri
         file.and_then(|mut file| writeln!(file, "{line}")).map_err(|e| format!("write {}: {e}", path.display()))?;
     }
     rounds.push(round);
-    Ok(section(&rounds, amount.seconds))
+    Ok(section(load, &rounds, amount.seconds))
 }
 
-fn measure(server: &Annotated, seconds: u64, number: usize) -> Round {
+/// Windows of sysbench, which counts for itself: each is a run of its own, a second longer at both ends.
+fn transactions(server: &Annotated, seconds: u64, order: &[&str]) -> Result<BTreeMap<String, Seen>, String> {
+    let mariadb = start(server, Policy::ThreadPerConnection, Work::NoOp, &[DURABLE]);
+    let patch = nothing(server);
+    let idle: Vec<Client> = (0..IDLE).map(|_| mariadb.client()).collect();
+    Sysbench::prepare(&mariadb)?;
+    let run = |seconds: u64| Sysbench::at_rate(&mariadb, CONNECTIONS, seconds as u32, TRANSACTIONS);
+    // The first seconds of a load pay for caches.
+    run(3)?.finish();
+    let mut done = BTreeMap::new();
+    for &mode in order {
+        let watch = Watch::start();
+        let load = run(seconds + 2)?;
+        rest(1);
+        let mut operations: Vec<Operation> = Vec::new();
+        let span = timed(|| match mode {
+            WITHOUT => rest(seconds),
+            _ => operations = once_a_second(mariadb.pid(), patch, seconds, &["--quiescence", mode]),
+        });
+        let (counted, latencies) = load.finish_paced();
+        let stall = longest(&watch.finish(), span);
+        done.insert(mode.to_owned(), seen(counted_window(counted, &latencies, seconds + 2), &operations, stall));
+    }
+    drop(idle);
+    Ok(done)
+}
+
+fn counted_window(counted: Counted, latencies: &Latencies, seconds: u64) -> Window {
+    let us = |share: f64| latencies.quantile_ms(share) * 1e3;
+    Window {
+        seconds: seconds as f64,
+        requests: latencies.count(),
+        // A transaction that a dead-lock took back is begun again, and is no failure.
+        failed: counted.reconnects,
+        p50_us: us(0.5),
+        p99_us: us(0.99),
+        p999_us: us(0.999),
+        max_us: latencies.max_ms() * 1e3,
+        blackout_us: 0.0,
+    }
+}
+
+fn seen(window: Window, operations: &[Operation], stall_us: f64) -> Seen {
+    let stops = StopsUs::of(operations);
+    Seen {
+        window,
+        operations: operations.len(),
+        over_ms: operations.iter().map(|o| super::ms(o.reached_and_rest_ns().0)).collect(),
+        probe_us_max: stops.probe.max,
+        all_us_max: stops.all.max,
+        stall_us_max: Some(stall_us),
+        during: None,
+        beside: None,
+    }
+}
+
+fn statements(server: &Annotated, seconds: u64, order: &[&str]) -> BTreeMap<String, Seen> {
     let policy = Policy::ThreadPerConnection;
     let mariadb = start(server, policy, Work::Ycsb, &[]);
     let patch = nothing(server);
@@ -77,11 +173,9 @@ fn measure(server: &Annotated, seconds: u64, number: usize) -> Round {
     let mut load = Traffic::start(&mariadb, &plan);
     // The first seconds of a load pay for connections and caches.
     rest(3);
-    let mut order: Vec<&str> = [WITHOUT].into_iter().chain(MODES).collect();
-    order.rotate_left(number % 4);
     let mut done = Vec::new();
     let watch = Watch::start();
-    for mode in order {
+    for &mode in order {
         let mut operations: Vec<Operation> = Vec::new();
         let options = ["--quiescence", mode];
         let span = timed(|| match mode {
@@ -94,24 +188,13 @@ fn measure(server: &Annotated, seconds: u64, number: usize) -> Round {
     let observed = load.finish();
     let stalls = watch.finish();
     drop(idle);
-    let seen = |(mode, span, operations): (&str, Span, Vec<Operation>)| {
-        let stops = StopsUs::of(&operations);
+    let split = |(mode, span, operations): (&str, Span, Vec<Operation>)| {
         let during: Vec<Span> = operations.iter().map(|o| (o.window_ns.0, o.window_ns.1 + AFTER_NS)).collect();
         let some = |spans: &[Span]| (!operations.is_empty()).then(|| windows(&observed, spans));
-        let seen = Seen {
-            window: window(&observed, span),
-            operations: operations.len(),
-            over_ms: operations.iter().map(|o| super::ms(o.reached_and_rest_ns().0)).collect(),
-            probe_us_max: stops.probe.max,
-            all_us_max: stops.all.max,
-            stall_us_max: Some(longest(&stalls, span)),
-            during: some(&during),
-            beside: some(&between(span, &during)),
-        };
-        (mode.to_owned(), seen)
+        let whole = seen(window(&observed, span), &operations, longest(&stalls, span));
+        (mode.to_owned(), Seen { during: some(&during), beside: some(&between(span, &during)), ..whole })
     };
-    let windows = done.into_iter().map(seen).collect();
-    Round { commit: commit(), machine: crate::results::machine(), seconds, windows }
+    done.into_iter().map(split).collect()
 }
 
 /// Of the stalls that reach into `span`, in microseconds.
@@ -133,7 +216,7 @@ fn commit() -> String {
     output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default()
 }
 
-fn section(rounds: &[Round], seconds: u64) -> Section {
+fn section(load: Load, rounds: &[Round], seconds: u64) -> Section {
     let columns = [
         "round",
         "mode",
@@ -151,9 +234,10 @@ fn section(rounds: &[Round], seconds: u64) -> Section {
         "max to left alone",
     ];
     let title = format!(
-        "MariaDB, a thread per connection, {RATE} statements a second by {CONNECTIONS} clients, {IDLE} idle: latency, us, left alone and patched or reverted once a second ({seconds} s each)"
+        "MariaDB, a thread per connection, {}, {IDLE} idle: latency, us, left alone and patched or reverted once a second ({seconds} s each)",
+        load.described()
     );
-    let mut section = Section::new("mariadb-latency", title, &columns);
+    let mut section = Section::new(load.name(), title, &columns);
     let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
     let mut ratios: BTreeMap<&str, (Vec<f64>, Vec<f64>)> = BTreeMap::new();
     let mut failed = 0;
