@@ -53,11 +53,15 @@ bench: build ## measure everything that README states (about 40 minutes; BENCH_A
 	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/bench $(BENCH_ARGS)
 
 bench-kernel: build ## criu's own against ours (BENCH_ARGS='MIB ROUNDS': 1024 3), and all ways by size of memory, root (BENCH_SIZES, in MiB)
-	@setup/criu && experiments/kernel-rivals $(BENCH_ARGS)
+	@experiments/kernel-rivals $(BENCH_ARGS)
 	@experiments/kup-fig7 $(BENCH_SIZES)
 
 experiments: build ## the papers' experiments, one after another (experiments/README.md; some hours)
-	@for script in $$(find experiments -maxdepth 1 -type f -perm -u+x | sort); do echo "== $$script"; "$$script" || exit 1; done
+	@export STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)"; failed=; \
+	for script in $$(find -L experiments -maxdepth 1 -type f -perm -u+x | sort); do \
+	  echo "== $$script"; "$$script" || failed="$$failed $$script"; \
+	done; \
+	[ -z "$$failed" ] || { echo "experiments that failed:$$failed" >&2; exit 1; }
 
 soak: setup ## the long tests, round after round; goes on where it stopped (SOAK_HOURS=8)
 	@$(CARGO) run --quiet --locked -p xtask -- soak
@@ -65,21 +69,26 @@ soak: setup ## the long tests, round after round; goes on where it stopped (SOAK
 fuzz: setup ## feed every decoder of outside bytes with garbage (FUZZ_SECONDS=60 for each)
 	@STILLPOINT_FUZZ_SECONDS="$${FUZZ_SECONDS:-60}" $(CARGO) run --quiet --locked -p xtask -- fuzz
 
-install: build ## install the binary, its man pages and the key directory (PREFIX, DESTDIR)
+# libstillpoint, built beside the binary
+LIBSTILLPOINT = $(MAKE) -C runtime BUILD='$(abspath $(RELEASE))/libstillpoint' PREFIX='$(PREFIX)' DESTDIR='$(if $(DESTDIR),$(abspath $(DESTDIR)))'
+
+install: build ## install the binary, libstillpoint, the man pages and the key directory (PREFIX, DESTDIR)
 	@install -D -m 755 $(RELEASE)/stillpoint '$(DESTDIR)$(PREFIX)/bin/stillpoint'
+	@$(LIBSTILLPOINT) install >/dev/null
 	@install -d '$(DESTDIR)$(PREFIX)/share/man/man1' '$(DESTDIR)$(PREFIX)/share/man/man7'
 	@for page in man/*.[1-8]; do install -m 644 "$$page" "$(DESTDIR)$(PREFIX)/share/man/man$${page##*.}/"; done
 	@install -d -m 755 '$(DESTDIR)/etc/stillpoint/keys' '$(DESTDIR)$(PREFIX)/lib/systemd/system'
 	@for unit in packaging/systemd/*; do sed 's|@PREFIX@|$(PREFIX)|' "$$unit" >"$(DESTDIR)$(PREFIX)/lib/systemd/system/$${unit##*/}"; done
 	@install -d -m 755 '$(DESTDIR)$(PREFIX)/lib/systemd/system-generators'
 	@for file in packaging/generators/*; do to="$(DESTDIR)$(PREFIX)/lib/systemd/system-generators/$${file##*/}"; sed 's|@PREFIX@|$(PREFIX)|' "$$file" >"$$to"; chmod 755 "$$to"; done
-	@echo 'installed $(DESTDIR)$(PREFIX)/bin/stillpoint'
+	@echo 'installed $(DESTDIR)$(PREFIX)/bin/stillpoint and $(DESTDIR)$(PREFIX)/lib/libstillpoint.so.1'
 
 uninstall: ## remove what `install` put there (the key directory stays)
 	@rm -f '$(DESTDIR)$(PREFIX)/bin/stillpoint'
 	@for unit in packaging/systemd/*; do rm -f "$(DESTDIR)$(PREFIX)/lib/systemd/system/$${unit##*/}"; done
 	@for file in packaging/generators/*; do rm -f "$(DESTDIR)$(PREFIX)/lib/systemd/system-generators/$${file##*/}"; done
 	@for page in man/*.[1-8]; do rm -f "$(DESTDIR)$(PREFIX)/share/man/man$${page##*.}/$${page##*/}"; done
+	@$(LIBSTILLPOINT) uninstall >/dev/null
 
 clean: ## remove everything built or downloaded
 	@rm -rf target fuzz/target .cache
