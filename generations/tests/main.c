@@ -12,7 +12,7 @@
 
 static const struct test *const all[] = {
 	basic_tests, life_tests, memory_tests, huge_tests, events_tests, debugger_tests, lookups_tests,
-	user_tests, patching_tests, servers_tests, stress_tests, absent_tests, refused_tests,
+	user_tests, patching_tests, points_tests, servers_tests, stress_tests, absent_tests, refused_tests,
 };
 
 /* Whether this kernel has, or lacks, what a set of tests needs. */
@@ -22,7 +22,7 @@ static bool possible(const struct test *tests)
 
 	if (tests == servers_tests && access("/servers", F_OK))
 		return false;
-	if (tests == patching_tests || tests == servers_tests || tests == refused_tests)
+	if (tests == patching_tests || tests == points_tests || tests == servers_tests || tests == refused_tests)
 		return absent == (tests == refused_tests) && access("/stillpoint", X_OK) == 0;
 	return absent == (tests == absent_tests);
 }

@@ -21,7 +21,7 @@
 #include "stillpoint.h"
 
 #define SP_CONTROL_MAGIC "STILLPOINT-CTRL"
-#define SP_CONTROL_VERSION 1
+#define SP_CONTROL_VERSION 2
 
 /* How threads take a transition. */
 enum sp_mode {
@@ -68,6 +68,11 @@ struct sp_request {
     int64_t word_offset;
     /* For SP_GROUP and SP_OTHERS. */
     char group[SP_NAME_MAX];
+    /* The address-space generation in which the new code is (asgen(2)): a thread goes there, and its word stays as it is. 0
+     * where the word decides. */
+    uint32_t generation;
+    /* 0. */
+    uint32_t reserved;
     /* sp_request_check() of all of the above. */
     uint64_t check;
 };
@@ -89,11 +94,14 @@ struct sp_slot {
     /* In the process's own PID namespace. */
     int32_t tid;
     uint32_t priority;
-    /* What the thread last took. */
+    /* What the thread last took of requests without a generation. */
     uint32_t transition;
     uint64_t thread_pointer;
     char name[SP_NAME_MAX];
     char group[SP_NAME_MAX];
+    /* What it last took of those with one: the kernel never uses a number twice in a process. */
+    uint32_t generation;
+    uint32_t reserved;
 };
 
 struct sp_control {

@@ -8,6 +8,7 @@
 #include "barrier.h"
 
 #include <errno.h>
+#include <stillpoint_view.h>
 #include <string.h>
 #include <time.h>
 
@@ -89,13 +90,18 @@ static bool together(const struct sp_slot *slot)
     return current.mode == SP_GLOBAL || (current.mode == SP_GROUP && in_group(slot));
 }
 
+/* Whether a thread has taken what this request brings, at this one or an earlier one. */
+static bool has_taken(const struct sp_slot *slot)
+{
+    return current.generation ? slot->generation == current.generation : slot->transition == current.transition;
+}
+
 /* Whether a thread has its part still to do. */
 static bool awaited(const struct sp_slot *slot)
 {
     if (sp_state_get(slot) != SP_ACTIVE)
         return false;
-    return together(slot) ||
-           (slot->transition != current.transition && !(current.mode == SP_OTHERS && in_group(slot)));
+    return together(slot) || (!has_taken(slot) && !(current.mode == SP_OTHERS && in_group(slot)));
 }
 
 /* Whether a thread of this priority has to pass by, for lower ones are awaited and may need it. Not where a higher one
@@ -137,8 +143,10 @@ static uint32_t count_awaited(void)
 static bool settle(struct news *news)
 {
     bool overdue = now_ns() >= current.deadline_ns;
-    /* whoever was parked has not been asked, and would not know that a local request is over */
-    if (outcome() == SP_GATHERING && overdue && (current.mode == SP_GROUP || current.mode == SP_GLOBAL))
+    /* Whoever was parked has not been asked, and would not know that a local request is over. A word that is stored late
+     * does no harm; nobody goes to a generation late. */
+    bool ends = current.mode == SP_GROUP || current.mode == SP_GLOBAL || current.generation;
+    if (outcome() == SP_GATHERING && overdue && ends)
         __atomic_store_n(&sp_control.answer.outcome, SP_ABANDONED, __ATOMIC_SEQ_CST);
     if (outcome() == SP_GATHERING)
         return overdue;
@@ -169,14 +177,37 @@ static void raise_to_current(uint32_t *word)
     }
 }
 
+/* Goes to the generation, unless that is everybody's code by now. False where the kernel does not let it: then it is about to
+ * become that, or there is none, and the next point tells. */
+static bool go_there(void)
+{
+    return outcome() != SP_GATHERING || sp_view_enter((int)current.generation) >= 0;
+}
+
 static void take(struct news *news)
 {
-    bool again = sp_own->transition == current.transition;
-    raise_to_current(word());
-    sp_own->transition = current.transition;
-    sp_request_seen = current.number;
-    news->migrated = !again;
+    news->migrated = !has_taken(sp_own);
     news->taken = current.transition;
+    if (!current.generation) {
+        raise_to_current(word());
+        sp_own->transition = current.transition;
+    } else if (go_there()) {
+        sp_own->generation = current.generation;
+    } else {
+        news->migrated = false;
+        return;
+    }
+    sp_request_seen = current.number;
+}
+
+/* Whoever was born during the request was put over before it said where it belongs: back. */
+static void undo_birth(void)
+{
+    uint32_t early = current.transition;
+    if (current.generation && current.mode != SP_GLOBAL)
+        sp_view_enter(0);
+    else if (!current.generation)
+        __atomic_compare_exchange_n(word(), &early, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
 static void tell(const struct news *news)
@@ -219,10 +250,8 @@ static void deal(struct news *news)
     if (!refresh() || sp_request_seen == current.number)
         return;
     settle(news);
-    /* whoever was born during the request was put over before it said where it belongs */
-    uint32_t early = current.transition;
     if (current.mode != SP_LOCAL && in_group(sp_own) && outcome() == SP_GATHERING)
-        __atomic_compare_exchange_n(word(), &early, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+        undo_birth();
     if (together(sp_own) && outcome() == SP_GATHERING) {
         uint32_t number = current.number;
         if (passes(sp_own->priority)) {

@@ -56,7 +56,7 @@ int sp_thread_birth_role(const char *name, const char *group, unsigned priority)
     if (!error) {
         slot->tid = prepared.tid;
         slot->priority = priority;
-        slot->transition = 0;
+        slot->transition = slot->generation = 0;
         slot->thread_pointer = (uint64_t)(uintptr_t)sp_thread_pointer();
         memcpy(slot->name, prepared.name, SP_NAME_MAX);
         memcpy(slot->group, prepared.group, SP_NAME_MAX);

@@ -5,8 +5,9 @@
  * What must hold: at a global request no thread runs new code while another runs old code; at a group request the same
  * among the group's threads; an abandoned request changes no thread; every request is settled, and released unless its
  * patcher dies or gave it next to no time.
- * A thread "runs code" between two points: it notes the version that its word selects when it begins, and checks
- * when it ends that nobody who changes together with it ran another one meanwhile.
+ * A thread "runs code" between two points: it notes the version that its word, or its generation, selects when it begins, and
+ * checks when it ends that nobody who changes together with it ran another one meanwhile. The kernel's part of a generation is
+ * played here: `enter` stands for the system call.
  *
  * Nothing hides a dead-lock or a lost wake-up: threads sleep, without a limit, until the library's `wake` is called, ask the
  * listener (a thread of the highest priority) and wait for its answer, or stay parked until the request is over.
@@ -21,6 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "stillpoint_view.h"
 #include "thread.h"
 
 #define THREADS 12
@@ -61,7 +63,9 @@ static atomic_uint question;
 /* The last transition whose release was written: from then on everybody runs its code, whatever a thread's word says that
  * was parked meanwhile. As the state byte of the patcher's trampolines. */
 static atomic_uint committed;
-static atomic_ulong steps, migrations, applied, done, births;
+static atomic_ulong steps, migrations, applied, done, births, refusals;
+/* The generation that this thread is in. */
+static __thread unsigned there;
 
 static void fail(const char *what)
 {
@@ -82,11 +86,40 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+/* Every other transition is made by a generation, of the same number. */
+static uint32_t generation_of(uint32_t transition)
+{
+    return transition % 2 ? transition : 0;
+}
+
+/* sp_view_enter(), by --wrap: refuses now and then, and always what has become the text of all and is gone. */
+int __wrap_sp_view_enter(int view);
+int __wrap_sp_view_enter(int view)
+{
+    static __thread unsigned seed;
+    int before = (int)there;
+    if (view != 0 && (unsigned)view == atomic_load(&committed))
+        return -ESRCH;
+    if (view != 0 && next(&seed) % 4 == 0) {
+        atomic_fetch_add(&refusals, 1);
+        return -EBUSY;
+    }
+    there = (unsigned)view;
+    return before;
+}
+
+/* Whether this thread runs the code of a transition. */
+static bool is_over(uint32_t transition)
+{
+    return atomic_load(&committed) == transition ||
+           (generation_of(transition) ? there == transition : sp_word == transition);
+}
+
 /* One piece of the program's work, on one version from beginning to end. */
 static void run_code(unsigned *seed, bool in_group)
 {
     uint32_t asked = atomic_load(&question), transition = asked / 4, mode = asked % 4;
-    int side = sp_word == transition || atomic_load(&committed) == transition;
+    int side = is_over(transition);
     bool counted[2] = {mode == SP_GLOBAL, mode == SP_GROUP && in_group};
     for (int set = 0; set < 2; set++) {
         if (!counted[set])
@@ -293,7 +326,7 @@ static void tell_everybody(unsigned *count)
 static void on_migrated(const char *name, uint32_t transition, void *data)
 {
     (void)data;
-    if (strcmp(name, "worker") != 0 || transition != sp_word)
+    if (strcmp(name, "worker") != 0 || !is_over(transition))
         fail("callback with wrong arguments");
     atomic_fetch_add(&migrations, 1);
 }
@@ -332,6 +365,7 @@ static uint64_t post(uint32_t number, uint32_t transition, uint32_t mode, uint64
         .deadline_ns = now_ns() + limit_ns,
         .word_offset = sp_control.word_offset,
         .group = "a",
+        .generation = generation_of(transition),
     };
     request.check = sp_request_check(&request);
     sp_lock_take();
@@ -353,13 +387,18 @@ static struct sp_answer answer(void)
     return read;
 }
 
+static bool has_taken(const struct sp_slot *slot, uint32_t transition)
+{
+    return (generation_of(transition) ? slot->generation : slot->transition) == transition;
+}
+
 /* Whether a thread has done its part, as the patcher sees it in the slots. */
 static bool over(const struct sp_slot *slot, uint32_t transition, uint32_t mode)
 {
     bool member = strcmp(slot->group, "a") == 0;
     if (sp_state_get(slot) != SP_ACTIVE || (mode == SP_OTHERS && member))
         return true;
-    return mode != SP_GLOBAL && !(mode == SP_GROUP && member) && slot->transition == transition;
+    return mode != SP_GLOBAL && !(mode == SP_GROUP && member) && has_taken(slot, transition);
 }
 
 static bool all_over(uint32_t transition, uint32_t mode)
@@ -393,10 +432,10 @@ static bool everybody_knows(uint32_t transition, bool released, uint32_t mode)
     for (uint32_t i = 0; i < sp_control.slots_used; i++) {
         const struct sp_slot *slot = &sp_slots[i];
         enum sp_thread_state state = sp_state_get(slot);
-        if (state == SP_BLOCKED || (state == SP_ACTIVE && released && slot->transition != transition))
+        if (state == SP_BLOCKED || (state == SP_ACTIVE && released && !has_taken(slot, transition)))
             all = false;
         bool stands = mode == SP_GLOBAL || (mode == SP_GROUP && strcmp(slot->group, "a") == 0);
-        if (!released && stands && slot->transition == transition && state != SP_FREE)
+        if (!released && stands && has_taken(slot, transition) && state != SP_FREE)
             fail("an abandoned request was taken");
     }
     sp_lock_leave();
@@ -410,8 +449,9 @@ static void fail_stuck(uint32_t transition, uint32_t mode, const char *what)
     sp_lock_take();
     fprintf(stderr, "model: transition %u, mode %u\n", transition, mode);
     for (uint32_t i = 0; i < sp_control.slots_used; i++)
-        fprintf(stderr, "model: thread %d: %s, priority %u, group \"%s\", transition %u\n", sp_slots[i].tid,
-                states[sp_state_get(&sp_slots[i])], sp_slots[i].priority, sp_slots[i].group, sp_slots[i].transition);
+        fprintf(stderr, "model: thread %d: %s, priority %u, group \"%s\", transition %u, generation %u\n",
+                sp_slots[i].tid, states[sp_state_get(&sp_slots[i])], sp_slots[i].priority, sp_slots[i].group,
+                sp_slots[i].transition, sp_slots[i].generation);
     sp_lock_leave();
     for (unsigned i = 0; i < THREADS; i++)
         fprintf(stderr, "model: thread %d %s\n", atomic_load(&tids[i]), WAITS_FOR[atomic_load(&doing[i])]);
@@ -534,7 +574,7 @@ int main(int argc, char **argv)
         if (atomic_load(&times[what]) == 0)
             fail("nobody waited");
     }
-    if (released == 0 || atomic_load(&migrations) == 0 || atomic_load(&done) < atomic_load(&applied))
+    if (released == 0 || atomic_load(&migrations) == 0 || atomic_load(&refusals) == 0 || atomic_load(&done) < atomic_load(&applied))
         fail("nothing was tried");
     return 0;
 }

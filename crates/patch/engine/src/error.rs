@@ -194,9 +194,9 @@ pub enum Error {
     /// A killed tool left threads in a generation.
     #[error("a tool that was killed has left threads of process {0} in an address-space generation")]
     LeftBehind(Pid),
-    /// Threads go to generations in one way only.
-    #[error("--view generation brings threads over by probing, not by {0}")]
-    OnlyProbed(String),
+    /// All at once is nothing that generations could do better.
+    #[error("--view generation brings threads over one by one, or while they stand at their points; not by stop")]
+    NotStopped,
     /// The library's control block has become something else.
     #[error("control block of libstillpoint at {0} does not hold what it should")]
     Control(Avma),
@@ -302,7 +302,7 @@ impl Error {
             Error::NoModule { .. } => "a patch built for the file that runs",
             Error::NoGenerations => "--view trampoline",
             Error::LeftBehind(_) => "the same command with --view generation: it completes or undoes what is there",
-            Error::OnlyProbed(_) => "--quiescence probe, or --view trampoline",
+            Error::NotStopped => "--quiescence probe, local, group:NAME or global, or --view trampoline",
             Error::NameTaken(_) => "revert it first, or --replace",
             Error::NotBased { .. } => "apply the patches of the series in order",
             _ => return None,

@@ -562,6 +562,7 @@ fn recover(
     report: &mut Report<'_>,
 ) -> Result<bool, Error> {
     target.reload()?;
+    generation::undo_decision(target, report)?;
     let Some(open) = target.view.unfinished.clone() else { return Ok(false) };
     // probing completes what each thread may do by itself; anything else has to begin anew
     let forward = wanted(&target.view, &open.transition) && goes_thread_by_thread(&target.view, &open.transition);

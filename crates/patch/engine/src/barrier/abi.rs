@@ -8,7 +8,7 @@ use std::mem::offset_of;
 /// First bytes of a control block.
 pub const MAGIC: &[u8; 16] = b"STILLPOINT-CTRL\0";
 /// Version of the layout.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Slots that a library may have.
 pub const THREADS_MAX: u32 = 65536;
 /// Priorities are below this.
@@ -71,6 +71,8 @@ pub struct RequestLayout {
     deadline_ns: u64,
     word_offset: i64,
     group: [u8; NAME_MAX],
+    generation: u32,
+    reserved: u32,
     check: u64,
 }
 
@@ -93,6 +95,8 @@ pub struct SlotLayout {
     thread_pointer: u64,
     name: [u8; NAME_MAX],
     group: [u8; NAME_MAX],
+    generation: u32,
+    reserved: u32,
 }
 
 /// `struct sp_control`.
@@ -216,6 +220,8 @@ pub struct Request {
     pub word_offset: i64,
     /// For [`Mode::Group`] and [`Mode::Others`].
     pub group: Name,
+    /// Where the thread goes instead of changing its word: an address-space generation, 0 for none.
+    pub generation: u32,
 }
 
 /// A thread that takes part.
@@ -235,6 +241,8 @@ pub struct Slot {
     pub name: Name,
     /// Its group; empty for none.
     pub group: Name,
+    /// The generation that it last went to, 0 for none.
+    pub generation: u32,
 }
 
 fn bytes<const N: usize>(from: &[u8], at: usize) -> Option<[u8; N]> {
@@ -321,6 +329,7 @@ impl Request {
             deadline_ns: u64_at(from, offset_of!(RequestLayout, deadline_ns))?,
             word_offset: u64_at(from, offset_of!(RequestLayout, word_offset))? as i64,
             group: Name::decode(&bytes::<NAME_MAX>(from, offset_of!(RequestLayout, group))?),
+            generation: u32_at(from, offset_of!(RequestLayout, generation))?,
         })
     }
 
@@ -335,6 +344,7 @@ impl Request {
         put(offset_of!(RequestLayout, deadline_ns), &self.deadline_ns.to_le_bytes());
         put(offset_of!(RequestLayout, word_offset), &self.word_offset.to_le_bytes());
         put(offset_of!(RequestLayout, group), &self.group.0);
+        put(offset_of!(RequestLayout, generation), &self.generation.to_le_bytes());
         let check = checksum(&out);
         out[offset_of!(RequestLayout, check)..].copy_from_slice(&check.to_le_bytes());
         out
@@ -354,7 +364,12 @@ impl Request {
         if slot.state != ThreadState::Active {
             return false;
         }
-        self.together(slot) || (slot.word != self.word && !(self.mode == Mode::Others && slot.group == self.group))
+        self.together(slot) || (!self.is_taken_by(slot) && !(self.mode == Mode::Others && slot.group == self.group))
+    }
+
+    /// Whether a thread has taken what this request brings.
+    pub fn is_taken_by(&self, slot: &Slot) -> bool {
+        if self.generation == 0 { slot.word == self.word } else { slot.generation == self.generation }
     }
 }
 
@@ -386,6 +401,7 @@ fn decode_slot(from: &[u8]) -> Option<Slot> {
         thread_pointer: u64_at(from, offset_of!(SlotLayout, thread_pointer))?,
         name: Name::decode(&bytes::<NAME_MAX>(from, offset_of!(SlotLayout, name))?),
         group: Name::decode(&bytes::<NAME_MAX>(from, offset_of!(SlotLayout, group))?),
+        generation: u32_at(from, offset_of!(SlotLayout, generation))?,
     })
 }
 
@@ -400,9 +416,10 @@ pub fn facts() -> Vec<(&'static str, u64)> {
         };
     }
     let mut facts = offsets! {
-        "sp_request" RequestLayout: number transition mode patcher_pid deadline_ns word_offset group check;
+        "sp_request" RequestLayout: number transition mode patcher_pid deadline_ns word_offset group
+            generation reserved check;
         "sp_answer" AnswerLayout: number outcome awaited awaited_priority;
-        "sp_slot" SlotLayout: state tid priority transition thread_pointer name group;
+        "sp_slot" SlotLayout: state tid priority transition thread_pointer name group generation reserved;
         "sp_control" ControlLayout: magic size version word_offset bell slots slot_size slots_used wake_fd priorities
             busy program_threads request answer;
     };
@@ -442,6 +459,7 @@ mod tests {
             deadline_ns: 1 << 40,
             word_offset: -8,
             group: Name::new("workers").expect("fits"),
+            generation: 0,
         }
     }
 
@@ -474,6 +492,7 @@ mod tests {
             thread_pointer: 0,
             name: Name::default(),
             group: Name::new(group).unwrap_or_default(),
+            generation: 0,
         };
         let (member, other) = (slot(ThreadState::Active, 0, "workers"), slot(ThreadState::Active, 0, ""));
         let over = slot(ThreadState::Active, 0x5350_0003, "");
@@ -483,6 +502,9 @@ mod tests {
         assert!(!of(Mode::Others).awaits(&member) && of(Mode::Others).awaits(&other));
         assert!(of(Mode::Group).awaits(&member) && of(Mode::Group).awaits(&other) && !of(Mode::Group).awaits(&over));
         assert!(of(Mode::Global).awaits(&over) && !of(Mode::Global).awaits(&parked));
+        // where a generation decides, words do not
+        let by_generation = Request { generation: 3, ..of(Mode::Local) };
+        assert!(by_generation.awaits(&over) && !by_generation.awaits(&Slot { generation: 3, ..over }));
     }
 
     #[test]

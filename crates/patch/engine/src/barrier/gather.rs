@@ -1,7 +1,8 @@
 //! Threads that go over by themselves, and the moment at which those that stand do.
 
 use super::Library;
-use super::abi::{Gathered, Mode, Name, Request, Slot};
+use super::abi::{Gathered, Mode, Name, Request};
+use super::standing::{self, Eyes, describe};
 use crate::error::Busy;
 use crate::ledger::Transition;
 use crate::plan::word_value;
@@ -35,10 +36,6 @@ impl Following {
     pub(crate) fn own_way(&self, tid: Tid) -> bool {
         self.own_way.contains(&tid)
     }
-}
-
-fn describe(slot: &Slot) -> String {
-    format!("its own code, before the next quiescence point of {:?} (priority {})", slot.name, slot.priority)
 }
 
 impl Mover<'_, '_, '_, '_> {
@@ -84,7 +81,7 @@ impl Mover<'_, '_, '_, '_> {
         let left = deadline.saturating_duration_since(Instant::now()).as_nanos() as u64;
         let word = (self.store.ledger.word_offset, word_value(transition.number));
         let Some(library) = &mut self.library else { return Err(self.no_library(mode)) };
-        library.ask(self.process, mode, group, word, now_ns() + left)
+        library.ask(self.process, mode, group, word, 0, now_ns() + left)
     }
 
     /// Looks for the library where that was not done yet.
@@ -127,7 +124,7 @@ impl Mover<'_, '_, '_, '_> {
             waiting.remove(&tid);
             // its control block was not looked at, and is nobody else's
             done.insert(tid, Avma(0));
-            if slot.word == request.word {
+            if request.is_taken_by(&slot) {
                 let transition = crate::plan::transition_of_word(slot.word).unwrap_or_default();
                 self.report.event(EventKind::ThreadMigrated { tid: tid.0, transition });
             }
@@ -146,9 +143,10 @@ impl Mover<'_, '_, '_, '_> {
         loop {
             self.serve(Instant::now() + wait)?;
             wait = (wait * 2).min(LOOK_MAX);
-            let mut busy = self.awaited(&request)?;
+            let Some(library) = &mut self.library else { return Err(self.no_library(mode)) };
+            let mut busy = standing::awaited(self.process, library, &request, &self.session.threads())?;
             // those who stood have gone on: the others are to blame
-            if now_ns() >= request.deadline_ns || self.abandoned(&request)? {
+            if standing::is_over(self.process, library, &request)? {
                 return Err(Error::TimedOut { busy: if last.is_empty() { busy } else { last } });
             }
             if busy.is_empty() {
@@ -162,23 +160,6 @@ impl Mover<'_, '_, '_, '_> {
             }
             last = busy;
         }
-    }
-
-    fn abandoned(&self, request: &Request) -> Result<bool, Error> {
-        let Some(library) = &self.library else { return Ok(true) };
-        let control = library.control(self.process.memory())?;
-        Ok(control.answered != request.number || control.outcome == Gathered::Abandoned)
-    }
-
-    /// Who has its part still to do, by the slots.
-    fn awaited(&mut self, request: &Request) -> Result<Vec<Busy>, Error> {
-        let Some(library) = &mut self.library else { return Ok(Vec::new()) };
-        let slots = library.slots(self.process.memory())?;
-        library.learn(self.process, &self.session.threads());
-        let awaited = slots.iter().filter(|slot| request.awaits(slot));
-        Ok(awaited
-            .map(|slot| Busy { tid: library.thread(slot).unwrap_or(Tid(slot.tid)), function: describe(slot) })
-            .collect())
     }
 
     /// Stops the process, and commits when everybody known stands or is over, and everybody else is outside of the code
@@ -198,31 +179,12 @@ impl Mover<'_, '_, '_, '_> {
             other => other?,
         };
         let memory = self.process.memory();
-        let threads = frozen.threads();
-        let control = library.control(memory)?;
-        let slots = library.slots(memory)?;
-        let mut busy = Vec::new();
-        if control.busy || control.pending() != Some(request) || now_ns() >= request.deadline_ns {
-            busy.push(Busy { tid: self.process.pid().leader(), function: "the lock of libstillpoint".into() });
-        }
-        let name = |slot: &Slot| library.thread(slot).unwrap_or(Tid(slot.tid));
-        let awaited = slots.iter().filter(|slot| request.awaits(slot));
-        busy.extend(awaited.map(|slot| Busy { tid: name(slot), function: describe(slot) }));
-        let known: BTreeSet<Tid> = slots.iter().map(name).collect();
-        for tid in threads.into_iter().filter(|tid| !known.contains(tid)) {
-            if !busy.is_empty() {
-                break;
-            }
-            let look = self.prober.look(self.process, &mut frozen.thread(tid)?)?;
-            let at = Avma(look.fs_base.0.wrapping_add_signed(i64::from(self.store.ledger.word_offset)));
-            if request.mode != Mode::Global && holds(memory, at, request.word) {
-                continue;
-            }
-            let verdict = self.walker.judge(&look, forbidden);
-            if !verdict.is_free() {
-                busy.push(Busy { tid, function: verdict.describe() });
-            }
-        }
+        let offset = i64::from(self.store.ledger.word_offset);
+        let eyes = Eyes { prober: &mut self.prober, walker: &self.walker, forbidden };
+        let busy = standing::who_keeps_it(&mut frozen, self.process, library, request, eyes, |_, look| {
+            let at = Avma(look.fs_base.0.wrapping_add_signed(offset));
+            request.mode != Mode::Global && holds(memory, at, request.word)
+        })?;
         if busy.is_empty() {
             memory.write(transition.state, &[DispatchState::AllThen as u8])?;
             library.settle(memory, Gathered::Released)?;
@@ -253,39 +215,16 @@ impl Mover<'_, '_, '_, '_> {
         Ok(())
     }
 
-    /// While the process stands and nobody is inside the library's lock, nobody is about to take the transition.
     fn abandon(&mut self) -> Result<(), Error> {
         let limit = Instant::now() + LOCK_LIMIT;
-        loop {
-            let busy = self.abandon_frozen()?;
-            if !busy {
-                return Ok(());
-            }
+        while let Some(library) = &mut self.library
+            && !standing::abandon(self.process, self.session, library, self.report)?
+        {
             if Instant::now() > limit {
-                let function = "the lock of libstillpoint".to_owned();
-                return Err(Error::TimedOut { busy: vec![Busy { tid: self.process.pid().leader(), function }] });
+                return Err(Error::TimedOut { busy: vec![standing::locked(self.process)] });
             }
             self.serve(Instant::now() + LOOK_FIRST)?;
         }
-    }
-
-    fn abandon_frozen(&mut self) -> Result<bool, Error> {
-        let Some(library) = &mut self.library else { return Ok(false) };
-        let frozen = match self.session.freeze() {
-            Err(stillpoint_patch_tracee::Error::Unstoppable { .. }) => return Ok(true),
-            other => other?,
-        };
-        let memory = self.process.memory();
-        let busy = library.control(memory)?.busy;
-        if !busy {
-            library.settle(memory, Gathered::Abandoned)?;
-        }
-        for (tid, stopped_ns) in frozen.thaw()? {
-            self.report.stopped(tid, "freeze: abandon", stopped_ns);
-        }
-        if !busy {
-            library.ring(self.process);
-        }
-        Ok(busy)
+        Ok(())
     }
 }

@@ -101,13 +101,15 @@ impl Library {
         self.tids.get(&slot.tid).copied()
     }
 
-    /// Makes a request. The bell is rung last: a request that is not whole is not looked at.
+    /// Makes a request, to change the word or, where there is one, to go to a generation. The bell is rung last: a request
+    /// that is not whole is not looked at.
     pub(crate) fn ask(
         &mut self,
         process: &Process,
         mode: Mode,
         group: Name,
         word: (i32, u32),
+        generation: u32,
         deadline_ns: u64,
     ) -> Result<Request, Error> {
         let memory = process.memory();
@@ -124,6 +126,7 @@ impl Library {
             deadline_ns,
             word_offset: i64::from(word.0),
             group,
+            generation,
         };
         memory.write(Avma(self.at.0 + ANSWER_AT), &encode_answer(request.number))?;
         memory.write(Avma(self.at.0 + REQUEST_AT), &request.encode())?;

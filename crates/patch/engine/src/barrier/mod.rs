@@ -14,6 +14,7 @@ pub mod abi;
 mod gather;
 mod library;
 mod present;
+pub(crate) mod standing;
 
 use crate::error::Busy;
 use crate::{Error, Quiescence};

@@ -1,6 +1,7 @@
 //! Taking every thread of a process to one generation, each alone.
 
 use super::kernel;
+use super::points::Points;
 use crate::error::Busy;
 use crate::operate::Target;
 use crate::probe::{Prober, Verdict};
@@ -16,13 +17,19 @@ use stillpoint_patch_tracee::{self as tracee, Pid, Process, Session, Stop, Threa
 /// Between two looks at threads that were busy.
 const REST: Duration = Duration::from_millis(1);
 
-/// Who of the process, or of others that share its memory, is not in a generation, and cannot be taken there by itself.
-/// Threads are looked at twice, for one may be born while the other is looked at; from those that are there nobody is born
+/// Who of the process, or of others that share its memory, is not in a generation, and cannot be taken there by itself; but for
+/// those who are to stay elsewhere. Threads are looked at twice, for one may be born while the other is looked at; from those that are there nobody is born
 /// elsewhere.
-pub(super) fn who_is_elsewhere(process: &Process, generation: u32) -> Result<Vec<Busy>, Error> {
+pub(super) fn who_is_elsewhere(
+    process: &Process,
+    generation: u32,
+    staying: &BTreeSet<Tid>,
+) -> Result<Vec<Busy>, Error> {
     for _ in 0..2 {
         let mut threads = process.threads()?;
-        threads.retain(|t| kernel::generation_of(process, t.tid).is_some_and(|found| found != generation));
+        threads.retain(|t| {
+            !staying.contains(&t.tid) && kernel::generation_of(process, t.tid).is_some_and(|found| found != generation)
+        });
         if !threads.is_empty() {
             let what =
                 |worker| if worker { "the kernel, as a worker of it" } else { "code that nobody has looked at yet" };
@@ -67,11 +74,13 @@ impl Crossing {
         Ok(Crossing { process, modules, prober, frames, goal, number, forbidden, busy, boundaries, walked })
     }
 
-    /// Brings all there; tells how many there are.
+    /// Brings all there, but for those who are to stay; those whom their `points` take there are not touched. Tells how many
+    /// there are.
     pub(super) fn all(
         &mut self,
         session: &mut Session<'_>,
         report: &mut Report<'_>,
+        mut points: Option<&mut Points>,
         deadline: Instant,
     ) -> Result<u32, Error> {
         let process = self.process.clone();
@@ -81,13 +90,21 @@ impl Crossing {
             let threads = session.threads();
             self.busy.retain(|tid, _| session.knows(*tid));
             self.walked.retain(|tid| session.knows(*tid));
-            for tid in &threads {
-                self.visit(session, report, &walker, *tid)?;
+            let (going, staying) = match &mut points {
+                Some(points) => points.own_way(&threads)?,
+                None => Default::default(),
+            };
+            for tid in threads.iter().filter(|tid| !staying.contains(tid)) {
+                match going.get(tid) {
+                    Some(where_) if !self.is_there(report, *tid) => self.is_busy(report, *tid, where_.clone()),
+                    _ => self.visit(session, report, &walker, *tid)?,
+                }
             }
+            self.busy.retain(|tid, _| !staying.contains(tid));
             let mut busy: Vec<Busy> =
                 self.busy.iter().map(|(tid, why)| Busy { tid: *tid, function: why.clone() }).collect();
             if busy.is_empty() {
-                busy = who_is_elsewhere(&process, self.goal)?;
+                busy = who_is_elsewhere(&process, self.goal, &staying)?;
                 if busy.is_empty() {
                     return Ok(threads.len() as u32);
                 }
@@ -106,9 +123,7 @@ impl Crossing {
         walker: &Walker<'_>,
         tid: Tid,
     ) -> Result<(), Error> {
-        let at = kernel::generation_of(&self.process, tid);
-        if at.is_none_or(|generation| generation == self.goal) {
-            self.busy.remove(&tid);
+        if self.is_there(report, tid) {
             return Ok(());
         }
         // a newborn is let go by its event; stopping one that has not run again would tell nothing new, unless its stack
@@ -134,20 +149,34 @@ impl Crossing {
             Err(error) => return Err(error.into()),
         };
         match why {
-            None => {
-                self.busy.remove(&tid);
-                if self.goal != 0 {
-                    report.event(EventKind::ThreadMigrated { tid: tid.0, transition: self.number });
-                }
-            }
-            Some(why) => {
-                if self.busy.get(&tid) != Some(&why) {
-                    report.event(EventKind::ThreadBusy { tid: tid.0, function: why.clone() });
-                }
-                self.busy.insert(tid, why);
-            }
+            None => self.has_gone(report, tid),
+            Some(why) => self.is_busy(report, tid, why),
         }
         Ok(())
+    }
+
+    /// Whether a thread is where it should be, or has ended.
+    fn is_there(&mut self, report: &mut Report<'_>, tid: Tid) -> bool {
+        let there = kernel::generation_of(&self.process, tid).is_none_or(|generation| generation == self.goal);
+        // it was waited for, and has gone by itself
+        if there && self.busy.contains_key(&tid) {
+            self.has_gone(report, tid);
+        }
+        there
+    }
+
+    fn has_gone(&mut self, report: &mut Report<'_>, tid: Tid) {
+        self.busy.remove(&tid);
+        if self.goal != 0 {
+            report.event(EventKind::ThreadMigrated { tid: tid.0, transition: self.number });
+        }
+    }
+
+    fn is_busy(&mut self, report: &mut Report<'_>, tid: Tid, why: String) {
+        if self.busy.get(&tid) != Some(&why) {
+            report.event(EventKind::ThreadBusy { tid: tid.0, function: why.clone() });
+        }
+        self.busy.insert(tid, why);
     }
 
     /// Takes a thread that stands there, or tells why not now.

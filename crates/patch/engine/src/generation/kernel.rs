@@ -19,6 +19,7 @@ const WRITE: u64 = 3;
 const MIGRATE: u64 = 4;
 const COMMIT: u64 = 5;
 const DELETE: u64 = 6;
+const COMMIT_WHEREVER: u64 = 8;
 /// Bytes of memory of ours in the target that calls need: a `struct asgen_write` and a jump.
 pub(super) const SCRATCH_LEN: usize = 32;
 
@@ -74,6 +75,11 @@ pub(super) fn migrate(thread: &mut Held<'_>, generation: u32) -> Result<(), trac
 /// Has a thread of the process commit a generation.
 pub(super) fn commit(process: &Process, session: &mut Session<'_>, generation: u32) -> Result<(), Error> {
     one_call(process, session, [COMMIT, generation.into(), 0, 0, 0, 0])
+}
+
+/// Has a thread of a frozen process commit a generation wherever threads are: none is in the middle of what changes.
+pub(super) fn commit_wherever(carrier: &mut Held<'_>, generation: u32) -> Result<(), tracee::Error> {
+    carrier.remote(SYS_ASGEN, [COMMIT_WHEREVER, generation.into(), 0, 0, 0, 0]).map(drop)
 }
 
 /// Has a thread of the process delete a generation.

@@ -6,17 +6,24 @@
 //!              └── back ── delete                 commit:  the kernel makes that the text of all
 //! ```
 //! Patches, checks, memory, ledger and unwinders are those of the trampolines, and so is what is left behind: afterwards
-//! either way can take the patch back. A thread goes over by a system call that it
-//! makes for us while it stands, when nothing that changes is on its stack. One that is born is where its parent is.
+//! either way can take the patch back. A thread goes over by a system call that it makes for us while it stands, when nothing
+//! that changes is on its stack, or by itself at a quiescence point. One that is born is where its parent is. Threads that
+//! change together stay where they are, and stand, until the generation is the text of all.
 //!
-//! *Being killed.* Until all threads are over nothing is in the ledger: the kernel itself tells that a generation was left,
-//! and threads in it. Then the record `Begin` is written, with a state byte that says "all new" already: whoever finds it
-//! goes forward. As long as a thread is in a generation of ours, only this way goes on.
+//! *Being killed.* Until all threads are over, or stand, nothing is in the ledger: the kernel itself tells that a generation
+//! was left, and threads in it. Then the record `Begin` is written, with a state byte that says "all new" already. Whoever
+//! finds it goes forward where all are in the generation. Where some stood they have left by themselves, on the old text,
+//! which is still in force if the kernel had not been told yet: then all go back. As long as a thread is in a generation of
+//! ours, only this way goes on.
 
 mod crossing;
 mod kernel;
+mod points;
 
+use crate::barrier::Name;
+use crate::barrier::abi::Mode;
 use crate::calm::traced;
+use crate::error::Busy;
 use crate::fault::{self, FaultPoint};
 use crate::ledger::{NamedSpan, Phase, Record, Site, Transition, Version, View};
 use crate::operate::{Hooks, Target, call_hooks, committed, expect_old_side, limits, settle_guide};
@@ -27,12 +34,13 @@ use crate::{Error, Options, Outcome, Quiescence, guide};
 use crossing::{Crossing, who_is_elsewhere};
 pub use kernel::Generation;
 pub(crate) use kernel::generations;
-use std::collections::BTreeMap;
+use points::Points;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 use stillpoint_events::EventKind;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::{DISPATCH_LEN, DispatchState, JUMP_LEN, jump5};
-use stillpoint_patch_tracee::{Process, Session, Tid};
+use stillpoint_patch_tracee::{self as tracee, Frozen, Process, Session, Tid};
 
 /// What lets each thread see its version of the code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -58,9 +66,7 @@ fn refuse_among(target: &Target, options: &Options, inhabited: &BTreeMap<u32, Ti
         ThreadView::Trampoline if inhabited.len() > 1 => unsuitable("has threads in generations of its own"),
         ThreadView::Trampoline => Ok(()),
         ThreadView::Generation if !kernel::has_generations() => Err(Error::NoGenerations),
-        ThreadView::Generation if options.quiescence != Quiescence::Probe => {
-            Err(Error::OnlyProbed(options.quiescence.to_string()))
-        }
+        ThreadView::Generation if options.quiescence == Quiescence::Stop => Err(Error::NotStopped),
         ThreadView::Generation if generations(pid).is_none() => {
             unsuitable("has lost its first thread, and its generations cannot be seen")
         }
@@ -76,11 +82,28 @@ pub(crate) fn enter(target: &mut Target, options: &Options, report: &mut Report<
     let process = target.process.clone();
     let inhabited = inhabited(&process);
     refuse_among(target, options, &inhabited)?;
-    let nothing_left = inhabited.keys().all(|generation| *generation == 0);
-    if options.view == ThreadView::Trampoline || options.dry_run || nothing_left {
+    if options.dry_run || !kernel::has_generations() {
         return Ok(());
     }
-    traced(&process, |session| settle(session, target, options, report))
+    let nothing_left = inhabited.keys().all(|generation| *generation == 0);
+    let asked = Points::find(target, 0)?.map_or(Ok(false), |points| points.is_asked())?;
+    if nothing_left && !asked {
+        return Ok(());
+    }
+    traced(&process, |session| match options.view {
+        // somebody might still follow a tool that was killed
+        ThreadView::Trampoline => forget(session, target, report),
+        ThreadView::Generation => settle(session, target, options, report),
+    })
+}
+
+/// Nobody goes to a generation any more that a tool asked for which was killed.
+fn forget(session: &mut Session<'_>, target: &Target, report: &mut Report<'_>) -> Result<(), Error> {
+    Points::find(target, 0)?.map_or(Ok(()), |mut points| points.abandon(session, report))?;
+    // whoever did meanwhile is to be brought back first
+    let inhabited = inhabited(&target.process);
+    let left = inhabited.iter().any(|(generation, tid)| *generation != 0 && is_of_patches(target, *tid));
+    if left { Err(Error::LeftBehind(target.process.pid())) } else { Ok(()) }
 }
 
 /// The generations, the base among them, that threads are in, with one of each; none when there is only the base.
@@ -115,24 +138,55 @@ fn settle(
     let process = target.process.clone();
     let number = target.view.last_transition;
     let unfinished = |source| Error::Unfinished { transition: number, source: Box::new(source) };
+    // nobody goes on to where a tool that was killed asked to go
+    let mut points = Points::find(target, number)?;
+    points.as_mut().map_or(Ok(()), |points| points.abandon(session, report)).map_err(unfinished)?;
     for (left, tid) in inhabited(&process) {
         if left == 0 || !is_of_patches(target, tid) {
             continue;
         }
         report.warn(format!("generation {left} was left by a tool that was killed"));
-        if is_decided(target, tid)
-            || shows_what_is_in_force(target, tid) && who_is_elsewhere(&process, left)?.is_empty()
-        {
+        let all_there = who_is_elsewhere(&process, left, &BTreeSet::new())?.is_empty();
+        if all_there && (is_decided(target, tid) || shows_what_is_in_force(target, tid)) {
             kernel::commit(&process, session, left).map_err(unfinished)?;
             continue;
         }
         report.operation("abort");
         let forbidden = Forbidden::new(&not_in_force(&target.view), &target.view.trampolines(), &[]);
         let deadline = Instant::now() + limits(options).back;
-        let back = Crossing::new(target, (0, number), forbidden)?.all(session, report, deadline);
+        let back = Crossing::new(target, (0, number), forbidden)?.all(session, report, None, deadline);
         back.and_then(|_| kernel::delete(&process, session, left)).map_err(|error| stuck(error, number))?;
     }
     Ok(())
+}
+
+/// Ends a transition that the ledger says is decided, but of which nothing is in the text of all: it was to become that in
+/// the moment in which the tool was killed, while threads stood.
+pub(crate) fn undo_decision(target: &mut Target, report: &mut Report<'_>) -> Result<(), Error> {
+    let process = target.process.clone();
+    let Some(open) = target.view.unfinished.clone() else { return Ok(()) };
+    if !is_all_new(&process, &open.transition)? || expect_old_side(process.memory(), &open.transition).is_err() {
+        return Ok(());
+    }
+    let number = open.transition.number;
+    take_back(target, &open.transition)?;
+    let reason = "the tool that began it was killed".to_owned();
+    report.event(EventKind::FellBack { transition: number, reason });
+    target.reload()
+}
+
+/// The state byte and the ledger as if it had not been decided.
+fn take_back(target: &mut Target, transition: &Transition) -> Result<(), Error> {
+    let process = target.process.clone();
+    let store = target.store.as_mut().ok_or(Error::NoWord(process.pid()))?;
+    process.memory().write(transition.state, &[DispatchState::AllOtherwise as u8])?;
+    store.append(process.memory(), Record::Phase { transition: transition.number, phase: Phase::Aborted })
+}
+
+fn is_all_new(process: &Process, transition: &Transition) -> Result<bool, Error> {
+    let mut state = [0];
+    process.memory().read(transition.state, &mut state)?;
+    Ok(state == [DispatchState::AllThen as u8])
 }
 
 /// What became of the way back, when that failed.
@@ -148,11 +202,8 @@ fn stuck(error: Error, transition: u32) -> Error {
 /// generation is to become the text of all.
 fn is_decided(target: &Target, tid: Tid) -> bool {
     let Some(open) = &target.view.unfinished else { return false };
-    let mut state = [0];
     let is_new = |site: &Site| sees(target, tid, site.entry) == Some(site.to.bytes);
-    target.process.memory().read(open.transition.state, &mut state).is_ok()
-        && state == [DispatchState::AllThen as u8]
-        && open.transition.sites.iter().all(is_new)
+    is_all_new(&target.process, &open.transition).unwrap_or(false) && open.transition.sites.iter().all(is_new)
 }
 
 /// An entry as a thread sees it.
@@ -228,52 +279,174 @@ fn cross(
 ) -> Result<u32, Error> {
     const { assert!(kernel::SCRATCH_LEN <= DISPATCH_LEN) };
     let process = target.process.clone();
+    let mut points = match options.quiescence {
+        Quiescence::Probe | Quiescence::Stop => None,
+        _ => Points::find(target, transition.number)?,
+    };
+    if options.quiescence != Quiescence::Global {
+        points.as_mut().map_or(Ok(()), Points::check_filters)?;
+    }
     let deadline = Instant::now() + options.timeout;
     let generation = in_phase(report, "create", |_| kernel::create(&process, session, &transition.sites, scratch))?;
-    let mut trampolines = target.view.trampolines();
-    trampolines.extend(&transition.trampolines);
-    let forbidden = |code: &[NamedSpan]| Forbidden::new(code, &trampolines, &transition.loop_entries);
-    let mut there = Crossing::new(target, (generation, transition.number), forbidden(&transition.leave))?;
-    let moved = in_phase(report, "migrate", |report| there.all(session, report, deadline));
-    let moved = moved.and_then(|threads| fault::reach(&options.faults, FaultPoint::Migrated).map(|()| threads));
-    let threads = match moved {
-        Ok(threads) => threads,
-        Err(error @ Error::Ended(_)) => return Err(error),
-        Err(error) => {
-            report.operation("abort");
-            let until = Instant::now() + limits(options).back;
-            let mut home = Crossing::new(target, (0, transition.number), forbidden(&transition.enter))?;
-            let back = in_phase(report, "migrate", |report| home.all(session, report, until));
-            let back = back.and_then(|_| kernel::delete(&process, session, generation));
-            back.map_err(|second| stuck(second, transition.number))?;
-            report.event(EventKind::FellBack { transition: transition.number, reason: error.to_string() });
-            return Err(match error {
-                Error::TimedOut { .. } => error,
-                other => Error::FellBack { transition: transition.number, source: Box::new(other) },
-            });
-        }
-    };
-    let unfinished = |source| Error::Unfinished { transition: transition.number, source: Box::new(source) };
-    in_phase(report, "commit", |_| decide(session, target, transition, generation, options)).map_err(unfinished)?;
-    Ok(threads)
+    let mut way = Way { target, transition, generation, options, deadline };
+    let over = way.over(session, points.as_mut(), report);
+    let Err(error) = over else { return over };
+    if matches!(error, Error::Ended(_) | Error::Unfinished { .. }) {
+        return Err(error);
+    }
+    report.operation("abort");
+    way.home(session, points.as_mut(), report).map_err(|second| stuck(second, transition.number))?;
+    report.event(EventKind::FellBack { transition: transition.number, reason: error.to_string() });
+    Err(match error {
+        Error::TimedOut { .. } => error,
+        other => Error::FellBack { transition: transition.number, source: Box::new(other) },
+    })
 }
 
-/// All threads are over. The record is the commit point: whoever finds it goes forward.
-fn decide(
-    session: &mut Session<'_>,
-    target: &mut Target,
-    transition: &Transition,
+/// To a generation and back.
+struct Way<'w> {
+    target: &'w mut Target,
+    transition: &'w Transition,
     generation: u32,
-    options: &Options,
-) -> Result<(), Error> {
-    let process = target.process.clone();
-    let memory = process.memory();
-    let store = target.store.as_mut().ok_or(Error::NoWord(process.pid()))?;
-    memory.write(transition.state, &[DispatchState::AllThen as u8])?;
-    store.append(memory, Record::Begin(Box::new(transition.clone())))?;
-    fault::reach(&options.faults, FaultPoint::Decided)?;
-    kernel::commit(&process, session, generation)?;
-    store.append(memory, Record::Phase { transition: transition.number, phase: Phase::Committed })
+    options: &'w Options,
+    deadline: Instant,
+}
+
+impl Way<'_> {
+    fn forbidden(&self, code: &[NamedSpan]) -> Forbidden {
+        let mut trampolines = self.target.view.trampolines();
+        trampolines.extend(&self.transition.trampolines);
+        Forbidden::new(code, &trampolines, &self.transition.loop_entries)
+    }
+
+    /// Brings every thread there, or makes those who change together stand, and makes it the text of all.
+    fn over(
+        &mut self,
+        session: &mut Session<'_>,
+        points: Option<&mut Points>,
+        report: &mut Report<'_>,
+    ) -> Result<u32, Error> {
+        let (generation, deadline) = (self.generation, self.deadline);
+        let Some(points) = points else {
+            let threads = in_phase(report, "migrate", |report| self.each(session, None, report))?;
+            return self.decide_over(session, None, threads, report);
+        };
+        match self.options.quiescence {
+            Quiescence::Group(name) => {
+                points.ask(Mode::Others, name, generation, deadline)?;
+                in_phase(report, "migrate", |report| self.each(session, Some(points), report))?;
+                points.ask(Mode::Group, name, generation, deadline)?;
+                in_phase(report, "gather", |report| self.together(session, points, report))
+            }
+            Quiescence::Global => {
+                points.ask(Mode::Global, Name::default(), generation, deadline)?;
+                in_phase(report, "gather", |report| self.together(session, points, report))
+            }
+            _ => {
+                points.ask(Mode::Local, Name::default(), generation, deadline)?;
+                let threads = in_phase(report, "migrate", |report| self.each(session, Some(points), report))?;
+                self.decide_over(session, Some(points), threads, report)
+            }
+        }
+    }
+
+    /// Each by itself.
+    fn each(
+        &mut self,
+        session: &mut Session<'_>,
+        points: Option<&mut Points>,
+        report: &mut Report<'_>,
+    ) -> Result<u32, Error> {
+        let forbidden = self.forbidden(&self.transition.leave);
+        let mut there = Crossing::new(self.target, (self.generation, self.transition.number), forbidden)?;
+        let threads = there.all(session, report, points, self.deadline)?;
+        fault::reach(&self.options.faults, FaultPoint::Migrated).map(|()| threads)
+    }
+
+    /// All are there. The record is the commit point: whoever finds it goes forward.
+    fn decide_over(
+        &mut self,
+        session: &mut Session<'_>,
+        points: Option<&mut Points>,
+        threads: u32,
+        report: &mut Report<'_>,
+    ) -> Result<u32, Error> {
+        let (process, number) = (self.target.process.clone(), self.transition.number);
+        let unfinished = |source| Error::Unfinished { transition: number, source: Box::new(source) };
+        let decided = in_phase(report, "commit", |_| {
+            self.begin()?;
+            kernel::commit(&process, session, self.generation)?;
+            points.map_or(Ok(()), Points::release)?;
+            self.note(Phase::Committed)
+        });
+        decided.map(|()| threads).map_err(unfinished)
+    }
+
+    /// Those who change together stand: in that moment the generation becomes the text of all.
+    fn together(
+        &mut self,
+        session: &mut Session<'_>,
+        points: &mut Points,
+        report: &mut Report<'_>,
+    ) -> Result<u32, Error> {
+        let forbidden = self.forbidden(&self.transition.leave);
+        let number = self.transition.number;
+        let unfinished = |source| Error::Unfinished { transition: number, source: Box::new(source) };
+        let modules = (self.target.modules.clone(), self.target.restorers.clone());
+        let frames = self.target.view.placed.iter().map(|patch| patch.eh_frame).collect();
+        let generation = self.generation;
+        let threads =
+            points.gather(session, report, (modules, frames), &forbidden, generation, |frozen| self.decide(frozen))?;
+        self.note(Phase::Committed).map_err(unfinished)?;
+        Ok(threads)
+    }
+
+    /// Writes the record, and has the kernel commit; on failure neither is in force. Tells who keeps it from being done now.
+    fn decide(&mut self, frozen: &mut Frozen<'_, '_>) -> Result<Option<Busy>, Error> {
+        let mut carrier = match frozen.carrier() {
+            Err(tracee::Error::NoCarrier { pid, why }) => {
+                return Ok(Some(Busy { tid: pid.leader(), function: why }));
+            }
+            other => other?,
+        };
+        let number = self.transition.number;
+        self.begin().map_err(|source| Error::Unfinished { transition: number, source: Box::new(source) })?;
+        if let Err(error) = kernel::commit_wherever(&mut carrier, self.generation) {
+            take_back(self.target, self.transition)?;
+            return Err(error.into());
+        }
+        Ok(None)
+    }
+
+    fn begin(&mut self) -> Result<(), Error> {
+        let process = self.target.process.clone();
+        let store = self.target.store.as_mut().ok_or(Error::NoWord(process.pid()))?;
+        process.memory().write(self.transition.state, &[DispatchState::AllThen as u8])?;
+        store.append(process.memory(), Record::Begin(Box::new(self.transition.clone())))?;
+        fault::reach(&self.options.faults, FaultPoint::Decided)
+    }
+
+    fn note(&mut self, phase: Phase) -> Result<(), Error> {
+        let process = self.target.process.clone();
+        let store = self.target.store.as_mut().ok_or(Error::NoWord(process.pid()))?;
+        store.append(process.memory(), Record::Phase { transition: self.transition.number, phase })
+    }
+
+    /// Takes everybody back to the text of all, and deletes the generation.
+    fn home(
+        &mut self,
+        session: &mut Session<'_>,
+        points: Option<&mut Points>,
+        report: &mut Report<'_>,
+    ) -> Result<(), Error> {
+        let process = self.target.process.clone();
+        let until = Instant::now() + limits(self.options).back;
+        points.map_or(Ok(()), |points| points.abandon(session, report))?;
+        let forbidden = self.forbidden(&self.transition.enter);
+        let mut home = Crossing::new(self.target, (0, self.transition.number), forbidden)?;
+        in_phase(report, "migrate", |report| home.all(session, report, None, until))?;
+        kernel::delete(&process, session, self.generation)
+    }
 }
 
 fn in_phase<T>(

@@ -1,0 +1,115 @@
+//! A request that threads stand at, in whichever way their code changes: who is awaited, who stands, giving it up.
+
+use super::Library;
+use super::abi::{Gathered, Request, Slot};
+use crate::Error;
+use crate::error::Busy;
+use crate::probe::{Look, Prober};
+use crate::report::{Report, now_ns};
+use crate::scan::Forbidden;
+use crate::walk::Walker;
+use std::collections::BTreeSet;
+use stillpoint_patch_tracee::{self as tracee, Frozen, Process, Session, Tid};
+
+const LOCK: &str = "the lock of libstillpoint";
+
+/// Where a thread is that has its part still to do.
+pub(crate) fn describe(slot: &Slot) -> String {
+    format!("its own code, before the next quiescence point of {:?} (priority {})", slot.name, slot.priority)
+}
+
+/// What to say of the library's lock, which somebody is inside of.
+pub(crate) fn locked(process: &Process) -> Busy {
+    Busy { tid: process.pid().leader(), function: LOCK.into() }
+}
+
+/// Whether those who stood have gone on, or will not be asked any more.
+pub(crate) fn is_over(process: &Process, library: &Library, request: &Request) -> Result<bool, Error> {
+    let control = library.control(process.memory())?;
+    Ok(now_ns() >= request.deadline_ns || control.answered != request.number || control.outcome == Gathered::Abandoned)
+}
+
+/// Who has its part still to do, by the slots.
+pub(crate) fn awaited(
+    process: &Process,
+    library: &mut Library,
+    request: &Request,
+    threads: &[Tid],
+) -> Result<Vec<Busy>, Error> {
+    let slots = library.slots(process.memory())?;
+    library.learn(process, threads);
+    Ok(busy_of(library, request, &slots))
+}
+
+fn busy_of(library: &Library, request: &Request, slots: &[Slot]) -> Vec<Busy> {
+    let awaited = slots.iter().filter(|slot| request.awaits(slot));
+    awaited.map(|slot| Busy { tid: library.thread(slot).unwrap_or(Tid(slot.tid)), function: describe(slot) }).collect()
+}
+
+/// Looks for what is left behind in threads that the library does not know.
+pub(crate) struct Eyes<'e, 'p> {
+    pub(crate) prober: &'e mut Prober,
+    pub(crate) walker: &'e Walker<'p>,
+    pub(crate) forbidden: &'e Forbidden,
+}
+
+/// Who keeps a request from being released while the process is frozen: a thread inside of the library's lock, one that does
+/// not stand, or one that the library does not know, that is not `over` and has code that changes on its stack.
+pub(crate) fn who_keeps_it(
+    frozen: &mut Frozen<'_, '_>,
+    process: &Process,
+    library: &Library,
+    request: &Request,
+    eyes: Eyes<'_, '_>,
+    over: impl Fn(Tid, &Look<'_>) -> bool,
+) -> Result<Vec<Busy>, Error> {
+    let memory = process.memory();
+    let control = library.control(memory)?;
+    let slots = library.slots(memory)?;
+    let mut busy = Vec::new();
+    if control.busy || control.pending() != Some(request) || now_ns() >= request.deadline_ns {
+        busy.push(locked(process));
+    }
+    busy.extend(busy_of(library, request, &slots));
+    if !busy.is_empty() {
+        return Ok(busy);
+    }
+    let known: BTreeSet<Tid> = slots.iter().map(|slot| library.thread(slot).unwrap_or(Tid(slot.tid))).collect();
+    for tid in frozen.threads().into_iter().filter(|tid| !known.contains(tid)) {
+        let look = eyes.prober.look(process, &mut frozen.thread(tid)?)?;
+        if over(tid, &look) {
+            continue;
+        }
+        let verdict = eyes.walker.judge(&look, eyes.forbidden);
+        if !verdict.is_free() {
+            busy.push(Busy { tid, function: verdict.describe() });
+        }
+    }
+    Ok(busy)
+}
+
+/// Abandons the library's request. `false` when that cannot be now: only while the process stands and nobody is inside the
+/// library's lock, nobody is about to take the transition.
+pub(crate) fn abandon(
+    process: &Process,
+    session: &mut Session<'_>,
+    library: &mut Library,
+    report: &mut Report<'_>,
+) -> Result<bool, Error> {
+    let frozen = match session.freeze() {
+        Err(tracee::Error::Unstoppable { .. }) => return Ok(false),
+        other => other?,
+    };
+    let memory = process.memory();
+    let busy = library.control(memory)?.busy;
+    if !busy {
+        library.settle(memory, Gathered::Abandoned)?;
+    }
+    for (tid, stopped_ns) in frozen.thaw()? {
+        report.stopped(tid, "freeze: abandon", stopped_ns);
+    }
+    if !busy {
+        library.ring(process);
+    }
+    Ok(!busy)
+}

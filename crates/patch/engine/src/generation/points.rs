@@ -1,0 +1,176 @@
+//! Threads with quiescence points: they go to a generation by themselves, or stand until it is everybody's code.
+
+use super::kernel;
+use crate::barrier::abi::{Gathered, Mode, Name, Request};
+use crate::barrier::standing::{self, Eyes, describe};
+use crate::barrier::{Library, ThreadState};
+use crate::error::Busy;
+use crate::ledger::Span;
+use crate::operate::Target;
+use crate::plan::word_value;
+use crate::probe::Prober;
+use crate::report::{Report, now_ns};
+use crate::scan::Forbidden;
+use crate::walk::Walker;
+use crate::{Error, calm};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+use stillpoint_events::EventKind;
+use stillpoint_patch_tracee::{self as tracee, Frozen, Process, Session, Tid};
+
+/// How often slots are looked at: reading them stops nobody.
+const LOOK: Duration = Duration::from_millis(1);
+/// The library's lock is held for some instructions.
+const LOCK_LIMIT: Duration = Duration::from_secs(5);
+/// Threads that go by themselves may do so for so much longer than they are waited for: only where the tool is gone is it the
+/// library that gives up.
+const LONGER: Duration = Duration::from_secs(5);
+
+/// A process's libstillpoint, and what it has been asked.
+pub(super) struct Points {
+    process: Process,
+    library: Library,
+    request: Option<Request>,
+    /// Of the ledger, and of the transition: requests without a generation have them.
+    word: (i32, u32),
+}
+
+impl Points {
+    /// `None` when the process has no such library.
+    pub(super) fn find(target: &Target, number: u32) -> Result<Option<Points>, Error> {
+        let process = target.process.clone();
+        let Some(library) = Library::find(&process, &target.modules)? else { return Ok(None) };
+        let offset = target.store.as_ref().map_or(0, |store| store.ledger.word_offset);
+        Ok(Some(Points { process, library, request: None, word: (offset, word_value(number)) }))
+    }
+
+    /// Refuses threads that would be killed by their seccomp filter for the call that takes them to a generation: the library
+    /// makes it without asking.
+    pub(super) fn check_filters(&mut self) -> Result<(), Error> {
+        let slots = self.library.slots(self.process.memory())?;
+        let threads: Vec<Tid> = self.process.threads()?.iter().map(|thread| thread.tid).collect();
+        self.library.learn(&self.process, &threads);
+        for tid in slots.iter().filter_map(|slot| self.library.thread(slot)) {
+            if self.process.thread_status(tid).is_ok_and(|status| status.seccomp != 0) {
+                let pid = self.process.pid();
+                let what =
+                    "has threads with seccomp filters, which may not change generations by themselves; --quiescence \
+                            probe takes them there"
+                        .to_owned();
+                return Err(Error::Unsuitable { pid, what });
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks threads to go to a generation, or to stand until it is everybody's.
+    pub(super) fn ask(&mut self, mode: Mode, group: Name, generation: u32, deadline: Instant) -> Result<(), Error> {
+        let more = if matches!(mode, Mode::Local | Mode::Others) { LONGER } else { Duration::ZERO };
+        let left = deadline.saturating_duration_since(Instant::now()) + more;
+        let until = now_ns() + left.as_nanos() as u64;
+        self.request = Some(self.library.ask(&self.process, mode, group, self.word, generation, until)?);
+        Ok(())
+    }
+
+    /// Of these threads, who will go by itself, and where it is now; and who is not to go at all.
+    pub(super) fn own_way(&mut self, threads: &[Tid]) -> Result<(BTreeMap<Tid, String>, BTreeSet<Tid>), Error> {
+        let (mut going, mut staying) = (BTreeMap::new(), BTreeSet::new());
+        let Some(request) = &self.request else { return Ok((going, staying)) };
+        self.library.learn(&self.process, threads);
+        for slot in self.library.slots(self.process.memory())? {
+            let Some(tid) = self.library.thread(&slot) else { continue };
+            if request.mode == Mode::Others && slot.group == request.group {
+                staying.insert(tid);
+            } else if slot.state == ThreadState::Active && !request.is_taken_by(&slot) {
+                going.insert(tid, describe(&slot));
+            }
+        }
+        Ok((going, staying))
+    }
+
+    /// Waits until all who have to stand do, and does `work` in that moment, in which the process is frozen.
+    pub(super) fn gather(
+        &mut self,
+        session: &mut Session<'_>,
+        report: &mut Report<'_>,
+        (program, frames): ((Vec<tracee::Module>, Vec<u64>), Vec<Span>),
+        forbidden: &Forbidden,
+        generation: u32,
+        mut work: impl FnMut(&mut Frozen<'_, '_>) -> Result<Option<Busy>, Error>,
+    ) -> Result<u32, Error> {
+        let process = self.process.clone();
+        let Some(request) = self.request else { return Err(Error::NoWord(process.pid())) };
+        let walker = Walker::new(&process, program.0, frames);
+        let mut prober = Prober::new(program.1, process.mappings()?);
+        walker.prepare();
+        let (mut told, mut last) = (BTreeSet::new(), Vec::new());
+        loop {
+            calm::serve(&process, session, Instant::now() + LOOK)?;
+            let mut busy = standing::awaited(&process, &mut self.library, &request, &session.threads())?;
+            // those who stood have gone on: the others are to blame
+            if standing::is_over(&process, &self.library, &request)? {
+                return Err(Error::TimedOut { busy: if last.is_empty() { busy } else { last } });
+            }
+            if busy.is_empty() {
+                let eyes = Eyes { prober: &mut prober, walker: &walker, forbidden };
+                let over = |tid| kernel::generation_of(&process, tid) == Some(generation);
+                let mut frozen = match session.freeze() {
+                    Err(tracee::Error::Unstoppable { tid, why }) => {
+                        last = vec![Busy { tid, function: why }];
+                        continue;
+                    }
+                    other => other?,
+                };
+                busy =
+                    standing::who_keeps_it(&mut frozen, &process, &self.library, &request, eyes, |tid, _| over(tid))?;
+                let worked = if busy.is_empty() { work(&mut frozen) } else { Ok(None) };
+                let done = busy.is_empty() && matches!(worked, Ok(None));
+                if done {
+                    self.library.settle(process.memory(), Gathered::Released)?;
+                }
+                for (tid, stopped_ns) in frozen.thaw()? {
+                    report.stopped(tid, "freeze: commit", stopped_ns);
+                }
+                busy.extend(worked?);
+                if done {
+                    self.request = None;
+                    self.library.ring(&process);
+                    return Ok(session.threads().len() as u32);
+                }
+            }
+            for b in busy.iter().filter(|b| told.insert((b.tid, b.function.clone()))) {
+                report.event(EventKind::ThreadBusy { tid: b.tid.0, function: b.function.clone() });
+            }
+            last = busy;
+        }
+    }
+
+    /// Whether anybody may still act upon a request to go to a generation, whoever made it.
+    pub(super) fn is_asked(&self) -> Result<bool, Error> {
+        let control = self.library.control(self.process.memory())?;
+        Ok(control.pending().is_some_and(|request| request.generation != 0))
+    }
+
+    /// The generation that threads were asked to go to is everybody's code.
+    pub(super) fn release(&mut self) -> Result<(), Error> {
+        self.request = None;
+        if self.is_asked()? {
+            self.library.settle(self.process.memory(), Gathered::Released)?;
+            self.library.ring(&self.process);
+        }
+        Ok(())
+    }
+
+    /// Nobody goes to a generation, or stands for it, any more.
+    pub(super) fn abandon(&mut self, session: &mut Session<'_>, report: &mut Report<'_>) -> Result<(), Error> {
+        self.request = None;
+        let limit = Instant::now() + LOCK_LIMIT;
+        while self.is_asked()? && !standing::abandon(&self.process, session, &mut self.library, report)? {
+            if Instant::now() > limit {
+                return Err(Error::TimedOut { busy: vec![standing::locked(&self.process)] });
+            }
+            calm::serve(&self.process, session, Instant::now() + LOOK)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * `stillpoint patch --view generation` on a program with quiescence points (e2e/programs/points.c), which checks by itself what
+ * a mode promises to threads between two of them.
+ */
+#define _GNU_SOURCE
+#include "../../e2e/programs/control.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+
+#include "harness.h"
+#include "tool.h"
+
+#define PAGE "/control-points"
+#define ROUNDS 4
+#define KILLS 24
+
+static pid_t program;
+static uint32_t epoch;
+
+static void announce(int from, int to, int flags)
+{
+	atomic_store(&control->phase, (uint64_t)++epoch << 32 | (uint64_t)flags << 16 | (uint64_t)to << 8 | (uint64_t)from);
+}
+
+static void start_points(const char *promise)
+{
+	int file = open(PAGE, O_RDWR | O_CREAT | O_TRUNC, 0600), null = open("/dev/null", O_RDWR);
+
+	CHECK(file >= 0 && ftruncate(file, sizeof(*control)) == 0);
+	close(file);
+	control_open(PAGE);
+	epoch = 0;
+	announce(1, 1, 0);
+	program = start((char *[]){"/points", PAGE, (char *)promise, "6", NULL}, null, 1);
+	close(null);
+	snprintf(pid, sizeof(pid), "%d", program);
+	AWAIT(atomic_load(&control->ready));
+}
+
+/* Threads that are there to be found asleep do not answer. */
+static bool answers(const struct slot *slot)
+{
+	return slot->role[0] && strcmp(slot->role, "sleeper") && strcmp(slot->role, "blocked");
+}
+
+static void check_violations(void)
+{
+	if (atomic_load(&control->violations))
+		printf("# points: %s\n", control->message);
+	CHECK(!atomic_load(&control->violations));
+	CHECK(waitpid(program, NULL, WNOHANG) == 0);
+}
+
+/* Everybody has called what is patched twice from here on; whether all were answered by that version. */
+static bool all_answered(int version)
+{
+	bool all = true;
+
+	for (uint32_t i = 0; i < atomic_load(&control->slots_used) && i < SLOTS; i++) {
+		const struct slot *slot = &control->slots[i];
+		uint64_t before = atomic_load(&slot->calls);
+
+		if (!answers(slot))
+			continue;
+		AWAIT(atomic_load(&slot->calls) >= before + 2);
+		all &= atomic_load(&slot->version) == (uint32_t)version;
+	}
+	check_violations();
+	return all;
+}
+
+static void settled(int version)
+{
+	announce(version, version, 0);
+	CHECK(all_answered(version));
+}
+
+#define WITH(verb, mode, ...) \
+	tool(verb, "--view", "generation", "--quiescence", mode, "--timeout", "120s", ##__VA_ARGS__, NULL)
+
+static void there_and_back(const char *mode, const char *promise)
+{
+	start_points(promise);
+	for (int round = 0; round < ROUNDS; round++) {
+		announce(1, 2, 0);
+		ENDS(DONE, WITH("apply", (char *)mode, "/points.patch"));
+		settled(2);
+		announce(2, 1, 0);
+		ENDS(DONE, WITH("revert", (char *)mode));
+		settled(1);
+	}
+	ENDS(DONE, tool("status", NULL));
+}
+
+static void points_probed(void)
+{
+	there_and_back("probe", "none");
+}
+
+static void points_local(void)
+{
+	there_and_back("local", "alone");
+}
+
+static void points_group(void)
+{
+	there_and_back("group:a", "group");
+}
+
+static void points_global(void)
+{
+	there_and_back("global", "all");
+}
+
+/* The tool killed in each mode at any moment: the next one ends what it left, and the modes keep their promises. */
+static void points_killed(void)
+{
+	static const char *const modes[] = {"local", "group:a", "global"};
+	int status, killed = 0;
+
+	start_points("none");
+	for (int i = 0; i < KILLS; i++) {
+		char *mode = (char *)modes[i % 3];
+		char *words[] = {"/stillpoint", "patch", "apply", "--pid", pid, "--view", "generation", "--quiescence", mode,
+				 "--timeout", "60s", "/points.patch", NULL};
+		int null = open("/dev/null", O_RDWR);
+
+		announce(1, 2, FREE);
+		pid_t child = start(words, null, null);
+
+		close(null);
+		for (int pause = rand() % 250; pause; pause--)
+			nap();
+		kill(child, SIGKILL);
+		CHECK(waitpid(child, &status, 0) == child);
+		killed += WIFSIGNALED(status);
+		all_answered(1);
+		/* either way may find it; what threads are in only this one may end */
+		int code = tool("apply", "--view", i % 2 ? "generation" : "trampoline", "--timeout", "120s", "/points.patch", NULL);
+
+		if (code == REFUSED) {
+			CHECK(i % 2 == 0 && strstr(said, "--view generation"));
+			ENDS(DONE, WITH("apply", mode, "/points.patch"));
+		} else {
+			wanted(code, DONE, __LINE__);
+		}
+		settled(2);
+		announce(2, 1, FREE);
+		ENDS(DONE, WITH("revert", mode));
+		settled(1);
+	}
+	CHECK(killed);
+	printf("# %d of %d killed\n", killed, KILLS);
+}
+
+const struct test points_tests[] = {
+	{"points_probed", points_probed, 600},
+	{"points_local", points_local, 600},
+	{"points_group", points_group, 600},
+	{"points_global", points_global, 600},
+	{"points_killed", points_killed, 1200},
+	{}
+};
