@@ -128,9 +128,9 @@ async fn follow_back(options: &Options, journal: &mut Journal, teller: &Teller) 
 /// side's is shut. Until both is done the journal says that they are on their way.
 pub(crate) async fn stay_on_target(options: &Options, journal: &mut Journal) -> Result<(), Error> {
     fence::lift_if_shut(&options.target, journal.record.fenced_target.as_ref()).await?;
-    let grantees = journal.record.fenced.clone().unwrap_or_default();
+    let grants = journal.record.fenced.clone().unwrap_or_default();
     let mut door = fence::at_the_door(&options.source).await?;
-    fence::shut(&mut door, &options.source.database, &grantees).await?;
+    fence::shut(&mut door, &options.source.database, &grants).await?;
     fence::clear(&mut door, &options.source.database).await?;
     journal.update(|record| record.phase = Phase::Switched)
 }

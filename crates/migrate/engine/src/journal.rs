@@ -1,6 +1,7 @@
 //! The journal of a migration: one small file, replaced as a whole, on disk before what it tells of is done.
 
 use crate::Error;
+use crate::fence::Grant;
 use crate::outfit::IdentityChange;
 use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
@@ -119,10 +120,10 @@ pub struct Record {
     pub(crate) identities: Vec<IdentityChange>,
     /// Who could connect to the source before it was fenced; none when it never was.
     #[serde(default)]
-    pub(crate) fenced: Option<Vec<String>>,
+    pub(crate) fenced: Option<Vec<Grant>>,
     /// Who could connect to the target before it was fenced, on the way back; none when it never was.
     #[serde(default)]
-    pub(crate) fenced_target: Option<Vec<String>>,
+    pub(crate) fenced_target: Option<Vec<Grant>>,
 }
 
 impl Record {

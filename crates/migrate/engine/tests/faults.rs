@@ -260,3 +260,36 @@ async fn who_waits_behind_the_copy_is_named_without_his_statement() {
     assert!(altered.success(), "he got his lock");
     bench.assert_clean("shop");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rights_that_were_passed_on_are_given_back_as_they_were() {
+    if !available() {
+        return;
+    }
+    let bench = bench();
+    for cluster in [&bench.source, &bench.target] {
+        cluster.sql("postgres", "CREATE ROLE clerk; CREATE ROLE \"a guest\"; CREATE ROLE friend");
+    }
+    bench.source.sql(
+        "postgres",
+        "GRANT CONNECT ON DATABASE shop TO clerk WITH GRANT OPTION; SET ROLE clerk; \
+         GRANT CONNECT ON DATABASE shop TO \"a guest\" WITH GRANT OPTION; SET ROLE \"a guest\"; \
+         GRANT CONNECT ON DATABASE shop TO friend",
+    );
+    let rights = || {
+        let each = "SELECT item FROM pg_database, unnest(datacl) item WHERE datname = 'shop' ORDER BY item::text";
+        bench.source.sql("postgres", each)
+    };
+    let before = rights();
+    assert!(before.contains("friend=c/\"a guest\"") && before.contains("clerk=c*/postgres"), "{before}");
+    let failing = Options { faults: vec![FaultPoint::Drained], ..options(&bench) };
+    let failure = attempt(&failing).await.unwrap_err();
+    assert!(matches!(failure.error, Error::Fault(FaultPoint::Drained)), "{failure:?}");
+    assert_eq!((failure.state, rights()), (State::OnSource, before.clone()));
+    attempt(&options(&bench)).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    let connect = "SELECT count(*) FROM pg_database, aclexplode(datacl) a WHERE datname = 'shop' \
+                   AND a.privilege_type = 'CONNECT'";
+    assert_eq!(bench.source.sql("postgres", connect), "0", "{}", rights());
+    fallback(&options(&bench), observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert_eq!(rights(), before);
+}
