@@ -16,7 +16,7 @@ use crate::options::Options;
 use crate::outfit::{self, PUBLICATIONS};
 use crate::progress::Teller;
 use crate::run::{Following, catch_up, fingerprint, sequences};
-use crate::{Error, Server, fence, several};
+use crate::{Error, Server, fence, several, since};
 use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
 
@@ -135,6 +135,7 @@ pub(crate) async fn prepare(
         let position = outfit::create_slot(&direction.to, slot, false, options.snapshot_limit).await?.position;
         // What is repeated from here to the switch carries our stamps, and is not brought back.
         journal.update(|record| record.back_from = position)?;
+        journal.keep_definitions(&since::read(&mut to).await?)?;
     }
     let mut front = Front::connect(&options.proxy, &options.tenant).await?;
     let stored = "SELECT rolname, rolpassword FROM pg_authid WHERE rolcanlogin AND rolpassword IS NOT NULL";
