@@ -8,6 +8,7 @@ use crate::routes::{Lock, Routes};
 use crate::standby::Place;
 use crate::tenant::Tenant;
 use crate::tls;
+use crate::unnamed::Unnamed;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::AtomicUsize;
@@ -51,6 +52,8 @@ pub(crate) struct Proxy {
     held: Arc<AtomicUsize>,
     /// How often the configuration was taken over anew.
     pub(crate) reloads: watch::Sender<u64>,
+    /// Connections that have not said who they are.
+    pub(crate) unnamed: Unnamed,
     /// Who waits to serve in our place.
     pub(crate) standby: Place,
 }
@@ -66,6 +69,7 @@ impl Proxy {
             totals: Counters::default(),
             held: Arc::default(),
             reloads: watch::Sender::new(0),
+            unnamed: Unnamed::default(),
             standby: Place::default(),
         };
         proxy.know_the_named();
