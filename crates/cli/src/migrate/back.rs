@@ -13,6 +13,10 @@ pub(crate) struct FallbackArgs {
     servers: Servers,
     #[command(flatten)]
     how: How,
+    /// Drop, with the target's database, what was defined there since the switch: tables with their rows, indexes, views,
+    /// rights and whatever else is named without this.
+    #[arg(long)]
+    drop_definitions: bool,
     /// Tell what would be done.
     #[arg(long)]
     dry_run: bool,
@@ -40,12 +44,21 @@ struct Line<'a> {
 pub(crate) fn fallback(args: &FallbackArgs, output: &Output) -> Result<(), Failure> {
     let mut options = args.servers.options()?;
     args.how.apply(&mut options)?;
+    options.accepted.definitions_dropped = args.drop_definitions;
     if args.dry_run {
-        return dry(
+        dry(
             &options,
             output,
             "what was committed on the target would be repeated on the source, and clients sent there",
-        );
+        )?;
+        let lost = quietly(engine::defined_since(&options))?.map_err(Failure::refused)?;
+        for what in &lost {
+            output.line(format_args!("would be dropped: {what}"));
+        }
+        let refused = !lost.is_empty() && !args.drop_definitions;
+        let error =
+            || failure(engine::Failure { error: engine::Error::DefinedSince(lost), state: engine::State::Untouched });
+        return if refused { Err(error()) } else { Ok(()) };
     }
     let outcome = watched(&args.servers, &options, output, |observer| engine::fallback(&options, observer))?;
     let database = options.source.database_name();

@@ -39,7 +39,8 @@ impl What {
             Where::Log => Capture::Log,
             Where::Rows => Capture::Rows,
         });
-        options.accepted = Accepted { unlogged_empty: self.unlogged_empty, no_fallback: self.no_fallback };
+        options.accepted =
+            Accepted { unlogged_empty: self.unlogged_empty, no_fallback: self.no_fallback, ..Accepted::default() };
         Ok(options)
     }
 }

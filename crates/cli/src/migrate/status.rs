@@ -55,6 +55,9 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     if let Some(advice) = status.advice() {
         output.line(advice);
     }
+    for what in &status.defined_since {
+        output.line(format_args!("`fallback` would drop what was defined on the target since: {what}"));
+    }
     for orphan in &status.orphans {
         output.line(format_args!("slot {orphan} belongs to no migration: `stillpoint migrate abort` drops it"));
     }

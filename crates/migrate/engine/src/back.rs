@@ -4,14 +4,14 @@ use crate::fault::{FaultPoint, reach};
 use crate::follow::{Feed, Follower, Plan};
 use crate::front::is_served;
 use crate::inventory::Inventory;
-use crate::journal::{Journal, Phase};
+use crate::journal::{Journal, Phase, Record};
 use crate::link::{Link, Purpose};
 use crate::options::{Failure, Options, State};
 use crate::outfit::{self, PUBLICATIONS};
 use crate::progress::{Observer, Teller};
 use crate::run::{Following, Outcome, catch_up, compare_between, fingerprint, with_any_proxy};
 use crate::switch::{self, Direction, Side};
-use crate::{Error, fence, several, undo};
+use crate::{Error, fence, several, since, undo};
 use std::time::Duration;
 use stillpoint_events::EventKind;
 
@@ -53,8 +53,12 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
             Err(error) => return Err(Failure { state: State::Unknown(error.to_string()), error }),
         }
     }
+    let fingerprint = nothing_is_lost(options, teller).await.map_err(|error| match journal.record.phase {
+        Phase::Switched => Failure::untouched(error),
+        _ => Failure::on_target(error),
+    })?;
     let ended = tokio::select! {
-        ended = steps(options, &mut journal, teller) => ended,
+        ended = steps(options, &mut journal, fingerprint, teller) => ended,
         () = options.interrupt.notified() => Err(Error::Interrupted),
     };
     let returned = match (&ended, journal.record.phase) {
@@ -89,9 +93,27 @@ async fn taken_away(options: &Options, journal: Journal, outcome: Outcome) -> Re
     }
 }
 
-async fn steps(options: &Options, journal: &mut Journal, teller: &Teller) -> Result<Duration, Error> {
+/// The target's definitions, unless something of them would be lost; they are to be the same until clients are back.
+async fn nothing_is_lost(options: &Options, teller: &Teller) -> Result<String, Error> {
+    let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
+    let fingerprint = fingerprint(&mut target).await?;
+    let lost = since::the_switch(options, &mut target).await?;
+    match (lost.is_empty(), options.accepted.definitions_dropped) {
+        (true, _) => {}
+        (false, true) => teller.warn(format!("with the target's database will be dropped: {}", lost.join("; "))),
+        (false, false) => return Err(Error::DefinedSince(lost)),
+    }
+    Ok(fingerprint)
+}
+
+async fn steps(
+    options: &Options,
+    journal: &mut Journal,
+    fingerprint: String,
+    teller: &Teller,
+) -> Result<Duration, Error> {
     let direction = Direction::back(options);
-    let following = teller.phase("catch-up", follow_back(options, journal, teller)).await?;
+    let following = teller.phase("catch-up", follow_back(options, journal, fingerprint, teller)).await?;
     let following =
         teller.phase("compare", compare_between(options, following, &direction.from, &direction.to, teller)).await?;
     journal.update(|record| record.phase = Phase::Returning)?;
@@ -104,10 +126,19 @@ async fn steps(options: &Options, journal: &mut Journal, teller: &Teller) -> Res
     Ok(paused)
 }
 
-async fn follow_back(options: &Options, journal: &mut Journal, teller: &Teller) -> Result<Following, Error> {
+async fn follow_back(
+    options: &Options,
+    journal: &mut Journal,
+    fingerprint: String,
+    teller: &Teller,
+) -> Result<Following, Error> {
     fence::open(&options.source).await?;
     let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
-    let inventory = Inventory::read(&mut target).await?;
+    let mut inventory = Inventory::read(&mut target).await?;
+    if options.accepted.definitions_dropped {
+        let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+        inventory.keep_those_of(&Inventory::read(&mut source).await?);
+    }
     let slot = journal.record.back_slot();
     let follower = Follower::start(Plan {
         source: &options.target.called("target"),
@@ -118,7 +149,6 @@ async fn follow_back(options: &Options, journal: &mut Journal, teller: &Teller) 
         pace: std::sync::Arc::new(crate::throttle::Throttle::free()),
     })
     .await?;
-    let fingerprint = fingerprint(&mut target).await?;
     let mut following = Following { follower, inventory, fingerprint, guide: None };
     catch_up(&mut following, &mut target, teller).await?;
     Ok(following)
@@ -128,11 +158,16 @@ async fn follow_back(options: &Options, journal: &mut Journal, teller: &Teller) 
 /// side's is shut. Until both is done the journal says that they are on their way.
 pub(crate) async fn stay_on_target(options: &Options, journal: &mut Journal) -> Result<(), Error> {
     fence::lift_if_shut(&options.target, journal.record.fenced_target.as_ref()).await?;
-    let grantees = journal.record.fenced.clone().unwrap_or_default();
-    let mut door = fence::at_the_door(&options.source).await?;
-    fence::shut(&mut door, &options.source.database, &grantees).await?;
-    fence::clear(&mut door, &options.source.database).await?;
+    shut_source(options, &journal.record).await?;
     journal.update(|record| record.phase = Phase::Switched)
+}
+
+/// Shuts the side that clients have left: it is opened to be written to, and shows old rows to whoever finds it open.
+pub(crate) async fn shut_source(options: &Options, record: &Record) -> Result<(), Error> {
+    let grants = record.fenced.clone().unwrap_or_default();
+    let mut door = fence::at_the_door(&options.source).await?;
+    fence::shut(&mut door, &options.source.database, &grants).await?;
+    fence::clear(&mut door, &options.source.database).await
 }
 
 /// Ends a migration after its switch: nothing of it is left on the target, and there is no way back. The source keeps its

@@ -71,6 +71,8 @@ pub struct Accepted {
     pub unlogged_empty: bool,
     /// There will be no way back, because the target keeps no logical log.
     pub no_fallback: bool,
+    /// The way back drops what was defined on the target since the switch.
+    pub definitions_dropped: bool,
 }
 
 /// Looks at both servers and the proxy, and changes nothing.

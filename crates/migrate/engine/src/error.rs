@@ -86,6 +86,9 @@ pub enum Error {
     /// Preflight found what is not supported; nothing has been touched.
     #[error("{} not supported: {}", if .0.len() == 1 { "something is".into() } else { format!("{} things are", .0.len()) }, .0.join("; "))]
     Refused(Vec<String>),
+    /// Definitions were made on the target that the way back would drop; nothing has been touched.
+    #[error("what was defined on the target since the switch would be dropped: {}", .0.join("; "))]
+    DefinedSince(Vec<String>),
     /// The proxy serves the tenant from another server than the source: what clients write there would not be moved.
     #[error(
         "the proxy's sessions are not at {server}, which has no process {pid} for this database: another server is served"
@@ -189,6 +192,7 @@ impl Error {
             | Error::Tls { .. }
             | Error::Authentication { .. }
             | Error::Refused(_)
+            | Error::DefinedSince(_)
             | Error::ServedElsewhere { .. }
             | Error::WrongPhase(_)
             | Error::Proxy(_)

@@ -55,49 +55,83 @@ pub(crate) async fn at_the_door(server: &Server) -> Result<Link, Error> {
     }
 }
 
-/// Who can connect to the database: what [`shut`] takes and [`lift`] gives back.
-pub(crate) async fn grantees(beside: &mut Link, database: &str) -> Result<Vec<String>, Error> {
+/// A right to connect, as it was given.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Grant {
+    /// To whom, quoted, or PUBLIC.
+    to: String,
+    /// By whom, quoted.
+    by: String,
+    /// By the database's owner, in whose name superusers give rights and take them.
+    by_owner: bool,
+    /// It may be passed on.
+    grantable: bool,
+}
+
+/// Who can connect to the database: what [`shut`] takes and [`lift`] gives back. Whoever passed a right on comes behind whoever
+/// gave it to him.
+pub(crate) async fn grants(beside: &mut Link, database: &str) -> Result<Vec<Grant>, Error> {
     let sql = format!(
-        "SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END \
+        "SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END, \
+         quote_ident(pg_get_userbyid(a.grantor)), a.grantor = d.datdba, a.is_grantable \
          FROM pg_database d, aclexplode(coalesce(d.datacl, acldefault('d', d.datdba))) a \
          WHERE d.datname = {} AND a.privilege_type = 'CONNECT'",
         literal(database)
     );
-    Ok(beside.query(&sql).await?.iter().map(|row| text(row, 0)).collect())
+    let rows = beside.query(&sql).await?;
+    let is = |row: &Row, at| text(row, at) == "t";
+    let grant = |row: &Row| Grant { to: text(row, 0), by: text(row, 1), by_owner: is(row, 2), grantable: is(row, 3) };
+    let mut left: Vec<Grant> = rows.iter().map(grant).collect();
+    let mut grants: Vec<Grant> = Vec::new();
+    while !left.is_empty() {
+        let could =
+            |grant: &Grant| grant.by_owner || grants.iter().any(|other| other.grantable && other.to == grant.by);
+        let (mut next, rest) = left.into_iter().partition::<Vec<_>, _>(could);
+        left = rest;
+        if next.is_empty() {
+            // The server lets nobody pass on what he has not got.
+            next.append(&mut left);
+        }
+        grants.append(&mut next);
+    }
+    Ok(grants)
 }
 
 /// Shuts the door, on a connection [`at_the_door`]. One commit: it stands in the pause.
 ///
 /// No right and no setting keeps a superuser out, so connections are not allowed at all; the rest holds while the door is
 /// open for us.
-pub(crate) async fn shut(beside: &mut Link, database: &str, grantees: &[String]) -> Result<(), Error> {
+pub(crate) async fn shut(beside: &mut Link, database: &str, grants: &[Grant]) -> Result<(), Error> {
     let name = identifier(database);
     let mut sql = format!(
         "ALTER DATABASE {name} ALLOW_CONNECTIONS false; ALTER DATABASE {name} SET default_transaction_read_only = on"
     );
-    for grantee in grantees {
-        sql += &format!("; REVOKE CONNECT ON DATABASE {name} FROM {grantee}");
+    // What was passed on goes with it.
+    for Grant { to, .. } in grants.iter().filter(|grant| grant.by_owner) {
+        sql += &format!("; REVOKE CONNECT ON DATABASE {name} FROM {to} CASCADE");
     }
     beside.query(&sql).await.map(drop)
 }
 
 /// Takes back what an earlier attempt has shut, if it came to that; harmless where the door is open again already.
-pub(crate) async fn lift_if_shut(server: &Server, fenced: Option<&Vec<String>>) -> Result<(), Error> {
+pub(crate) async fn lift_if_shut(server: &Server, fenced: Option<&Vec<Grant>>) -> Result<(), Error> {
     match fenced {
-        Some(grantees) => lift(server, grantees).await,
+        Some(grants) => lift(server, grants).await,
         None => Ok(()),
     }
 }
 
 /// Takes [`shut`] back, and whoever was at it when it was cut off does not finish it later.
-pub(crate) async fn lift(server: &Server, grantees: &[String]) -> Result<(), Error> {
+pub(crate) async fn lift(server: &Server, grants: &[Grant]) -> Result<(), Error> {
     let name = identifier(&server.database);
     let mut beside = at_the_door(server).await?;
     let mut sql = format!(
         "ALTER DATABASE {name} ALLOW_CONNECTIONS true; ALTER DATABASE {name} RESET default_transaction_read_only"
     );
-    for grantee in grantees {
-        sql += &format!("; GRANT CONNECT ON DATABASE {name} TO {grantee}");
+    for Grant { to, by, by_owner, grantable } in grants {
+        let grantable = if *grantable { " WITH GRANT OPTION" } else { "" };
+        let grant = format!("GRANT CONNECT ON DATABASE {name} TO {to}{grantable}");
+        sql += &if *by_owner { format!("; {grant}") } else { format!("; SET ROLE {by}; {grant}; RESET ROLE") };
     }
     beside.query(&sql).await.map(drop)
 }

@@ -73,6 +73,17 @@ pub(crate) struct Inventory {
     pub(crate) sequences: Vec<String>,
 }
 
+impl Inventory {
+    /// Leaves out what another one has not.
+    pub(crate) fn keep_those_of(&mut self, other: &Inventory) {
+        let is_there =
+            |of: &[TableDef], table: &TableDef| of.iter().any(|known| known.qualified() == table.qualified());
+        self.tables.retain(|table| is_there(&other.tables, table));
+        self.partitioned.retain(|table| is_there(&other.partitioned, table));
+        self.sequences.retain(|name| other.sequences.contains(name));
+    }
+}
+
 impl TableDef {
     /// `"schema"."table"`.
     pub(crate) fn qualified(&self) -> String {

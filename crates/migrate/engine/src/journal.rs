@@ -1,8 +1,11 @@
 //! The journal of a migration: one small file, replaced as a whole, on disk before what it tells of is done.
 
 use crate::Error;
+use crate::fence::Grant;
 use crate::outfit::IdentityChange;
+use crate::since::Definitions;
 use rustix::process::{Pid, Signal};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -10,6 +13,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+/// How the file beside a journal ends that tells of definitions.
+const DEFINITIONS: &str = "definitions";
 
 /// How far a migration is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -119,10 +125,10 @@ pub struct Record {
     pub(crate) identities: Vec<IdentityChange>,
     /// Who could connect to the source before it was fenced; none when it never was.
     #[serde(default)]
-    pub(crate) fenced: Option<Vec<String>>,
+    pub(crate) fenced: Option<Vec<Grant>>,
     /// Who could connect to the target before it was fenced, on the way back; none when it never was.
     #[serde(default)]
-    pub(crate) fenced_target: Option<Vec<String>>,
+    pub(crate) fenced_target: Option<Vec<Grant>>,
 }
 
 impl Record {
@@ -202,9 +208,17 @@ fn path_of(state: &Path, database: &str) -> PathBuf {
 
 /// Reads a journal without taking it.
 pub(crate) fn peek(state: &Path, database: &str) -> Result<Option<Record>, Error> {
-    let path = path_of(state, database);
-    let wrong = |source| Error::Journal { path: path.clone(), source };
-    match fs::read(&path) {
+    read(&path_of(state, database))
+}
+
+/// What there was on the target when clients went there; none where nobody wrote it down.
+pub(crate) fn definitions(state: &Path, database: &str) -> Result<Option<Definitions>, Error> {
+    read(&path_of(state, database).with_extension(DEFINITIONS))
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Error> {
+    let wrong = |source| Error::Journal { path: path.into(), source };
+    match fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| wrong(error.into())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(wrong(error)),
@@ -385,15 +399,24 @@ impl Journal {
         if number == self.record.number { Ok(()) } else { self.update(|record| record.put_first(number)) }
     }
 
+    /// What there is on the target when clients go there.
+    pub(crate) fn keep_definitions(&self, definitions: &Definitions) -> Result<(), Error> {
+        self.replace(&self.path.with_extension(DEFINITIONS), definitions)
+    }
+
     fn write(&self) -> Result<(), Error> {
-        let wrong = |source| Error::Journal { path: self.path.clone(), source };
-        let text = serde_json::to_vec_pretty(&self.record).map_err(|error| wrong(error.into()))?;
+        self.replace(&self.path, &self.record)
+    }
+
+    fn replace(&self, path: &Path, content: &impl Serialize) -> Result<(), Error> {
+        let wrong = |source| Error::Journal { path: path.into(), source };
+        let text = serde_json::to_vec_pretty(content).map_err(|error| wrong(error.into()))?;
         let new = self.path.with_extension("new");
         let mut options = OpenOptions::new();
         let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new).map_err(wrong)?;
         file.write_all(&text).and_then(|()| file.sync_all()).map_err(wrong)?;
-        fs::rename(&new, &self.path).map_err(wrong)?;
-        let directory = self.path.parent().unwrap_or(Path::new("."));
+        fs::rename(&new, path).map_err(wrong)?;
+        let directory = path.parent().unwrap_or(Path::new("."));
         File::open(directory).and_then(|directory| directory.sync_all()).map_err(wrong)
     }
 
@@ -410,6 +433,7 @@ impl Journal {
         for number in std::iter::once(self.record.number).chain(self.record.others.iter().map(|other| other.number)) {
             let _ = fs::remove_file(self.dump_of(number));
         }
+        let _ = fs::remove_file(self.path.with_extension(DEFINITIONS));
         fs::remove_file(&self.path).map_err(|source| Error::Journal { path: self.path.clone(), source })
     }
 }

@@ -80,6 +80,7 @@ mod recording;
 mod run;
 mod server;
 mod several;
+mod since;
 mod switch;
 mod throttle;
 mod undo;
@@ -96,6 +97,7 @@ pub use options::{Failure, Options, State};
 pub use progress::Observer;
 pub use run::{Outcome, run};
 pub use server::Server;
+pub use since::defined_since;
 pub use undo::{Status, abort, status};
 
 /// What our connections call themselves, so that both servers can tell them from clients.

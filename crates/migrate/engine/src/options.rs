@@ -164,6 +164,9 @@ impl Failure {
             (_, State::Unknown(_)) => "see that the proxy runs, then `stillpoint migrate status`",
             (_, State::OnSourceWithRemains(_)) => "`stillpoint migrate abort`, when both servers can be reached",
             (Error::Refused(_), _) => "`stillpoint migrate check` lists everything that was found",
+            (Error::DefinedSince(_), _) => {
+                "define it on the source yourself once clients are there, and call it again with --drop-definitions"
+            }
             (Error::TimedOut { .. }, State::OnTarget) => "end what is named, and call it again",
             (Error::TimedOut { .. }, _) => "end what is named, or give it longer, and run it again",
             (Error::SchemaChanged(_) | Error::InTheWay(_), _) => "run it again when definitions rest",

@@ -163,16 +163,22 @@ pub(crate) async fn our_slots(link: &mut Link, database: &str) -> Result<Vec<Str
 
 /// Transactions of others that have run for a while, for people.
 pub(crate) async fn running(link: &mut Link) -> Result<Vec<String>, Error> {
-    let rows = link
-        .query(
-            "SELECT format('process %s (%s, %s) runs for %s s: %s', pid, usename, coalesce(nullif(application_name, ''), \
-             '-'), extract(epoch FROM now() - xact_start)::int, left(query, 80)) FROM pg_stat_activity \
-             WHERE xact_start IS NOT NULL AND backend_xid IS NOT NULL AND pid <> pg_backend_pid() \
-             ORDER BY xact_start LIMIT 5",
-        )
-        .await?;
-    Ok(rows.iter().map(|row| text(row, 0)).collect())
+    let sql = format!(
+        "SELECT {WHO} FROM pg_stat_activity WHERE xact_start IS NOT NULL AND backend_xid IS NOT NULL \
+         AND pid <> pg_backend_pid() ORDER BY xact_start LIMIT 5"
+    );
+    Ok(link.query(&sql).await?.iter().map(|row| text(row, 0)).collect())
 }
+
+/// A row of `pg_stat_activity` for people: who, in which state, for how long, and the kind of its last command. Never its
+/// text: that may hold a secret, and so may a word that begins no command.
+pub(crate) const WHO: &str = "format('process %s (%s, %s), %s for %s s, %s', pid, coalesce(usename, '-'), \
+     coalesce(nullif(application_name, ''), '-'), coalesce(state, '-'), \
+     coalesce(extract(epoch FROM clock_timestamp() - xact_start)::int, 0), coalesce(upper(substring(query FROM \
+     '(?i)^\\s*(abort|alter|analyze|begin|call|checkpoint|close|cluster|comment|commit|copy|create|deallocate|declare|delete\
+     |discard|do|drop|end|execute|explain|fetch|grant|import|insert|listen|lock|merge|move|notify|prepare|reassign|refresh\
+     |reindex|release|reset|revoke|rollback|savepoint|security|select|set|show|start|table|truncate|unlisten|update\
+     |vacuum|values|with)\\y')), 'another command'))";
 
 /// `16/B374D848` as a number.
 pub(crate) fn lsn(text: &str) -> Lsn {

@@ -382,8 +382,8 @@ async fn copy_rows(
 /// Somebody who waits for a lock behind us would hold up everybody behind him: the copy gives way.
 async fn stand_aside(watch: &mut Link, holder: i32) -> Result<(), Error> {
     let sql = format!(
-        "SELECT format('process %s (%s): %s', pid, usename, left(query, 80)) FROM pg_stat_activity \
-         WHERE wait_event_type = 'Lock' AND {holder} = ANY (pg_blocking_pids(pid))"
+        "SELECT {} FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND {holder} = ANY (pg_blocking_pids(pid))",
+        outfit::WHO
     );
     match watch.query(&sql).await?.first() {
         Some(row) => Err(Error::InTheWay(text(row, 0))),

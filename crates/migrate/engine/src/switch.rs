@@ -7,6 +7,7 @@
 //! ```
 
 use crate::fault::{FaultPoint, reach};
+use crate::fence::Grant;
 use crate::front::{Front, patiently};
 use crate::inventory::{Inventory, text};
 use crate::journal::{Capture, Journal, Phase, Record};
@@ -15,7 +16,7 @@ use crate::options::Options;
 use crate::outfit::{self, PUBLICATIONS};
 use crate::progress::Teller;
 use crate::run::{Following, catch_up, fingerprint, sequences};
-use crate::{Error, Server, fence, several};
+use crate::{Error, Server, fence, several, since};
 use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
 
@@ -73,7 +74,7 @@ impl Direction {
     }
 
     /// Where the journal keeps who could connect to the side that is left.
-    fn fenced<'r>(&self, record: &'r mut Record) -> &'r mut Option<Vec<String>> {
+    fn fenced<'r>(&self, record: &'r mut Record) -> &'r mut Option<Vec<Grant>> {
         if self.side() == Side::Source { &mut record.fenced_target } else { &mut record.fenced }
     }
 }
@@ -82,7 +83,7 @@ impl Direction {
 pub(crate) struct Prepared {
     following: Following,
     front: Front,
-    grantees: Vec<String>,
+    grants: Vec<Grant>,
     sessions: u64,
 }
 
@@ -134,15 +135,16 @@ pub(crate) async fn prepare(
         let position = outfit::create_slot(&direction.to, slot, false, options.snapshot_limit).await?.position;
         // What is repeated from here to the switch carries our stamps, and is not brought back.
         journal.update(|record| record.back_from = position)?;
+        journal.keep_definitions(&since::read(&mut to).await?)?;
     }
     let mut front = Front::connect(&options.proxy, &options.tenant).await?;
     let stored = "SELECT rolname, rolpassword FROM pg_authid WHERE rolcanlogin AND rolpassword IS NOT NULL";
     let stored = to.query(stored).await?;
     let verifiers = stored.iter().map(|row| (text(row, 0), text(row, 1))).collect();
     let ready = front.prepare(&direction.to, &verifiers, options.prepare_limit).await?;
-    let grantees = fence::grantees(&mut fence::beside(&direction.from).await?, &direction.from.database).await?;
+    let grants = fence::grants(&mut fence::beside(&direction.from).await?, &direction.from.database).await?;
     reach(&options.faults, FaultPoint::Prepared)?;
-    Ok(Prepared { following, front, grantees, sessions: ready.sessions })
+    Ok(Prepared { following, front, grants, sessions: ready.sessions })
 }
 
 /// Pauses clients and sends them on to the other side, several times if need be. How long they stood, and a connection to
@@ -200,10 +202,10 @@ async fn stand_still(
     // What the pause would refuse is refused before it; and it asks a server process that has read its catalogues.
     let backends = prepared.front.backends().await?;
     prepared.front.are_at(&backends, &mut hands.beside, &direction.from).await?;
-    let grantees = prepared.grantees.clone();
+    let grants = prepared.grants.clone();
     journal.update(|record| {
         record.phase = direction.during;
-        *direction.fenced(record) = Some(grantees);
+        *direction.fenced(record) = Some(grants);
         if direction.side() == Side::Target {
             record.leads_to = Some(direction.to.host_and_port());
         }
@@ -238,12 +240,12 @@ async fn in_pause(
     limit: Duration,
 ) -> Result<(), Error> {
     let Hands { beside, from, looking, to } = hands;
-    let Prepared { following: Following { follower, inventory, fingerprint: before, .. }, front, grantees, .. } =
+    let Prepared { following: Following { follower, inventory, fingerprint: before, .. }, front, grants, .. } =
         prepared;
     let database = &direction.from.database;
     let fence_and_drain = async {
         let begun = Instant::now();
-        let (shut, proxied) = tokio::join!(fence::shut(beside, database, grantees), front.backends());
+        let (shut, proxied) = tokio::join!(fence::shut(beside, database, grants), front.backends());
         shut?;
         let proxied = proxied?;
         front.are_at(&proxied, beside, &direction.from).await?;
@@ -283,7 +285,7 @@ async fn in_pause(
 /// Undoes what was done in the pause; clients go on where they were.
 async fn back_to_work(journal: &mut Journal, prepared: &mut Prepared, direction: &Direction) -> Result<(), Error> {
     // First: a client that connects when the pause is over must be let in.
-    let lifted = fence::lift(&direction.from, &prepared.grantees).await;
+    let lifted = fence::lift(&direction.from, &prepared.grants).await;
     // The proxy may have reached the limit itself, or be gone; then clients have gone on without us.
     let _ = prepared.front.resume().await;
     lifted?;

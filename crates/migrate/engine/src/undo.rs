@@ -8,7 +8,7 @@ use crate::options::{Failure, Options, State};
 use crate::progress::Teller;
 use crate::run::clean;
 use crate::switch::{Side, serves, side_of};
-use crate::{Error, Server, fence, outfit};
+use crate::{Error, Server, fence, outfit, since};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -38,6 +38,8 @@ pub struct Status {
     pub kept_bytes: Option<u64>,
     /// Slots of ours that no journal knows.
     pub orphans: Vec<String>,
+    /// What was defined on the target since the switch, and `fallback` would drop.
+    pub defined_since: Vec<String>,
 }
 
 impl Status {
@@ -238,8 +240,17 @@ pub async fn status(options: &Options) -> Result<Status, Error> {
         None => None,
     };
     let serving = serving.and_then(side).map(|side| if side == Side::Source { "source" } else { "target" });
-    let mut status =
-        Status { record, serving, kept_for_others: BTreeMap::new(), kept_bytes: None, orphans: Vec::new() };
+    let mut status = Status {
+        record,
+        serving,
+        kept_for_others: BTreeMap::new(),
+        kept_bytes: None,
+        orphans: Vec::new(),
+        defined_since: Vec::new(),
+    };
+    if let Some(record) = &status.record {
+        status.defined_since = since::defined(options, record).await.unwrap_or_default();
+    }
     // Where clients are to stay on the source both slots only wait to be dropped; it is the source's that fills a disk in use.
     let back = status.record.as_ref().is_some_and(|record| matches!(record.phase, Phase::Switched | Phase::Returning));
     let slot = status.record.as_ref().map(|record| if back { record.back_slot() } else { record.slot() });

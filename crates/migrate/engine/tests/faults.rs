@@ -2,7 +2,8 @@
 
 mod support;
 
-use std::sync::Arc;
+use std::process::Child;
+use std::sync::{Arc, Mutex};
 use stillpoint_events::{Event, EventKind};
 use stillpoint_migrate_engine::{
     Error, Failure, FaultPoint, Observer, Options, Outcome, Phase, Server, State, abort, fallback, finish, run, status,
@@ -222,9 +223,73 @@ async fn a_long_transaction_is_named() {
         // The lock that it holds may be met first, by the change of replica identities.
         panic!("{failure:?}")
     };
-    assert!(who.iter().any(|who| who.contains("psql")), "{who:?}");
+    assert!(who.iter().any(|who| who.contains("(postgres, psql), active for") && who.ends_with("BEGIN")), "{who:?}");
+    assert!(!format!("{failure:?}").contains("bbalance"), "its text may hold a secret: {failure:?}");
     assert_eq!(failure.state, State::OnSource);
     long.kill().unwrap();
     long.wait().unwrap();
     bench.assert_clean("shop");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_behind_the_copy_is_named_without_his_statement() {
+    if !available() {
+        return;
+    }
+    let bench = bench();
+    let network = Relay::to(bench.target.port());
+    network.slow_down(2_000_000);
+    let mut options = options(&bench);
+    let place = format!("host=127.0.0.1 port={} user=postgres dbname=shop", network.port());
+    options.target = Server::parse("target", &place, None).unwrap();
+    let mut psql = bench.source.client("psql");
+    psql.args(["-X", "-q", "-d", "shop", "-c", "ALTER TABLE pgbench_accounts ADD note text DEFAULT 'hunter2'"]);
+    let waiting = Arc::new((Mutex::new(psql), Mutex::new(None::<Child>)));
+    let begins = Arc::clone(&waiting);
+    let observer: Observer = Arc::new(move |event: Event| {
+        let mut child = begins.1.lock().unwrap();
+        if child.is_none() && matches!(event.kind, EventKind::Copying { .. }) {
+            *child = Some(begins.0.lock().unwrap().spawn().unwrap());
+        }
+    });
+    let failure = run(&options, observer).await.unwrap_err();
+    let told = failure.error.to_string();
+    assert!(told.contains("in the way of process") && told.contains("(postgres, psql), active for"), "{told}");
+    assert!(told.ends_with("ALTER") && !format!("{failure:?}").contains("hunter2"), "{failure:?}");
+    let altered = waiting.1.lock().unwrap().take().unwrap().wait().unwrap();
+    assert!(altered.success(), "he got his lock");
+    bench.assert_clean("shop");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rights_that_were_passed_on_are_given_back_as_they_were() {
+    if !available() {
+        return;
+    }
+    let bench = bench();
+    for cluster in [&bench.source, &bench.target] {
+        cluster.sql("postgres", "CREATE ROLE clerk; CREATE ROLE \"a guest\"; CREATE ROLE friend");
+    }
+    bench.source.sql(
+        "postgres",
+        "GRANT CONNECT ON DATABASE shop TO clerk WITH GRANT OPTION; SET ROLE clerk; \
+         GRANT CONNECT ON DATABASE shop TO \"a guest\" WITH GRANT OPTION; SET ROLE \"a guest\"; \
+         GRANT CONNECT ON DATABASE shop TO friend",
+    );
+    let rights = || {
+        let each = "SELECT item FROM pg_database, unnest(datacl) item WHERE datname = 'shop' ORDER BY item::text";
+        bench.source.sql("postgres", each)
+    };
+    let before = rights();
+    assert!(before.contains("friend=c/\"a guest\"") && before.contains("clerk=c*/postgres"), "{before}");
+    let failing = Options { faults: vec![FaultPoint::Drained], ..options(&bench) };
+    let failure = attempt(&failing).await.unwrap_err();
+    assert!(matches!(failure.error, Error::Fault(FaultPoint::Drained)), "{failure:?}");
+    assert_eq!((failure.state, rights()), (State::OnSource, before.clone()));
+    attempt(&options(&bench)).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    let connect = "SELECT count(*) FROM pg_database, aclexplode(datacl) a WHERE datname = 'shop' \
+                   AND a.privilege_type = 'CONNECT'";
+    assert_eq!(bench.source.sql("postgres", connect), "0", "{}", rights());
+    fallback(&options(&bench), observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert_eq!(rights(), before);
 }

@@ -103,6 +103,8 @@ pub struct Limits {
     pub connections: usize,
     /// Memory for what is under way between clients and servers.
     pub memory_mib: usize,
+    /// Connections at a time that have not said who they are; at the limit the longest waiting is closed.
+    pub unnamed: usize,
     /// From a client's first byte to its session.
     pub startup_ms: u64,
     /// Until a server accepts a connection.
@@ -113,7 +115,14 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { connections: 1000, memory_mib: 256, startup_ms: 10_000, connect_ms: 5_000, drain_ms: 30_000 }
+        Limits {
+            connections: 1000,
+            memory_mib: 256,
+            unnamed: 128,
+            startup_ms: 10_000,
+            connect_ms: 5_000,
+            drain_ms: 30_000,
+        }
     }
 }
 
@@ -280,6 +289,9 @@ impl Config {
         }
         if self.workers == Some(0) {
             return invalid("`workers` is 0".into());
+        }
+        if self.limits.unnamed == 0 {
+            return invalid("`limits.unnamed` is 0".into());
         }
         let most = self.limits.memory_mib * (1 << 20) / crate::session::MEMORY_MAX;
         if self.limits.connections > most {

@@ -5,8 +5,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Of a session: its client, its server, and the counterpart on the target.
 const OF_A_SESSION: u64 = 3;
-/// The proxy's own sockets, files and threads, requests to cancel, and connections that have not said who they are.
-const BESIDE: u64 = 256;
+/// The proxy's own sockets, files and threads, and requests to cancel.
+const BESIDE: u64 = 128;
 
 /// Takes as many as the configuration needs, as far as the system lets us; what there are too few of, in words.
 pub(crate) fn raise(config: &Config) -> Option<String> {
@@ -28,7 +28,7 @@ pub(crate) fn warning(config: &Config) -> Option<String> {
 }
 
 fn needed(config: &Config) -> u64 {
-    config.limits.connections as u64 * OF_A_SESSION + BESIDE
+    config.limits.connections as u64 * OF_A_SESSION + config.limits.unnamed as u64 + BESIDE
 }
 
 fn shortage(needed: u64, most: u64, connections: usize) -> Option<String> {
@@ -36,7 +36,7 @@ fn shortage(needed: u64, most: u64, connections: usize) -> Option<String> {
         format!(
             "{most} files may be open, which is enough for {} connections during a migration, not for {connections}: \
              raise the limit (LimitNOFILE, `ulimit -Hn`) to {needed}",
-            most.saturating_sub(BESIDE) / OF_A_SESSION
+            most.saturating_sub(needed - connections as u64 * OF_A_SESSION) / OF_A_SESSION
         )
     })
 }

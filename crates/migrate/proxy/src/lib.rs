@@ -75,6 +75,7 @@ mod stream;
 mod target;
 mod tenant;
 mod tls;
+mod unnamed;
 mod waits;
 mod workers;
 

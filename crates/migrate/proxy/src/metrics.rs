@@ -57,6 +57,10 @@ fn text(proxy: &Proxy) -> String {
     counter("statements_total", "Answers of ReadyForQuery.", load(statements));
     counter("bytes_from_clients_total", "Bytes received from clients.", load(bytes_up));
     counter("bytes_to_clients_total", "Bytes received for clients.", load(bytes_down));
+    let turned_away = proxy.unnamed.turned_away();
+    counter("unnamed_turned_away_total", "Connections that said nothing and made way for others.", turned_away);
+    text += "# HELP stillpoint_proxy_unnamed Connections that have not said who they are.\n";
+    let _ = writeln!(text, "# TYPE stillpoint_proxy_unnamed gauge\nstillpoint_proxy_unnamed {}", proxy.unnamed.count());
     let standby = u8::from(proxy.standby.taken_by().is_some());
     text += "# HELP stillpoint_proxy_standby Whether another proxy stands by.\n# TYPE stillpoint_proxy_standby gauge\n";
     let _ = writeln!(text, "stillpoint_proxy_standby {standby}");

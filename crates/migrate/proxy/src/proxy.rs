@@ -1,5 +1,6 @@
 //! What all threads of the proxy share.
 
+use crate::capture::Memory;
 use crate::config::{ANY, Config, Server};
 use crate::entry::{Command, Counters, Directory, lock};
 use crate::error::{ConfigError, StartError};
@@ -7,8 +8,10 @@ use crate::routes::{Lock, Routes};
 use crate::standby::Place;
 use crate::tenant::Tenant;
 use crate::tls;
+use crate::unnamed::Unnamed;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
@@ -45,8 +48,12 @@ pub(crate) struct Proxy {
     pub(crate) routes: Routes,
     /// Sums over sessions that have ended.
     pub(crate) totals: Counters,
+    /// What captured sessions hold of messages, in bytes.
+    held: Arc<AtomicUsize>,
     /// How often the configuration was taken over anew.
     pub(crate) reloads: watch::Sender<u64>,
+    /// Connections that have not said who they are.
+    pub(crate) unnamed: Unnamed,
     /// Who waits to serve in our place.
     pub(crate) standby: Place,
 }
@@ -60,7 +67,9 @@ impl Proxy {
             directory: Directory::default(),
             routes,
             totals: Counters::default(),
+            held: Arc::default(),
             reloads: watch::Sender::new(0),
+            unnamed: Unnamed::default(),
             standby: Place::default(),
         };
         proxy.know_the_named();
@@ -121,6 +130,11 @@ impl Proxy {
         }
         self.know_the_named();
         self.reloads.send_modify(|reloads| *reloads += 1);
+    }
+
+    /// What captured sessions may hold of messages.
+    pub(crate) fn memory(&self) -> Memory {
+        Memory { held: self.held.clone(), most: self.settings().config.limits.memory_mib << 20 }
     }
 
     /// Sums over all sessions that there were.

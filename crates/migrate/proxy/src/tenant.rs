@@ -1,6 +1,6 @@
 //! A database behind the proxy: where it is, who is in it, and whether it stands still for a switch-over.
 
-use crate::capture::Capture;
+use crate::capture::{Capture, Memory};
 use crate::config::{Server, TenantConfig};
 use crate::entry::{Activity, Command, Entry, Reporter, lock};
 use crate::error::Refusal;
@@ -177,8 +177,13 @@ impl Tenant {
     }
 
     /// Captures what every session writes, and those that come later. Once this answers, every commit is captured.
-    pub(crate) async fn capture(&self, limit: Duration, statements: bool) -> Result<(Arc<Capture>, usize), String> {
-        let capture = Arc::new(Capture::new(statements));
+    pub(crate) async fn capture(
+        &self,
+        limit: Duration,
+        statements: bool,
+        memory: Memory,
+    ) -> Result<(Arc<Capture>, usize), String> {
+        let capture = Arc::new(Capture::new(statements, memory));
         let (sessions, mut reports) = {
             let mut state = lock(&self.state);
             if state.capture.as_ref().is_some_and(|capture| capture.is_live()) {

@@ -6,24 +6,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 use stillpoint_migrate_testbed::{Cluster, available, until};
-use support::{Proxy, server};
-
-fn raw(proxy: &Proxy) -> TcpStream {
-    let stream = TcpStream::connect(("127.0.0.1", proxy.port)).expect("connect");
-    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("set a limit");
-    stream
-}
-
-fn startup(parameters: &[(&str, &str)], version: u32) -> Vec<u8> {
-    let mut body = version.to_be_bytes().to_vec();
-    for (name, value) in parameters {
-        body.extend(name.bytes().chain([0]).chain(value.bytes()).chain([0]));
-    }
-    body.push(0);
-    let mut packet = (body.len() as u32 + 4).to_be_bytes().to_vec();
-    packet.extend(body);
-    packet
-}
+use support::{Proxy, ask, raw, server, session, startup};
 
 /// All that comes until the connection ends.
 fn rest(stream: &mut TcpStream) -> String {
@@ -34,34 +17,6 @@ fn rest(stream: &mut TcpStream) -> String {
         Err(error) => panic!("the connection stays open: {error}"),
     }
     String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// A session that waits for its first statement.
-fn session(proxy: &Proxy) -> TcpStream {
-    let mut stream = raw(proxy);
-    stream.write_all(&startup(&[("user", "postgres"), ("database", "postgres")], 196_608)).expect("write");
-    let mut seen = Vec::new();
-    while !seen.ends_with(b"Z\0\0\0\x05I") {
-        let mut byte = [0];
-        stream.read_exact(&mut byte).expect("a greeting");
-        seen.push(byte[0]);
-    }
-    stream
-}
-
-fn ask(stream: &mut TcpStream, sql: &str) -> String {
-    let mut message = b"Q".to_vec();
-    message.extend((sql.len() as u32 + 5).to_be_bytes());
-    message.extend(sql.bytes().chain([0]));
-    stream.write_all(&message).expect("write");
-    let mut seen = Vec::new();
-    while !seen.ends_with(b"Z\0\0\0\x05I") {
-        let mut bytes = [0; 4096];
-        let n = stream.read(&mut bytes).expect("an answer");
-        assert!(n > 0, "the connection was closed: {}", String::from_utf8_lossy(&seen));
-        seen.extend(&bytes[..n]);
-    }
-    String::from_utf8_lossy(&seen).into_owned()
 }
 
 fn setup(top: &str) -> (Cluster, Proxy) {

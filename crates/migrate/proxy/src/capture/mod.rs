@@ -111,10 +111,18 @@ pub(crate) struct Capture {
     state: Mutex<State>,
     /// Bytes of changes of transactions that are not committed yet.
     uncommitted: Arc<AtomicUsize>,
+    memory: Memory,
     changed: Notify,
 }
 
-/// What one transaction's changes take of the memory for those that are not committed yet; given back when dropped.
+/// Memory for messages that are looked at whole, of all captured sessions together.
+#[derive(Debug, Clone)]
+pub(crate) struct Memory {
+    pub(crate) held: Arc<AtomicUsize>,
+    pub(crate) most: usize,
+}
+
+/// What something takes of the memory for all of its kind; given back when dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     bytes: usize,
@@ -147,14 +155,22 @@ impl Drop for Held {
 
 impl Capture {
     /// Of rows, and of `statements` too.
-    pub(crate) fn new(statements: bool) -> Capture {
+    pub(crate) fn new(statements: bool, memory: Memory) -> Capture {
         Capture {
             live: AtomicBool::new(true),
             statements,
             state: Mutex::default(),
             uncommitted: Arc::default(),
+            memory,
             changed: Notify::new(),
         }
+    }
+
+    /// Room for a message; none when all together would take more than there is.
+    pub(crate) fn room_for(&self, bytes: usize) -> Option<Held> {
+        let all = self.memory.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let held = Held { bytes, of: Some(Arc::clone(&self.memory.held)) };
+        (all <= self.memory.most).then_some(held)
     }
 
     /// Whether statements are captured.
@@ -323,13 +339,29 @@ impl Drop for Stamped {
 mod tests {
     use super::*;
 
+    fn new(statements: bool) -> Capture {
+        Capture::new(statements, Memory { held: Arc::default(), most: 100 })
+    }
+
+    #[test]
+    fn messages_share_a_limit() {
+        let capture = new(false);
+        let one = capture.room_for(60).unwrap();
+        assert!(capture.room_for(41).is_none());
+        let other = capture.room_for(40).unwrap();
+        drop(one);
+        assert!(capture.room_for(60).is_some());
+        drop(other);
+        assert_eq!(capture.memory.held.load(Ordering::Relaxed), 0);
+    }
+
     fn written(xid: &str) -> Written {
         Written { xid: xid.into(), ..Written::default() }
     }
 
     #[test]
     fn open_transactions_share_a_limit() {
-        let capture = Capture::new(false);
+        let capture = new(false);
         let (mut one, mut other) = (Held::default(), Held::default());
         one.set(&capture, WAITING_BYTES_MAX - 10).unwrap();
         other.set(&capture, 10).unwrap();
@@ -344,7 +376,7 @@ mod tests {
 
     #[tokio::test]
     async fn transactions_come_in_the_order_of_their_stamps() {
-        let capture = Arc::new(Capture::new(false));
+        let capture = Arc::new(new(false));
         let (first, second, third) = (capture.stamp(), capture.stamp(), capture.stamp());
         second.resolve(written("b"));
         third.resolve(Written::default());
@@ -358,7 +390,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_transactions_do_comes_in_one_order_with_what_was_committed() {
-        let capture = Arc::new(Capture::new(true));
+        let capture = Arc::new(new(true));
         let (one, other) = (capture.begins(), capture.begins());
         one.began("3:3:".into());
         let stamp = capture.stamp();
@@ -389,7 +421,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_commit_in_doubt_ends_it_and_the_first_reason_is_told() {
-        let capture = Arc::new(Capture::new(false));
+        let capture = Arc::new(new(false));
         drop(capture.stamp());
         capture.break_off("later".into());
         assert!(!capture.is_live());
@@ -399,7 +431,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_follower_too_far_behind_ends_it() {
-        let capture = Arc::new(Capture::new(false));
+        let capture = Arc::new(new(false));
         let stamp = capture.stamp();
         stamp.resolve(Written { bytes: WAITING_BYTES_MAX + 1, ..Written::default() });
         assert!(!capture.is_live());

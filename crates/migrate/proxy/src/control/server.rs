@@ -106,7 +106,7 @@ async fn capture(
     statements: bool,
 ) -> Result<(Arc<Capture>, Reply), String> {
     let tenant = proxy.tenant(tenant).ok_or_else(|| unknown(tenant))?;
-    let (capture, sessions) = tenant.capture(limit, statements).await?;
+    let (capture, sessions) = tenant.capture(limit, statements, proxy.memory()).await?;
     let uncovered = capture.uncovered();
     Ok((capture, Reply::Capturing { sessions, uncovered }))
 }

@@ -24,8 +24,14 @@ const LONG_SECRET: usize = 32;
 /// Serves a connection from its first byte to its last.
 pub(crate) async fn serve(raw: Raw, origin: Origin, proxy: Arc<Proxy>, steady: Arc<Steady>) {
     let settings = proxy.settings();
+    let place = proxy.unnamed.enter(settings.config.limits.unnamed);
     let opening = tokio::time::timeout(settings.config.limits.startup(), open(raw, origin, &settings));
-    let (mut client, opening) = match opening.await {
+    let opened = tokio::select! {
+        opened = opening => opened,
+        () = place.makes_way() => return tracing::debug!("a connection that said nothing makes way"),
+    };
+    drop(place);
+    let (mut client, opening) = match opened {
         Ok(Ok(opened)) => opened,
         Ok(Err(error)) => return tracing::debug!(%error, "a connection began wrongly"),
         Err(_) => return tracing::debug!("a connection said nothing in time"),

@@ -5,9 +5,12 @@ pub(crate) mod armed;
 pub(crate) mod follower;
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc;
+use std::time::Duration;
 use stillpoint_migrate_proxy::control::{Client, Reply, Request, TargetSpec};
 use stillpoint_migrate_testbed::{Cluster, free_port};
 use tempfile::TempDir;
@@ -34,7 +37,15 @@ impl Proxy {
 
     /// The same in a directory in which files have been made.
     pub(crate) fn start_in(dir: TempDir, top: &str, rest: &str) -> Proxy {
-        let port = free_port();
+        Proxy::start_in_at(dir, free_port(), top, rest)
+    }
+
+    /// The same as [`Proxy::start`] at a port that was chosen before.
+    pub(crate) fn start_at(port: u16, top: &str, rest: &str) -> Proxy {
+        Proxy::start_in_at(TempDir::with_prefix("stillpoint-proxy-").expect("make a directory"), port, top, rest)
+    }
+
+    fn start_in_at(dir: TempDir, port: u16, top: &str, rest: &str) -> Proxy {
         let socket = dir.path().join(format!(".s.PGSQL.{port}"));
         let control = dir.path().join("control.sock");
         let routes = dir.path().join("routes.json");
@@ -143,4 +154,52 @@ pub(crate) fn psql(conninfo: &str, password: &str, sql: &str) -> Result<String, 
     let output = psql.output().expect("run psql");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+}
+
+/// A connection that has said nothing.
+pub(crate) fn raw(proxy: &Proxy) -> TcpStream {
+    let stream = TcpStream::connect(("127.0.0.1", proxy.port)).expect("connect");
+    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("set a limit");
+    stream
+}
+
+/// The packet that says who one is.
+pub(crate) fn startup(parameters: &[(&str, &str)], version: u32) -> Vec<u8> {
+    let mut body = version.to_be_bytes().to_vec();
+    for (name, value) in parameters {
+        body.extend(name.bytes().chain([0]).chain(value.bytes()).chain([0]));
+    }
+    body.push(0);
+    let mut packet = (body.len() as u32 + 4).to_be_bytes().to_vec();
+    packet.extend(body);
+    packet
+}
+
+/// A session that waits for its first statement.
+pub(crate) fn session(proxy: &Proxy) -> TcpStream {
+    let mut stream = raw(proxy);
+    stream.write_all(&startup(&[("user", "postgres"), ("database", "postgres")], 196_608)).expect("write");
+    let mut seen = Vec::new();
+    while !seen.ends_with(b"Z\0\0\0\x05I") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).expect("a greeting");
+        seen.push(byte[0]);
+    }
+    stream
+}
+
+/// All that the server says to one Query.
+pub(crate) fn ask(stream: &mut TcpStream, sql: &str) -> String {
+    let mut message = b"Q".to_vec();
+    message.extend((sql.len() as u32 + 5).to_be_bytes());
+    message.extend(sql.bytes().chain([0]));
+    stream.write_all(&message).expect("write");
+    let mut seen = Vec::new();
+    while !seen.ends_with(b"Z\0\0\0\x05I") {
+        let mut bytes = [0; 4096];
+        let n = stream.read(&mut bytes).expect("an answer");
+        assert!(n > 0, "the connection was closed: {}", String::from_utf8_lossy(&seen));
+        seen.extend(&bytes[..n]);
+    }
+    String::from_utf8_lossy(&seen).into_owned()
 }

@@ -15,7 +15,7 @@ use stillpoint_migrate_wire::hidden::put_bind_elsewhere;
 
 impl Captured {
     /// One message of the client.
-    pub(super) async fn request(&mut self, pump: &mut Pump, message: Message) -> Result<(), SessionError> {
+    pub(super) async fn request(&mut self, pump: &mut Pump, mut message: Message) -> Result<(), SessionError> {
         if !frontend::is_known(message.tag) {
             return Err(SessionError::ClientProtocol(WireError::Tag(message.tag)));
         }
@@ -34,7 +34,11 @@ impl Captured {
                 let text = body.strip_suffix(&[0]).unwrap_or(body).to_vec();
                 self.query(pump, &text, message).await
             }
-            b'P' => self.parse(pump, &message).await,
+            b'P' => {
+                // Its text stays.
+                self.kept.extend(message.held.take());
+                self.parse(pump, &message).await
+            }
             b'B' => self.bind(pump, &message).await,
             b'D' => self.describe(&message),
             b'E' => self.execute(pump, &message).await,

@@ -15,6 +15,7 @@
 //! ```
 
 mod inbox;
+mod large;
 mod messages;
 mod replies;
 mod spoken;
@@ -22,17 +23,18 @@ mod statements;
 mod transaction;
 
 use crate::capture::facts::{self, Facts};
-use crate::capture::{Capture, Stamped};
+use crate::capture::{Capture, Held, Stamped};
 use crate::entry::Command;
 use crate::error::SessionError;
 use crate::link;
 use crate::session::pump::{Admission, Event, Pump};
-use inbox::Inbox;
+use inbox::{Inbox, SMALL};
 use statements::{Judged, Statement};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use stillpoint_migrate_capture::{Catalogue, Rewritten};
+use stillpoint_migrate_wire::WireError;
 use stillpoint_migrate_wire::frontend::{
     self, put_bind, put_close_portal, put_close_statement, put_execute, put_parse, put_query, put_sync,
 };
@@ -123,6 +125,8 @@ pub(super) struct Captured {
     expected: VecDeque<Expected>,
     from_client: Inbox,
     from_server: Inbox,
+    /// The room that large statements take which are prepared.
+    kept: Vec<Held>,
     to_client: Vec<u8>,
     to_server: Vec<u8>,
 }
@@ -178,6 +182,7 @@ impl Captured {
             expected: VecDeque::new(),
             from_client: Inbox::default(),
             from_server: Inbox::default(),
+            kept: Vec::new(),
             to_client: Vec::new(),
             to_server: Vec::new(),
         };
@@ -278,6 +283,13 @@ impl Captured {
                 self.request(pump, message).await?;
                 continue;
             }
+            if !held && let Some((tag, total)) = self.passes_large(pump) {
+                // Between two transactions it is the pump's.
+                if !boundary {
+                    self.large_request(pump, tag, total).await?;
+                }
+                continue;
+            }
             self.flush_server(pump).await?;
             self.flush_client(pump).await?;
             let room = self.from_client.bytes.len() < SENT_AT || !held;
@@ -286,9 +298,7 @@ impl Captured {
                 Some(command) = commands.recv() => return Ok(Event::Command(command)),
                 read = pump.server.read_buf(&mut self.from_server.bytes) => {
                     self.count_down(pump, read.map_err(SessionError::Server)?)?;
-                    while let Some(message) = self.from_server.take().map_err(SessionError::ServerProtocol)? {
-                        self.reply(pump, message)?;
-                    }
+                    self.replies(pump).await?;
                 }
                 read = pump.client.read_buf(&mut self.from_client.bytes), if room => {
                     let n = read.map_err(SessionError::Client)?;
@@ -297,6 +307,18 @@ impl Captured {
                         return Ok(Event::ClientLeft);
                     }
                 }
+            }
+        }
+    }
+
+    /// What has come of the server.
+    async fn replies(&mut self, pump: &mut Pump) -> Result<(), SessionError> {
+        loop {
+            while let Some(message) = self.from_server.take().map_err(SessionError::ServerProtocol)? {
+                self.reply(pump, message)?;
+            }
+            if !self.large_reply(pump).await? {
+                return Ok(());
             }
         }
     }
@@ -311,6 +333,7 @@ impl Captured {
             pump.client.write_all(&self.to_client).await.map_err(SessionError::Client)?;
             pump.client.flush().await.map_err(SessionError::Client)?;
             self.to_client.clear();
+            self.to_client.shrink_to(SMALL);
         }
         Ok(())
     }
@@ -320,6 +343,7 @@ impl Captured {
             pump.server.write_all(&self.to_server).await.map_err(SessionError::Server)?;
             pump.server.flush().await.map_err(SessionError::Server)?;
             self.to_server.clear();
+            self.to_server.shrink_to(SMALL);
         }
         Ok(())
     }
@@ -337,6 +361,9 @@ impl Captured {
                 if self.to_client.len() >= SENT_AT {
                     self.flush_client(pump).await?;
                 }
+                continue;
+            }
+            if self.large_reply(pump).await? {
                 continue;
             }
             let reading = pump.server.read_buf(&mut self.from_server.bytes);
@@ -375,6 +402,18 @@ impl Captured {
                     self.flush_server(pump).await?;
                 }
             }
+            // Nobody looks into it.
+            if self.copying
+                && let Some((tag, total)) = self.from_client.large()
+            {
+                if tag != b'd' {
+                    let error = WireError::Length { tag, len: total as u32 - 1 };
+                    return Err(SessionError::ClientProtocol(error));
+                }
+                pump.conversation.frontend(tag);
+                self.pass_up(pump, total, true).await?;
+                continue;
+            }
             self.flush_server(pump).await?;
             self.flush_client(pump).await?;
             if !self.copying {
@@ -383,9 +422,7 @@ impl Captured {
             tokio::select! {
                 read = pump.server.read_buf(&mut self.from_server.bytes) => {
                     self.count_down(pump, read.map_err(SessionError::Server)?)?;
-                    while let Some(message) = self.from_server.take().map_err(SessionError::ServerProtocol)? {
-                        self.reply(pump, message)?;
-                    }
+                    self.replies(pump).await?;
                 }
                 read = pump.client.read_buf(&mut self.from_client.bytes) => {
                     if read.map_err(SessionError::Client)? == 0 {

@@ -1,6 +1,7 @@
 //! What is known of a session's statements.
 
 use super::Captured;
+use super::inbox::SMALL;
 use std::sync::Arc;
 use stillpoint_migrate_capture::{Control, Rewritten, Seen, rewrite};
 use stillpoint_migrate_wire::touch;
@@ -73,7 +74,10 @@ impl Captured {
         if self.judged.len() >= JUDGED_MAX {
             self.judged.clear();
         }
-        self.judged.insert(text.to_vec(), judged.clone());
+        // A large one would take more room than its message does.
+        if text.len() <= SMALL {
+            self.judged.insert(text.to_vec(), judged.clone());
+        }
         judged
     }
 

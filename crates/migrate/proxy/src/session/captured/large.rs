@@ -1,0 +1,133 @@
+//! Messages for which there is no room: they are passed on as they come, and what they say is not captured.
+
+use super::{Captured, Expected, Manner, SENT_AT};
+use crate::entry::Counters;
+use crate::error::SessionError;
+use crate::session::pump::Pump;
+use stillpoint_migrate_wire::WireError;
+use stillpoint_migrate_wire::frame::{self, HEADER_LEN};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+impl Captured {
+    /// Ends the capture, if it runs, for want of memory.
+    fn too_large(&self, pump: &Pump, total: usize) {
+        if self.capture.is_live() {
+            self.break_off(pump, &format!("a message of {} MiB is more than there is memory for", total >> 20));
+        }
+    }
+
+    /// Whether a message of the client that has begun is to be passed on as it comes; the capture is over then.
+    pub(super) fn passes_large(&mut self, pump: &Pump) -> Option<(u8, usize)> {
+        let large = self.from_client.large()?;
+        if self.from_client.may_hold(&self.capture) {
+            return None;
+        }
+        self.too_large(pump, large.1);
+        Some(large)
+    }
+
+    /// Passes a message of the client on as it comes. Nothing is captured any more.
+    pub(super) async fn large_request(&mut self, pump: &mut Pump, tag: u8, total: usize) -> Result<(), SessionError> {
+        // The server takes no other types at such a length.
+        if !matches!(tag, b'Q' | b'P' | b'B' | b'F' | b'd') {
+            return Err(SessionError::ClientProtocol(WireError::Length { tag, len: total as u32 - 1 }));
+        }
+        self.manner = Manner::Extended;
+        // It reads the whole of a message before it answers, if we take what it has said before.
+        if !self.expected.is_empty() {
+            self.flush(pump).await?;
+        }
+        let body = self.from_client.beginning();
+        let name = body.split(|b| *b == 0).next().unwrap_or_default().to_vec();
+        pump.notes.frontend(&frame::Message { tag, body, len: total - HEADER_LEN });
+        pump.conversation.frontend(tag);
+        let skipped = self.skipping;
+        self.pass_up(pump, total, !skipped).await?;
+        match tag {
+            _ if skipped => {}
+            b'P' => {
+                self.statements.remove(&name);
+                self.expected.push_back(Expected::Complete);
+            }
+            b'B' => {
+                self.portals.remove(&name);
+                self.bound.remove(&name);
+                self.expected.push_back(Expected::Complete);
+            }
+            b'Q' | b'F' => {
+                self.statements.remove(&b""[..]);
+                self.expected.push_back(Expected::Query { mute: false });
+                self.drain(pump).await?;
+                if !self.block {
+                    self.transaction_over();
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// So many bytes of the client go to the server, or nowhere.
+    pub(super) async fn pass_up(&mut self, pump: &mut Pump, mut left: usize, on: bool) -> Result<(), SessionError> {
+        self.flush_server(pump).await?;
+        self.flush_client(pump).await?;
+        loop {
+            let piece = self.from_client.piece(left);
+            left -= piece.len();
+            if on {
+                pump.server.write_all(&piece).await.map_err(SessionError::Server)?;
+            }
+            if left == 0 {
+                return pump.server.flush().await.map_err(SessionError::Server);
+            }
+            self.from_client.rest();
+            self.from_client.bytes.reserve(SENT_AT);
+            let n = pump.client.read_buf(&mut self.from_client.bytes).await.map_err(SessionError::Client)?;
+            Counters::add(&pump.entry.counters.bytes_up, n as u64);
+            if n == 0 {
+                return Err(SessionError::Client(std::io::ErrorKind::UnexpectedEof.into()));
+            }
+        }
+    }
+
+    /// Passes a row of the server on as it comes, where it need not be held whole. True when it has been.
+    pub(super) async fn large_reply(&mut self, pump: &mut Pump) -> Result<bool, SessionError> {
+        let Some((tag @ (b'D' | b'd'), total)) = self.from_server.large() else { return Ok(false) };
+        let seen = match self.expected.front() {
+            Some(Expected::Own) => return Ok(false),
+            Some(Expected::Execute(Some(rewritten))) if tag == b'D' => Some(rewritten.client_sees_rows),
+            _ => None,
+        };
+        if seen.is_none() {
+            return self.pass_down(pump, total, true).await.map(|()| true);
+        }
+        if self.from_server.may_hold(&self.capture) {
+            return Ok(false);
+        }
+        self.too_large(pump, total);
+        self.transaction.forget();
+        // Where the hidden column begins is known at the row's end alone.
+        if seen == Some(true) {
+            return Ok(false);
+        }
+        self.pass_down(pump, total, false).await.map(|()| true)
+    }
+
+    async fn pass_down(&mut self, pump: &mut Pump, mut left: usize, on: bool) -> Result<(), SessionError> {
+        self.flush_client(pump).await?;
+        loop {
+            let piece = self.from_server.piece(left);
+            left -= piece.len();
+            if on {
+                pump.client.write_all(&piece).await.map_err(SessionError::Client)?;
+            }
+            if left == 0 {
+                return pump.client.flush().await.map_err(SessionError::Client);
+            }
+            self.from_server.rest();
+            self.from_server.bytes.reserve(SENT_AT);
+            let n = pump.server.read_buf(&mut self.from_server.bytes).await.map_err(SessionError::Server)?;
+            self.count_down(pump, n)?;
+        }
+    }
+}
