@@ -35,6 +35,8 @@ struct Amount {
     cost_rounds: usize,
     keys: u64,
     gigabytes: &'static [f64],
+    /// Of redis' fixes those that are named, or all.
+    fixes: &'static [&'static str],
     /// Of the proxy's comparison.
     rounds: usize,
     round_seconds: u64,
@@ -47,6 +49,7 @@ const FULL: Amount = Amount {
     cost_rounds: 10,
     keys: 1_000_000,
     gigabytes: &[0.1, 1.0, 2.0, 4.0, 8.0],
+    fixes: &[],
     rounds: 5,
     round_seconds: 2,
 };
@@ -57,6 +60,7 @@ const SHORT: Amount = Amount {
     cost_rounds: 3,
     keys: 1_000_000,
     gigabytes: &[0.1, 0.5, 1.0],
+    fixes: &[],
     rounds: 3,
     round_seconds: 2,
 };
@@ -68,6 +72,7 @@ const TINY: Amount = Amount {
     cost_rounds: 1,
     keys: 10_000,
     gigabytes: &[0.05, 0.1],
+    fixes: &["CVEs-1113", "CVE-2024-51741"],
     rounds: 1,
     round_seconds: 2,
 };
@@ -174,7 +179,7 @@ type Add<'a> = dyn FnMut(Section) -> Result<(), String> + 'a;
 /// Sections about a redis without quiescence points.
 fn as_shipped(wish: &Wish, add: &mut Add) -> Result<(), String> {
     let amount = wish.amount;
-    let series = Series::build(&mut |text| println!("{text}"))?;
+    let series = Series::build(amount.fixes, &mut |text| println!("{text}"))?;
     let clients = Clients::default();
     // The one that can be applied and reverted alone; it also replaces the most functions, six.
     let patch = &series.first().file;
@@ -199,7 +204,7 @@ fn as_shipped(wish: &Wish, add: &mut Add) -> Result<(), String> {
 /// Sections that compare servers as they ship with the same ones that have quiescence points.
 fn with_and_without_points(wish: &Wish, series: &Series, add: &mut Add) -> Result<(), String> {
     let mut tell = |text: &str| println!("{text}");
-    let points = Series::annotated(&[], &mut tell)?;
+    let points = Series::annotated(wish.amount.fixes, &mut tell)?;
     let other = Series::memcached(&mut tell)?;
     if wish.has("buildable") {
         add(buildable::buildable(&[
@@ -233,7 +238,7 @@ fn with_and_without_points(wish: &Wish, series: &Series, add: &mut Add) -> Resul
 /// Sections that compare modes, and so need servers with quiescence points.
 fn with_points(wish: &Wish, add: &mut Add) -> Result<(), String> {
     let amount = wish.amount;
-    let only: &[&str] = if wish.has("patches") || wish.has("operations") { &[] } else { &["CVEs-1113"] };
+    let only: &[&str] = if wish.has("patches") || wish.has("operations") { amount.fixes } else { &["CVEs-1113"] };
     let series = Series::annotated(only, &mut |text| println!("{text}"))?;
     if wish.has("sizes") {
         add(sizes::sizes(&series.binary, &series.first().file, amount.gigabytes, amount.runs))?;

@@ -131,6 +131,8 @@ fn at_size(binary: &Binary, patch: &Path, gigabytes: f64, runs: usize) -> Vec<Ro
     all.extend(MODES.map(|mode| patched(mode, redis.pid(), patch, runs)));
     let resident_gigabytes = info(&mut client, "used_memory_rss") / 1e9;
     all.push(forked(&mut client));
+    // No request belongs to both.
+    std::thread::sleep(Duration::from_millis(200));
     let done = redis.restart();
     std::thread::sleep(Duration::from_nanos(BEHIND_NS));
     all.push(Done {
