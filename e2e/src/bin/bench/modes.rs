@@ -225,7 +225,8 @@ pub(crate) fn extremes(applied: &[Applied], restarted: &[Restarted]) -> Section 
         let operations = ms.len();
         raw.push(Extremes { server, mode, operations, reach_ms, apply_ms, one_thread_stands_us, all_threads_stand_us });
     }
-    let cell = |spread: &Spread| match spread.count {
+    let cell = |row: &Extremes, spread: &Spread| match spread.count {
+        0 if row.mode == RESTART => "-".to_owned(),
         0 => "never".to_owned(),
         _ => format!("{} / {}", number(spread.min), number(spread.max)),
     };
@@ -234,10 +235,10 @@ pub(crate) fn extremes(applied: &[Applied], restarted: &[Restarted]) -> Section 
             row.server.into(),
             row.mode.into(),
             row.operations.to_string(),
-            cell(&row.reach_ms),
-            cell(&row.apply_ms),
-            cell(&row.one_thread_stands_us),
-            cell(&row.all_threads_stand_us),
+            cell(row, &row.reach_ms),
+            cell(row, &row.apply_ms),
+            cell(row, &row.one_thread_stands_us),
+            cell(row, &row.all_threads_stand_us),
         ]);
     }
     section.notes.push("Restart: from the order to end to the first answer; its connections end.".into());
