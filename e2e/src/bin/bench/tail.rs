@@ -82,7 +82,7 @@ pub(crate) fn tail(servers: &mut [Server], seconds: u64) -> Section {
         ]);
     }
     section.notes.push(
-        "Restart: one, in the middle of its window; over when a client is answered again. Redis saves its data and loads them, memcached comes back empty. Clients that lost their connection try again after 20 ms, and twice as long each time up to half a second."
+        "Restart: one, in the middle of its window; over when a client is answered again. Redis saves its data and loads them, memcached comes back empty, and every key that it has lost is a request that failed. Clients that lost their connection try again after 20 ms, and twice as long each time up to half a second."
             .into(),
     );
     section.raw(&all);
