@@ -86,14 +86,14 @@ fn restarts(mariadb: &mut MariaDb, work: Work, count: usize) -> Vec<f64> {
     for _ in 0..count {
         rest(0.5);
         done.push(mariadb.restart(None));
-        rest(1.0);
+        rest(2.0);
     }
     let samples = load.finish().record.samples;
     let served = |restart: &Restart, connection: u32| {
         // Whatever is answered once the old process is gone, the new one has answered.
         let by_new = |s: &&Sample| s.outcome == Outcome::Ok && s.ended_ns() > restart.ended_ns;
         let first = samples.iter().filter(|s| s.connection == connection).find(by_new);
-        first.unwrap_or_else(|| panic!("client {connection} is not served a second behind a restart")).ended_ns()
+        first.unwrap_or_else(|| panic!("client {connection} is not served two seconds behind a restart")).ended_ns()
     };
     let all = |restart: &Restart| (0..CONNECTIONS).map(|connection| served(restart, connection)).max();
     let mut over_ms: Vec<f64> =
