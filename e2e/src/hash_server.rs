@@ -3,10 +3,11 @@
 
 use crate::cli::Stillpoint;
 use crate::points::flags;
-use crate::server::{Guarded, tied};
+use crate::server::{Guarded, Restart, soon, tied};
 use crate::wait;
+use rustix::process::Signal;
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -61,16 +62,35 @@ impl HashServer {
     /// Starts it; a hash has to begin with so many zero bits (with the mistake: one more).
     #[track_caller]
     pub fn start(&self, bits: u32) -> Running {
-        let log = self.dir.path().join("log");
-        let output = File::create(&log).expect("make the server's log");
-        let mut command = tied(&self.dir.path().join(NAME));
-        command.args(["0", &bits.to_string()]).stdout(output);
-        let child = command.spawn().unwrap_or_else(|e| panic!("start {command:?}: {e}"));
+        let process = self.spawn(0, bits);
         let port = wait::until("the server to listen", || {
-            let text = fs::read_to_string(&log).ok()?;
+            let text = fs::read_to_string(self.log()).ok()?;
             text.trim().strip_prefix("listening on port ")?.parse().ok()
         });
-        Running { process: Guarded::from_child(child), port }
+        Running { process, port, bits }
+    }
+
+    /// Ends it, starts it again on the same port, and waits for an answer. Requests under way get none.
+    #[track_caller]
+    pub fn restart(&self, running: &mut Running, seed: [u8; 16]) -> Restart {
+        let began_ns = now_ns();
+        running.process.signal(Signal::TERM);
+        soon("the hash server to end", || running.process.ended());
+        let ended_ns = now_ns();
+        running.process = self.spawn(running.port, running.bits);
+        answered(running.port, seed).1.expect("be answered");
+        Restart { began_ns, ended_ns, answered_ns: now_ns() }
+    }
+
+    fn log(&self) -> PathBuf {
+        self.dir.path().join("log")
+    }
+
+    fn spawn(&self, port: u16, bits: u32) -> Guarded {
+        let output = File::create(self.log()).expect("make the server's log");
+        let mut command = tied(&self.dir.path().join(NAME));
+        command.args([port.to_string(), bits.to_string()]).stdout(output);
+        Guarded::from_child(command.spawn().unwrap_or_else(|e| panic!("start {command:?}: {e}")))
     }
 }
 
@@ -85,6 +105,7 @@ fn run(command: &mut Command) {
 pub struct Running {
     process: Guarded,
     port: u16,
+    bits: u32,
 }
 
 /// One request: when it was sent, when its answer was there, and the hash.
@@ -96,6 +117,8 @@ pub struct Sample {
     pub received_ns: u64,
     /// What the server answered.
     pub hash: [u8; 16],
+    /// Connections on which it got no answer.
+    pub lost: u32,
 }
 
 impl Running {
@@ -113,23 +136,27 @@ impl Running {
     /// A new connection.
     #[track_caller]
     pub fn client(&self) -> Client {
-        let stream = TcpStream::connect(("127.0.0.1", self.port)).expect("connect");
-        stream.set_nodelay(true).expect("send at once");
-        stream.set_read_timeout(Some(wait::LIMIT)).expect("set a limit");
-        Client { stream }
+        Client::connect(self.port).expect("connect")
     }
 
-    /// Clients that ask for the same seed again and again, with a random rest of up to `rest` between.
+    /// Clients that ask for the same seed again and again, with a random rest of up to `rest` between. One whose
+    /// connection ends asks again on a new one, and its time goes on.
     #[track_caller]
     pub fn load(&self, clients: u32, seed: [u8; 16], rest: Duration) -> Load {
         let stop = Arc::new(AtomicBool::new(false));
         let one = |number| {
-            let (stop, mut client) = (stop.clone(), self.client());
+            let (stop, mut client, port) = (stop.clone(), self.client(), self.port);
             std::thread::spawn(move || {
                 let mut samples = Vec::new();
                 let mut random = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(u64::from(number) + 1);
                 while !stop.load(Ordering::Relaxed) {
-                    samples.push(client.ask(seed));
+                    let sent_ns = now_ns();
+                    let (mut sample, mut lost) = (client.try_ask(seed), 0);
+                    while sample.is_err() {
+                        lost += 1;
+                        (client, sample) = answered(port, seed);
+                    }
+                    samples.push(Sample { sent_ns, lost, ..sample.expect("it was answered") });
                     random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                     std::thread::sleep(rest.mul_f64((random >> 40) as f64 / (1u64 << 24) as f64));
                 }
@@ -148,15 +175,35 @@ pub struct Client {
 }
 
 impl Client {
+    fn connect(port: u16) -> io::Result<Client> {
+        let stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(wait::LIMIT))?;
+        Ok(Client { stream })
+    }
+
     /// One request.
     #[track_caller]
     pub fn ask(&mut self, seed: [u8; 16]) -> Sample {
-        let sent_ns = now_ns();
-        self.stream.write_all(&seed).expect("ask");
-        let mut answer = [0; 32];
-        self.stream.read_exact(&mut answer).expect("be answered");
-        Sample { sent_ns, received_ns: now_ns(), hash: answer[16..].try_into().expect("16 bytes") }
+        self.try_ask(seed).expect("be answered")
     }
+
+    fn try_ask(&mut self, seed: [u8; 16]) -> io::Result<Sample> {
+        let sent_ns = now_ns();
+        self.stream.write_all(&seed)?;
+        let mut answer = [0; 32];
+        self.stream.read_exact(&mut answer)?;
+        let hash = answer[16..].try_into().expect("16 bytes");
+        Ok(Sample { sent_ns, received_ns: now_ns(), hash, lost: 0 })
+    }
+}
+
+/// Connects, again and again until somebody listens, and asks.
+#[track_caller]
+fn answered(port: u16, seed: [u8; 16]) -> (Client, io::Result<Sample>) {
+    let mut client = soon("the hash server to listen", || Client::connect(port).ok());
+    let sample = client.try_ask(seed);
+    (client, sample)
 }
 
 /// Clients at work.

@@ -63,13 +63,13 @@ struct Plan<'a> {
 }
 
 impl Series {
-    /// Builds redis as Debian does but without its CVE fixes, and a patch from each of these fixes. `tell` hears what
-    /// goes on.
-    pub fn build(tell: &mut dyn FnMut(&str)) -> Result<Series, String> {
-        Series::of(["redis", "redis-server", "redis"], &packages::redis(None)?, &[], Vec::new(), tell)
+    /// Builds redis as Debian does but without its CVE fixes, and a patch from each of these fixes, or of those that are
+    /// named. `tell` hears what goes on.
+    pub fn build(only: &[&str], tell: &mut dyn FnMut(&str)) -> Result<Series, String> {
+        Series::of(["redis", "redis-server", "redis"], &packages::redis(None)?, only, Vec::new(), tell)
     }
 
-    /// The same with our quiescence points; of the fixes those that are named, or all.
+    /// The same with our quiescence points.
     pub fn annotated(only: &[&str], tell: &mut dyn FnMut(&str)) -> Result<Series, String> {
         let names = ["redis", "redis-server", "redis-annotated"];
         let mut libraries = packages::redis(None)?;
@@ -77,7 +77,7 @@ impl Series {
         Series::of(names, &libraries, only, annotated::options("redis")?, tell)
     }
 
-    /// The same of memcached.
+    /// As [`Series::build`], all fixes of memcached.
     pub fn memcached(tell: &mut dyn FnMut(&str)) -> Result<Series, String> {
         Series::of(["memcached", "memcached", "memcached"], &packages::memcached(None)?, &[], Vec::new(), tell)
     }

@@ -1,13 +1,16 @@
 //! Servers under test: started on a port and in a directory of their own, gone when dropped.
 
 use crate::packages::Binary;
-use crate::resp::Client;
+use crate::resp::{Client, Reply};
 use crate::wait;
+use rustix::process::Signal;
 use std::ffi::{OsStr, OsString};
+use std::io::{self, BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use stillpoint_measure::clock::now_ns;
 pub use stillpoint_testing::child::{Guarded, tied};
 pub use stillpoint_testing::port::free_port;
 use tempfile::TempDir;
@@ -19,38 +22,73 @@ pub struct Server {
     port: u16,
     log: PathBuf,
     dir: TempDir,
+    program: Binary,
+    arguments: Vec<OsString>,
+}
+
+/// A restart, in nanoseconds of `CLOCK_MONOTONIC`.
+#[derive(Debug, Clone, Copy)]
+pub struct Restart {
+    /// It was told to end.
+    pub began_ns: u64,
+    /// Its process was gone.
+    pub ended_ns: u64,
+    /// A client was answered again.
+    pub answered_ns: u64,
+}
+
+impl Restart {
+    /// From the order to end to the first answer, in milliseconds.
+    pub fn ms(&self) -> f64 {
+        (self.answered_ns - self.began_ns) as f64 / 1e6
+    }
+}
+
+/// What takes milliseconds is asked for more often than [`wait::until`] asks; a redis of 8 GB takes minutes.
+#[track_caller]
+pub(crate) fn soon<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + wait::LIMIT * 5;
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(Instant::now() < end, "waited in vain for: {what}");
+        std::thread::sleep(Duration::from_micros(500));
+    }
 }
 
 impl Server {
     /// Starts `binary` with `arguments(port, directory)` and waits until it accepts connections.
     pub fn start(binary: &Binary, arguments: impl FnOnce(u16, &Path) -> Vec<OsString>) -> Server {
         let dir = TempDir::with_prefix("stillpoint-e2e-").expect("make a directory for the server");
-        Server::start_in(dir, free_port(), binary, arguments)
-    }
-
-    /// Ends it in order and starts `binary` in its place: the same port, the same directory.
-    pub fn restart(self, binary: &Binary, arguments: impl FnOnce(u16, &Path) -> Vec<OsString>) -> Server {
-        let Server { mut process, port, dir, .. } = self;
-        process.end();
-        Server::start_in(dir, port, binary, arguments)
-    }
-
-    fn start_in(
-        dir: TempDir,
-        port: u16,
-        binary: &Binary,
-        arguments: impl FnOnce(u16, &Path) -> Vec<OsString>,
-    ) -> Server {
-        let log = dir.path().join("log");
-        let output = std::fs::File::create(&log).expect("make the server's log");
-        let mut command = tied(&binary.path);
-        command.args(arguments(port, dir.path())).envs(binary.environment());
-        command.current_dir(dir.path()).stdin(Stdio::null());
-        command.stdout(output.try_clone().expect("share the log")).stderr(output);
-        let child = command.spawn().unwrap_or_else(|e| panic!("start {}: {e}", binary.path.display()));
-        let mut server = Server { process: Guarded::from_child(child), port, log, dir };
+        let (port, log) = (free_port(), dir.path().join("log"));
+        let (program, arguments) = (binary.clone(), arguments(port, dir.path()));
+        let process = spawn(&program, &arguments, dir.path(), &log);
+        let mut server = Server { process, port, log, dir, program, arguments };
         server.await_ready(&binary.path);
         server
+    }
+
+    /// Ends it in order, as `stop` tells it to, and starts it in the same place: the port, the directory, the arguments,
+    /// and another program where one is given. Returns when `answers` holds.
+    #[track_caller]
+    pub fn restart(
+        &mut self,
+        program: Option<&Binary>,
+        stop: impl FnOnce(&mut Server),
+        mut answers: impl FnMut(&Server) -> bool,
+    ) -> Restart {
+        let began_ns = now_ns();
+        stop(self);
+        soon("a server to end", || self.process.ended());
+        let ended_ns = now_ns();
+        self.program = program.unwrap_or(&self.program).clone();
+        self.process = spawn(&self.program, &self.arguments, self.dir.path(), &self.log);
+        soon("a server to answer again", || {
+            self.assert_running();
+            answers(self).then_some(())
+        });
+        Restart { began_ns, ended_ns, answered_ns: now_ns() }
     }
 
     fn await_ready(&mut self, binary: &Path) {
@@ -97,6 +135,14 @@ impl Server {
     }
 }
 
+fn spawn(program: &Binary, arguments: &[OsString], dir: &Path, log: &Path) -> Guarded {
+    let output = std::fs::File::create(log).expect("make the server's log");
+    let mut command = tied(&program.path);
+    command.args(arguments).envs(program.environment()).current_dir(dir).stdin(Stdio::null());
+    command.stdout(output.try_clone().expect("share the log")).stderr(output);
+    Guarded::from_child(command.spawn().unwrap_or_else(|e| panic!("start {}: {e}", program.path.display())))
+}
+
 /// A redis-server.
 #[derive(Debug)]
 pub struct Redis {
@@ -109,14 +155,15 @@ impl Redis {
         Redis::ready(Server::start(binary, |port, dir| Redis::arguments(port, dir, extra)))
     }
 
-    /// Saves the data, ends the server, and starts `binary` in its place: the same port, the same directory.
+    /// Saves the data, ends the server, starts it again, and waits until it has loaded the data.
     #[track_caller]
-    pub fn restart(self, binary: &Binary) -> Redis {
-        // The connection ends instead of an answer.
-        let _ = self.client().command(&["SHUTDOWN", "SAVE"]);
-        let Server { mut process, port, dir, .. } = self.server;
-        wait::until("redis to save its data and end", || process.ended());
-        Redis::ready(Server::start_in(dir, port, binary, |port, dir| Redis::arguments(port, dir, &[])))
+    pub fn restart(&mut self) -> Restart {
+        let stop = |server: &mut Server| {
+            let mut client = Client::connect(server.port).expect("connect to redis");
+            client.send(&["SHUTDOWN", "SAVE"]).expect("tell redis to end");
+        };
+        let size = |server: &Server| Client::connect(server.port)?.command(&["DBSIZE"]);
+        self.server.restart(None, stop, |server| matches!(size(server), Ok(Reply::Integer(_))))
     }
 
     fn ready(server: Server) -> Redis {
@@ -172,6 +219,23 @@ impl Memcached {
             ["-l", "127.0.0.1", "-p", &port, "-U", "0", "-u", "root"].iter().chain(extra).map(OsString::from).collect()
         });
         Memcached { server }
+    }
+
+    /// Ends it and starts it again. Nothing that it held is left.
+    #[track_caller]
+    pub fn restart(&mut self) -> Restart {
+        self.server.restart(None, |server| server.process.signal(Signal::TERM), |server| version(server.port).is_ok())
+    }
+}
+
+/// What a memcached says to `version`.
+fn version(port: u16) -> io::Result<String> {
+    let mut stream = BufReader::new(TcpStream::connect((Ipv4Addr::LOCALHOST, port))?);
+    stream.get_mut().write_all(b"version\r\n")?;
+    let mut line = String::new();
+    match stream.read_line(&mut line)? {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        _ => Ok(line),
     }
 }
 

@@ -57,6 +57,7 @@ fn each_mode_mends_the_server_under_load() {
         assert_eq!(running.client().ask(difference.seed).hash, difference.new, "{mode}");
         std::thread::sleep(Duration::from_millis(100));
         let clients = load.end();
+        assert!(clients.iter().flatten().all(|sample| sample.lost == 0), "{mode}: a connection was lost");
         for (client, answers) in sides(&clients, &difference).iter().enumerate() {
             assert!(answers.len() > 4 && answers.is_sorted(), "{mode}: client {client} went back: {answers:?}");
             assert_eq!(answers.last(), Some(&true), "{mode}: client {client} never got new answers");

@@ -5,9 +5,12 @@ use std::net::TcpStream;
 use std::path::PathBuf;
 use stillpoint_e2e::effects::EFFECTS;
 use stillpoint_e2e::load::{Clients, Load};
+use stillpoint_e2e::mariadb::traffic::{Plan, Traffic, Work};
+use stillpoint_e2e::mariadb::{Policy, packaged};
 use stillpoint_e2e::server::{Memcached, Redis};
 use stillpoint_e2e::{packages, skip, wait};
 use stillpoint_measure::clock::now_ns;
+use stillpoint_measure::record::{Outcome, Sample};
 
 fn is_there(pid: i32) -> bool {
     PathBuf::from(format!("/proc/{pid}")).exists()
@@ -105,4 +108,55 @@ fn load_is_recorded_and_ends_in_order() {
     let (all, window) = (observed.all(), observed.windows(&[(from, from + 250_000_000)]));
     assert!(window.counts.requests > 0 && window.counts.requests < all.counts.requests, "{window:?}\n{all:?}");
     assert_eq!((all.counts.failed(), observed.dropped(), observed.dead()), (0, 0, 0), "{:?}", observed.result);
+}
+
+#[test]
+fn redis_keeps_its_data_through_a_restart_and_memcached_does_not() {
+    let (redis, memcached) = match (packages::redis(None), packages::memcached(None)) {
+        (Ok(redis), Ok(memcached)) => (redis, memcached),
+        (Err(why), _) | (_, Err(why)) => skip!("{why}"),
+    };
+    let (mut redis, mut memcached) = (Redis::start(&redis, &[]), Memcached::start(&memcached, &[]));
+    assert_eq!(redis.client().command(&["SET", "a", "b"]).unwrap().text(), "OK");
+    let (before, port) = (redis.pid(), redis.port());
+    let done = redis.restart();
+    assert!(done.began_ns < done.ended_ns && done.ended_ns < done.answered_ns, "{done:?}");
+    assert!(!is_there(before) && redis.pid() != before && redis.port() == port);
+    assert_eq!(redis.client().command(&["GET", "a"]).unwrap().text(), "b");
+    let clients = Clients { protocol: "memcached", keys: 10, ..Clients::default() };
+    Load::fill(memcached.port(), &clients);
+    let before = memcached.pid();
+    memcached.restart();
+    assert!(!is_there(before));
+    let mut stream = TcpStream::connect(("127.0.0.1", memcached.port())).unwrap();
+    stream.write_all(b"stats\r\nquit\r\n").unwrap();
+    let mut stats = String::new();
+    stream.read_to_string(&mut stats).unwrap();
+    assert!(stats.contains("STAT curr_items 0\r\n"), "{stats}");
+}
+
+#[test]
+fn clients_of_mariadb_go_on_behind_a_restart() {
+    let server = match packaged() {
+        Ok(server) => server,
+        Err(why) => skip!("{why}"),
+    };
+    let mut mariadb = server.start(Policy::ThreadPerConnection, &[]);
+    Work::Ycsb.prepare(&mariadb);
+    let plan = Plan { work: Work::Ycsb, connections: 4, rate: Some(200.0), first: 0 };
+    let load = Traffic::start_through_restarts(&mariadb, &plan);
+    let done = mariadb.restart(None);
+    let again = now_ns();
+    wait::until("half a second behind the restart", || (now_ns() - again > 500_000_000).then_some(()));
+    let samples = load.finish().record.samples;
+    let (answered, lost): (Vec<_>, Vec<_>) = samples.iter().partition(|sample| sample.outcome == Outcome::Ok);
+    assert_eq!(lost.len(), 4, "{lost:?}");
+    for connection in 0..4 {
+        let behind = |s: &&&Sample| s.connection == connection && s.ended_ns() > done.ended_ns;
+        assert!(answered.iter().filter(behind).count() > 5, "client {connection} did not go on");
+    }
+    // What was due meanwhile counts from then.
+    let waited = answered.iter().map(|sample| sample.latency_ns).max().unwrap_or(0);
+    assert!(waited > (done.answered_ns - done.ended_ns) / 2, "{waited} ns of {done:?}");
+    assert_eq!(mariadb.asked("SELECT COUNT(*) FROM usertable"), "10000");
 }

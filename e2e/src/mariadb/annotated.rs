@@ -147,6 +147,42 @@ fn run(command: &mut Command) {
 }
 
 impl Annotated {
+    /// The server with the first of these edits, with the first two, and so on, each of one unit: what restarts bring in.
+    /// Compiled and linked beside the build, into `dir`.
+    #[track_caller]
+    pub fn rebuilt(&self, edits: &[String], dir: &Path) -> Vec<Binary> {
+        let commands = std::fs::read(self.build.join("compile_commands.json")).expect("read the compile commands");
+        let commands: Vec<serde_json::Value> = serde_json::from_slice(&commands).expect("compile commands are JSON");
+        let link = Command::new("ninja").arg("-C").arg(&self.build).args(["-t", "commands", "mariadbd"]).output();
+        let link = String::from_utf8(link.expect("run ninja").stdout).expect("commands are text");
+        let (before, behind) =
+            link.lines().find_map(|line| line.split_once(" -o sql/mariadbd ")).expect("the server is linked");
+        let mut objects = String::new();
+        let mut programs = Vec::new();
+        for (at, edits) in edits.iter().enumerate() {
+            let parsed = Edits::parse("the experiment", edits).unwrap_or_else(|e| panic!("{e}"));
+            let (file, edit) = parsed.files().next().expect("edits of one file");
+            let shipped = self.tree.join(file);
+            let text = std::fs::read_to_string(&shipped).unwrap_or_else(|e| panic!("read {}: {e}", shipped.display()));
+            let edited = dir.join(shipped.file_name().expect("a unit has a name"));
+            std::fs::write(&edited, edit.apply(file, &text).unwrap_or_else(|e| panic!("{e}"))).expect("write the unit");
+            let object = edited.with_extension("o");
+            let command = commands.iter().find(|command| command["file"].as_str().map(Path::new) == Some(&shipped));
+            let command = command.and_then(|command| command["command"].as_str()).expect("the unit is compiled");
+            let (options, _) = command.split_once(" -o ").expect("the command names its output");
+            let beside = shipped.parent().expect("a unit lies somewhere").display();
+            let line = format!("{options} -iquote {beside} -o {} -c {}", object.display(), edited.display());
+            run(Command::new("sh").args(["-c", &line]).current_dir(&self.build));
+            // An object that stands before the libraries is taken instead of theirs.
+            objects += &format!(" {}", object.display());
+            let path = dir.join(format!("mariadbd-{}", at + 1));
+            let line = format!("{before}{objects} -o {} {behind}", path.display());
+            run(Command::new("sh").args(["-c", &line]).current_dir(&self.build));
+            programs.push(Binary { path, libraries: self.packaged.binary.libraries.clone() });
+        }
+        programs
+    }
+
     /// Builds a patch of one unit from edits to it, named as its file is.
     pub fn patch(&self, edits: &str, output: &Path) -> Run {
         let parsed = Edits::parse("the test", edits).unwrap_or_else(|e| panic!("{e}"));

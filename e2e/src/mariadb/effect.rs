@@ -45,6 +45,12 @@ pub fn of_change(server: &Annotated, name: &str) -> PathBuf {
     built(server, name, change::named(name).edits())
 }
 
+/// The edits of [`half`], and those of changes in `e2e/patches/mariadb`.
+pub fn edits_of_half_and(changes: &[&str]) -> Vec<String> {
+    let changes = changes.iter().map(|name| change::named(name).edits().to_owned());
+    [HALF.to_owned()].into_iter().chain(changes).collect()
+}
+
 /// Whether [`half`] is in force for this client.
 #[track_caller]
 pub fn is_half(client: &mut Client) -> bool {

@@ -10,10 +10,11 @@ pub mod tpc;
 pub mod traffic;
 
 use crate::packages::{self, Binary};
-use crate::server::Server;
+use crate::server::{Restart, Server};
 use crate::shipped;
 use crate::wait;
 use client::Client;
+use rustix::process::Signal;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -163,12 +164,6 @@ impl Packaged {
         }
     }
 
-    /// Ends a server in order and starts it again on its data.
-    pub fn restart(&self, mariadb: MariaDb, policy: Policy, extra: &[&str]) -> MariaDb {
-        let server = mariadb.server.restart(&self.binary, |port, dir| self.all_arguments(port, dir, policy, extra));
-        MariaDb::ready(server)
-    }
-
     fn all_arguments(&self, port: u16, dir: &Path, policy: Policy, extra: &[&str]) -> Vec<OsString> {
         let mut socket = OsString::from("--socket=");
         socket.push(dir.join("socket"));
@@ -193,6 +188,15 @@ impl MariaDb {
         let mariadb = MariaDb { server };
         wait::until("mariadbd to let a client in", || Client::connect(&mariadb.socket(), "").ok());
         mariadb
+    }
+
+    /// Ends it in order and starts it again on its data, as another program where one is given. Who runs a query gets no
+    /// answer to it.
+    #[track_caller]
+    pub fn restart(&mut self, program: Option<&Binary>) -> Restart {
+        let socket = self.socket();
+        let stop = |server: &mut Server| server.process().signal(Signal::TERM);
+        self.server.restart(program, stop, |_| Client::connect(&socket, "").is_ok())
     }
 
     /// Where it listens.

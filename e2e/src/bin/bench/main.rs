@@ -9,20 +9,23 @@ mod cost;
 mod latency;
 mod mariadb;
 mod modes;
+mod overhead;
 mod proxy;
 mod results;
 mod rivals;
 mod series;
+mod sizes;
 mod tail;
 mod threads;
 
+use modes::Restarted;
 use results::{Results, Section};
 use std::process::ExitCode;
 use stillpoint_e2e::load::Clients;
 use stillpoint_e2e::series::Series;
 use stillpoint_e2e::server::{Memcached, Redis};
 use stillpoint_e2e::victim::Program;
-use stillpoint_e2e::{annotated, cli, workspace_root};
+use stillpoint_e2e::{annotated, cli, packages, workspace_root};
 
 /// How much is measured.
 struct Amount {
@@ -32,6 +35,8 @@ struct Amount {
     cost_rounds: usize,
     keys: u64,
     gigabytes: &'static [f64],
+    /// Of redis' fixes those that are named, or all.
+    fixes: &'static [&'static str],
     /// Of the proxy's comparison.
     rounds: usize,
     round_seconds: u64,
@@ -44,6 +49,7 @@ const FULL: Amount = Amount {
     cost_rounds: 10,
     keys: 1_000_000,
     gigabytes: &[0.1, 1.0, 2.0, 4.0, 8.0],
+    fixes: &[],
     rounds: 5,
     round_seconds: 2,
 };
@@ -54,6 +60,7 @@ const SHORT: Amount = Amount {
     cost_rounds: 3,
     keys: 1_000_000,
     gigabytes: &[0.1, 0.5, 1.0],
+    fixes: &[],
     rounds: 3,
     round_seconds: 2,
 };
@@ -65,6 +72,7 @@ const TINY: Amount = Amount {
     cost_rounds: 1,
     keys: 10_000,
     gigabytes: &[0.05, 0.1],
+    fixes: &["CVEs-1113", "CVE-2024-51741"],
     rounds: 1,
     round_seconds: 2,
 };
@@ -79,7 +87,7 @@ struct Wish {
 
 /// What `make bench` measures, and after it what only experiments ask for.
 const SECTIONS: [&str; 7] = ["cost", "threads", "series", "latency", "rivals", "sizes", "proxy"];
-const EXPERIMENTS: [&str; 4] = ["patches", "operations", "tail", "buildable"];
+const EXPERIMENTS: [&str; 5] = ["patches", "operations", "tail", "buildable", "overhead"];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -152,10 +160,10 @@ fn run(wish: &Wish, command: &str) -> Result<String, String> {
             add(threads::threads(&program, &patch, amount.runs))?;
         }
     }
-    if ["series", "latency", "rivals", "sizes", "buildable"].into_iter().any(|name| wish.has(name)) {
+    if ["series", "latency", "rivals", "buildable", "overhead"].into_iter().any(|name| wish.has(name)) {
         as_shipped(wish, &mut add)?;
     }
-    if ["patches", "operations", "tail"].into_iter().any(|name| wish.has(name)) {
+    if ["sizes", "patches", "operations", "tail"].into_iter().any(|name| wish.has(name)) {
         with_points(wish, &mut add)?;
     }
     let of_mariadb = mariadb::Amount { seconds: amount.seconds, runs: amount.runs };
@@ -171,7 +179,7 @@ type Add<'a> = dyn FnMut(Section) -> Result<(), String> + 'a;
 /// Sections about a redis without quiescence points.
 fn as_shipped(wish: &Wish, add: &mut Add) -> Result<(), String> {
     let amount = wish.amount;
-    let series = Series::build(&mut |text| println!("{text}"))?;
+    let series = Series::build(amount.fixes, &mut |text| println!("{text}"))?;
     let clients = Clients::default();
     // The one that can be applied and reverted alone; it also replaces the most functions, six.
     let patch = &series.first().file;
@@ -187,15 +195,42 @@ fn as_shipped(wish: &Wish, add: &mut Add) -> Result<(), String> {
     if wish.has("rivals") {
         add(rivals::rivals(&series.binary, patch, &clients, amount.keys, amount.runs))?;
     }
-    if wish.has("sizes") {
-        add(rivals::sizes(&series.binary, patch, amount.gigabytes, amount.runs))?;
+    if wish.has("buildable") || wish.has("overhead") {
+        with_and_without_points(wish, &series, add)?;
     }
+    Ok(())
+}
+
+/// Sections that compare servers as they ship with the same ones that have quiescence points.
+fn with_and_without_points(wish: &Wish, series: &Series, add: &mut Add) -> Result<(), String> {
+    let mut tell = |text: &str| println!("{text}");
+    let points = Series::annotated(wish.amount.fixes, &mut tell)?;
+    let other = Series::memcached(&mut tell)?;
     if wish.has("buildable") {
-        let other = Series::memcached(&mut |text| println!("{text}"))?;
-        let redis = Redis::start(&series.binary, &[]);
-        let memcached = Memcached::start(&other.binary, &[]);
-        let servers = [("redis", &series, redis.pid()), ("memcached", &other, memcached.pid())];
-        add(buildable::buildable(&servers))?;
+        add(buildable::buildable(&[
+            buildable::Counted {
+                name: "redis",
+                series,
+                with_points: Some(&points),
+                start: |binary| Box::new(Redis::start(binary, &[])),
+            },
+            buildable::Counted {
+                name: "memcached",
+                series: &other,
+                with_points: None,
+                start: |binary| Box::new(Memcached::start(binary, &[])),
+            },
+        ]))?;
+    }
+    if wish.has("overhead") {
+        let fixed = packages::redis(None)?;
+        let (plain, patched) = (overhead::files(series), overhead::files(&points));
+        let redis =
+            overhead::variants((&series.binary, plain.as_slice()), (&points.binary, patched.as_slice()), Some(&fixed));
+        let (binary, patch) = annotated::memcached()?;
+        let memcached = overhead::variants((&other.binary, &[][..]), (&binary, std::slice::from_ref(&patch)), None);
+        let rounds = wish.amount.runs.min(5);
+        add(overhead::overhead(&redis, &memcached, rounds, wish.amount.seconds.min(4)))?;
     }
     Ok(())
 }
@@ -203,28 +238,36 @@ fn as_shipped(wish: &Wish, add: &mut Add) -> Result<(), String> {
 /// Sections that compare modes, and so need servers with quiescence points.
 fn with_points(wish: &Wish, add: &mut Add) -> Result<(), String> {
     let amount = wish.amount;
-    let only: &[&str] = if wish.has("patches") || wish.has("operations") { &[] } else { &["CVEs-1113"] };
+    let only: &[&str] = if wish.has("patches") || wish.has("operations") { amount.fixes } else { &["CVEs-1113"] };
     let series = Series::annotated(only, &mut |text| println!("{text}"))?;
+    if wish.has("sizes") {
+        add(sizes::sizes(&series.binary, &series.first().file, amount.gigabytes, amount.runs))?;
+    }
+    if !["patches", "operations", "tail"].into_iter().any(|name| wish.has(name)) {
+        return Ok(());
+    }
     let (binary, patch) = annotated::memcached()?;
     if wish.has("patches") || wish.has("operations") {
         let mut applied = modes::redis(&series, amount.runs);
+        let redis = Restarted::redis(&series.binary, amount.runs);
         if wish.has("patches") {
-            add(modes::by_size(&applied))?;
+            add(modes::by_size(&applied, &redis))?;
         }
         if wish.has("operations") {
             applied.extend(modes::memcached(&binary, &patch, amount.runs));
-            add(modes::extremes(&applied))?;
+            add(modes::extremes(&applied, &[redis, Restarted::memcached(&binary, amount.runs)]))?;
         }
     }
     if wish.has("tail") {
-        let redis = Redis::start(&series.binary, &[]);
-        let memcached = Memcached::start(&binary, &["-t", "4"]);
+        let mut redis = Redis::start(&series.binary, &[]);
+        let mut memcached = Memcached::start(&binary, &["-t", "4"]);
         let clients = Clients { rate: 4_000, blocking: 0, idle: 50, mix: "get=80,set=20", ..Clients::default() };
-        let servers = [
+        let mut servers = [
             tail::Server {
                 name: "redis",
                 pid: redis.pid(),
                 port: redis.port(),
+                restart: Box::new(|| redis.restart()),
                 patch: &series.first().file,
                 clients: clients.clone(),
             },
@@ -232,11 +275,12 @@ fn with_points(wish: &Wish, add: &mut Add) -> Result<(), String> {
                 name: "memcached",
                 pid: memcached.pid(),
                 port: memcached.port(),
+                restart: Box::new(|| memcached.restart()),
                 patch: &patch,
                 clients: Clients { protocol: "memcached", ..clients },
             },
         ];
-        add(tail::tail(&servers, amount.seconds))?;
+        add(tail::tail(&mut servers, amount.seconds))?;
     }
     Ok(())
 }

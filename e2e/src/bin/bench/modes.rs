@@ -3,16 +3,19 @@
 use crate::results::{Section, number};
 use serde::Serialize;
 use std::path::Path;
+use std::time::Duration;
 use stillpoint_e2e::load::{Clients, Load};
 use stillpoint_e2e::operation::{Operation, Spread, Why};
 use stillpoint_e2e::packages::Binary;
 use stillpoint_e2e::patching;
 use stillpoint_e2e::series::Series;
-use stillpoint_e2e::server::{Memcached, Redis};
+use stillpoint_e2e::server::{Memcached, Redis, Restart};
 use stillpoint_measure::figure::{Axis, Curve, Figure};
 
 /// The modes that are compared.
 pub(crate) const MODES: [&str; 3] = ["probe", "local", "global"];
+/// The other way to bring in new code: ended in order, and started again on the same data and port.
+pub(crate) const RESTART: &str = "restart";
 
 /// One patch, put into a process in one mode.
 pub(crate) struct Applied {
@@ -90,8 +93,44 @@ pub(crate) fn memcached(binary: &Binary, patch: &Path, runs: usize) -> Vec<Appli
     done
 }
 
+/// Restarts of one server: from the order to end to the first answer, in milliseconds.
+pub(crate) struct Restarted {
+    pub(crate) server: &'static str,
+    pub(crate) ms: Vec<f64>,
+}
+
+impl Restarted {
+    /// Redis under the same requests; it saves its data and loads them.
+    pub(crate) fn redis(binary: &Binary, runs: usize) -> Restarted {
+        let mut redis = Redis::start(binary, &[]);
+        let port = redis.port();
+        Restarted::of("redis", port, runs, || redis.restart())
+    }
+
+    /// Memcached under the same requests; it comes back empty.
+    pub(crate) fn memcached(binary: &Binary, runs: usize) -> Restarted {
+        let mut memcached = Memcached::start(binary, &["-t", "4"]);
+        let port = memcached.port();
+        Restarted::of("memcached", port, runs, || memcached.restart())
+    }
+
+    fn of(server: &'static str, port: u16, runs: usize, mut restart: impl FnMut() -> Restart) -> Restarted {
+        let dir = tempfile::tempdir().expect("make a directory for the record");
+        let load = Load::start(port, &clients(server), dir.path(), "restarts");
+        let again = |_| {
+            let done = restart();
+            // Until all clients have come back.
+            std::thread::sleep(Duration::from_secs(1));
+            done.ms()
+        };
+        let ms = (0..runs).map(again).collect();
+        load.finish();
+        Restarted { server, ms }
+    }
+}
+
 /// How long applying takes by the size of the patch.
-pub(crate) fn by_size(applied: &[Applied]) -> Section {
+pub(crate) fn by_size(applied: &[Applied], restarted: &Restarted) -> Section {
     let title = "Redis fixes by size of their code: time to apply without the wait for threads, ms, median (max)";
     let mut section = Section::new("patches", title, &["patch", "code, bytes", "probe", "local", "global"]);
     let mut names: Vec<(&str, u64)> = applied.iter().map(|a| (a.patch.as_str(), a.text_bytes)).collect();
@@ -106,20 +145,33 @@ pub(crate) fn by_size(applied: &[Applied]) -> Section {
         }
         section.rows.push(row);
     }
+    let restart = Spread::of(restarted.ms.clone());
+    let mut row = vec!["a restart, to the first answer".to_owned(), "any".into()];
+    row.push(format!("{} ({})", number(restart.median), number(restart.max)));
+    row.extend(["the same", "the same"].map(str::to_owned));
+    section.rows.push(row);
     let curve = |mode: &&str| {
         let of = applied.iter().filter(|a| a.mode == *mode);
         let points = of.map(|a| (a.text_bytes as f64, a.point().apply_ms)).collect();
         Curve { name: format!("--quiescence {mode}"), points, joined: false }
     };
+    let sizes = || applied.iter().map(|a| a.text_bytes as f64);
+    let ends = [sizes().fold(f64::MAX, f64::min), sizes().fold(0.0, f64::max)];
+    let any = ends.map(|bytes| (bytes, restart.median)).into();
+    let mut curves: Vec<Curve> = MODES.iter().map(curve).collect();
+    curves.push(Curve { name: "a restart (median)".into(), points: any, joined: true });
     section.figures.push((
         "",
         Figure {
             x: Axis { label: "code of the patch, bytes", logarithmic: true },
-            y: Axis { label: "time to apply, ms", logarithmic: false },
-            curves: MODES.iter().map(curve).collect(),
+            y: Axis { label: "time to apply, ms", logarithmic: true },
+            curves,
         },
     ));
-    section.raw(&applied.iter().map(Applied::point).collect::<Vec<_>>());
+    section.raw(&serde_json::json!({
+        "applied": applied.iter().map(Applied::point).collect::<Vec<_>>(),
+        "restart_ms": restarted.ms,
+    }));
     section
 }
 
@@ -135,7 +187,7 @@ struct Extremes {
 }
 
 /// The smallest and the largest of each step.
-pub(crate) fn extremes(applied: &[Applied]) -> Section {
+pub(crate) fn extremes(applied: &[Applied], restarted: &[Restarted]) -> Section {
     let title = "Steps of patching: minimum / maximum";
     let columns = [
         "server",
@@ -165,7 +217,16 @@ pub(crate) fn extremes(applied: &[Applied]) -> Section {
             });
         }
     }
-    let cell = |spread: &Spread| match spread.count {
+    for Restarted { server, ms } in restarted {
+        let none = Spread::of(Vec::new());
+        let (reach_ms, one_thread_stands_us, all_threads_stand_us) = (none, none, none);
+        let apply_ms = Spread::of(ms.clone());
+        let mode = RESTART;
+        let operations = ms.len();
+        raw.push(Extremes { server, mode, operations, reach_ms, apply_ms, one_thread_stands_us, all_threads_stand_us });
+    }
+    let cell = |row: &Extremes, spread: &Spread| match spread.count {
+        0 if row.mode == RESTART => "-".to_owned(),
         0 => "never".to_owned(),
         _ => format!("{} / {}", number(spread.min), number(spread.max)),
     };
@@ -174,12 +235,13 @@ pub(crate) fn extremes(applied: &[Applied]) -> Section {
             row.server.into(),
             row.mode.into(),
             row.operations.to_string(),
-            cell(&row.reach_ms),
-            cell(&row.apply_ms),
-            cell(&row.one_thread_stands_us),
-            cell(&row.all_threads_stand_us),
+            cell(row, &row.reach_ms),
+            cell(row, &row.apply_ms),
+            cell(row, &row.one_thread_stands_us),
+            cell(row, &row.all_threads_stand_us),
         ]);
     }
+    section.notes.push("Restart: from the order to end to the first answer; its connections end.".into());
     section.notes.push(
         "No address space is made: the papers' third operation (1 ms to 3 s there) has no counterpart; vldb25-fig9 has fork() as its stand-in."
             .into(),

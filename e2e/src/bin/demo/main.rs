@@ -40,7 +40,7 @@ fn run() -> Result<(), String> {
     fs::create_dir_all(&dir).map_err(|e| format!("make {}: {e}", dir.display()))?;
 
     narrator.step("Build a redis without its CVE fixes, and live patches from Debian's own diffs");
-    let series = Series::build(&mut |text| narrator.tell(text))?;
+    let series = Series::build(&[], &mut |text| narrator.tell(text))?;
     show_refused(&narrator, &series)?;
 
     narrator.step("Start it with a million keys and put it under load");

@@ -17,8 +17,13 @@ const BITS: u32 = 16;
 /// As many as processors: what else runs would show as latency.
 const CLIENTS: u32 = 2;
 const REST: Duration = Duration::from_millis(10);
-const MODES: [(&str, &str); 3] =
-    [("global", "barrier"), ("local", "wait-free, at points"), ("probe", "wait-free, probed")];
+const MODES: [(&str, &str); 4] = [
+    ("global", "barrier"),
+    ("local", "wait-free, at points"),
+    ("probe", "wait-free, probed"),
+    (RESTART, "ended and started again"),
+];
+const RESTART: &str = "restart";
 
 /// A seed that old and new code answer with the same hash, after the same work: the middle one by latency.
 fn seed(server: &HashServer) -> [u8; 16] {
@@ -39,22 +44,24 @@ const SHOWN: std::ops::Range<f64> = -100.0..200.0;
 /// One run of a mode.
 #[derive(Serialize)]
 struct Run {
-    /// From the start of the tool to its end.
+    /// From the start of the tool to its end, or from the order to end to the first answer.
     tool_ms: f64,
-    /// From the start of the transition until every thread ran the new code.
+    /// From the start of the transition until every thread ran the new code; of a restart, all of it.
     over_ms: Option<f64>,
+    /// Connections that ended.
+    lost: u32,
     /// Of each request: when it was sent, from the start of the tool on, and how long it took.
     requests_ms: Vec<(f64, f64)>,
 }
 
 impl Run {
-    fn of(samples: impl Iterator<Item = Sample>, operation: &Operation) -> Run {
-        let (from, to) = operation.window_ns;
+    fn of(samples: &[Sample], (from, to): (u64, u64), over_ns: Option<u64>) -> Run {
         let since = |ns: u64| (ns as f64 - from as f64) / 1e6;
         Run {
             tool_ms: since(to),
-            over_ms: operation.migrated_ns.map(|ns| ns as f64 / 1e6),
-            requests_ms: samples.map(|s| (since(s.sent_ns), (s.received_ns - s.sent_ns) as f64 / 1e6)).collect(),
+            over_ms: over_ns.map(|ns| ns as f64 / 1e6),
+            lost: samples.iter().map(|sample| sample.lost).sum(),
+            requests_ms: samples.iter().map(|s| (since(s.sent_ns), (s.received_ns - s.sent_ns) as f64 / 1e6)).collect(),
         }
     }
 
@@ -103,27 +110,37 @@ fn main() {
     let server = HashServer::build();
     let seed = seed(&server);
     println!(
-        "| method | runs | request before: median (p99) ms | during the patch: median (max) ms | all over in ms |"
+        "| method | runs | request before: median (p99) ms | meanwhile: median (max) ms | all over in ms | connections lost |"
     );
-    println!("|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|");
     let mut modes = Vec::new();
     for (mode, name) in MODES {
         let mut all = Vec::new();
         for _ in 0..runs {
-            let running = server.start(BITS);
+            let mut running = server.start(BITS);
             let load = running.load(CLIENTS, seed, REST);
             let half = Duration::from_secs(u64::from(seconds)) / 2;
             std::thread::sleep(half);
             let began = Instant::now();
-            let operation = Operation::of(in_mode(apply(server.patch(), running.pid()), mode, "30s")).succeeded();
+            let (window_ns, over_ns) = if mode == RESTART {
+                let done = server.restart(&mut running, seed);
+                ((done.began_ns, done.answered_ns), Some(done.answered_ns - done.began_ns))
+            } else {
+                let patch = in_mode(apply(server.patch(), running.pid()), mode, "30s");
+                let operation = Operation::of(patch).succeeded();
+                (operation.window_ns, operation.migrated_ns)
+            };
             std::thread::sleep(half.saturating_sub(began.elapsed()));
-            all.push(Run::of(load.end().into_iter().flatten(), &operation));
+            let run = Run::of(&load.end().concat(), window_ns, over_ns);
+            assert!(mode == RESTART || run.lost == 0, "a patch has ended {} connections", run.lost);
+            all.push(run);
         }
         let before = Spread::of(all.iter().flat_map(Run::before).collect());
         let during = Spread::of(all.iter().flat_map(Run::during).collect());
         let over = Spread::of(all.iter().filter_map(|run| run.over_ms).collect());
+        let lost: u32 = all.iter().map(|run| run.lost).sum();
         println!(
-            "| {name} (`{mode}`) | {runs} | {:.1} ({:.1}) | {:.1} ({:.1}) | {:.1} ({:.1} to {:.1}) |",
+            "| {name} (`{mode}`) | {runs} | {:.1} ({:.1}) | {:.1} ({:.1}) | {:.1} ({:.1} to {:.1}) | {lost} |",
             before.median, before.p99, during.median, during.max, over.median, over.min, over.max
         );
         modes.push((name, all));

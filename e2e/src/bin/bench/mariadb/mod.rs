@@ -9,16 +9,18 @@ mod traces;
 mod versions;
 mod waiting;
 
+use crate::modes::RESTART;
 use crate::results::Section;
 use std::path::Path;
 use std::time::Duration;
 use stillpoint_e2e::cli::Stillpoint;
 use stillpoint_e2e::mariadb::annotated::{Annotated, annotated};
-use stillpoint_e2e::mariadb::traffic::Work;
+use stillpoint_e2e::mariadb::traffic::{Plan, Traffic, Work};
 use stillpoint_e2e::mariadb::{MariaDb, Policy};
 use stillpoint_e2e::operation::Operation;
 use stillpoint_e2e::patching;
 use stillpoint_measure::clock::now_ns;
+use stillpoint_measure::record::{Outcome, Sample};
 
 /// Names of the sections, in the order in which they run.
 pub(crate) const SECTIONS: [&str; 9] = [
@@ -45,6 +47,9 @@ pub(crate) struct Amount {
 /// Modes that are compared, and first the run without a patch.
 const WITHOUT: &str = "none";
 const MODES: [&str; 3] = ["local", "probe", "global"];
+/// All ways that are compared, and the same with the run without a patch.
+const WAYS: [&str; 4] = ["local", "probe", "global", RESTART];
+const ALL: [&str; 5] = [WITHOUT, "local", "probe", "global", RESTART];
 /// What clients do.
 const WORKS: [Work; 3] = [Work::NoOp, Work::Ycsb, Work::TpcC];
 
@@ -81,6 +86,15 @@ fn start(server: &Annotated, policy: Policy, work: Work, extra: &[&str]) -> Mari
     mariadb
 }
 
+/// Clients that go on behind a restart; any other way must lose nobody.
+fn traffic(mariadb: &MariaDb, plan: &Plan, mode: &str) -> Traffic {
+    if mode == RESTART { Traffic::start_through_restarts(mariadb, plan) } else { Traffic::start(mariadb, plan) }
+}
+
+fn lost(samples: &[Sample]) -> usize {
+    samples.iter().filter(|sample| sample.outcome == Outcome::Lost).count()
+}
+
 fn in_mode(call: Stillpoint, mode: &str, limit: Duration) -> Operation {
     Operation::of(call.args(["--quiescence", mode, "--timeout", &format!("{}ms", limit.as_millis())]))
 }
@@ -111,7 +125,11 @@ fn ms(ns: u64) -> f64 {
 
 /// Name of a mode for people.
 fn shown(mode: &str) -> String {
-    if mode == WITHOUT { "left alone".into() } else { format!("--quiescence {mode}") }
+    match mode {
+        WITHOUT => "left alone".into(),
+        RESTART => "restarted".into(),
+        mode => format!("--quiescence {mode}"),
+    }
 }
 
 /// In the name of a drawing's file.

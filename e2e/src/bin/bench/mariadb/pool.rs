@@ -1,14 +1,17 @@
 //! How long all threads take to go over, by the number of the pool's groups (VLDB'25, figure 7).
 
-use super::{Amount, MODES, WORKS, apply, ms, quantile, rest, revert, shown, start, until};
+use super::{Amount, MODES, WAYS, WORKS, apply, ms, quantile, rest, revert, shown, start, until};
+use crate::modes::RESTART;
 use crate::results::{Section, number};
 use serde::Serialize;
-use stillpoint_e2e::mariadb::Policy;
 use stillpoint_e2e::mariadb::annotated::Annotated;
 use stillpoint_e2e::mariadb::effect::half;
 use stillpoint_e2e::mariadb::traffic::{Plan, Traffic, Work};
+use stillpoint_e2e::mariadb::{MariaDb, Policy};
+use stillpoint_e2e::server::Restart;
 use stillpoint_measure::clock::now_ns;
 use stillpoint_measure::figure::{Axis, Curve, Figure};
+use stillpoint_measure::record::{Outcome, Sample};
 
 /// Groups of the pool, as in the paper from three to twenty.
 const SIZES: [u32; 5] = [3, 5, 10, 15, 20];
@@ -40,7 +43,7 @@ pub(super) fn pool(server: &Annotated, amount: Amount) -> Section {
     let mut rows = Vec::new();
     for work in WORKS {
         for groups in SIZES {
-            let mariadb = start(server, Policy::Pool, work, &[&format!("--thread-pool-size={groups}")]);
+            let mut mariadb = start(server, Policy::Pool, work, &[&format!("--thread-pool-size={groups}")]);
             let load = Traffic::start(&mariadb, &Plan { work, connections: CONNECTIONS, rate: None, first: 0 });
             rest(0.5);
             for mode in MODES {
@@ -59,6 +62,8 @@ pub(super) fn pool(server: &Annotated, amount: Amount) -> Section {
                 rows.push(Row { work, mode, groups, over_ms });
             }
             load.finish();
+            let over_ms = restarts(&mut mariadb, work, amount.runs.min(3));
+            rows.push(Row { work, mode: RESTART, groups, over_ms });
         }
         section.figures.push((file(work), figure(&rows, work)));
     }
@@ -68,9 +73,33 @@ pub(super) fn pool(server: &Annotated, amount: Amount) -> Section {
         cells.extend([0.25, 0.5, 0.75, 0.95, 1.0].map(|share| number(row.at(share))));
         section.rows.push(cells);
     }
-    section.notes.push("No request was given up.".into());
+    section.notes.push("No request was given up. Restart: until each client has been answered again.".into());
     section.raw(&rows);
     section
+}
+
+/// How long it takes until every client is served again, in order.
+fn restarts(mariadb: &mut MariaDb, work: Work, count: usize) -> Vec<f64> {
+    let plan = Plan { work, connections: CONNECTIONS, rate: None, first: 0 };
+    let load = Traffic::start_through_restarts(mariadb, &plan);
+    let mut done = Vec::new();
+    for _ in 0..count {
+        rest(0.5);
+        done.push(mariadb.restart(None));
+        rest(2.0);
+    }
+    let samples = load.finish().record.samples;
+    let served = |restart: &Restart, connection: u32| {
+        // Whatever is answered once the old process is gone, the new one has answered.
+        let by_new = |s: &&Sample| s.outcome == Outcome::Ok && s.ended_ns() > restart.ended_ns;
+        let first = samples.iter().filter(|s| s.connection == connection).find(by_new);
+        first.unwrap_or_else(|| panic!("client {connection} is not served two seconds behind a restart")).ended_ns()
+    };
+    let all = |restart: &Restart| (0..CONNECTIONS).map(|connection| served(restart, connection)).max();
+    let mut over_ms: Vec<f64> =
+        done.iter().map(|restart| ms(all(restart).unwrap_or(0).saturating_sub(restart.began_ns))).collect();
+    over_ms.sort_by(f64::total_cmp);
+    over_ms
 }
 
 fn file(work: Work) -> &'static str {
@@ -86,7 +115,7 @@ fn figure(rows: &[Row], work: Work) -> Figure {
     let breaks = (f64::NAN, f64::NAN);
     let curve = |(number, mode): (usize, &'static str)| {
         let of: Vec<&Row> = rows.iter().filter(|row| row.work == work && row.mode == mode).collect();
-        let across = |row: &Row| f64::from(row.groups) + 0.25 * (number as f64 - 1.0);
+        let across = |row: &Row| f64::from(row.groups) + 0.25 * (number as f64 - 1.5);
         let mut points: Vec<(f64, f64)> = of.iter().map(|row| (across(row), row.at(0.5))).collect();
         for row in of {
             points.extend([breaks, (across(row), row.at(0.25)), (across(row), row.at(0.75))]);
@@ -95,7 +124,7 @@ fn figure(rows: &[Row], work: Work) -> Figure {
     };
     Figure {
         x: Axis { label: "groups of the pool", logarithmic: false },
-        y: Axis { label: "until all threads are over, ms", logarithmic: true },
-        curves: MODES.into_iter().enumerate().map(curve).collect(),
+        y: Axis { label: "until all threads are over (restart: all clients served), ms", logarithmic: true },
+        curves: WAYS.into_iter().enumerate().map(curve).collect(),
     }
 }

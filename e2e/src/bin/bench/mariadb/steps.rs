@@ -1,7 +1,7 @@
 //! Smallest and largest time of each step (VLDB'25, table 2): the rows of MariaDB.
 
 use super::{Amount, MODES, apply, revert, start};
-use crate::modes::{Applied, extremes};
+use crate::modes::{Applied, Restarted, extremes};
 use crate::results::Section;
 use stillpoint_e2e::mariadb::Policy;
 use stillpoint_e2e::mariadb::annotated::Annotated;
@@ -9,9 +9,9 @@ use stillpoint_e2e::mariadb::effect::half;
 use stillpoint_e2e::mariadb::traffic::{Plan, Traffic, Work};
 
 pub(super) fn steps(server: &Annotated, amount: Amount) -> Section {
-    let mut all = Vec::new();
+    let (mut all, mut restarted) = (Vec::new(), Vec::new());
     for policy in Policy::ALL {
-        let mariadb = start(server, policy, Work::NoOp, &[]);
+        let mut mariadb = start(server, policy, Work::NoOp, &[]);
         let load = Traffic::start(&mariadb, &Plan { work: Work::NoOp, connections: 8, rate: Some(500.0), first: 0 });
         let name = match policy {
             Policy::ThreadPerConnection => "mariadb, a thread per connection",
@@ -25,8 +25,9 @@ pub(super) fn steps(server: &Annotated, amount: Amount) -> Section {
             }
         }
         load.finish();
+        restarted.push(Restarted { server: name, ms: (0..amount.runs).map(|_| mariadb.restart(None).ms()).collect() });
     }
-    let mut section = extremes(&all);
+    let mut section = extremes(&all, &restarted);
     section.key = "mariadb-steps";
     section
 }

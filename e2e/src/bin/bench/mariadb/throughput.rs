@@ -1,16 +1,17 @@
 //! Statements answered around a patching (VLDB'25, figure 5), against the same load left alone.
 
-use super::{Amount, MODES, WITHOUT, WORKS, apply, part, rest, revert, shown, start, until};
+use super::{ALL, Amount, WITHOUT, WORKS, apply, lost, part, rest, revert, shown, start, traffic, until};
+use crate::modes::RESTART;
 use crate::results::{Section, number};
 use serde::Serialize;
-use stillpoint_e2e::mariadb::Policy;
 use stillpoint_e2e::mariadb::annotated::Annotated;
 use stillpoint_e2e::mariadb::effect::half;
-use stillpoint_e2e::mariadb::traffic::{Plan, Traffic, Work};
+use stillpoint_e2e::mariadb::traffic::{Plan, Work};
+use stillpoint_e2e::mariadb::{MariaDb, Policy};
 use stillpoint_e2e::operation::Spread;
 use stillpoint_measure::clock::now_ns;
 use stillpoint_measure::figure::{Axis, Curve, Figure};
-use stillpoint_measure::record::Sample;
+use stillpoint_measure::record::{Outcome, Sample};
 
 /// As in the paper.
 const CONNECTIONS: u32 = 10;
@@ -24,7 +25,10 @@ struct Row {
     work: Work,
     mode: &'static str,
     operations: usize,
+    /// Of a restart, until a client is answered again.
     over_ms: Spread,
+    /// Connections.
+    lost: usize,
     /// Statements in each 100 ms from 800 ms before a patching to 800 ms after it, mean of all patchings.
     bins: Vec<f64>,
 }
@@ -48,24 +52,24 @@ pub(super) fn throughput(server: &Annotated, amount: Amount) -> Section {
         "in the 100 ms of the patching",
         "in the 300 ms from its start",
         "that, to before",
+        "connections lost",
     ];
-    let title = format!("MariaDB: statements of {CONNECTIONS} clients around a patching");
+    let title = format!("MariaDB: statements of {CONNECTIONS} clients around a patching, or a restart");
     let mut section = Section::new("mariadb-throughput", title, &columns);
     let mut rows = Vec::new();
     for policy in Policy::ALL {
         for work in WORKS {
-            let mariadb = start(server, policy, work, &[]);
+            let mut mariadb = start(server, policy, work, &[]);
             let plan = Plan { work, connections: CONNECTIONS, rate: None, first: 0 };
-            let of: Vec<Row> = [WITHOUT]
+            let of: Vec<Row> = ALL
                 .into_iter()
-                .chain(MODES)
                 .map(|mode| {
-                    let load = Traffic::start(&mariadb, &plan);
+                    let load = traffic(&mariadb, &plan, mode);
                     rest(1.0);
-                    let (moments, over_ms) = patchings(server, &mariadb, mode, operations);
+                    let (moments, over_ms) = patchings(server, &mut mariadb, mode, operations);
                     let samples = load.finish().record.samples;
-                    let bins = around(&samples, &moments);
-                    Row { policy: policy.name(), work, mode, operations: over_ms.count, over_ms, bins }
+                    let (bins, lost) = (around(&samples, &moments), lost(&samples));
+                    Row { policy: policy.name(), work, mode, operations: over_ms.count, over_ms, lost, bins }
                 })
                 .collect();
             section.figures.push((part(policy, work), figure(&of)));
@@ -88,6 +92,7 @@ pub(super) fn throughput(server: &Annotated, amount: Amount) -> Section {
             number(at),
             number(after),
             number(after / before),
+            row.lost.to_string(),
         ]);
     }
     section
@@ -98,33 +103,34 @@ pub(super) fn throughput(server: &Annotated, amount: Amount) -> Section {
 }
 
 /// Moments at which something was done (or, left alone, would have been), and how long threads took.
-fn patchings(
-    server: &Annotated,
-    mariadb: &stillpoint_e2e::mariadb::MariaDb,
-    mode: &str,
-    count: u64,
-) -> (Vec<u64>, Spread) {
+fn patchings(server: &Annotated, mariadb: &mut MariaDb, mode: &str, count: u64) -> (Vec<u64>, Spread) {
     let began = now_ns();
     let (mut moments, mut over) = (Vec::new(), Vec::new());
     for number in 0..count {
         let moment = began + (2 * number + 1) * AROUND * BIN_NS;
         until(moment);
         moments.push(moment);
-        if mode != WITHOUT {
-            let operation = if number % 2 == 0 { apply(mariadb, half(server), mode) } else { revert(mariadb, mode) };
-            over.push(super::ms(operation.reached_and_rest_ns().0));
-        }
+        let operation = match mode {
+            WITHOUT => continue,
+            RESTART => {
+                over.push(mariadb.restart(None).ms());
+                continue;
+            }
+            _ if number % 2 == 0 => apply(mariadb, half(server), mode),
+            _ => revert(mariadb, mode),
+        };
+        over.push(super::ms(operation.reached_and_rest_ns().0));
     }
     until(began + 2 * count * AROUND * BIN_NS);
     (moments, Spread::of(over))
 }
 
-/// Statements that ended in each bin around the moments, mean of all.
+/// Statements that were answered in each bin around the moments, mean of all.
 fn around(samples: &[Sample], moments: &[u64]) -> Vec<f64> {
     let mut bins = vec![0u64; 2 * AROUND as usize];
     for moment in moments {
         let from = moment - AROUND * BIN_NS;
-        for sample in samples {
+        for sample in samples.iter().filter(|sample| sample.outcome == Outcome::Ok) {
             let at = sample.ended_ns().checked_sub(from).map(|ns| (ns / BIN_NS) as usize);
             if let Some(bin) = at.and_then(|at| bins.get_mut(at)) {
                 *bin += 1;
@@ -151,7 +157,6 @@ fn figure(rows: &[Row]) -> Figure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stillpoint_measure::record::Outcome;
 
     #[test]
     fn statements_are_counted_where_they_end() {
