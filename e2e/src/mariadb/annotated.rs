@@ -85,8 +85,9 @@ fn made(mut packaged: Packaged, library: &Path) -> Annotated {
     std::fs::create_dir_all(&shelf).unwrap_or_else(|e| panic!("make {}: {e}", shelf.display()));
     let lock = std::fs::File::create(shelf.join("lock")).expect("make a lock");
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("lock the build");
-    // Compile commands tell real paths, whatever links lead to the cache.
+    // Compile commands tell real paths, whatever links lead to the cache: another link makes no other build.
     let shelf = shelf.canonicalize().expect("the directory is there");
+    let library = &library.canonicalize().expect("the library is there");
     let build = shelf.join("build");
     let integration =
         Integration::read(&workspace_root().join("integrations/mariadb")).unwrap_or_else(|e| panic!("{e}"));
