@@ -3,6 +3,7 @@
 
 use serde_json::Value;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 use stillpoint_e2e::points::{flags, in_mode, libstillpoint, program, there_and_back};
 use stillpoint_e2e::victim::{Kind, Phase, Program, Victim, apply, assert_refused, revert, soak, status};
@@ -126,6 +127,26 @@ fn a_preloaded_library_lends_its_word_and_has_no_points() {
     victim.announce(Phase::Over(2, 1));
     revert(victim.pid()).succeed();
     victim.assert_settled(1);
+}
+
+/// A server that runs since before the tool was upgraded.
+#[test]
+fn a_library_of_another_version_is_refused_by_name() {
+    let plain = Program::build("storm");
+    let (source, library) = (plain.dir().join("other.c"), plain.dir().join("libstillpoint.so.1"));
+    let text = "struct { char magic[16]; unsigned size, version; char rest[400]; } sp_control = {\"STILLPOINT-CTRL\", 424, 7, {0}};\n";
+    std::fs::write(&source, text).expect("write the source");
+    let made = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status();
+    assert!(made.expect("run cc").success());
+    let patch = plain.patch(2);
+    let preloaded = |path: &Path| {
+        let mut command = stillpoint_e2e::server::tied(path);
+        command.env("LD_PRELOAD", &library);
+        command
+    };
+    let mut victim = plain.start_in(preloaded, &["idle"]);
+    refused(&mut victim, &patch, "local", "control blocks of version 7");
+    victim.there_and_back(&patch);
 }
 
 /// A program that calls sp_init and was preloaded with the same library as well has one of it.

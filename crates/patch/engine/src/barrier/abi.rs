@@ -118,6 +118,8 @@ pub struct ControlLayout {
     answer: AnswerLayout,
 }
 
+/// Where the version lies in a control block, in every version.
+pub const VERSION_AT: u64 = offset_of!(ControlLayout, version) as u64;
 /// Bytes of a control block.
 pub const CONTROL_LEN: usize = size_of::<ControlLayout>();
 /// Bytes of a slot.

@@ -2,7 +2,7 @@
 
 use super::abi::{
     ANSWER_AT, CONTROL_LEN, Control, Gathered, MAGIC, Mode, Name, OUTCOME_AT, REQUEST_AT, Request, SLOT_LEN, Slot,
-    decode_slots, encode_answer,
+    VERSION, VERSION_AT, decode_slots, encode_answer,
 };
 use crate::Error;
 use crate::image::Dynamic;
@@ -48,16 +48,24 @@ fn in_data(memory: &Memory, module: &Module) -> Option<Avma> {
     })
 }
 
+fn may_have_it(module: &&Module) -> bool {
+    module.executable || module.path.rsplit('/').next().is_some_and(|name| name.starts_with("libstillpoint."))
+}
+
+/// Where a module says that its control block is.
+fn named(memory: &Memory, module: &Module) -> Result<Option<Avma>, Error> {
+    let symbol = Dynamic::of(memory, module)?.and_then(|dynamic| dynamic.find("sp_control", None));
+    Ok(symbol.map(|found| found.address))
+}
+
 impl Library {
     /// Finds the library: linked into the executable, or by the name of its file. Of several the one that was
     /// initialised.
     pub(crate) fn find(process: &Process, modules: &[Module]) -> Result<Option<Library>, Error> {
         let memory = process.memory();
-        let ours = |m: &&Module| m.path.rsplit('/').next().is_some_and(|name| name.starts_with("libstillpoint."));
         let mut places = Vec::new();
-        for module in modules.iter().filter(|m| m.executable || ours(m)) {
-            let symbol = Dynamic::of(memory, module)?.and_then(|dynamic| dynamic.find("sp_control", None));
-            let found = symbol.map(|found| found.address).filter(|at| control_at(memory, *at).is_some());
+        for module in modules.iter().filter(may_have_it) {
+            let found = named(memory, module)?.filter(|at| control_at(memory, *at).is_some());
             let found = found.or_else(|| module.executable.then(|| in_data(memory, module)).flatten());
             places.extend(found);
         }
@@ -65,6 +73,21 @@ impl Library {
         let Some(at) = places.iter().find(initialised).or(places.first()) else { return Ok(None) };
         let nested = process.status()?.ns_pids.len() > 1;
         Ok(Some(Library { at: *at, nested, tids: BTreeMap::new(), wake: None }))
+    }
+
+    /// The version of a library that this program does not know, for people.
+    pub(crate) fn of_another_version(process: &Process, modules: &[Module]) -> Result<Option<u32>, Error> {
+        let memory = process.memory();
+        for module in modules.iter().filter(may_have_it) {
+            let Some(at) = named(memory, module)? else { continue };
+            let (mut magic, mut version) = ([0; MAGIC.len()], [0; 4]);
+            let readable = memory.read(at, &mut magic).and_then(|()| memory.read(Avma(at.0 + VERSION_AT), &mut version));
+            let version = u32::from_le_bytes(version);
+            if readable.is_ok() && magic == *MAGIC && version != VERSION {
+                return Ok(Some(version));
+            }
+        }
+        Ok(None)
     }
 
     /// What the control block says now.

@@ -80,7 +80,14 @@ pub(crate) fn check_points(process: &Process, modules: &[Module], quiescence: Qu
     }
     let refuse = |why: String| Err(Error::NoPoints { pid: process.pid(), mode: quiescence.to_string(), why });
     let Some(library) = Library::find(process, modules)? else {
-        return refuse("it has no libstillpoint".into());
+        return refuse(match Library::of_another_version(process, modules)? {
+            Some(version) => format!(
+                "its libstillpoint has control blocks of version {version}, this program knows version {}: restart it with \
+                 the library that came with this program",
+                abi::VERSION
+            ),
+            None => "it has no libstillpoint".into(),
+        });
     };
     if library.control(process.memory())?.priorities == 0 {
         return refuse("it has libstillpoint, but never called sp_init".into());
