@@ -1,7 +1,7 @@
 //! `stillpoint migrate fallback`, `finish` and `abort`: how a migration ends when it does not simply go on.
 
 use super::run::How;
-use super::servers::{Servers, failure, quietly, watched};
+use super::servers::{Servers, failure, guarded, quietly, watched};
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use stillpoint_migrate_engine as engine;
@@ -85,7 +85,7 @@ pub(crate) fn finish(args: &EndArgs, output: &Output) -> Result<(), Failure> {
     if args.dry_run {
         return dry(&options, output, "slot, publications and schema of the migration would be dropped: no way back");
     }
-    quietly(engine::finish(&options))?.map_err(failure)?;
+    guarded(&args.servers, || quietly(engine::finish(&options))?.map_err(failure))?;
     let database = options.source.database_name();
     output.json(&Line { v: stillpoint_events::VERSION, event: "finished", database, paused_us: None });
     output.line(format_args!("{database}: finished; the source keeps its rows and stays shut"));

@@ -68,7 +68,26 @@ pub(super) fn watched<T: Send, F: Future<Output = Result<T, engine::Failure>>>(
     output: &Output,
     work: impl FnOnce(Observer) -> F + Send,
 ) -> Result<T, Failure> {
+    guarded(servers, || shown(options, output, work))
+}
+
+/// Runs `work` with a guardian beside it.
+pub(super) fn guarded<T>(servers: &Servers, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     let guardian = Guardian::start(servers)?;
+    let result = work();
+    // What could not be reached may be reached later: the guardian, taking us for dead, then opens what is shut.
+    match result {
+        Ok(_) => guardian.dismiss(),
+        Err(_) => drop(guardian),
+    }
+    result
+}
+
+fn shown<T: Send, F: Future<Output = Result<T, engine::Failure>>>(
+    options: &Options,
+    output: &Output,
+    work: impl FnOnce(Observer) -> F + Send,
+) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(Failure::refused)?;
     let (sender, receiver) = mpsc::channel::<Event>();
     let observer: Observer = Arc::new(move |event| {
@@ -95,11 +114,6 @@ pub(super) fn watched<T: Send, F: Future<Output = Result<T, engine::Failure>>>(
     });
     output.progress_done();
     let result = result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    // What could not be reached may be reached later: the guardian, taking us for dead, then opens what is shut.
-    match result {
-        Ok(_) => guardian.dismiss(),
-        Err(_) => drop(guardian),
-    }
     result.map_err(|failed| failure(*failed))
 }
 

@@ -59,11 +59,12 @@ const OF_RELATIONS: [(&str, &str, &str); 8] = [
 fn question() -> String {
     let relations = format!("c.relpersistence <> 't' AND c.relkind <> 't' AND {USER_SCHEMA}");
     let mut parts = vec![
-        // An index is what its text says, however often it is built anew.
+        // An index is what its row says, however often it is built anew. What would write that as text waits for locks.
         format!(
-            "SELECT c.tableoid, c.oid, concat_ws(' ', c.relowner, c.relacl, c.reloptions, c.relrowsecurity, \
-             c.relforcerowsecurity, c.relreplident, c.relpersistence, pg_get_expr(c.relpartbound, c.oid), \
-             CASE WHEN c.relkind IN ('i', 'I') THEN pg_get_indexdef(c.oid) END) \
+            "SELECT c.tableoid, c.oid, concat_ws(' ', c.relowner, c.relacl, c.reloptions, c.relrowsecurity, c.relam, \
+             c.relforcerowsecurity, c.relreplident, c.relpersistence, c.relpartbound::text, (SELECT (to_jsonb(i) - \
+             '{{indexrelid,indcheckxmin,indisready,indislive,indisclustered}}'::text[])::text FROM pg_index i \
+             WHERE i.indexrelid = c.oid)) \
              FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE {relations}"
         ),
         format!("SELECT n.tableoid, n.oid, concat_ws(' ', n.nspowner, n.nspacl) FROM pg_namespace n WHERE {USER_SCHEMA}"),

@@ -144,3 +144,58 @@ fn succeeds(stage: &mut Stage, back: bool) {
     let moment = Moment { phase: None, after: Duration::ZERO };
     Trial { back, fault: Fault::None, moment, isolation: Isolation::RepeatableRead, seed: 13 }.run(stage);
 }
+
+#[test]
+fn the_side_that_was_left_is_shut_again_when_a_command_is_killed() {
+    if !available() {
+        return;
+    }
+    let stage = Stage::start();
+    Trial::prepare(&stage);
+    stage.source.sql("shop", "CREATE TABLE held (n int PRIMARY KEY)");
+    let ended = stage.run(&RUN);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+
+    // The comparison waits for a lock, with the door open to what is repeated on the source.
+    let mut holder = Stubborn::on(&stage.target);
+    writeln!(holder.psql.stdin.as_mut().unwrap(), "BEGIN; LOCK TABLE held;").unwrap();
+    let locked =
+        "SELECT 1 FROM pg_locks WHERE relation = 'held'::regclass AND mode = 'AccessExclusiveLock' AND granted";
+    until("the lock", || (stage.target.sql("shop", locked) == "1").then_some(()));
+    killed_with_an_open_door(&stage, &FALLBACK);
+    holder.go_on();
+
+    // Whoever connects to the database waits for whoever copies it, who is stopped.
+    stage.source.sql("postgres", "ALTER DATABASE shop ALLOW_CONNECTIONS true");
+    let inside = Stubborn::on(&stage.source);
+    stage.source.sql("postgres", "ALTER DATABASE shop ALLOW_CONNECTIONS false");
+    let mut psql = stage.source.client("psql");
+    psql.args(["-X", "-q", "-d", "postgres", "-c", "CREATE DATABASE another TEMPLATE shop"]);
+    let mut psql = psql.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let copies = "SELECT l.pid FROM pg_locks l JOIN pg_database d ON d.oid = l.objid WHERE d.datname = 'shop' \
+                  AND l.locktype = 'object' AND l.mode = 'ShareLock' AND l.granted";
+    let copier: i32 = until("the copy to begin", || stage.source.sql("postgres", copies).parse().ok());
+    let copier = Pid::from_raw(copier).unwrap();
+    kill_process(copier, Signal::STOP).unwrap();
+    inside.go_on();
+    killed_with_an_open_door(&stage, &["finish"]);
+    kill_process(copier, Signal::CONT).unwrap();
+    psql.wait().unwrap();
+    let ended = stage.run(&["finish"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(!is_open(&stage.source), "it stays shut");
+}
+
+/// Kills a command that has opened the door of the side that was left; the guardian shuts it.
+#[track_caller]
+fn killed_with_an_open_door(stage: &Stage, words: &[&str]) {
+    let mut tool = stage.tool(words);
+    until("the source to be opened", || (is_open(&stage.source) || tool.ended().is_some()).then_some(()));
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(is_open(&stage.source), "it is still at it: {:?}", tool.end());
+    tool.signal(Signal::KILL);
+    let ended = tool.end();
+    assert_eq!(ended.code, None, "it was killed: {ended:?}");
+    until("the guardian to shut it", || (!is_open(&stage.source)).then_some(()));
+    assert_eq!(stage.standing(), (Some("switched".into()), Some("target".into())));
+}
