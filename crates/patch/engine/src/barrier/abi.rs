@@ -366,7 +366,8 @@ impl Request {
         if slot.state != ThreadState::Active {
             return false;
         }
-        self.together(slot) || (!self.is_taken_by(slot) && !(self.mode == Mode::Others && slot.group == self.group))
+        let passes_by = self.mode == Mode::Others && slot.group == self.group;
+        self.together(slot) || !passes_by && !self.is_taken_by(slot)
     }
 
     /// Whether a thread has taken what this request brings.

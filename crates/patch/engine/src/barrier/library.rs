@@ -81,7 +81,8 @@ impl Library {
         for module in modules.iter().filter(may_have_it) {
             let Some(at) = named(memory, module)? else { continue };
             let (mut magic, mut version) = ([0; MAGIC.len()], [0; 4]);
-            let readable = memory.read(at, &mut magic).and_then(|()| memory.read(Avma(at.0 + VERSION_AT), &mut version));
+            let readable =
+                memory.read(at, &mut magic).and_then(|()| memory.read(Avma(at.0 + VERSION_AT), &mut version));
             let version = u32::from_le_bytes(version);
             if readable.is_ok() && magic == *MAGIC && version != VERSION {
                 return Ok(Some(version));
