@@ -8,6 +8,7 @@ use stillpoint_migrate_proxy::control::{Reply, Request};
 use stillpoint_migrate_testbed::{Cluster, available, until};
 use support::armed::Armed;
 use support::{Proxy, ask, server, session};
+use tokio_postgres::NoTls;
 
 /// Of each value, in bytes.
 const LARGE: usize = 48 << 20;
@@ -27,8 +28,34 @@ fn insert(stream: &mut TcpStream, id: usize) {
     ready(stream, b'T');
 }
 
+fn frame(tag: u8, body: &[u8]) -> Vec<u8> {
+    let len = u32::try_from(body.len() + 4).expect("a length").to_be_bytes();
+    [&[tag], &len[..], body].concat()
+}
+
+/// A large value of a statement, and a large statement, each in a transaction that is captured.
+async fn extended(conninfo: &str, value: &str) {
+    let (mut client, connection) = tokio_postgres::connect(conninfo, NoTls).await.expect("connect");
+    tokio::spawn(connection);
+    let open = client.transaction().await.expect("a transaction");
+    let insert = "INSERT INTO big VALUES ($1, $2)";
+    assert_eq!(open.execute(insert, &[&19, &"captured"]).await.expect("insert"), 1);
+    assert_eq!(open.execute(insert, &[&20, &value]).await.expect("insert"), 1);
+    let text = format!("INSERT INTO big VALUES ($1, '{value}')");
+    assert_eq!(open.execute(&text, &[&21]).await.expect("insert"), 1);
+    open.commit().await.expect("commit");
+    assert_eq!(client.execute("DELETE FROM big WHERE id = $1", &[&19]).await.expect("delete"), 1);
+}
+
 /// Reads until a transaction that is open, or none, waits for the next statement; how much that was.
 fn ready(stream: &mut TcpStream, status: u8) -> usize {
+    let (total, last) = read(stream, status);
+    assert!(!last.contains("ERROR"), "{last}");
+    total
+}
+
+/// The same, with the end of what was said.
+fn read(stream: &mut TcpStream, status: u8) -> (usize, String) {
     let (mut total, mut last, mut bytes) = (0, Vec::new(), vec![0; PIECE]);
     while !last.ends_with(&[b'Z', 0, 0, 0, 5, status]) {
         let n = stream.read(&mut bytes).expect("an answer");
@@ -37,15 +64,11 @@ fn ready(stream: &mut TcpStream, status: u8) -> usize {
         last.extend(&bytes[..n]);
         last.drain(..last.len().saturating_sub(300));
     }
-    assert!(!String::from_utf8_lossy(&last).contains("ERROR"), "{}", String::from_utf8_lossy(&last));
-    total
+    (total, String::from_utf8_lossy(&last).into_owned())
 }
 
 fn say(stream: &mut TcpStream, sql: &str, status: u8) -> usize {
-    let mut message = b"Q".to_vec();
-    message.extend((sql.len() as u32 + 5).to_be_bytes());
-    message.extend(sql.bytes().chain([0]));
-    stream.write_all(&message).expect("write");
+    stream.write_all(&frame(b'Q', &[sql.as_bytes(), b"\0"].concat())).expect("write");
     ready(stream, status)
 }
 
@@ -94,10 +117,29 @@ fn messages_without_room_end_the_capture_alone() {
     assert!(ask(&mut streams[0], "INSERT INTO big SELECT 9, repeat('v', 50331648)").contains("INSERT 0 1"));
     let grown = peak_mib().saturating_sub(before);
     assert!(grown < 40, "{grown} MiB");
+    let value = "v".repeat(LARGE);
+    armed(&proxy);
+    support::runtime().block_on(extended(&proxy.conninfo("postgres"), &value));
+    armed(&proxy);
+    let stream = &mut streams[1];
+    say(stream, "BEGIN", b'T');
+    say(stream, "INSERT INTO big VALUES (30, 'captured')", b'T');
+    // What the server skips because of an error before it, and rows that are copied.
+    let mut bytes = frame(b'P', b"\0nonsense\0\0\0");
+    bytes.extend(frame(b'B', &[b"\0\0\0\0\0\x01\x03\0\0\0", value.as_bytes(), b"\0\0"].concat()));
+    stream.write_all(&[bytes, frame(b'S', b"")].concat()).expect("write");
+    assert!(read(stream, b'E').1.contains("nonsense"));
+    say(stream, "ROLLBACK", b'I');
+    armed(&proxy);
+    let row = format!("22\t{value}\n");
+    let copy = [frame(b'Q', b"COPY big FROM STDIN\0"), frame(b'd', row.as_bytes()), frame(b'c', b"")].concat();
+    stream.write_all(&copy).expect("write");
+    ready(stream, b'I');
+    assert!(ask(stream, "DELETE FROM big WHERE id = 9").contains("DELETE 1"));
     let whole = format!("SELECT count(*) FROM big WHERE length(v) = {LARGE} AND md5(v) = md5(repeat('v', {LARGE}))");
-    assert_eq!(cluster.sql("postgres", &whole), "4", "everything went through");
+    assert_eq!(cluster.sql("postgres", &whole), "6", "everything went through");
     assert!(ask(&mut streams[0], "SELECT 'still here'").contains("still here"));
     let seen = armed_for.finish();
     let named = seen.over.iter().filter(|why| why.contains("a message of 48 MiB is more than there is memory for"));
-    assert!(named.count() >= 2, "{:?}", seen.over);
+    assert!(named.count() >= 4, "{:?}", seen.over);
 }
