@@ -20,8 +20,6 @@ use stillpoint_patch_tracee::Tid;
 /// How often slots are looked at: reading them stops nobody.
 const LOOK_FIRST: Duration = Duration::from_micros(100);
 const LOOK_MAX: Duration = Duration::from_millis(1);
-/// The library's lock is held for some instructions.
-const LOCK_LIMIT: Duration = Duration::from_secs(5);
 
 /// A request that threads follow.
 #[derive(Debug, Default)]
@@ -216,7 +214,7 @@ impl Mover<'_, '_, '_, '_> {
     }
 
     fn abandon(&mut self) -> Result<(), Error> {
-        let limit = Instant::now() + LOCK_LIMIT;
+        let limit = Instant::now() + standing::LOCK_LIMIT;
         while let Some(library) = &mut self.library
             && !standing::abandon(self.process, self.session, library, self.report)?
         {

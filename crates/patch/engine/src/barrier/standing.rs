@@ -9,9 +9,12 @@ use crate::report::{Report, now_ns};
 use crate::scan::Forbidden;
 use crate::walk::Walker;
 use std::collections::BTreeSet;
+use std::time::Duration;
 use stillpoint_patch_tracee::{self as tracee, Frozen, Process, Session, Tid};
 
 const LOCK: &str = "the lock of libstillpoint";
+/// It is held for some instructions.
+pub(crate) const LOCK_LIMIT: Duration = Duration::from_secs(5);
 
 /// Where a thread is that has its part still to do.
 pub(crate) fn describe(slot: &Slot) -> String {

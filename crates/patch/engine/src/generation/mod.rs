@@ -86,7 +86,7 @@ pub(crate) fn enter(target: &mut Target, options: &Options, report: &mut Report<
         return Ok(());
     }
     let nothing_left = inhabited.keys().all(|generation| *generation == 0);
-    let asked = Points::find(target, 0)?.map_or(Ok(false), |points| points.is_asked())?;
+    let asked = Points::find(target)?.map_or(Ok(false), |points| points.is_asked())?;
     if nothing_left && !asked {
         return Ok(());
     }
@@ -99,7 +99,7 @@ pub(crate) fn enter(target: &mut Target, options: &Options, report: &mut Report<
 
 /// Nobody goes to a generation any more that a tool asked for which was killed.
 fn forget(session: &mut Session<'_>, target: &Target, report: &mut Report<'_>) -> Result<(), Error> {
-    Points::find(target, 0)?.map_or(Ok(()), |mut points| points.abandon(session, report))?;
+    Points::find(target)?.map_or(Ok(()), |mut points| points.abandon(session, report))?;
     // whoever did meanwhile is to be brought back first
     let inhabited = inhabited(&target.process);
     let left = inhabited.iter().any(|(generation, tid)| *generation != 0 && is_of_patches(target, *tid));
@@ -139,7 +139,7 @@ fn settle(
     let number = target.view.last_transition;
     let unfinished = |source| Error::Unfinished { transition: number, source: Box::new(source) };
     // nobody goes on to where a tool that was killed asked to go
-    let mut points = Points::find(target, number)?;
+    let mut points = Points::find(target)?;
     points.as_mut().map_or(Ok(()), |points| points.abandon(session, report)).map_err(unfinished)?;
     for (left, tid) in inhabited(&process) {
         if left == 0 || !is_of_patches(target, tid) {
@@ -281,7 +281,7 @@ fn cross(
     let process = target.process.clone();
     let mut points = match options.quiescence {
         Quiescence::Probe | Quiescence::Stop => None,
-        _ => Points::find(target, transition.number)?,
+        _ => Points::find(target)?,
     };
     if options.quiescence != Quiescence::Global {
         points.as_mut().map_or(Ok(()), Points::check_filters)?;
@@ -326,24 +326,24 @@ impl Way<'_> {
         points: Option<&mut Points>,
         report: &mut Report<'_>,
     ) -> Result<u32, Error> {
-        let (generation, deadline) = (self.generation, self.deadline);
+        let (goal, deadline) = ((self.generation, self.transition.number), self.deadline);
         let Some(points) = points else {
             let threads = in_phase(report, "migrate", |report| self.each(session, None, report))?;
             return self.decide_over(session, None, threads, report);
         };
         match self.options.quiescence {
             Quiescence::Group(name) => {
-                points.ask(Mode::Others, name, generation, deadline)?;
+                points.ask(Mode::Others, name, goal, deadline)?;
                 in_phase(report, "migrate", |report| self.each(session, Some(points), report))?;
-                points.ask(Mode::Group, name, generation, deadline)?;
+                points.ask(Mode::Group, name, goal, deadline)?;
                 in_phase(report, "gather", |report| self.together(session, points, report))
             }
             Quiescence::Global => {
-                points.ask(Mode::Global, Name::default(), generation, deadline)?;
+                points.ask(Mode::Global, Name::default(), goal, deadline)?;
                 in_phase(report, "gather", |report| self.together(session, points, report))
             }
             _ => {
-                points.ask(Mode::Local, Name::default(), generation, deadline)?;
+                points.ask(Mode::Local, Name::default(), goal, deadline)?;
                 let threads = in_phase(report, "migrate", |report| self.each(session, Some(points), report))?;
                 self.decide_over(session, Some(points), threads, report)
             }

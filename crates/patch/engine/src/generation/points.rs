@@ -20,8 +20,6 @@ use stillpoint_patch_tracee::{self as tracee, Frozen, Process, Session, Tid};
 
 /// How often slots are looked at: reading them stops nobody.
 const LOOK: Duration = Duration::from_millis(1);
-/// The library's lock is held for some instructions.
-const LOCK_LIMIT: Duration = Duration::from_secs(5);
 /// Threads that go by themselves may do so for so much longer than they are waited for: only where the tool is gone is it the
 /// library that gives up.
 const LONGER: Duration = Duration::from_secs(5);
@@ -31,17 +29,14 @@ pub(super) struct Points {
     process: Process,
     library: Library,
     request: Option<Request>,
-    /// Of the ledger, and of the transition: requests without a generation have them.
-    word: (i32, u32),
 }
 
 impl Points {
     /// `None` when the process has no such library.
-    pub(super) fn find(target: &Target, number: u32) -> Result<Option<Points>, Error> {
+    pub(super) fn find(target: &Target) -> Result<Option<Points>, Error> {
         let process = target.process.clone();
-        let Some(library) = Library::find(&process, &target.modules)? else { return Ok(None) };
-        let offset = target.store.as_ref().map_or(0, |store| store.ledger.word_offset);
-        Ok(Some(Points { process, library, request: None, word: (offset, word_value(number)) }))
+        let library = Library::find(&process, &target.modules)?;
+        Ok(library.map(|library| Points { process, library, request: None }))
     }
 
     /// Refuses threads that would be killed by their seccomp filter for the call that takes them to a generation: the library
@@ -63,12 +58,20 @@ impl Points {
         Ok(())
     }
 
-    /// Asks threads to go to a generation, or to stand until it is everybody's.
-    pub(super) fn ask(&mut self, mode: Mode, group: Name, generation: u32, deadline: Instant) -> Result<(), Error> {
+    /// Asks threads to go to the generation of a transition, or to stand until it is everybody's. No thread's word is written, so
+    /// it does not matter where that is.
+    pub(super) fn ask(
+        &mut self,
+        mode: Mode,
+        group: Name,
+        (generation, number): (u32, u32),
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        let word = (0, word_value(number));
         let more = if matches!(mode, Mode::Local | Mode::Others) { LONGER } else { Duration::ZERO };
         let left = deadline.saturating_duration_since(Instant::now()) + more;
         let until = now_ns() + left.as_nanos() as u64;
-        self.request = Some(self.library.ask(&self.process, mode, group, self.word, generation, until)?);
+        self.request = Some(self.library.ask(&self.process, mode, group, word, generation, until)?);
         Ok(())
     }
 
@@ -164,7 +167,7 @@ impl Points {
     /// Nobody goes to a generation, or stands for it, any more.
     pub(super) fn abandon(&mut self, session: &mut Session<'_>, report: &mut Report<'_>) -> Result<(), Error> {
         self.request = None;
-        let limit = Instant::now() + LOCK_LIMIT;
+        let limit = Instant::now() + standing::LOCK_LIMIT;
         while self.is_asked()? && !standing::abandon(&self.process, session, &mut self.library, report)? {
             if Instant::now() > limit {
                 return Err(Error::TimedOut { busy: vec![standing::locked(&self.process)] });
