@@ -106,12 +106,14 @@ fn forget(session: &mut Session<'_>, target: &Target, report: &mut Report<'_>) -
     if left { Err(Error::LeftBehind(target.process.pid())) } else { Ok(()) }
 }
 
-/// The generations, the base among them, that threads are in, with one of each; none when there is only the base.
+/// The generations, the base among them, that threads are in, with the oldest of each, which is the least likely to end while
+/// it is looked at; none when there is only the base.
 fn inhabited(process: &Process) -> BTreeMap<u32, Tid> {
     if !generations(process.pid()).is_some_and(|found| found.iter().any(|g| g.threads > 0)) {
         return BTreeMap::new();
     }
-    let threads = process.threads().unwrap_or_default().into_iter();
+    // of equal keys the last one stays
+    let threads = process.threads().unwrap_or_default().into_iter().rev();
     threads.filter_map(|t| Some((kernel::generation_of(process, t.tid)?, t.tid))).collect()
 }
 
