@@ -194,6 +194,8 @@ static void take(struct news *news)
     } else if (go_there()) {
         sp_own->generation = current.generation;
     } else {
+        /* it may fall asleep before its next point */
+        passed |= 1u << sp_own->priority;
         news->migrated = false;
         return;
     }
@@ -262,7 +264,8 @@ static void deal(struct news *news)
         if (current.number != number || !refresh())
             return; /* the next one is met at the next point */
     }
-    if (outcome() == SP_ABANDONED || (current.mode == SP_OTHERS && in_group(sp_own)))
+    /* whoever comes back from parking once the first half of a group's request is over takes the second */
+    if (outcome() == SP_ABANDONED || (current.mode == SP_OTHERS && (in_group(sp_own) || outcome() == SP_RELEASED)))
         sp_request_seen = current.number;
     else
         take(news);
