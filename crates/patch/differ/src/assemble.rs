@@ -204,8 +204,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
     /// Fills in a value that is final.
     fn write_value(&mut self, unit: usize, section: usize, reloc: &Reloc, value: i64) {
         let Some(index) = self.brought.get(&(unit, section)) else { return };
-        let width = if elf::RelocationType(reloc.kind) == elf::R_X86_64_64 { 8 } else { 4 };
-        let start = reloc.offset as usize;
+        let (start, width) = (reloc.offset as usize, reloc.width() as usize);
         if let Some(place) = self.sections[*index as usize].bytes.get_mut(start..start + width) {
             place.copy_from_slice(&value.to_le_bytes()[..width]);
         }
@@ -331,7 +330,7 @@ fn kind_of(reloc: &Reloc) -> Option<RelocationKind> {
         elf::R_X86_64_32 => RelocationKind::Abs32,
         elf::R_X86_64_32S => RelocationKind::Abs32Signed,
         elf::R_X86_64_PC64 => RelocationKind::Pc64,
-        elf::R_X86_64_PC32 | elf::R_X86_64_PLT32 if reloc.branch => RelocationKind::Branch32,
+        elf::R_X86_64_PC32 | elf::R_X86_64_PLT32 if reloc.is_branch() => RelocationKind::Branch32,
         elf::R_X86_64_PC32 | elf::R_X86_64_PLT32 => RelocationKind::Pc32,
         elf::R_X86_64_GOTPCREL | elf::R_X86_64_GOTPCRELX | elf::R_X86_64_REX_GOTPCRELX => RelocationKind::GotPc32,
         elf::R_X86_64_TPOFF32 => RelocationKind::TpOff32,

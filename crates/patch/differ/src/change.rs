@@ -52,7 +52,7 @@ fn name_register_users(pair: &Pair<'_, '_>, unit: &Unit<'_>, changed: &mut Chang
     }
     for (&caller, reasons) in changed.iter_mut() {
         for section in pair.new.parts(caller).unwrap_or_default() {
-            for reloc in pair.new.sections[section].relocations.iter().filter(|r| r.branch) {
+            for reloc in pair.new.sections[section].relocations.iter().filter(|r| r.is_branch()) {
                 let Site::Inside { section: to, offset, .. } = pair.new.site(reloc) else { continue };
                 let callee = pair.new.owner(to, offset).filter(|callee| *callee != caller);
                 let Some((callee, more)) = callee.and_then(|c| Some((c, grown.get(&c)?))) else { continue };
@@ -68,7 +68,7 @@ fn name_register_users(pair: &Pair<'_, '_>, unit: &Unit<'_>, changed: &mut Chang
 
 /// Code that runs at start-up has run already.
 fn start_up(unit: &Unit<'_>, after: &Object<'_>, refusals: &mut Vec<Refusal>) {
-    let describe = |object: &Object<'_>, section: &Section<'_>| -> Vec<(u64, i64, String)> {
+    let describe = |object: &Object<'_>, section: &Section<'_>| -> Vec<(u64, u64, String)> {
         let target = |r: &Reloc| match object.site(r) {
             Site::Extern(name, _) => name.to_owned(),
             Site::Inside { section, offset, .. } => {
@@ -77,7 +77,7 @@ fn start_up(unit: &Unit<'_>, after: &Object<'_>, refusals: &mut Vec<Refusal>) {
             }
             Site::Value(_) => String::new(),
         };
-        section.relocations.iter().map(|r| (r.offset, r.to_end, target(r))).collect()
+        section.relocations.iter().map(|r| (r.offset, r.width(), target(r))).collect()
     };
     for section in after.sections.iter().filter(|s| s.nature == Nature::StartUp && s.size > 0) {
         let same = |old: &Object<'_>| {

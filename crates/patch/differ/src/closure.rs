@@ -177,7 +177,7 @@ fn callers(unit: &Unit<'_>, function: usize) -> Result<Callers, String> {
                 let holder = after.owner(index, reloc.offset as i64).map_or(section.name, |s| after.symbols[s].name);
                 return Err(format!("`{}` holds its address", readable(holder)));
             }
-            found.address_taken |= !reloc.branch;
+            found.address_taken |= !reloc.is_branch();
             let caller = section.symbols.first().copied().ok_or("code without a name calls it")?;
             let caller = hot_parent(after, caller).ok_or("code without a name calls it")?;
             if !found.functions.contains(&caller) {

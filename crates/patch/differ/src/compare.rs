@@ -3,7 +3,6 @@
 use crate::correlate::Correlation;
 use crate::names;
 use crate::object_file::{Home, Nature, Object, Reloc, Site};
-use object::elf;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use stillpoint_patch_format::readable;
@@ -241,14 +240,7 @@ impl<'p, 'a> Pair<'p, 'a> {
         bytes_equal
             && ours.iter().map(layout).eq(theirs.iter().map(layout))
             && ours.iter().zip(&theirs).all(|(one, other)| {
-                // What an exception table refers to it refers to from the place itself.
-                let exceptions = self.new.sections[new.section].nature == Nature::Exceptions;
-                let (from, to) = if exceptions {
-                    (self.old.site(one), self.new.site(other))
-                } else {
-                    (relative_to_table(self.old, one), relative_to_table(self.new, other))
-                };
-                self.sites(from, to, own_old, own_new).is_ok()
+                self.sites(self.old.site(one), self.new.site(other), own_old, own_new).is_ok()
             })
     }
 
@@ -261,23 +253,10 @@ impl<'p, 'a> Pair<'p, 'a> {
     }
 }
 
-/// An entry of a jump table holds the distance from the table's start, not from its own place.
-fn relative_to_table<'a>(object: &Object<'a>, reloc: &Reloc) -> Site<'a> {
-    let site = object.site(reloc);
-    let distance = reloc.to_end + reloc.offset as i64;
-    match site {
-        Site::Inside { section, offset, anchor: _ } if elf::RelocationType(reloc.kind) == elf::R_X86_64_PC32 => {
-            Site::Inside { section, offset: offset.wrapping_sub(distance), anchor: offset.wrapping_sub(distance) }
-        }
-        other => other,
-    }
-}
-
 fn equal_outside(a: &[u8], b: &[u8], relocations: &[Reloc]) -> bool {
     let mut at = 0;
     for reloc in relocations {
-        let wide = matches!(elf::RelocationType(reloc.kind), elf::R_X86_64_64 | elf::R_X86_64_PC64);
-        let (from, to) = (reloc.offset as usize, reloc.offset as usize + if wide { 8 } else { 4 });
+        let (from, to) = (reloc.offset as usize, (reloc.offset + reloc.width()) as usize);
         if from > at && a.get(at..from) != b.get(at..from) {
             return false;
         }

@@ -2,7 +2,7 @@
 
 use crate::names;
 use crate::{Refusal, unwind_data};
-use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 use object::elf;
 use object::read::elf::{ElfFile64, FileHeader, Rela, SectionHeader, Sym};
 use object::{Endianness, Object as _, ObjectComdat as _, ObjectSection as _};
@@ -60,10 +60,34 @@ pub(crate) struct Reloc {
     pub(crate) kind: u32,
     pub(crate) symbol: usize,
     pub(crate) addend: i64,
-    /// From the place to the end of its instruction; the width of the place in data.
-    pub(crate) to_end: i64,
-    /// Whether the instruction is a call or jump.
-    pub(crate) branch: bool,
+    /// From the place to where a relative value counts from: the end of its instruction; in data the place itself, or the
+    /// start of the table of which it is a row.
+    pub(crate) origin: i64,
+    pub(crate) usage: Usage,
+}
+
+/// What the instruction around a place does with its value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Usage {
+    Branch,
+    /// `lea`: the address itself.
+    Address,
+    /// Another instruction, or none.
+    Other,
+}
+
+impl Reloc {
+    pub(crate) fn is_branch(&self) -> bool {
+        self.usage == Usage::Branch
+    }
+
+    /// Bytes of the place.
+    pub(crate) fn width(&self) -> u64 {
+        match elf::RelocationType(self.kind) {
+            elf::R_X86_64_64 | elf::R_X86_64_PC64 => 8,
+            _ => 4,
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -236,6 +260,7 @@ impl<'a> Object<'a> {
         };
         object.read_relocations(&file).map_err(bad)?;
         object.index_symbols();
+        object.find_tables();
         object.index_references();
         object.tables = unwind_data::exception_tables(&object);
         Ok(object)
@@ -250,18 +275,16 @@ impl<'a> Object<'a> {
             for rela in section.elf_linked_rela().map_err(|e| e.to_string())? {
                 let e = Endianness::Little;
                 let (offset, kind) = (Rela::r_offset(rela, e), rela.r_type(e, false).0);
-                let symbol = rela.r_sym(e, false) as usize;
-                let width: u64 = match elf::RelocationType(kind) {
-                    elf::R_X86_64_NONE => continue,
-                    elf::R_X86_64_64 | elf::R_X86_64_PC64 => 8,
-                    _ => 4,
-                };
-                let end = offset.checked_add(width).ok_or("relocation past the end of its section")?;
+                let (symbol, addend) = (rela.r_sym(e, false) as usize, rela.r_addend(e));
+                if elf::RelocationType(kind) == elf::R_X86_64_NONE {
+                    continue;
+                }
+                let reloc = Reloc { offset, kind, symbol, addend, origin: 0, usage: Usage::Other };
+                let end = offset.checked_add(reloc.width()).ok_or("relocation past the end of its section")?;
                 if symbol >= self.symbols.len() || end > entry.bytes.len() as u64 {
                     return Err(format!("relocation at {}+{offset:#x} is out of range", entry.name));
                 }
-                let addend = rela.r_addend(e);
-                entry.relocations.push(Reloc { offset, kind, symbol, addend, to_end: width as i64, branch: false });
+                entry.relocations.push(reloc);
             }
             entry.relocations.sort_by_key(|r| r.offset);
             if let Nature::Merged { .. } = entry.nature
@@ -301,6 +324,35 @@ impl<'a> Object<'a> {
         (self.by_name, self.cold) = (by_name, cold);
     }
 
+    /// Compilers make switches, and arrays of constants, tables of distances from the table's start, which code takes the
+    /// address of.
+    fn find_tables(&mut self) {
+        let mut starts: BTreeMap<usize, BTreeSet<i64>> = BTreeMap::new();
+        for section in self.sections.iter().filter(|s| s.nature == Nature::Text) {
+            for reloc in section.relocations.iter().filter(|r| r.usage == Usage::Address) {
+                if let Site::Inside { section, offset, .. } = self.site(reloc)
+                    && self.sections[section].nature == Nature::Constant
+                {
+                    starts.entry(section).or_default().insert(offset);
+                }
+            }
+        }
+        for (index, section) in self.sections.iter_mut().enumerate().filter(|(_, s)| s.nature == Nature::Constant) {
+            let starts = starts.get(&index);
+            let named = section.symbols.iter().map(|s| &self.symbols[*s]);
+            let named: Vec<_> = named.map(|s| (s.value as i64, s.value.saturating_add(s.size) as i64)).collect();
+            for reloc in &mut section.relocations {
+                if !matches!(elf::RelocationType(reloc.kind), elf::R_X86_64_PC32 | elf::R_X86_64_PLT32) {
+                    continue;
+                }
+                let at = reloc.offset as i64;
+                let shown = starts.and_then(|all| all.range(..=at).next_back()).copied();
+                let owned = named.iter().filter(|(from, to)| (*from..*to).contains(&at)).map(|(from, _)| *from).max();
+                reloc.origin = shown.max(owned).unwrap_or(at) - at;
+            }
+        }
+    }
+
     fn index_references(&mut self) {
         let mut referenced: BTreeMap<usize, BTreeSet<i64>> = BTreeMap::new();
         for section in &self.sections {
@@ -318,7 +370,7 @@ impl<'a> Object<'a> {
     /// What the relocation points at.
     pub(crate) fn site(&self, reloc: &Reloc) -> Site<'a> {
         let symbol = &self.symbols[reloc.symbol];
-        let shift = if is_pc_relative(reloc.kind) { reloc.addend.wrapping_add(reloc.to_end) } else { reloc.addend };
+        let shift = if is_pc_relative(reloc.kind) { reloc.addend.wrapping_add(reloc.origin) } else { reloc.addend };
         match symbol.home {
             Home::Undefined | Home::Common => Site::Extern(symbol.name, shift),
             Home::Absolute => Site::Value((symbol.value as i64).wrapping_add(shift)),
@@ -470,8 +522,8 @@ fn read_symbols<'a>(file: &ElfFile64<'a, Endianness>, sections: &[u64]) -> Resul
     Ok(out)
 }
 
-/// Tells each relocation where its instruction ends and whether that is a branch. A place outside of every decoded
-/// instruction (data in text) keeps the width of its field.
+/// Tells each relocation where its instruction ends and what that does. A place outside of every decoded instruction
+/// (data in text) counts from itself.
 fn mark_instructions(code: &[u8], relocations: &mut [Reloc]) {
     let mut decoder = Decoder::with_ip(64, code, 0, DecoderOptions::NONE);
     let mut instruction = Instruction::default();
@@ -481,16 +533,20 @@ fn mark_instructions(code: &[u8], relocations: &mut [Reloc]) {
         let end = instruction.next_ip();
         while let Some(reloc) = rest.next_if(|r| r.offset < end) {
             if reloc.offset >= instruction.ip() && !instruction.is_invalid() {
-                reloc.to_end = (end - reloc.offset) as i64;
-                reloc.branch = is_branch(&instruction);
+                reloc.origin = (end - reloc.offset) as i64;
+                reloc.usage = usage(&instruction);
             }
         }
     }
 }
 
-fn is_branch(instruction: &Instruction) -> bool {
+fn usage(instruction: &Instruction) -> Usage {
     let direct = instruction.is_jcc_short_or_near() || instruction.is_jmp_short_or_near() || instruction.is_call_near();
-    direct && instruction.flow_control() != FlowControl::Next
+    match instruction.mnemonic() {
+        _ if direct && instruction.flow_control() != FlowControl::Next => Usage::Branch,
+        Mnemonic::Lea => Usage::Address,
+        _ => Usage::Other,
+    }
 }
 
 /// Name of a relocation type as in the psABI.

@@ -40,7 +40,7 @@ fn way(reloc: &Reloc) -> Way {
         elf::R_X86_64_GOTPCREL | elf::R_X86_64_GOTPCRELX | elf::R_X86_64_REX_GOTPCRELX => Way::Slot,
         elf::R_X86_64_TPOFF32 | elf::R_X86_64_GOTTPOFF => Way::ThreadLocal,
         elf::R_X86_64_TLSGD | elf::R_X86_64_TLSLD => Way::Index,
-        _ if reloc.branch => Way::Branch,
+        _ if reloc.is_branch() => Way::Branch,
         _ => Way::Address,
     }
 }
@@ -79,7 +79,7 @@ impl Assembly<'_, '_> {
         if way(reloc) == Way::Slot && self.is_absent(unit, reloc) {
             return Ok(Resolution::Slot(self.literal(&[0; 8], 8), reloc.addend));
         }
-        if reloc.branch && self.is_absent(unit, reloc) {
+        if reloc.is_branch() && self.is_absent(unit, reloc) {
             return Ok(Resolution::Symbol(self.trap(), reloc.addend));
         }
         if way(reloc) == Way::Slot
@@ -279,7 +279,7 @@ impl Assembly<'_, '_> {
         {
             let known = shipped.name(old).unwrap_or_default();
             if let Some(value) =
-                value(known, if reloc.branch { Way::Branch } else { Way::Address }, self.target.identity().kind)
+                value(known, if reloc.is_branch() { Way::Branch } else { Way::Address }, self.target.identity().kind)
             {
                 let how =
                     if shipped.code(old).is_some() { ResolvedBy::Placement } else { ResolvedBy::ReverseRelocation };
@@ -303,7 +303,7 @@ impl Assembly<'_, '_> {
             return Ok(self.symbol(&public, SymbolValue::OtherPatch, ResolvedBy::Runtime));
         }
         let symbol = self.bring_function(unit, function);
-        self.note_address(&public, reloc.branch);
+        self.note_address(&public, reloc.is_branch());
         symbol.ok_or_else(|| self.unresolved(unit, name, "", "it has no code"))
     }
 
@@ -455,7 +455,7 @@ impl Assembly<'_, '_> {
         }
         self.exports.insert(found);
         if !self.is_constant(unit, section) {
-            self.note_address(&public, reloc.branch);
+            self.note_address(&public, reloc.is_branch());
         }
         Ok((found, raw - symbol.value as i64))
     }

@@ -280,7 +280,7 @@ fn data_matches(target: &TargetElf, object: &Object<'_>, piece: &Piece) -> bool 
     let Some(there) = target.bytes(piece.address, section.bytes.len() as u64) else { return false };
     let mut at = 0;
     for reloc in &section.relocations {
-        let (from, to) = (reloc.offset as usize, (reloc.offset as i64 + reloc.to_end) as usize);
+        let (from, to) = (reloc.offset as usize, (reloc.offset + reloc.width()) as usize);
         if from > at && section.bytes.get(at..from) != there.get(at..from) {
             return false;
         }

@@ -167,7 +167,7 @@ fn code_start(
     let index = assembly.bring(unit, section);
     let name = after.sections[section].symbols.first().map_or(after.sections[section].name, |s| after.symbols[*s].name);
     let symbol = assembly.patch_symbol(name, index, 0);
-    let kind = match reloc.to_end {
+    let kind = match reloc.width() {
         8 => stillpoint_patch_format::RelocationKind::Pc64,
         _ => stillpoint_patch_format::RelocationKind::Pc32,
     };
