@@ -177,11 +177,13 @@ static void raise_to_current(uint32_t *word)
     }
 }
 
-/* Goes to the generation, unless that is everybody's code by now. False where the kernel does not let it: then it is about to
- * become that, or there is none, and the next point tells. */
+/* Goes to the generation, unless that is everybody's code by now: once its request is released, but for the first half of a
+ * group's. False where the kernel does not let it: then it is about to become that, or there is none, and the next point
+ * tells. */
 static bool go_there(void)
 {
-    return outcome() != SP_GATHERING || sp_view_enter((int)current.generation) >= 0;
+    bool everybody = outcome() != SP_GATHERING && current.mode != SP_OTHERS;
+    return everybody || sp_view_enter((int)current.generation) >= 0;
 }
 
 static void take(struct news *news)
@@ -194,10 +196,11 @@ static void take(struct news *news)
     } else if (go_there()) {
         sp_own->generation = current.generation;
     } else {
+        news->migrated = false;
         /* it may fall asleep before its next point */
         passed |= 1u << sp_own->priority;
-        news->migrated = false;
-        return;
+        if (outcome() == SP_GATHERING)
+            return;
     }
     sp_request_seen = current.number;
 }
@@ -264,8 +267,7 @@ static void deal(struct news *news)
         if (current.number != number || !refresh())
             return; /* the next one is met at the next point */
     }
-    /* whoever comes back from parking once the first half of a group's request is over takes the second */
-    if (outcome() == SP_ABANDONED || (current.mode == SP_OTHERS && (in_group(sp_own) || outcome() == SP_RELEASED)))
+    if (outcome() == SP_ABANDONED || (current.mode == SP_OTHERS && in_group(sp_own)))
         sp_request_seen = current.number;
     else
         take(news);
