@@ -48,6 +48,7 @@ macro_rules! accepted_cxx_programs {
             optional_map
             overloads
             references
+            relative_table
             rethrow
             series_inline
             shared_pointer
