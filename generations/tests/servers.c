@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* `stillpoint patch --view generation` on redis and memcached with quiescence points, under load, in each mode. */
+/* `stillpoint patch --view generation` on redis, memcached and MariaDB with quiescence points, under load, in each mode. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -20,7 +20,8 @@
 /* What the load prints. */
 #define TABLE "/load"
 
-static char *const modes[] = {"probe", "local", "global"};
+#define MODES 3
+static char *const modes[MODES] = {"probe", "local", "global"};
 /* Of the server under test: where its files are, and its port. */
 static const char *directory, *port;
 static pid_t load;
@@ -166,18 +167,19 @@ static int apply_all(char *mode)
 	return count;
 }
 
-static void there_and_back(bool (*is_patched)(void))
+static void there_and_back(bool (*is_patched)(void), int rounds)
 {
 	int status;
 
-	for (size_t i = 0; i < sizeof(modes) / sizeof(*modes); i++) {
+	for (int i = 0; i < rounds * MODES; i++) {
+		char *mode = modes[i % MODES];
 		double began = now_s();
-		int count = apply_all(modes[i]);
+		int count = apply_all(mode);
 
 		CHECK(count && is_patched());
 		ENDS(DONE, tool("status", NULL));
-		printf("# %d patches, %s: %.1f s\n", count, modes[i], now_s() - began);
-		ENDS(DONE, tool("revert", "--all", "--view", "generation", "--quiescence", modes[i], "--timeout", "120s", NULL));
+		printf("# %d patches, %s: %.1f s\n", count, mode, now_s() - began);
+		ENDS(DONE, tool("revert", "--all", "--view", "generation", "--quiescence", mode, "--timeout", "120s", NULL));
 		CHECK(!is_patched());
 		CHECK(waitpid(load, &status, WNOHANG) == 0);
 	}
@@ -191,7 +193,7 @@ static void redis(void)
 				"no", NULL});
 	CHECK(strstr(answer("PING\r\n", 6), "PONG") && !is_fixed());
 	start_load("get=75,set=20,lua=5");
-	there_and_back(is_fixed);
+	there_and_back(is_fixed, 1);
 	end_load();
 }
 
@@ -207,12 +209,80 @@ static void memcached(void)
 	start_server((char *[]){"/memcached/memcached", "-l", "127.0.0.1", "-p", (char *)port, "-u", "root", NULL});
 	CHECK(!says_stillpoint());
 	start_load("get=80,set=20");
-	there_and_back(says_stillpoint);
+	there_and_back(says_stillpoint, 3);
 	end_load();
+}
+
+#define SYSBENCH "/mariadb/sysbench", "--db-driver=mysql", "--mysql-socket=/mariadb/socket", "--mysql-user=root", "--mysql-db=test"
+#define READ_WRITE "--tables=1", "--table-size=1000", "/mariadb/oltp_read_write.lua"
+
+static bool rand_is_half(void)
+{
+	ENDS(0, run((char *[]){SYSBENCH, "--threads=1", "--events=1", "/mariadb/rand.lua", "run", NULL}));
+	CHECK(strstr(said, "RAND() is "));
+	return strstr(said, "RAND() is 0.5\n");
+}
+
+/* Of each second, what sysbench says: transactions went on, and no connection was lost. */
+static void check_intervals(void)
+{
+	FILE *table = fopen(TABLE, "r");
+	unsigned int second, seconds = 0;
+	double rate, transactions = 0;
+	char line[256];
+
+	CHECK(table);
+	while (fgets(line, sizeof(line), table)) {
+		if (sscanf(line, "[ %us ] thds: 8 tps: %lf", &second, &rate) != 2)
+			continue;
+		CHECK(strstr(line, "reconn/s: 0.00"));
+		seconds++;
+		transactions += rate;
+	}
+	fclose(table);
+	printf("# %.0f transactions in %u s\n", transactions, seconds);
+	CHECK(transactions > 0);
+}
+
+static void mariadb_with(char *threads)
+{
+	int null = open("/dev/null", O_RDWR), table = open(TABLE, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600), status;
+
+	start_server((char *[]){"/mariadb/mariadbd", "--no-defaults", "--user=root", "--datadir=/mariadb/data",
+				"--lc-messages-dir=/mariadb", "--socket=/mariadb/socket", "--skip-networking",
+				"--innodb-flush-log-at-trx-commit=0", "--innodb-buffer-pool-size=32M", threads, NULL});
+	CHECK(setenv("LD_LIBRARY_PATH", "/mariadb/lib", 1) == 0);
+	AWAIT(run((char *[]){SYSBENCH, "--threads=1", "--events=1", "/mariadb/rand.lua", "run", NULL}) == 0);
+	CHECK(!rand_is_half());
+	ENDS(0, run((char *[]){SYSBENCH, READ_WRITE, "prepare", NULL}));
+	load = start((char *[]){SYSBENCH, READ_WRITE, "--threads=8", "--rate=4", "--time=3600", "--report-interval=1", "run", NULL},
+		     null, table);
+	close(table);
+	close(null);
+	there_and_back(rand_is_half, 3);
+	/* it must not have ended by itself: what it ends at is an error */
+	CHECK(waitpid(load, &status, WNOHANG) == 0);
+	kill(load, SIGKILL);
+	CHECK(waitpid(load, &status, 0) == load);
+	check_intervals();
+	ENDS(0, run((char *[]){SYSBENCH, READ_WRITE, "cleanup", NULL}));
+	CHECK(unsetenv("LD_LIBRARY_PATH") == 0);
+	kill(atoi(pid), SIGTERM);
+	CHECK(waitpid(atoi(pid), &status, 0) == atoi(pid) && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void mariadb(void)
+{
+	directory = "mariadb";
+	/* where scripts find each other */
+	CHECK(chdir("/mariadb") == 0);
+	mariadb_with("--thread-handling=one-thread-per-connection");
+	mariadb_with("--thread-handling=pool-of-threads");
 }
 
 const struct test servers_tests[] = {
 	{"redis", redis, 1800},
 	{"memcached", memcached, 1800},
+	{"mariadb", mariadb, 3000},
 	{}
 };

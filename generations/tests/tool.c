@@ -49,17 +49,12 @@ static void words_of(char **words, const char *verb, va_list more)
 	words[count] = NULL;
 }
 
-int tool(const char *verb, ...)
+int run(char **words)
 {
-	char *words[WORDS];
 	int output[2], status;
 	size_t length = 0;
 	ssize_t got;
-	va_list more;
 
-	va_start(more, verb);
-	words_of(words, verb, more);
-	va_end(more);
 	CHECK(pipe2(output, O_CLOEXEC) == 0);
 	pid_t child = start(words, -1, output[1]);
 
@@ -70,6 +65,17 @@ int tool(const char *verb, ...)
 	close(output[0]);
 	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
 	return WEXITSTATUS(status);
+}
+
+int tool(const char *verb, ...)
+{
+	char *words[WORDS];
+	va_list more;
+
+	va_start(more, verb);
+	words_of(words, verb, more);
+	va_end(more);
+	return run(words);
 }
 
 void wanted(int code, int wanted, int line)

@@ -10,11 +10,13 @@ enum { DONE = 0, REFUSED = 3, FELL_BACK = 4 };
 
 /* Of the program that tool() is about. */
 extern char pid[16];
-/* What tool() printed last. */
+/* What run() printed last. */
 extern char said[8192];
 
 /* The program's words end with NULL; it ends with the test. Descriptors below 0 are the test's own. */
 pid_t start(char **words, int input, int output);
+/* Runs a program to its end; its exit code. */
+int run(char **words);
 /* Runs `stillpoint patch VERB --pid PID ...`, words up to a NULL; its exit code. */
 int tool(const char *verb, ...);
 /* What was printed is shown if the code is another than wanted. */
