@@ -100,6 +100,7 @@ mod example {
                 new: 0,
                 reasons: vec!["instructions differ".into()],
             }],
+            constants: Vec::new(),
             off_stack: vec![OffStack {
                 name: "main".into(),
                 range: Range { start: Svma(0x6000), len: 16 },

@@ -30,9 +30,13 @@ static atomic_long wrong;
 static atomic_int hold, held;
 static int wake[2];
 
+/* Another unit might use it. */
+extern const int step[2];
+const int step[2] = {1, 1};
+
 __attribute__((noipa)) int answer(int x)
 {
-    return x + 1;
+    return x + step[x & 1];
 }
 
 __attribute__((noipa)) int slow_answer(int x)
@@ -42,7 +46,7 @@ __attribute__((noipa)) int slow_answer(int x)
         usleep(1000);
     }
     atomic_store(&held, 0);
-    return x + 1;
+    return x + step[x & 1];
 }
 
 static void look(int thread, int found)

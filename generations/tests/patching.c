@@ -98,6 +98,34 @@ static void patch_by_generation(void)
 	ENDS(REFUSED, APPLY("generation", "--quiescence", "stop"));
 }
 
+/* What trampolines cannot do: a constant changes where it lies, and no thread sees it change in the middle of using it. */
+static void patch_constant(void)
+{
+	start_victim();
+	expect(THREADS, 0);
+	ENDS(REFUSED, tool("apply", "/constant.patch", NULL));
+	CHECK(strstr(said, "--view generation"));
+	for (int round = 0; round < 3; round++) {
+		ENDS(DONE, tool("apply", "--view", "generation", "/constant.patch", NULL));
+		expect(0, THREADS);
+		ENDS(DONE, tool("status", NULL));
+		ENDS(REFUSED, REVERT("trampoline"));
+		CHECK(strstr(said, "--view generation"));
+		CHECK(!strcmp(ask("hold"), "held\n"));
+		ENDS(FELL_BACK, REVERT("generation", "--timeout", "3s"));
+		CHECK(strstr(said, "slow_answer"));
+		expect(0, THREADS);
+		CHECK(!strcmp(ask("release"), "released\n"));
+		/* a function's patch above it, in either way */
+		ENDS(DONE, APPLY(round % 2 ? "generation" : "trampoline"));
+		expect(0, THREADS);
+		ENDS(DONE, REVERT("trampoline"));
+		expect(0, THREADS);
+		ENDS(DONE, REVERT("generation"));
+		expect(THREADS, 0);
+	}
+}
+
 /* While a thread stays in what changes, the others go over and come back. */
 static void patch_held(void)
 {
@@ -167,6 +195,7 @@ static void patch_refused(void)
 
 const struct test patching_tests[] = {
 	{"patch_by_generation", patch_by_generation, 600},
+	{"patch_constant", patch_constant, 600},
 	{"patch_held", patch_held, 600},
 	{"patch_killed", patch_killed, 600},
 	{}

@@ -1,6 +1,7 @@
 //! `stillpoint patch build`: build a live patch from source diffs.
 
 use super::building::{Integration, Workplace, with_builder};
+use super::processes::ViewArg;
 use crate::output::{Failure, Output};
 use anyhow::Context;
 use serde::Serialize;
@@ -79,6 +80,10 @@ pub(crate) struct Args {
     /// Functions that must be on no stack when a thread changes over, besides the changed ones.
     #[arg(long, value_name = "FUNCTION", num_args = 1..)]
     off_stack: Vec<String>,
+    /// What is to let each thread see its version of the code. With `generation` constants that other units use may change,
+    /// where they lie; such a patch can be applied with `--view generation` only.
+    #[arg(long, value_enum, default_value_t = ViewArg::Trampoline)]
+    view: ViewArg,
 
     /// Function `int f(void)` of the new code to run before the first thread changes over.
     #[arg(long, value_name = "FUNCTION", num_args = 1.., help_heading = "Hooks, see stillpoint-patch-hooks(7)")]
@@ -241,6 +246,7 @@ fn statement(args: &Args) -> anyhow::Result<Statement> {
             ScopeName::Process => Scope::Process,
         }),
         off_stack: args.off_stack.clone(),
+        in_place: matches!(args.view, ViewArg::Generation),
         hooks,
         replaces: args.replaces.clone(),
         earlier,
@@ -300,6 +306,14 @@ fn describe(patch: &Patch, report: &Report, path: Option<&Path>, bytes: usize, o
         report.units,
         names.join(", ")
     ));
+    if !patch.constants.is_empty() {
+        let names: Vec<&str> = patch.constants.iter().map(|c| c.name.as_str()).collect();
+        output.line(format_args!(
+            "only --view generation can apply it: {} constants change where they lie: {}",
+            names.len(),
+            names.join(", ")
+        ));
+    }
     if !patch.cves.is_empty() {
         output.line(format_args!("fixes {}", patch.cves.join(", ")));
     }

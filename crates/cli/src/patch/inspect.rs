@@ -153,6 +153,11 @@ fn functions(out: &mut String, patch: &Patch) {
             let _ = writeln!(out, "    because {reason}");
         }
     }
+    let constants = patch
+        .constants
+        .iter()
+        .map(|c| format!("{} ({}) at {}: {} bytes", readable(&c.name), c.unit, c.old.start, c.old.len));
+    list(out, "constants changed where they lie, by --view generation only", &constants.collect::<Vec<_>>());
     let off_stack: Vec<String> = patch
         .off_stack
         .iter()
@@ -279,6 +284,7 @@ mod tests {
                 new: 0,
                 reasons: vec!["instructions differ".into()],
             }],
+            constants: Vec::new(),
             off_stack: Vec::new(),
             hooks: Hooks { pre_apply: vec![0], ..Hooks::default() },
             types: vec![TypeFact { name: "struct s".into(), size: 16, members: 2 }],

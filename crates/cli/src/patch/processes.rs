@@ -119,7 +119,7 @@ pub(crate) struct How {
     #[arg(long, value_name = "MODE", value_parser = quiescence, default_value = "probe")]
     pub(crate) quiescence: Quiescence,
     /// What lets each thread see its version of the code: `trampoline` (jumps that every kernel can run) or `generation`
-    /// (pages of its own, by a kernel with address-space generations; threads are probed).
+    /// (pages of its own, by a kernel with address-space generations).
     #[arg(long, value_enum, default_value_t = ViewArg::Trampoline)]
     view: ViewArg,
 }
@@ -136,7 +136,7 @@ impl How {
 
 /// `--view`.
 #[derive(Clone, Copy, clap::ValueEnum)]
-enum ViewArg {
+pub(super) enum ViewArg {
     Trampoline,
     Generation,
 }

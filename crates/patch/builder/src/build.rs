@@ -27,6 +27,8 @@ pub struct Statement {
     pub scope: Option<Scope>,
     /// Functions that must be on no stack.
     pub off_stack: Vec<String>,
+    /// Whether constants may change where they lie, which needs a kernel with address-space generations.
+    pub in_place: bool,
     /// Functions that run around the transition.
     pub hooks: HookNames,
     /// Patches that this one replaces.
@@ -120,7 +122,8 @@ impl Builder<'_> {
         if job.units_known && changed.len() > MANY_UNITS {
             let (touched, _): (Vec<_>, Vec<_>) =
                 changed.iter().cloned().partition(|((path, _), ..)| after.touched.contains(path));
-            refuse_early(&target, &self.objects(&compiler, &before, &after, &touched)?)?;
+            let touched = self.objects(&compiler, &before, &after, &touched)?;
+            refuse_early(&target, &touched, job.statement.in_place)?;
         }
         let mut units = self.objects(&compiler, &before, &after, &changed)?;
         if !job.units_known {
@@ -313,7 +316,7 @@ impl Builder<'_> {
 }
 
 /// What one unit shows that no other unit can mend is said before hundreds are compiled.
-fn refuse_early(target: &TargetElf, units: &[Unit]) -> Result<(), Error> {
+fn refuse_early(target: &TargetElf, units: &[Unit], in_place: bool) -> Result<(), Error> {
     let inputs: Vec<UnitInput> = units
         .iter()
         .map(|u| UnitInput { path: &u.path, shipped: &u.shipped, before: &u.before, after: &u.after })
@@ -330,7 +333,7 @@ fn refuse_early(target: &TargetElf, units: &[Unit]) -> Result<(), Error> {
                 | Refusal::TypeLayoutChanged { .. }
         )
     };
-    let mut refusals = diff(target, &inputs, &Options::default()).err().unwrap_or_default();
+    let mut refusals = diff(target, &inputs, &Options { in_place, ..Options::default() }).err().unwrap_or_default();
     refusals.retain(is_final);
     if refusals.is_empty() { Ok(()) } else { Err(Error::Refused(refusals)) }
 }
@@ -442,6 +445,7 @@ fn options(job: &Job, compiler: String, imports: Option<BTreeMap<String, Option<
         replaces: statement.replaces.clone(),
         scope: statement.scope,
         off_stack: statement.off_stack.clone(),
+        in_place: statement.in_place,
         hooks: statement.hooks.clone(),
         based_on: job.base.iter().map(Diff::fact).collect(),
         known: statement.earlier.iter().flat_map(exports).map(str::to_owned).collect(),

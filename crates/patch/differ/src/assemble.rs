@@ -71,6 +71,9 @@ impl<'p, 'a> Assembly<'p, 'a> {
         for (unit, function) in self.new_exports() {
             self.bring_function(unit, function);
         }
+        for &(unit, constant) in self.plan.constants.keys() {
+            self.bring_constant(unit, constant);
+        }
         self.drain();
         unwind_data::bring(self);
         self.drain();
@@ -120,6 +123,15 @@ impl<'p, 'a> Assembly<'p, 'a> {
             self.exports.insert(symbol);
         }
         Some(symbol)
+    }
+
+    /// Brings what a constant comes to hold; the symbol of that.
+    pub(crate) fn bring_constant(&mut self, unit: usize, constant: usize) -> Option<u32> {
+        let after = self.after(unit)?;
+        let Home::Section(home) = after.symbols[constant].home else { return None };
+        let section = self.bring(unit, home);
+        let name = self.units[unit].public_name(after, constant);
+        Some(self.patch_symbol(&name, section, after.symbols[constant].value))
     }
 
     /// Brings a section of the after side; its index in the patch. Relocations are filled in later.

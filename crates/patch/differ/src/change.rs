@@ -10,8 +10,9 @@ use stillpoint_patch_format::readable;
 /// Functions of the after side that differ, each with its reasons.
 pub(crate) type Changed = BTreeMap<usize, Vec<String>>;
 
-/// Compares one unit's two sides; refusals are collected in `refusals`.
-pub(crate) fn find(unit: &Unit<'_>, refusals: &mut Vec<Refusal>) -> Changed {
+/// Compares one unit's two sides; refusals are collected in `refusals`, and constants whose contents differ in `constants`
+/// where they may change in place.
+pub(crate) fn find(unit: &Unit<'_>, refusals: &mut Vec<Refusal>, mut constants: Option<&mut Vec<usize>>) -> Changed {
     let mut changed = Changed::new();
     let Some(after) = &unit.after else { return changed };
     start_up(unit, after, refusals);
@@ -31,8 +32,12 @@ pub(crate) fn find(unit: &Unit<'_>, refusals: &mut Vec<Refusal>) -> Changed {
     }
     name_register_users(&pair, unit, &mut changed);
     for variable in unit.variables() {
-        if let Some(refusal) = self_contained(unit, &pair, variable) {
-            refusals.push(refusal);
+        match (self_contained(unit, &pair, variable), &mut constants) {
+            (Some(Refusal::DataChanged { .. }), Some(all)) if kind_of(pair.new, variable) == "constant" => {
+                all.push(variable);
+            }
+            (Some(refusal), _) => refusals.push(refusal),
+            (None, _) => {}
         }
     }
     custom_sections(unit, &pair, refusals);

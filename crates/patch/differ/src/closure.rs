@@ -37,6 +37,8 @@ pub(crate) struct Plan {
     /// Inline functions whose copy in the target nothing at hand leads to: nobody calls it, and new code has its own.
     pub(crate) absent: BTreeSet<Function>,
     pub(crate) reasons: BTreeMap<Function, Vec<String>>,
+    /// Constants that change where they lie.
+    pub(crate) constants: BTreeMap<Function, Range>,
     pub(crate) warnings: Vec<String>,
 }
 

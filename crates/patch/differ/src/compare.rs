@@ -239,9 +239,10 @@ impl<'p, 'a> Pair<'p, 'a> {
         };
         bytes_equal
             && ours.iter().map(layout).eq(theirs.iter().map(layout))
-            && ours.iter().zip(&theirs).all(|(one, other)| {
-                self.sites(self.old.site(one), self.new.site(other), own_old, own_new).is_ok()
-            })
+            && ours
+                .iter()
+                .zip(&theirs)
+                .all(|(one, other)| self.sites(self.old.site(one), self.new.site(other), own_old, own_new).is_ok())
     }
 
     fn describe_old(&self, site: Site<'a>) -> String {

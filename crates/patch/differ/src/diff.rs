@@ -4,20 +4,25 @@ use crate::assemble::Assembly;
 use crate::closure::{self, Plan};
 use crate::target::TargetElf;
 use crate::unit::{Ancestor, Unit};
-use crate::{Options, Outcome, Refusal, UnitInput, change, moved, types};
+use crate::{Options, Outcome, Refusal, UnitInput, change, in_place, moved, types};
 use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_format as format;
-use stillpoint_patch_format::{Function, Hooks, OffStack, Patch, Range, Scope, Source, Svma, TypeFact, UnitFact};
+use stillpoint_patch_format::{
+    Constant, Function, Hooks, OffStack, Patch, Range, Scope, Source, Svma, TypeFact, UnitFact,
+};
 
 /// Compares the units before and after, and makes the patch that turns one into the other in `target`.
 pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Options) -> Result<Outcome, Vec<Refusal>> {
     let units = Unit::read_all(target, inputs)?;
     let mut refusals: Vec<Refusal> = Vec::new();
-    let mut changed: Vec<change::Changed> = units.iter().map(|unit| change::find(unit, &mut refusals)).collect();
+    let mut constants: Vec<Vec<usize>> = vec![Vec::new(); units.len()];
+    let find = |(unit, constants)| change::find(unit, &mut refusals, Some(constants).filter(|_| options.in_place));
+    let mut changed: Vec<change::Changed> = units.iter().zip(&mut constants).map(find).collect();
     moved::add(&units, &mut changed);
-    let plan = closure::plan(target, &units, changed, options, &mut refusals);
+    let mut plan = closure::plan(target, &units, changed, options, &mut refusals);
+    in_place::add(target, &units, constants, &mut plan, &mut refusals);
     let (facts, notes) = compare_types(inputs, &units, &plan, &mut refusals);
-    if plan.entries.is_empty() && plan.rebound.is_empty() && refusals.is_empty() {
+    if plan.entries.is_empty() && plan.rebound.is_empty() && plan.constants.is_empty() && refusals.is_empty() {
         return Ok(Outcome::NothingToPatch);
     }
     let mut assembly = Assembly::new(target, &units, options, &plan);
@@ -29,7 +34,8 @@ pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Optio
         assembly.warnings.push(warning);
     }
     refusals.append(&mut assembly.refusals);
-    let off_stack = off_stack(target, &units, options, &mut refusals);
+    let mut off_stack = off_stack(target, &units, options, &mut refusals);
+    off_stack.extend(in_place::users(&units, &plan));
     if !refusals.is_empty() {
         return Err(refusals);
     }
@@ -141,6 +147,12 @@ fn finish(mut assembly: Assembly<'_, '_>, off_stack: Vec<OffStack>, hooks: Hooks
             reasons: plan.reasons.get(&(*unit, *function)).cloned().unwrap_or_default(),
         });
     }
+    let mut constants = Vec::new();
+    for (&(unit, symbol), &old) in &plan.constants {
+        let (Some(new), Some(after)) = (assembly.bring_constant(unit, symbol), assembly.after(unit)) else { continue };
+        let (name, unit) = (after.symbols[symbol].name.to_owned(), units[unit].path.to_owned());
+        constants.push(Constant { name, unit, old, new });
+    }
     let facts = units.iter().filter(|unit| unit.after.is_some()).map(|unit| {
         let (functions_placed, functions_total) = unit.shipped.as_ref().map_or((0, 0), |s| s.counts());
         UnitFact { path: unit.path.to_owned(), functions_placed, functions_total }
@@ -161,6 +173,7 @@ fn finish(mut assembly: Assembly<'_, '_>, off_stack: Vec<OffStack>, hooks: Hooks
         symbols: assembly.symbols,
         exports: assembly.exports.into_iter().collect(),
         functions,
+        constants,
         off_stack,
         hooks,
         types,

@@ -52,6 +52,7 @@ mod compare;
 mod correlate;
 mod diff;
 mod error;
+mod in_place;
 mod library;
 mod moved;
 mod names;

@@ -45,6 +45,8 @@ pub struct Options {
     pub scope: Option<Scope>,
     /// Functions that must be on no stack besides the changed ones; `unit.c:name` picks among statics.
     pub off_stack: Vec<String>,
+    /// Whether constants may change where they lie, for a kernel with address-space generations.
+    pub in_place: bool,
     /// Functions that run around the transition.
     pub hooks: HookNames,
     /// Diffs that `before` contains and `shipped` does not.

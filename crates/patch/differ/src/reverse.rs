@@ -275,7 +275,7 @@ pub(crate) fn read_code<'a>(target: &TargetElf, object: &Object<'a>, known: &mut
 }
 
 /// Whether a data section stands at the piece's address, equal but for relocated places.
-fn data_matches(target: &TargetElf, object: &Object<'_>, piece: &Piece) -> bool {
+pub(crate) fn data_matches(target: &TargetElf, object: &Object<'_>, piece: &Piece) -> bool {
     let section = &object.sections[piece.section];
     let Some(there) = target.bytes(piece.address, section.bytes.len() as u64) else { return false };
     let mut at = 0;

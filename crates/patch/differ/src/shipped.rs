@@ -2,8 +2,8 @@
 
 use crate::names;
 use crate::object_file::{Home, Nature, Object, Reloc, Section, Site, Symbol, SymbolType};
-use crate::place::{self, Places};
-use crate::reverse::Name;
+use crate::place::{self, Piece, Places};
+use crate::reverse::{self, Name};
 use crate::target::TargetElf;
 use crate::{Placed, Placement, Refusal};
 use std::collections::BTreeMap;
@@ -88,6 +88,18 @@ impl<'a> Shipped<'a> {
         let len =
             if symbol.size > 0 { symbol.size } else { self.object.sections[section].size.saturating_sub(symbol.value) };
         Some(Range { start: Svma(start), len })
+    }
+
+    /// Where the constant called `name` lies, as this unit's code or `elsewhere` tells, when the target holds there what the
+    /// object says.
+    pub(crate) fn constant(&self, target: &TargetElf, name: &str, elsewhere: Option<u64>) -> Option<Range> {
+        let (_, symbol) = self.object.defined(name)?;
+        let Home::Section(section) = symbol.home else { return None };
+        let start = self.name(name).and_then(|known| known.direct).or(elsewhere)?;
+        let address = start.checked_sub(symbol.value)?;
+        let whole = Piece { section, start: 0, end: self.object.sections[section].size, address };
+        let range = Range { start: Svma(start), len: symbol.size };
+        reverse::data_matches(target, &self.object, &whole).then_some(range)
     }
 
     fn function(&self, name: &str) -> Option<(usize, &Symbol<'a>)> {

@@ -197,6 +197,17 @@ pub enum Error {
     /// All at once is nothing that generations could do better.
     #[error("--view generation brings threads over one by one, or while they stand at their points; not by stop")]
     NotStopped,
+    /// The patch changes constants where they lie.
+    #[error("patch {0} changes constants where they lie, which only --view generation can do")]
+    ByGenerationsOnly(String),
+    /// A constant lies in memory that may be written.
+    #[error("constant {name} at {at} lies in memory that may be written")]
+    NotConstant {
+        /// Its name.
+        name: String,
+        /// Where it lies.
+        at: Avma,
+    },
     /// The library's control block has become something else.
     #[error("control block of libstillpoint at {0} does not hold what it should")]
     Control(Avma),
@@ -301,6 +312,7 @@ impl Error {
             Error::NoPoints { .. } => "--quiescence probe, or stop",
             Error::NoModule { .. } => "a patch built for the file that runs",
             Error::NoGenerations => "--view trampoline",
+            Error::ByGenerationsOnly(_) => "--view generation, on a kernel with address-space generations",
             Error::LeftBehind(_) => "the same command with --view generation: it completes or undoes what is there",
             Error::NotStopped => "--quiescence probe, local, group:NAME or global, or --view trampoline",
             Error::NameTaken(_) => "revert it first, or --replace",

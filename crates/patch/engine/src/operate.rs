@@ -8,7 +8,7 @@ use crate::generation::{self, ThreadView};
 use crate::inject::{self, Wanted};
 use crate::ledger::{Phase, Record, Span, Transition, View};
 use crate::link::{DISPATCHER_LEN, Layout, link, make_visible};
-use crate::plan::{Plan, Room, dispatchers_missing, free_state, plan};
+use crate::plan::{Plan, Room, changed_entries, dispatchers_missing, free_state, plan};
 use crate::prepare::{Prepared, check_based_on, check_process, prepare};
 use crate::probe::Prober;
 use crate::report::{Observer, Report, now_ns};
@@ -233,6 +233,10 @@ fn ready(target: &Target, signed: &Signed, options: &Options) -> Result<Ready, E
     if below.iter().filter_map(|n| view.patch(*n)).any(|p| p.name == patch.name) {
         return Err(Error::NameTaken(patch.name.clone()));
     }
+    if !patch.constants.is_empty() && options.view == ThreadView::Trampoline {
+        return Err(Error::ByGenerationsOnly(patch.name.clone()));
+    }
+    check_view(view, view.active.iter().filter(|n| !below.contains(n)), options)?;
     let prepared = prepare(&target.process, &target.modules, view, patch, options.quiescence)?;
     barrier::check_points(&target.process, &target.modules, options.quiescence)?;
     check_based_on(view, &below, patch)?;
@@ -248,6 +252,15 @@ fn ready(target: &Target, signed: &Signed, options: &Options) -> Result<Ready, E
     let way = guide::way(&target.process, &target.modules, view, patch)?;
     let len = if again.is_some() { 0 } else { layout.len() };
     Ok(Ready { prepared, values, again, len, way })
+}
+
+/// Refuses to take back by trampolines what only generations could do.
+fn check_view<'n>(view: &View, dropped: impl Iterator<Item = &'n u32>, options: &Options) -> Result<(), Error> {
+    let mut dropped = dropped.filter_map(|n| view.patch(*n));
+    match dropped.find(|p| !p.constants.is_empty()) {
+        Some(patch) if options.view == ThreadView::Trampoline => Err(Error::ByGenerationsOnly(patch.name.clone())),
+        _ => Ok(()),
+    }
 }
 
 fn module_span(module: &Module) -> Span {
@@ -398,7 +411,9 @@ fn room(
     state: Option<Avma>,
     report: &mut Report<'_>,
 ) -> Result<Room, Error> {
-    let missing = dispatchers_missing(view, &view.active, after) as u64;
+    // the calls that change generations need room as well
+    let without = changed_entries(view, &view.active, after).is_empty();
+    let missing = (dispatchers_missing(view, &view.active, after) as u64).max(without.into());
     if let (Some(state), 0) = (state, missing) {
         return Ok(Room { state, dispatchers: None });
     }
@@ -491,6 +506,12 @@ pub(crate) fn expect_old_side(memory: &Memory, transition: &Transition) -> Resul
         memory.read(site.entry, &mut now)?;
         if let Some(offset) = (0..JUMP_LEN).find(|i| now[*i] != site.from.bytes[*i]) {
             return Err(Error::BytesDiffer { function: site.name.clone(), at: site.entry, offset });
+        }
+    }
+    for constant in &transition.constants {
+        let now = memory.read_vec(constant.at, constant.from.len())?;
+        if let Some(offset) = now.iter().zip(&constant.from).position(|(a, b)| a != b) {
+            return Err(Error::BytesDiffer { function: constant.name.clone(), at: constant.at, offset });
         }
     }
     Ok(())
@@ -606,6 +627,7 @@ pub fn revert(pid: Pid, which: &Which, options: &Options, observer: Observer<'_>
             Err(Error::NothingActive(_)) => return Ok(nothing()),
             dropped => dropped?,
         };
+        check_view(&target.view, dropped.iter(), options)?;
         if options.dry_run {
             let names = dropped.iter().filter_map(|n| target.view.patch(*n)).map(|p| p.name.as_str());
             return Ok(Outcome::DryRun(format!("would revert {}", names.collect::<Vec<_>>().join(", "))));
@@ -671,6 +693,7 @@ fn revert_in(
     start: u64,
 ) -> Result<Outcome, Error> {
     let view = target.view.clone();
+    check_view(&view, dropped.iter(), options)?;
     let after: Vec<u32> = view.active.iter().copied().filter(|n| !dropped.contains(n)).collect();
     let patches: Vec<_> = dropped.iter().filter_map(|n| view.patch(*n)).collect();
     for patch in &patches {

@@ -2,12 +2,13 @@
 
 use crate::Error;
 use crate::ledger::{
-    ExportRecord, FunctionRecord, HookRecord, NamedSpan, OffStackRecord, PlacedPatch, Span, SymbolRecord,
+    ConstantRecord, ExportRecord, FunctionRecord, HookRecord, NamedSpan, OffStackRecord, PlacedPatch, Span,
+    SymbolRecord,
 };
 use crate::link::{DISPATCHER_LEN, DISPATCHERS, Image, Layout, STATES_LEN};
 use crate::prepare::Prepared;
 use std::time::{SystemTime, UNIX_EPOCH};
-use stillpoint_patch_format::{Avma, Patch, Range, SectionKind, Signed, SymbolValue};
+use stillpoint_patch_format::{Avma, Constant, Patch, Range, SectionKind, Signed, SymbolValue};
 use stillpoint_patch_insn::{self as insn, JUMP_LEN};
 use stillpoint_patch_tracee::Module;
 
@@ -49,6 +50,13 @@ pub(crate) fn place(
             dispatcher_len: DISPATCHER_LEN as u32,
         });
     }
+    let constants = patch.constants.iter().zip(&prepared.constants).map(|(constant, original)| ConstantRecord {
+        name: constant.name.clone(),
+        at: module.avma(constant.old.start),
+        original: original.clone(),
+        new: contents(image, arena, constant),
+    });
+    let constants = constants.collect();
     let address = |symbol: &u32| Avma(image.addresses[*symbol as usize].unwrap_or_default());
     let hooks = |list: &[u32]| list.iter().map(address).collect();
     let placed_at_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
@@ -72,6 +80,7 @@ pub(crate) fn place(
         eh_frame: Span::new(at(layout.eh_frame.0), layout.eh_frame.1),
         search_table: Span::new(at(layout.search_table.0), layout.search_table.1),
         functions,
+        constants,
         off_stack: off_stack(patch, module),
         exports: patch.exports.iter().map(|e| export(patch, *e, address(e))).collect(),
         escaping: patch.escaping.clone(),
@@ -83,6 +92,13 @@ pub(crate) fn place(
         },
         symbols: symbols(patch, image),
     })
+}
+
+/// What a constant comes to hold.
+fn contents(image: &Image, arena: Avma, constant: &Constant) -> Vec<u8> {
+    let bytes = image.segments.concat();
+    let start = image.addresses[constant.new as usize].unwrap_or_default().wrapping_sub(arena.0) as usize;
+    bytes[start..start + constant.old.len as usize].to_vec()
 }
 
 fn export(patch: &Patch, symbol: u32, address: Avma) -> ExportRecord {

@@ -1,8 +1,10 @@
 //! Which entries change from what to what. Pure: the ledger's view in, a transition out.
 
 use crate::Error;
-use crate::ledger::{FunctionRecord, LedgerError, NamedSpan, PlacedPatch, Side, Site, Span, Transition, Version, View};
-use std::collections::BTreeSet;
+use crate::ledger::{
+    Contents, FunctionRecord, LedgerError, NamedSpan, PlacedPatch, Side, Site, Span, Transition, Version, View,
+};
+use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::{self as insn, DISPATCH_LEN};
 
@@ -35,6 +37,17 @@ pub(crate) fn changed_entries(view: &View, before: &[u32], after: &[u32]) -> Vec
         Version::Patched(number, _) => Some(number),
     };
     touched.into_iter().filter(|entry| number(before, *entry) != number(after, *entry)).collect()
+}
+
+/// Constants that differ between two lists of active patches.
+fn changed_constants(view: &View, before: &[u32], after: &[u32]) -> Vec<Contents> {
+    let touched = before.iter().chain(after).filter_map(|n| view.patch(*n)).flat_map(|p| &p.constants);
+    let touched: BTreeMap<Avma, &str> = touched.map(|c| (c.at, c.name.as_str())).collect();
+    let change = |(at, name): (Avma, &str)| {
+        let (from, to) = (view.contents(before, at)?.to_vec(), view.contents(after, at)?.to_vec());
+        (from != to).then(|| Contents { name: name.to_owned(), at, from, to })
+    };
+    touched.into_iter().filter_map(change).collect()
 }
 
 /// A function's record by its entry, from any patch ever placed: what is shipped there does not change.
@@ -123,6 +136,7 @@ pub(crate) fn plan(view: &View, operation: &str, after: &[u32], room: Room, word
     }
     let loops = |site: &&Site| shipped(view, site.entry).is_some_and(|f| f.loops_to_entry);
     let loop_entries = sites.iter().filter(loops).map(|s| s.entry).collect();
+    let constants = changed_constants(view, &before, after);
     let transition = Transition {
         number,
         operation: operation.to_owned(),
@@ -130,6 +144,7 @@ pub(crate) fn plan(view: &View, operation: &str, after: &[u32], room: Room, word
         before,
         after: after.to_vec(),
         sites,
+        constants,
         trampolines: room.dispatchers.into_iter().collect(),
         leave,
         enter,

@@ -6,7 +6,7 @@ use crate::{Error, Quiescence};
 use sha2::{Digest, Sha256};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use stillpoint_patch_format::{Avma, Function, Patch};
+use stillpoint_patch_format::{Avma, Constant, Function, Patch};
 use stillpoint_patch_insn::{self as insn, EntryPlan, JUMP_LEN};
 use stillpoint_patch_tracee::{Module, Process};
 
@@ -22,6 +22,8 @@ pub(crate) struct Prepared {
     pub(crate) entries: Vec<EntryPlan>,
     /// The bytes that each entry's plan was made from, padding included.
     pub(crate) codes: Vec<Vec<u8>>,
+    /// What each constant that changes where it lies holds as shipped.
+    pub(crate) constants: Vec<Vec<u8>>,
 }
 
 /// What makes a process unsuitable whatever the patch.
@@ -68,7 +70,29 @@ pub(crate) fn prepare(
         codes.push(code);
     }
     check_uprobes(module, patch, &entries)?;
-    Ok(Prepared { module: index, entries, codes })
+    let constants = patch.constants.iter().map(|constant| shipped_contents(process, module, view, constant));
+    let constants = constants.collect::<Result<_, _>>()?;
+    Ok(Prepared { module: index, entries, codes, constants })
+}
+
+/// What a constant holds as shipped; an error when it does not hold what the patches in force say.
+fn shipped_contents(process: &Process, module: &Module, view: &View, constant: &Constant) -> Result<Vec<u8>, Error> {
+    let at = module.avma(constant.old.start);
+    let name = || constant.name.clone();
+    let mappings = process.mappings()?;
+    if mappings.iter().find(|m| m.contains(at)).is_none_or(|m| m.write) {
+        return Err(Error::NotConstant { name: name(), at });
+    }
+    let now = process.memory().read_vec(at, constant.old.len as usize)?;
+    let expected = view.contents(&view.active, at).unwrap_or(&now);
+    let differs = |offset| Error::BytesDiffer { function: name(), at, offset };
+    if expected.len() != now.len() {
+        return Err(differs(0));
+    }
+    match expected.iter().zip(&now).position(|(a, b)| a != b) {
+        Some(offset) => Err(differs(offset)),
+        None => Ok(view.contents(&[], at).unwrap_or(&now).to_vec()),
+    }
 }
 
 /// Whether all diffs that `patch` builds upon are brought by patches that are in force afterwards.

@@ -4,7 +4,7 @@ use crate::barrier::abi::Slot;
 use crate::barrier::{Part, Points};
 use crate::calm::ended_or;
 use crate::generation::{Generation, generations};
-use crate::ledger::{Phase, Version, View};
+use crate::ledger::{ConstantRecord, Phase, Version, View};
 use crate::plan::transition_of_word;
 use crate::store::{self, Store};
 use crate::{Error, calm};
@@ -80,14 +80,14 @@ pub struct PatchStatus {
     pub placed_at_s: u64,
 }
 
-/// An entry, as the ledger has it and as it is.
+/// An entry, or a constant that patches change where it lies, as the ledger has it and as it is.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct EntryStatus {
-    /// The function.
+    /// The function, or the constant.
     pub function: String,
-    /// Its entry.
+    /// Its entry, or where it lies.
     pub address: String,
-    /// The patch whose code runs, none for the code as shipped.
+    /// The patch whose code runs, or whose contents are there; none for what is shipped.
     pub patch: Option<String>,
     /// Memory holds what the ledger says.
     pub verified: bool,
@@ -229,6 +229,16 @@ fn entries(process: &Process, view: &View) -> Result<Vec<EntryStatus>, Error> {
         let function = names.next().map(|f| f.name.clone()).unwrap_or_default();
         let verified = Some(now) == expected || during;
         out.push(EntryStatus { function, address: entry.to_string(), patch, verified });
+    }
+    let constants: BTreeMap<Avma, &ConstantRecord> = view.constants().map(|c| (c.at, c)).collect();
+    for (at, constant) in constants {
+        let now = process.memory().read_vec(at, constant.new.len())?;
+        let moving = view.unfinished.iter().flat_map(|u| &u.transition.constants).find(|c| c.at == at);
+        let during = moving.is_some_and(|c| [&c.from, &c.to].contains(&&now));
+        let verified = view.contents(&view.active, at) == Some(&now[..]) || during;
+        let mut newest = view.active.iter().rev().filter_map(|n| view.patch(*n));
+        let patch = newest.find(|p| p.constants.iter().any(|c| c.at == at)).map(|p| p.name.clone());
+        out.push(EntryStatus { function: constant.name.clone(), address: at.to_string(), patch, verified });
     }
     Ok(out)
 }

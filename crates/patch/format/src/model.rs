@@ -71,6 +71,9 @@ pub struct Patch {
     pub exports: Vec<u32>,
     /// Functions whose entry is redirected.
     pub functions: Vec<Function>,
+    /// Constants of the target whose contents change where they lie. Trampolines cannot do that: such a patch needs a kernel
+    /// with address-space generations.
+    pub constants: Vec<Constant>,
     /// Further code of the target that must be on no stack when a thread migrates (the functions' own ranges always count).
     pub off_stack: Vec<OffStack>,
     /// Functions of the patch to be called around the transition.
@@ -317,6 +320,19 @@ pub struct Function {
     pub new: u32,
     /// Why it is in the patch, one line each ("instructions differ", "inlines `decodeLen`, which changed").
     pub reasons: Vec<String>,
+}
+
+/// A constant of the target whose contents change where it lies.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Constant {
+    /// Its name.
+    pub name: String,
+    /// The translation unit that defines it.
+    pub unit: String,
+    /// Where it lies.
+    pub old: Range,
+    /// Index into [`Patch::symbols`] of its new contents, which are as long.
+    pub new: u32,
 }
 
 /// Code of the target that must be on no stack when a thread migrates.

@@ -20,8 +20,8 @@ pub(crate) fn validate(patch: &Patch) -> Result<(), Error> {
             return refuse(format!("a text of {} bytes exceeds {TEXT_MAX}", text.len()));
         }
     }
-    if patch.functions.is_empty() {
-        return refuse("no function is patched");
+    if patch.functions.is_empty() && patch.constants.is_empty() {
+        return refuse("neither a function nor a constant is patched");
     }
     if patch.target.build_id.0.len() > 64 {
         return refuse("build-id longer than 64 bytes");
@@ -34,6 +34,7 @@ pub(crate) fn validate(patch: &Patch) -> Result<(), Error> {
         }
     }
     functions(patch)?;
+    constants(patch)?;
     let hooks = &patch.hooks;
     for &hook in hooks.pre_apply.iter().chain(&hooks.post_apply).chain(&hooks.pre_revert).chain(&hooks.post_revert) {
         text_symbol(patch, hook, "hook")?;
@@ -122,6 +123,39 @@ fn range(name: &str, r: Range) -> Result<(), Error> {
     Ok(())
 }
 
+fn constants(patch: &Patch) -> Result<(), Error> {
+    let mut all: Vec<(Range, &str)> = Vec::new();
+    for c in &patch.constants {
+        range(&c.name, c.old)?;
+        let fits = match patch.symbols.get(c.new as usize).map(|s| &s.value) {
+            Some(SymbolValue::Patch { section, offset }) => patch.sections.get(*section as usize).is_some_and(|s| {
+                s.kind == SectionKind::RoData && offset.checked_add(c.old.len).is_some_and(|end| end <= s.size)
+            }),
+            _ => false,
+        };
+        if !fits {
+            return refuse(format!(
+                "{}: symbol {} is not {} bytes of constants of this patch",
+                c.name, c.new, c.old.len
+            ));
+        }
+        all.push((c.old, &c.name));
+    }
+    apart(all)
+}
+
+/// No two overlap.
+fn apart(mut ranges: Vec<(Range, &str)>) -> Result<(), Error> {
+    ranges.sort_by_key(|(r, _)| r.start);
+    for pair in ranges.windows(2) {
+        let ((a, a_name), (b, b_name)) = (pair[0], pair[1]);
+        if a.start.0 + a.len > b.start.0 {
+            return refuse(format!("{a_name} and {b_name} overlap"));
+        }
+    }
+    Ok(())
+}
+
 fn functions(patch: &Patch) -> Result<(), Error> {
     let mut hot: Vec<(Range, &str)> = Vec::new();
     for f in &patch.functions {
@@ -133,12 +167,5 @@ fn functions(patch: &Patch) -> Result<(), Error> {
         text_symbol(patch, f.new, &f.name)?;
         hot.push((f.old, &f.name));
     }
-    hot.sort_by_key(|(r, _)| r.start);
-    for pair in hot.windows(2) {
-        let ((a, a_name), (b, b_name)) = (pair[0], pair[1]);
-        if a.start.0 + a.len > b.start.0 {
-            return refuse(format!("{a_name} and {b_name} overlap"));
-        }
-    }
-    Ok(())
+    apart(hot)
 }

@@ -54,6 +54,7 @@ fn patch() -> Patch {
             new: 0,
             reasons: vec!["instructions differ".into()],
         }],
+        constants: Vec::new(),
         off_stack: vec![OffStack {
             name: "loop".into(),
             range: Range { start: Svma(0x1100), len: 16 },
@@ -118,7 +119,7 @@ fn each_rule_refuses_its_breach() {
     type Breach = (&'static str, fn(&mut Patch));
     let breaches: &[Breach] = &[
         ("patch name", |p| p.name = "no spaces".into()),
-        ("no function", |p| p.functions.clear()),
+        ("neither a function nor a constant", |p| p.functions.clear()),
         ("alignment", |p| p.sections[0].align = 3),
         ("bytes stored", |p| p.sections[0].size = 12),
         ("reaches past", |p| p.sections[0].relocations[0].offset = 8),
@@ -131,6 +132,10 @@ fn each_rule_refuses_its_breach() {
         ("export", |p| p.exports = vec![1]),
         ("hook", |p| p.hooks.post_revert = vec![1]),
         ("range of 0 bytes", |p| p.off_stack[0].range.len = 0),
+        ("bytes of constants", |p| {
+            let old = Range { start: Svma(0x5000), len: 8 };
+            p.constants.push(Constant { name: "table".into(), unit: "a.c".into(), old, new: 0 });
+        }),
         ("build-id", |p| p.target.build_id = BuildId(vec![0; 65])),
     ];
     for (fragment, breach) in breaches {

@@ -80,6 +80,8 @@ pub(crate) struct Case {
     pub(crate) compilers: Vec<Compiler>,
     /// Whether entries may be made patchable.
     pub(crate) patchable: bool,
+    /// Constants that must change where they lie; where there are some, that is allowed.
+    pub(crate) in_place: Vec<String>,
     pub(crate) units: Vec<SourceFile>,
     pub(crate) headers: Vec<SourceFile>,
 }
@@ -145,6 +147,7 @@ impl Case {
             own_main: false,
             compilers: vec![Compiler::Gnu, Compiler::Clang],
             patchable: true,
+            in_place: Vec::new(),
             units: Vec::new(),
             headers: Vec::new(),
         }
@@ -171,6 +174,7 @@ impl Case {
             "Has" => self.has.push(value.to_owned()),
             "Folded" => self.folded = words(),
             "Main" => self.own_main = value == "own",
+            "In-place" => self.in_place = words(),
             "Patchable" => self.patchable = value != "no",
             "Compiler" => {
                 self.compilers = vec![match value {

@@ -19,6 +19,7 @@ macro_rules! accepted_programs {
             computed_goto
             const_changed
             const_changed_alone
+            const_changed_in_place
             const_pointer_table_changed
             constant
             constprop_clone

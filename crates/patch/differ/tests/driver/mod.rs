@@ -18,6 +18,7 @@
 //! | `Opt: -O2 ...`, `Link: pie nopie shared` | variants that make sense for the case; all unless stated |
 //! | `Has: NAME` | a symbol or section that starts so must be in an object, in one variant at least |
 //! | `Folded: NAMES` | functions that must share their address as shipped, in one variant at least |
+//! | `In-place: NAMES` | constants that must change where they lie; only with it they may |
 //! | `Needs: WORD` | a flag of /proc/cpuinfo |
 //! | `Hook: PHASE FUNCTION` | a hook function of the after side |
 //! | `Live: no REASON`, `busy FUNCTION` | not run live; or a thread never leaves this function |

@@ -127,6 +127,10 @@ fn accepted(case: &Case, built: &Built, patch: &Patch) -> Result<(), String> {
     if let Some(text) = case.warnings.iter().find(|text| !patch.warnings.iter().any(|w| w.contains(*text))) {
         return Err(format!("no warning says {text:?}: {:?}", patch.warnings));
     }
+    let in_place: Vec<&str> = patch.constants.iter().map(|c| c.name.as_str()).collect();
+    if in_place != case.in_place {
+        return Err(format!("{in_place:?} change where they lie, expected {:?}", case.in_place));
+    }
     if let Some(f) = patch.functions.iter().find(|f| f.reasons.is_empty()) {
         return Err(format!("{} is redirected without a reason", f.name));
     }
@@ -150,10 +154,11 @@ fn addresses(built: &Built, patch: &Patch) -> Result<(), String> {
         map.entry(name.to_owned()).or_default().insert(symbol.address());
         map.entry(plain(name)).or_default().insert(symbol.address());
     }
-    for function in &patch.functions {
-        let all = known.get(&function.name).ok_or_else(|| format!("the target has no {}", function.name))?;
-        if !all.contains(&function.old.start.0) {
-            return Err(format!("{} is said to be at {}, and is at {all:x?}", function.name, function.old.start));
+    let functions = patch.functions.iter().map(|f| (&f.name, f.old.start));
+    for (name, at) in functions.chain(patch.constants.iter().map(|c| (&c.name, c.old.start))) {
+        let all = known.get(name).ok_or_else(|| format!("the target has no {name}"))?;
+        if !all.contains(&at.0) {
+            return Err(format!("{name} is said to be at {at}, and is at {all:x?}"));
         }
     }
     let stubs: Vec<_> = file.sections().filter(|s| s.name().is_ok_and(|name| name.starts_with(".plt"))).collect();

@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::calm;
-use crate::ledger::Site;
+use crate::ledger::Transition;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -20,8 +20,10 @@ const MIGRATE: u64 = 4;
 const COMMIT: u64 = 5;
 const DELETE: u64 = 6;
 const COMMIT_WHEREVER: u64 = 8;
-/// Bytes of memory of ours in the target that calls need: a `struct asgen_write` and a jump.
-pub(super) const SCRATCH_LEN: usize = 32;
+/// Bytes written by one call; a jump is shorter.
+const PIECE_LEN: usize = 8;
+/// Bytes of memory of ours in the target that calls need: a `struct asgen_write` and what it writes.
+pub(super) const SCRATCH_LEN: usize = 24 + PIECE_LEN;
 
 /// A generation of a process, besides its base.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -91,23 +93,30 @@ fn one_call(process: &Process, session: &mut Session<'_>, args: [u64; 6]) -> Res
     calm::with_carrier(process, session, |carrier| Ok(carrier.remote(SYS_ASGEN, args).map(drop)?), &mut |_, _| {})
 }
 
-/// Has a thread of the process make a generation in which the entries of `sites` hold what they come to hold; nobody is in it
-/// yet. `scratch` is memory of ours that nobody uses. The mappings with the entries are sealed for good.
+/// Has a thread of the process make a generation in which entries and constants hold what they come to hold; nobody is in it
+/// yet. `scratch` is memory of ours that nobody uses. The mappings with them are sealed for good.
 pub(super) fn create(
     process: &Process,
     session: &mut Session<'_>,
-    sites: &[Site],
+    transition: &Transition,
     scratch: Avma,
 ) -> Result<u32, Error> {
     let memory = process.memory();
     let mut ranges = BTreeMap::new();
     let mappings = process.mappings()?;
-    for site in sites {
-        let mapping = mappings.iter().find(|m| m.contains(site.entry));
-        let mapping =
-            mapping.ok_or_else(|| Error::BytesDiffer { function: site.name.clone(), at: site.entry, offset: 0 })?;
+    let entries = transition.sites.iter().map(|site| (&site.name, site.entry, &site.to.bytes[..]));
+    let constants = transition.constants.iter().map(|constant| (&constant.name, constant.at, &constant.to[..]));
+    let changes: Vec<_> = entries.chain(constants).collect();
+    for &(name, at, _) in &changes {
+        let mapping = mappings.iter().find(|m| m.contains(at));
+        let mapping = mapping.ok_or_else(|| Error::BytesDiffer { function: name.clone(), at, offset: 0 })?;
         ranges.insert(mapping.start, mapping.end);
     }
+    // as much at a time as there is room for
+    let pieces = changes.iter().flat_map(|(_, at, bytes)| {
+        let starts = (at.0..).step_by(PIECE_LEN).map(Avma);
+        starts.zip(bytes.chunks(PIECE_LEN))
+    });
     let work = |carrier: &mut tracee::Stopped<'_>| -> Result<u32, Error> {
         let mut remote = carrier.begin_remote()?;
         for (start, end) in &ranges {
@@ -116,13 +125,12 @@ pub(super) fn create(
             remote.syscall(SYS_ASGEN, [PIN, 0, scratch.0, 16, 0, 0])?;
         }
         let generation = remote.syscall(SYS_ASGEN, [CREATE, 0, 0, 0, 0, 0])?;
-        let mut write = |site: &Site| -> Result<u64, tracee::Error> {
-            let length = site.to.bytes.len() as u64;
-            let what = [site.entry.0, scratch.0 + 24, length].map(u64::to_le_bytes).concat();
-            memory.write(scratch, &[&what[..], &site.to.bytes].concat())?;
+        let mut write = |(at, bytes): (Avma, &[u8])| -> Result<u64, tracee::Error> {
+            let what = [at.0, scratch.0 + 24, bytes.len() as u64].map(u64::to_le_bytes).concat();
+            memory.write(scratch, &[&what[..], bytes].concat())?;
             remote.syscall(SYS_ASGEN, [WRITE, generation, scratch.0, 24, 0, 0])
         };
-        if let Err(error) = sites.iter().try_for_each(|site| write(site).map(drop)) {
+        if let Err(error) = pieces.clone().try_for_each(|piece| write(piece).map(drop)) {
             remote.syscall(SYS_ASGEN, [DELETE, generation, 0, 0, 0, 0])?;
             return Err(error.into());
         }

@@ -25,7 +25,7 @@ use crate::barrier::abi::Mode;
 use crate::calm::traced;
 use crate::error::Busy;
 use crate::fault::{self, FaultPoint};
-use crate::ledger::{NamedSpan, Phase, Record, Site, Transition, Version, View};
+use crate::ledger::{NamedSpan, Phase, Record, Transition, Version, View};
 use crate::operate::{Hooks, Target, call_hooks, committed, expect_old_side, limits, settle_guide};
 use crate::plan::Plan;
 use crate::report::{Report, now_ns};
@@ -120,10 +120,12 @@ fn inhabited(process: &Process) -> BTreeMap<u32, Tid> {
 /// Whether what a thread sees differs from the base at an entry: its generation is one of ours then, and not one that the
 /// program made for itself.
 fn is_of_patches(target: &Target, tid: Tid) -> bool {
-    target.view.origins().into_keys().any(|entry| {
-        let mut base = [0; JUMP_LEN];
-        let readable = target.process.memory().read_base(entry, &mut base).is_ok();
-        readable && sees(target, tid, entry).is_some_and(|seen| seen != base)
+    let entries = target.view.origins().into_keys().map(|entry| (entry, JUMP_LEN));
+    let constants = target.view.constants().map(|constant| (constant.at, constant.new.len()));
+    entries.chain(constants).any(|(at, len)| {
+        let mut base = vec![0; len];
+        let readable = target.process.memory().read_base(at, &mut base).is_ok();
+        readable && sees(target, tid, at, len).is_some_and(|seen| seen != base)
     })
 }
 
@@ -204,17 +206,20 @@ fn stuck(error: Error, transition: u32) -> Error {
 /// generation is to become the text of all.
 fn is_decided(target: &Target, tid: Tid) -> bool {
     let Some(open) = &target.view.unfinished else { return false };
-    let is_new = |site: &Site| sees(target, tid, site.entry) == Some(site.to.bytes);
-    is_all_new(&target.process, &open.transition).unwrap_or(false) && open.transition.sites.iter().all(is_new)
+    let transition = &open.transition;
+    let holds = |at: Avma, bytes: &[u8]| sees(target, tid, at, bytes.len()).is_some_and(|seen| seen == bytes);
+    is_all_new(&target.process, transition).unwrap_or(false)
+        && transition.sites.iter().all(|site| holds(site.entry, &site.to.bytes))
+        && transition.constants.iter().all(|constant| holds(constant.at, &constant.to))
 }
 
-/// An entry as a thread sees it.
-fn sees(target: &Target, tid: Tid, entry: Avma) -> Option<[u8; JUMP_LEN]> {
-    let mut now = [0; JUMP_LEN];
-    kernel::read_as(&target.process, tid, entry, &mut now).then_some(now)
+/// An entry, or a constant, as a thread sees it.
+fn sees(target: &Target, tid: Tid, at: Avma, len: usize) -> Option<Vec<u8>> {
+    let mut now = vec![0; len];
+    kernel::read_as(&target.process, tid, at, &mut now).then_some(now)
 }
 
-/// Whether a thread sees every entry as the active patches have it.
+/// Whether a thread sees every entry, and every constant, as the active patches have it.
 fn shows_what_is_in_force(target: &Target, tid: Tid) -> bool {
     let view = &target.view;
     view.origins().into_iter().all(|(entry, origin)| {
@@ -222,7 +227,10 @@ fn shows_what_is_in_force(target: &Target, tid: Tid) -> bool {
             Version::Shipped => Some(origin.original),
             Version::Patched(_, function) => jump5(entry, function.new).ok(),
         };
-        expected.is_some() && sees(target, tid, entry) == expected
+        expected.is_some_and(|bytes| sees(target, tid, entry, JUMP_LEN).is_some_and(|seen| seen == bytes))
+    }) && view.constants().all(|constant| {
+        let expected = view.contents(&view.active, constant.at);
+        sees(target, tid, constant.at, constant.new.len()).as_deref() == expected
     })
 }
 
@@ -262,8 +270,9 @@ pub(crate) fn run(
         return Err(error);
     }
     // a dispatcher that is not needed leaves its room for what the calls need
-    let nothing = || Error::Unsuitable { pid: process.pid(), what: "has no function that this would change".into() };
-    let scratch = dispatchers.first().map(|(at, _)| *at).ok_or_else(nothing)?;
+    let nothing = || Error::Unsuitable { pid: process.pid(), what: "has nothing that this would change".into() };
+    let room = transition.trampolines.first().map(|room| room.start);
+    let scratch = dispatchers.first().map(|(at, _)| *at).or(room).ok_or_else(nothing)?;
     let moved = cross(session, target, &transition, scratch, options, report);
     settle_guide(target, report);
     let threads = moved?;
@@ -289,7 +298,7 @@ fn cross(
         points.as_mut().map_or(Ok(()), Points::check_filters)?;
     }
     let deadline = Instant::now() + options.timeout;
-    let generation = in_phase(report, "create", |_| kernel::create(&process, session, &transition.sites, scratch))?;
+    let generation = in_phase(report, "create", |_| kernel::create(&process, session, transition, scratch))?;
     let mut way = Way { target, transition, generation, options, deadline };
     let over = way.over(session, points.as_mut(), report);
     let Err(error) = over else { return over };

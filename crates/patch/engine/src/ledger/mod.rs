@@ -13,8 +13,8 @@ mod record;
 mod view;
 
 pub use record::{
-    ExportRecord, FunctionRecord, GuideRecord, HookRecord, NamedSpan, OffStackRecord, Phase, PlacedPatch, Record, Side,
-    Site, Span, SymbolRecord, Transition,
+    ConstantRecord, Contents, ExportRecord, FunctionRecord, GuideRecord, HookRecord, NamedSpan, OffStackRecord, Phase,
+    PlacedPatch, Record, Side, Site, Span, SymbolRecord, Transition,
 };
 pub use view::{Origin, Unfinished, Version, View};
 
@@ -23,7 +23,7 @@ use sha2::{Digest, Sha256};
 /// First bytes of a ledger.
 pub const MAGIC: &[u8; 16] = b"STILLPOINT-LEDG\n";
 /// Version of the layout.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Bytes reserved for a ledger in a target; only what is written costs memory.
 pub const CAPACITY: u64 = 16 << 20;
 /// Bytes before the first record.
@@ -191,6 +191,7 @@ mod tests {
             before: vec![],
             after: vec![],
             sites: vec![],
+            constants: vec![],
             trampolines: vec![],
             leave: vec![],
             enter: vec![],

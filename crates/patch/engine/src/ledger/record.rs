@@ -117,6 +117,8 @@ pub struct PlacedPatch {
     pub search_table: Span,
     /// Functions redirected.
     pub functions: Vec<FunctionRecord>,
+    /// Constants changed where they lie.
+    pub constants: Vec<ConstantRecord>,
     /// Further code that must be off the stack.
     pub off_stack: Vec<OffStackRecord>,
     /// What later patches may refer to.
@@ -158,6 +160,19 @@ pub struct FunctionRecord {
     pub dispatchers: Span,
     /// The size of one such room.
     pub dispatcher_len: u32,
+}
+
+/// A constant that a patch changes where it lies.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConstantRecord {
+    /// Its name.
+    pub name: String,
+    /// Where it lies.
+    pub at: Avma,
+    /// What it holds as shipped.
+    pub original: Vec<u8>,
+    /// What the patch makes it hold; as long.
+    pub new: Vec<u8>,
 }
 
 /// The guide: what stands in for glibc's `_dl_find_object` while there is code that no loader knows of.
@@ -238,6 +253,8 @@ pub struct Transition {
     pub after: Vec<u32>,
     /// Entries that change.
     pub sites: Vec<Site>,
+    /// Constants that change where they lie.
+    pub constants: Vec<Contents>,
     /// Dispatchers and stubs made for this transition alone, outside of any patch's memory.
     pub trampolines: Vec<Span>,
     /// Code that a thread must have left before it may go over.
@@ -265,6 +282,19 @@ pub struct Site {
     pub armed: [u8; 5],
     /// Offsets inside the entry where no thread may stand when the jump is written; empty when a jump stands there.
     pub inner_boundaries: Vec<u8>,
+}
+
+/// A constant that changes where it lies.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Contents {
+    /// Its name.
+    pub name: String,
+    /// Where it lies.
+    pub at: Avma,
+    /// Before.
+    pub from: Vec<u8>,
+    /// After; as long.
+    pub to: Vec<u8>,
 }
 
 /// An entry before or after a transition.

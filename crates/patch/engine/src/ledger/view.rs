@@ -1,6 +1,6 @@
 //! What the records mean together.
 
-use super::{FunctionRecord, GuideRecord, LedgerError, Phase, PlacedPatch, Record, Span, Transition};
+use super::{ConstantRecord, FunctionRecord, GuideRecord, LedgerError, Phase, PlacedPatch, Record, Span, Transition};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use stillpoint_patch_format::Avma;
@@ -123,6 +123,18 @@ impl View {
             }
         }
         Version::Shipped
+    }
+
+    /// Every constant that a patch of any number changes where it lies; several of one place.
+    pub fn constants(&self) -> impl Iterator<Item = &ConstantRecord> {
+        self.placed.iter().flat_map(|p| &p.constants)
+    }
+
+    /// What a constant holds when the patches in `active` are in force; `None` of one that no patch ever changed.
+    pub fn contents(&self, active: &[u32], at: Avma) -> Option<&[u8]> {
+        let of = |number: &u32| self.patch(*number)?.constants.iter().find(|c| c.at == at);
+        let shipped = || self.constants().find(|c| c.at == at).map(|c| &c.original[..]);
+        active.iter().rev().find_map(of).map(|c| &c.new[..]).or_else(shipped)
     }
 
     /// Every entry that was ever redirected, with what is shipped there: the latest displaced copy serves.

@@ -92,6 +92,7 @@ fn empty(name: &str, target: &Elf<'_>, from: &Handmade<'_>) -> Patch {
         symbols: vec![],
         exports: vec![],
         functions: vec![],
+        constants: Vec::new(),
         off_stack: vec![],
         hooks: Hooks::default(),
         types: vec![],
