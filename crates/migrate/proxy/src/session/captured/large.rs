@@ -4,7 +4,6 @@ use super::{Captured, Expected, Manner, SENT_AT};
 use crate::entry::Counters;
 use crate::error::SessionError;
 use crate::session::pump::Pump;
-use stillpoint_migrate_wire::WireError;
 use stillpoint_migrate_wire::frame::{self, HEADER_LEN};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -28,10 +27,6 @@ impl Captured {
 
     /// Passes a message of the client on as it comes. Nothing is captured any more.
     pub(super) async fn large_request(&mut self, pump: &mut Pump, tag: u8, total: usize) -> Result<(), SessionError> {
-        // The server takes no other types at such a length.
-        if !matches!(tag, b'Q' | b'P' | b'B' | b'F' | b'd') {
-            return Err(SessionError::ClientProtocol(WireError::Length { tag, len: total as u32 - 1 }));
-        }
         self.manner = Manner::Extended;
         // It reads the whole of a message before it answers, if we take what it has said before.
         if !self.expected.is_empty() {
