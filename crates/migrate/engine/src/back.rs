@@ -33,7 +33,7 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
         Phase::Returned => return taken_away(options, journal, Outcome::AlreadyThere).await.map(Some),
         Phase::Switched | Phase::Returning if journal.record.way_back => {}
         Phase::Switched | Phase::Returning => {
-            let text = "this migration was told to keep no way back (--no-fallback)";
+            let text = "this migration keeps no way back: it was told so (--no-fallback), or `finish` has begun";
             return Err(Failure::untouched(Error::WrongPhase(text.into())));
         }
         _ => {
@@ -186,6 +186,8 @@ pub async fn finish(options: &Options) -> Result<(), Failure> {
 
 async fn take_away(options: &Options, journal: &mut Journal) -> Result<(), Error> {
     let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
+    // Whoever finds it half done must not try to return by what is gone.
+    journal.update(|record| record.way_back = false)?;
     outfit::drop_slot(&mut target, &journal.record.back_slot()).await?;
     outfit::uninstall(&mut target).await?;
     outfit::restore_identities(&mut target, &journal.record.identities, LOCK_LIMIT).await?;
