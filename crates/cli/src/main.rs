@@ -13,6 +13,8 @@ mod patch;
 use clap::{Parser, Subcommand};
 use output::Output;
 use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Directive;
 
 /// Keeps databases running through what otherwise stops them.
 #[derive(Parser)]
@@ -41,10 +43,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::from_env("STILLPOINT_LOG"))
-        .with_writer(std::io::stderr)
-        .init();
+    // The parser of SQL tells of every text that it is given, with the values of clients in it.
+    let silent: Option<Directive> = "sqlparser=off".parse().ok();
+    let filter = silent.into_iter().fold(EnvFilter::from_env("STILLPOINT_LOG"), EnvFilter::add_directive);
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let cli = Cli::parse();
     let output = Output::new(cli.json);
     let result = match cli.command {

@@ -1,13 +1,13 @@
-//! Row images from statements: statement and catalogue facts in, the statement with hidden columns behind RETURNING out.
+//! Row images from statements: statement and catalogue facts in, the statement with a hidden column behind RETURNING out.
 //!
 //! **The caller must** fill the [`Catalogue`] from the database as it is when the statement runs, split texts of several
-//! statements, and take the hidden column out of what the client gets: the last field of every row, or all rows when
+//! statements, and take the hidden column out of what the client gets: the first field of every row, or all rows when
 //! [`Rewritten::client_sees_rows`] is false.
 //!
-//! **Guaranteed:** the statement's own text is untouched, only appended to, so what it does, its parameters and their
-//! numbers stay the same. Every row that it writes comes back with its image and with the hashes of its tokens, computed
-//! by the server, whose equality is not that of bytes. What cannot be shown so is refused by name, never guessed; a
-//! statement that may write without being seen to is refused too.
+//! **Guaranteed:** the statement's own text is untouched, only added to behind its RETURNING or its end, so what it does, its
+//! parameters and their numbers stay the same. Every row that it writes comes back with its image and with the hashes of its
+//! tokens, computed by the server, whose equality is not that of bytes. What cannot be shown so is refused by name, never
+//! guessed; a statement that may write without being seen to is refused too.
 //!
 //! **It does not** parse what clients send while no migration runs, ask the database, or see what bypasses the statement
 //! (triggers and cascades are facts of the catalogue).
@@ -20,7 +20,8 @@
 //! ```
 //!
 //! The hidden column is one text, so that it looks the same in every format that a client may ask for, and depends only on
-//! how the session writes dates, intervals and floating-point numbers.
+//! how the session writes dates, intervals and floating-point numbers. It is the first, so that a row need not be held whole to
+//! be shown without it.
 //!
 //! | statement | becomes |
 //! |---|---|

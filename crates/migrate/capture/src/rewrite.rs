@@ -1,15 +1,16 @@
-//! From a statement to the same statement with more behind RETURNING.
+//! From a statement to the same statement with one column more behind RETURNING.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use sqlparser::ast::{
     Assignment, AssignmentTarget, CopySource, Expr, FromTable, Ident, ObjectName, ObjectType, OnConflictAction,
-    OnInsert, Query, SetExpr, Statement, TableFactor, TableObject, TableWithJoins, Visit, Visitor,
+    OnInsert, Query, SelectItem, SetExpr, Statement, TableFactor, TableObject, TableWithJoins, Visit, Visitor,
 };
 use sqlparser::dialect::PostgreSqlDialect;
+use sqlparser::keywords::Keyword;
 use sqlparser::parser::Parser;
-use sqlparser::tokenizer::{Token as SqlToken, Tokenizer};
+use sqlparser::tokenizer::{Location, Token as SqlToken, TokenWithSpan, Tokenizer};
 use stillpoint_migrate_replay::Token;
 
 use crate::catalogue::{Catalogue, Table};
@@ -274,16 +275,58 @@ fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
+/// The tokens of a text with their places, without what stands between them.
+fn tokens(text: &str) -> Vec<TokenWithSpan> {
+    let tokens = Tokenizer::new(&PostgreSqlDialect {}, text).tokenize_with_location().unwrap_or_default();
+    tokens.into_iter().filter(|token| !matches!(token.token, SqlToken::Whitespace(_) | SqlToken::EOF)).collect()
+}
+
+/// Where a place in a text is. Lines and columns count from 1, columns in characters.
+fn offset(text: &str, place: Location) -> usize {
+    let line: usize = text.split_inclusive('\n').take(place.line as usize - 1).map(str::len).sum();
+    line + text[line..].char_indices().nth(place.column as usize - 1).map_or(text.len() - line, |(at, _)| at)
+}
+
 /// The text up to the semicolon that ends the statement, if one does; comments may stand behind it.
 fn without_semicolon(text: &str) -> &str {
-    let tokens = Tokenizer::new(&PostgreSqlDialect {}, text).tokenize_with_location().unwrap_or_default();
-    let last = tokens.iter().rfind(|token| !matches!(token.token, SqlToken::Whitespace(_) | SqlToken::EOF));
-    let Some(semicolon) = last.filter(|token| token.token == SqlToken::SemiColon) else { return text };
-    // Lines and columns count from 1, columns in characters.
-    let start = semicolon.span.start;
-    let line: usize = text.split_inclusive('\n').take(start.line as usize - 1).map(str::len).sum();
-    let column = text[line..].char_indices().nth(start.column as usize - 1).map_or(0, |(at, _)| at);
-    &text[..line + column]
+    match tokens(text).last() {
+        Some(last) if last.token == SqlToken::SemiColon => &text[..offset(text, last.span.start)],
+        _ => text,
+    }
+}
+
+/// What a statement returns to its client.
+fn returned(statement: &mut Statement) -> Option<&mut Vec<SelectItem>> {
+    match statement {
+        Statement::Insert(insert) => insert.returning.as_mut(),
+        Statement::Update(update) => update.returning.as_mut(),
+        Statement::Delete(delete) => delete.returning.as_mut(),
+        _ => None,
+    }
+}
+
+/// The text with a column before those that it returns; none where it cannot be told which RETURNING that is, as the word may
+/// name things too.
+fn with_first(text: &str, column: &str) -> Option<String> {
+    let parse = |text: &str| {
+        let all = Parser::parse_sql(&PostgreSqlDialect {}, text).ok()?;
+        <[Statement; 1]>::try_from(all).ok().map(|[statement]| statement)
+    };
+    let wanted = parse(text)?;
+    let found = tokens(text).into_iter().rev().filter_map(|token| match token.token {
+        SqlToken::Word(word) if word.keyword == Keyword::RETURNING => {
+            let at = offset(text, token.span.start) + word.value.len();
+            Some(format!("{} {column},{}", &text[..at], &text[at..]))
+        }
+        _ => None,
+    });
+    let mut found = found.filter(|text| {
+        let Some(mut statement) = parse(text) else { return false };
+        let Some(items) = returned(&mut statement).filter(|items| !items.is_empty()) else { return false };
+        items.remove(0);
+        statement == wanted
+    });
+    found.next()
 }
 
 /// The table that a statement writes.
@@ -346,10 +389,16 @@ impl<'a> Target<'a> {
             columns.push(value);
         }
         let text = without_semicolon(text);
-        let word = if has_returning { "," } else { "RETURNING" };
+        // One column, and a text: it looks the same in whatever format the client asks for. The first, so that it is known
+        // where it ends before all of a row has come.
+        let hidden = format!("ROW({})::pg_catalog.text", columns.join(", "));
+        let unclear = || Refusal::Unparsable(": which RETURNING is meant".into());
+        let text = match has_returning {
+            true => with_first(text, &hidden).ok_or_else(unclear)?,
+            false => format!("{text}\nRETURNING {hidden}"),
+        };
         Ok(Seen::Writes(Rewritten {
-            // One column, and a text: it looks the same in whatever format the client asks for.
-            text: format!("{text}\n{word} ROW({})::pg_catalog.text", columns.join(", ")),
+            text,
             table: Arc::clone(self.table),
             action,
             image,

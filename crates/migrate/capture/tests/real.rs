@@ -57,8 +57,8 @@ fn refused(text: &str) -> Refusal {
 fn run(cluster: &Cluster, text: &str) -> Vec<(String, Image)> {
     let rewritten = writes(text);
     let answer = cluster.sql("shop", &rewritten.text);
-    let rows = answer.lines().map(|line| line.rsplit_once('|').unwrap_or(("", line)));
-    rows.map(|(shown, hidden)| (shown.to_owned(), rewritten.read(hidden).expect(hidden))).collect()
+    let rows = answer.lines().map(|line| line.split_once('|').unwrap_or((line, "")));
+    rows.map(|(hidden, shown)| (shown.to_owned(), rewritten.read(hidden).expect(hidden))).collect()
 }
 
 fn values(image: &Image) -> Vec<&str> {
@@ -95,7 +95,7 @@ fn every_written_row_is_shown_with_its_tokens() {
     assert_eq!(values(&upserted[0].1), ["1.0", "a", "9", "2"]);
     assert_eq!(upserted[0].1.tokens[0], row);
 
-    // The client's own columns stand first.
+    // The client's own columns stand behind it.
     let deleted = run(&cluster, "DELETE FROM item USING parent p WHERE p.id = item.\"Parent\" RETURNING p.note");
     assert_eq!((deleted[0].0.as_str(), values(&deleted[0].1)), ("p2", vec!["1.0", "a", "9", "2"]));
     assert_eq!(deleted[0].1.tokens, rows[0].1.tokens);
@@ -111,6 +111,24 @@ fn every_written_row_is_shown_with_its_tokens() {
     // What looks like the record's own punctuation comes back as it was.
     let tricky = run(&cluster, r#"INSERT INTO item (id, code, amount) VALUES (9, E'a"b\\c,d)''\t', 1) RETURNING 'x'"#);
     assert_eq!(values(&tricky[0].1)[1], "a\"b\\c,d)'\t");
+}
+
+#[test]
+fn the_hidden_column_stands_first_whatever_else_bears_the_word_s_name() {
+    for text in [
+        "DELETE FROM item RETURNING *",
+        "delete from item returning id as returning, code",
+        "INSERT INTO item SELECT id AS returning, code, 1 FROM item returning *",
+        "UPDATE item SET code = 'returning x' /* returning */ WHERE id = 1 RETURNING \"returning\"",
+        "UPDATE item SET code = '\u{fc} returning\n\u{df}'\nReturning\nid, 'returning' -- returning\n",
+    ] {
+        let rewritten = writes(&format!("{text};"));
+        assert!(rewritten.client_sees_rows);
+        let (before, hidden) = rewritten.text.split_once(" ROW(\"item\"").expect("the hidden column");
+        let (_, behind) = hidden.split_once("::pg_catalog.text,").expect("its end");
+        assert!(before.to_lowercase().ends_with("returning"), "{}", rewritten.text);
+        assert_eq!(format!("{before}{behind}"), text);
+    }
 }
 
 #[test]

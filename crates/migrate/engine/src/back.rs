@@ -33,7 +33,7 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
         Phase::Returned => return taken_away(options, journal, Outcome::AlreadyThere).await.map(Some),
         Phase::Switched | Phase::Returning if journal.record.way_back => {}
         Phase::Switched | Phase::Returning => {
-            let text = "this migration was told to keep no way back (--no-fallback)";
+            let text = "this migration keeps no way back: it was told so (--no-fallback), or `finish` has begun";
             return Err(Failure::untouched(Error::WrongPhase(text.into())));
         }
         _ => {
@@ -48,7 +48,7 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
             Ok(true) => return taken_away(options, journal, Outcome::AlreadyThere).await.map(Some),
             Ok(false) => {
                 let lifted = fence::lift_if_shut(&options.target, journal.record.fenced_target.as_ref()).await;
-                lifted.map_err(Failure::on_target)?;
+                lifted.map_err(Failure::on_target)?.into_iter().for_each(|lost| teller.warn(lost));
             }
             Err(error) => return Err(Failure { state: State::Unknown(error.to_string()), error }),
         }
@@ -118,7 +118,8 @@ async fn steps(
         teller.phase("compare", compare_between(options, following, &direction.from, &direction.to, teller)).await?;
     journal.update(|record| record.phase = Phase::Returning)?;
     // Sessions that are prepared on a fenced side would be read-only for good.
-    fence::lift_if_shut(&options.source, journal.record.fenced.as_ref()).await?;
+    let lifted = fence::lift_if_shut(&options.source, journal.record.fenced.as_ref()).await?;
+    lifted.into_iter().for_each(|lost| teller.warn(lost));
     let prepared = teller.phase("prepare", switch::prepare(options, journal, following, &direction)).await?;
     let switching = switch::switch(options, journal, prepared, &direction, teller);
     let (paused, _) = teller.phase("switch-over", switching).await?;
@@ -166,7 +167,7 @@ pub(crate) async fn stay_on_target(options: &Options, journal: &mut Journal) -> 
 pub(crate) async fn shut_source(options: &Options, record: &Record) -> Result<(), Error> {
     let grants = record.fenced.clone().unwrap_or_default();
     let mut door = fence::at_the_door(&options.source).await?;
-    fence::shut(&mut door, &options.source.database, &grants).await?;
+    fence::shut_again(&mut door, &options.source.database, &grants).await?;
     fence::clear(&mut door, &options.source.database).await
 }
 
@@ -185,6 +186,8 @@ pub async fn finish(options: &Options) -> Result<(), Failure> {
 
 async fn take_away(options: &Options, journal: &mut Journal) -> Result<(), Error> {
     let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
+    // Whoever finds it half done must not try to return by what is gone.
+    journal.update(|record| record.way_back = false)?;
     outfit::drop_slot(&mut target, &journal.record.back_slot()).await?;
     outfit::uninstall(&mut target).await?;
     outfit::restore_identities(&mut target, &journal.record.identities, LOCK_LIMIT).await?;

@@ -53,7 +53,7 @@ pub enum Error {
         doing: String,
         /// SQLSTATE.
         code: String,
-        /// The server's message, with its detail.
+        /// The server's message, with its detail, without values of rows.
         message: String,
     },
     /// A server sent what the protocol does not allow here.

@@ -97,6 +97,30 @@ pub(crate) async fn grants(beside: &mut Link, database: &str) -> Result<Vec<Gran
     Ok(grants)
 }
 
+/// Those rights that can be taken and given still, and for people whose others are: who was dropped or renamed meanwhile has
+/// none, nor has whoever had it from him.
+async fn remaining<'g>(beside: &mut Link, grants: &'g [Grant]) -> Result<(Vec<&'g Grant>, Vec<&'g str>), Error> {
+    let roles = beside.query("SELECT quote_ident(rolname) FROM pg_roles").await?;
+    let roles: Vec<String> = roles.iter().map(|row| text(row, 0)).collect();
+    let (mut kept, mut lost): (Vec<&Grant>, Vec<&str>) = Default::default();
+    for grant in grants {
+        let given = grant.by_owner || kept.iter().any(|other| other.grantable && other.to == grant.by);
+        if given && (grant.to == "PUBLIC" || roles.contains(&grant.to)) {
+            kept.push(grant);
+        } else {
+            lost.push(&grant.to);
+        }
+    }
+    Ok((kept, lost))
+}
+
+/// [`shut`] with rights that were read a while ago.
+pub(crate) async fn shut_again(beside: &mut Link, database: &str, grants: &[Grant]) -> Result<(), Error> {
+    let (kept, _) = remaining(beside, grants).await?;
+    let kept: Vec<Grant> = kept.into_iter().cloned().collect();
+    shut(beside, database, &kept).await
+}
+
 /// Shuts the door, on a connection [`at_the_door`]. One commit: it stands in the pause.
 ///
 /// No right and no setting keeps a superuser out, so connections are not allowed at all; the rest holds while the door is
@@ -113,27 +137,35 @@ pub(crate) async fn shut(beside: &mut Link, database: &str, grants: &[Grant]) ->
     beside.query(&sql).await.map(drop)
 }
 
-/// Takes back what an earlier attempt has shut, if it came to that; harmless where the door is open again already.
-pub(crate) async fn lift_if_shut(server: &Server, fenced: Option<&Vec<Grant>>) -> Result<(), Error> {
+/// Takes back what an earlier attempt has shut, if it came to that; harmless where the door is open again already. For people,
+/// who does not get his right back.
+pub(crate) async fn lift_if_shut(server: &Server, fenced: Option<&Vec<Grant>>) -> Result<Option<String>, Error> {
     match fenced {
         Some(grants) => lift(server, grants).await,
-        None => Ok(()),
+        None => Ok(None),
     }
 }
 
-/// Takes [`shut`] back, and whoever was at it when it was cut off does not finish it later.
-pub(crate) async fn lift(server: &Server, grants: &[Grant]) -> Result<(), Error> {
+/// Takes [`shut`] back, and whoever was at it when it was cut off does not finish it later. For people, who does not get his
+/// right back.
+pub(crate) async fn lift(server: &Server, grants: &[Grant]) -> Result<Option<String>, Error> {
     let name = identifier(&server.database);
     let mut beside = at_the_door(server).await?;
     let mut sql = format!(
         "ALTER DATABASE {name} ALLOW_CONNECTIONS true; ALTER DATABASE {name} RESET default_transaction_read_only"
     );
-    for Grant { to, by, by_owner, grantable } in grants {
+    let (kept, lost) = remaining(&mut beside, grants).await?;
+    for Grant { to, by, by_owner, grantable } in kept {
         let grantable = if *grantable { " WITH GRANT OPTION" } else { "" };
         let grant = format!("GRANT CONNECT ON DATABASE {name} TO {to}{grantable}");
         sql += &if *by_owner { format!("; {grant}") } else { format!("; SET ROLE {by}; {grant}; RESET ROLE") };
     }
-    beside.query(&sql).await.map(drop)
+    beside.query(&sql).await?;
+    let told = format!(
+        "{server}: CONNECT is not given back to {}: the role, or who gave it the right, was dropped or renamed",
+        lost.join(", ")
+    );
+    Ok((!lost.is_empty()).then_some(told))
 }
 
 /// Opens the door for us: rights are not given back, and new sessions stay read-only unless they say otherwise, as ours do.

@@ -36,7 +36,7 @@ pub async fn heal(options: &Options) -> Result<(), Error> {
             journal.update(|record| record.phase = Phase::Returned)
         }
         Phase::Returning => back::stay_on_target(options, &mut journal).await,
-        Phase::Returned => fence::lift_if_shut(&options.source, journal.record.fenced.as_ref()).await,
+        Phase::Returned => fence::lift_if_shut(&options.source, journal.record.fenced.as_ref()).await.map(drop),
         Phase::Switched => back::shut_source(options, &journal.record).await,
         Phase::Begun | Phase::Snapshotted | Phase::Copying | Phase::Following => Ok(()),
     }

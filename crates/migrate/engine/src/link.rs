@@ -12,6 +12,7 @@ use postgres_protocol::message::frontend;
 use rustix::net::sockopt;
 use std::io;
 use std::time::Duration;
+use stillpoint_migrate_wire::backend::{Report, report, without_values};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 
@@ -136,21 +137,8 @@ impl Receiver {
 
     /// The error that an ErrorResponse tells.
     pub(crate) fn sql_error(&self, body: &Bytes, doing: &str) -> Error {
-        let mut code = String::new();
-        let mut message = String::new();
-        let mut detail = String::new();
-        for field in body.split(|byte| *byte == 0).filter(|field| !field.is_empty()) {
-            let text = String::from_utf8_lossy(&field[1..]).into_owned();
-            match field[0] {
-                b'C' => code = text,
-                b'M' => message = text,
-                b'D' => detail = text,
-                _ => {}
-            }
-        }
-        if !detail.is_empty() {
-            message = format!("{message}: {detail}");
-        }
+        let Report { code, message, detail, .. } = report(body).unwrap_or_default();
+        let message = without_values(&code, &message, &detail);
         let mut doing: String = doing.chars().take(200).collect();
         if doing.is_empty() {
             doing = "connecting".into();

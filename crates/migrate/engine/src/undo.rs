@@ -45,14 +45,16 @@ pub struct Status {
 impl Status {
     /// What can be done now, for people; nothing when there is no migration.
     pub fn advice(&self) -> Option<&'static str> {
-        Some(match self.record.as_ref()?.phase {
+        let record = self.record.as_ref()?;
+        Some(match record.phase {
             Phase::Begun | Phase::Snapshotted | Phase::Copying => {
                 "unless a command is at it: `run` takes it away and begins anew, `abort` takes it away"
             }
             Phase::Following | Phase::Switching => {
                 "unless a command is at it: `run` goes on with it, `abort` takes it away"
             }
-            Phase::Switched => "`fallback` brings clients back, `finish` ends the migration",
+            Phase::Switched if record.way_back => "`fallback` brings clients back, `finish` ends the migration",
+            Phase::Switched => "`finish` ends the migration; there is no way back",
             Phase::Returning => "unless a command is at it: `fallback` goes on with it",
             Phase::Returned => {
                 "unless a command is at it: `fallback` or `abort` removes what is left, `run` does and begins anew"

@@ -293,3 +293,42 @@ async fn rights_that_were_passed_on_are_given_back_as_they_were() {
     fallback(&options(&bench), observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     assert_eq!(rights(), before);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_role_that_is_dropped_behind_the_switch_keeps_nobody_else_out() {
+    if !available() {
+        return;
+    }
+    let bench = bench();
+    for cluster in [&bench.source, &bench.target] {
+        cluster
+            .sql("postgres", "CREATE ROLE clerk LOGIN; CREATE ROLE \"a guest\"; CREATE ROLE friend; CREATE ROLE other");
+    }
+    bench.source.sql(
+        "postgres",
+        "REVOKE CONNECT ON DATABASE shop FROM PUBLIC; GRANT CONNECT ON DATABASE shop TO \"a guest\" WITH GRANT OPTION; \
+         GRANT CONNECT ON DATABASE shop TO other; GRANT CONNECT ON DATABASE shop TO clerk; SET ROLE \"a guest\"; \
+         GRANT CONNECT ON DATABASE shop TO friend",
+    );
+    attempt(&options(&bench)).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    bench.source.sql("postgres", "DROP ROLE \"a guest\"; ALTER ROLE other RENAME TO another");
+    // The source is opened, and shut again.
+    let failing = Options { faults: vec![FaultPoint::Prepared], ..options(&bench) };
+    let failure = fallback(&failing, observer().0).await.unwrap_err();
+    assert!(matches!(failure.error, Error::Fault(FaultPoint::Prepared)), "{failure:?}");
+    assert_eq!(failure.state, State::OnTarget);
+    assert!(bench.source.try_sql("shop", "SELECT 1").is_err(), "the source is shut");
+    let (observer, events) = observer();
+    fallback(&options(&bench), observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    let told = events.lock().unwrap();
+    let warned = told.iter().find_map(|event| match &event.kind {
+        EventKind::Warning { text } if text.contains("CONNECT is not given back") => Some(text.clone()),
+        _ => None,
+    });
+    let warned = warned.unwrap_or_else(|| panic!("{told:?}"));
+    assert!(warned.contains("to \"a guest\", other, friend:"), "{warned}");
+    let rights = "SELECT string_agg(grantee::regrole::text, ' ' ORDER BY grantee::regrole::text) FROM pg_database, \
+                  aclexplode(datacl) WHERE datname = 'shop' AND privilege_type = 'CONNECT'";
+    assert_eq!(bench.source.sql("postgres", rights), "clerk postgres");
+    bench.assert_clean("shop");
+}

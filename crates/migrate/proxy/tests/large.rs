@@ -72,6 +72,37 @@ fn say(stream: &mut TcpStream, sql: &str, status: u8) -> usize {
     ready(stream, status)
 }
 
+/// Inserts a large row and asks for it, with something before it and behind it; what comes is what was asked for.
+fn insert_and_see(stream: &mut TcpStream, id: usize) {
+    let sql = format!("INSERT INTO big SELECT {id}, repeat('v', {LARGE}) RETURNING 'before', v, id, NULL");
+    stream.write_all(&frame(b'Q', &[sql.as_bytes(), b"\0"].concat())).expect("write");
+    let next = |stream: &mut TcpStream| {
+        let mut header = [0; 5];
+        stream.read_exact(&mut header).expect("a message");
+        (header[0], u32::from_be_bytes(header[1..].try_into().expect("a length")) as usize - 4)
+    };
+    let bytes = |stream: &mut TcpStream, len: usize| {
+        let mut body = vec![0; len];
+        stream.read_exact(&mut body).expect("a body");
+        body
+    };
+    let (tag, len) = next(stream);
+    let described = bytes(stream, len);
+    assert_eq!((tag, &described[..2]), (b'T', &[0, 4][..]), "{described:?}");
+    let (tag, len) = next(stream);
+    let number = id.to_string();
+    assert_eq!((tag, len), (b'D', 2 + 4 + 6 + 4 + LARGE + 4 + number.len() + 4));
+    assert_eq!(bytes(stream, 12), b"\0\x04\0\0\0\x06before");
+    assert_eq!(bytes(stream, 4), u32::try_from(LARGE).expect("a length").to_be_bytes());
+    for _ in 0..LARGE / PIECE {
+        assert!(bytes(stream, PIECE).iter().all(|byte| *byte == b'v'));
+    }
+    let length = u32::try_from(number.len()).expect("a length").to_be_bytes();
+    let rest = [&length[..], number.as_bytes(), &[255; 4]].concat();
+    assert_eq!(bytes(stream, rest.len()), rest);
+    ready(stream, b'T');
+}
+
 /// The most that this process held since it was last asked, in MiB.
 fn peak_mib() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("read the status");
@@ -115,6 +146,11 @@ fn messages_without_room_end_the_capture_alone() {
     // What the server tells of a row is as large.
     armed(&proxy);
     assert!(ask(&mut streams[0], "INSERT INTO big SELECT 9, repeat('v', 50331648)").contains("INSERT 0 1"));
+    // And so is a row that the client asks for, beside what only the proxy is told.
+    armed(&proxy);
+    say(&mut streams[2], "BEGIN", b'T');
+    insert_and_see(&mut streams[2], 40);
+    say(&mut streams[2], "COMMIT", b'I');
     let grown = peak_mib().saturating_sub(before);
     assert!(grown < 40, "{grown} MiB");
     let value = "v".repeat(LARGE);
@@ -137,7 +173,7 @@ fn messages_without_room_end_the_capture_alone() {
     ready(stream, b'I');
     assert!(ask(stream, "DELETE FROM big WHERE id = 9").contains("DELETE 1"));
     let whole = format!("SELECT count(*) FROM big WHERE length(v) = {LARGE} AND md5(v) = md5(repeat('v', {LARGE}))");
-    assert_eq!(cluster.sql("postgres", &whole), "6", "everything went through");
+    assert_eq!(cluster.sql("postgres", &whole), "7", "everything went through");
     assert!(ask(&mut streams[0], "SELECT 'still here'").contains("still here"));
     let seen = armed_for.finish();
     let named = seen.over.iter().filter(|why| why.contains("a message of 48 MiB is more than there is memory for"));

@@ -216,3 +216,73 @@ fn abort_ends_a_command_that_is_at_work() {
     stage.assert_clean();
     succeeds(&mut stage);
 }
+
+/// Gives a server's disk so much room beyond what it holds now, in MiB.
+#[track_caller]
+fn leave_room(cluster: &Cluster, mib: u32) {
+    let mut du = Command::new("du");
+    let output = du.args(["-sm"]).arg(cluster.socket_dir()).output().expect("run du");
+    let used: u32 = String::from_utf8_lossy(&output.stdout).split_whitespace().next().unwrap().parse().unwrap();
+    cluster.disk().expect("it has one").resize(used + mib).unwrap();
+}
+
+/// Rows for which a server has no room, from a client at the proxy.
+#[track_caller]
+fn flood(stage: &Stage) {
+    let rows = "INSERT INTO ballast SELECT -i, (SELECT string_agg(md5(random()::text), '') FROM generate_series(1, 300) \
+                WHERE i > 0) FROM generate_series(1, 6000) i;";
+    let mut client = psql(stage, rows);
+    drop(client.stdin.take());
+    assert!(client.wait().unwrap().success(), "clients go on");
+}
+
+/// What is repeated finds no room: on the target behind the copy, and on the source on the way back.
+#[test]
+fn a_disk_gets_full_behind_the_copy() {
+    if !available() {
+        return;
+    }
+    let settings = ["wal_level=logical", "max_wal_size=64MB", "min_wal_size=32MB"];
+    let (source, target) = match [(), ()].map(|()| Cluster::on_small_disk(2000, &settings)) {
+        [Ok(source), Ok(target)] => (source, target),
+        [Err(why), _] | [_, Err(why)] => return skipped(&why),
+    };
+    let mut stage = Stage::of(source, target);
+    Trial::prepare(&stage);
+    for back in [false, true] {
+        let (words, serving): (&[&str], _) = if back { (&["fallback"], "target") } else { (&QUICK, "source") };
+        let tool = if back {
+            flood(&stage);
+            leave_room(&stage.source, 4);
+            stage.tool(words)
+        } else {
+            let mut tool = stage.tool(words);
+            assert!(tool.await_event(begins("copy")), "{:?}", tool.seen);
+            stage.to_target.slow_down(1_000_000);
+            flood(&stage);
+            stage.to_target.slow_down(0);
+            assert!(tool.await_event(begins("catch-up")), "{:?}", tool.seen);
+            leave_room(&stage.target, 4);
+            tool
+        };
+        let ended = tool.end();
+        println!("{}", ended.complaints);
+        assert_eq!(ended.code, Some(4), "{ended:?}");
+        assert_eq!(stage.standing().1.as_deref(), Some(serving));
+        let full = if back { &mut stage.source } else { &mut stage.target };
+        full.disk().expect("it has one").resize(2000).unwrap();
+        // A server that cannot write its log ends.
+        full.crash();
+        full.start_again(None);
+        let moment = Moment { phase: None, after: Duration::ZERO };
+        Trial { back, fault: Fault::None, moment, isolation: Isolation::RepeatableRead, seed: 11 }.run(&mut stage);
+        let rows = "SELECT count(*), sum(length(v)) FROM ballast WHERE id < 0 AND id >= -6000";
+        let there = if back { &stage.source } else { &stage.target };
+        assert_eq!(there.sql("shop", rows), "6000|57600000");
+        if !back {
+            let mut clean = psql(&stage, "DELETE FROM ballast WHERE id < 0;");
+            drop(clean.stdin.take());
+            assert!(clean.wait().unwrap().success());
+        }
+    }
+}

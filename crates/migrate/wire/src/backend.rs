@@ -117,6 +117,23 @@ pub fn report(body: &[u8]) -> Result<Report, WireError> {
     }
 }
 
+/// A server's message with its detail as others than the client may read it: without what may be a value of the client's.
+pub fn without_values(code: &str, message: &str, detail: &str) -> String {
+    // Names of columns and constraints stand in quotes too; those of class 23 are in the message alone.
+    let quoted = |text: &str| {
+        let parts = text.split('"').enumerate().map(|(at, part)| if at % 2 == 0 { part } else { "\"...\"" });
+        parts.collect::<String>()
+    };
+    match code.get(..2) {
+        Some("22") => quoted(message),
+        Some("23") => message.to_owned(),
+        Some("P0") => "an exception that a function raised".to_owned(),
+        _ if code == "42601" => quoted(message),
+        _ if detail.is_empty() => message.to_owned(),
+        _ => format!("{message}: {detail}"),
+    }
+}
+
 /// Appends an error that ends the connection.
 pub fn put_fatal(into: &mut Vec<u8>, code: &str, message: &str, hint: Option<&str>) {
     put(into, b'E', |body| {
@@ -185,6 +202,31 @@ pub fn put_key_data(into: &mut Vec<u8>, key: &CancelKey) {
 mod tests {
     use super::*;
     use crate::frame::HEADER_LEN;
+
+    #[test]
+    fn a_message_is_told_without_values() {
+        for (code, message, detail, told) in [
+            (
+                "22P02",
+                "invalid input syntax for type integer: \"secret\"",
+                "",
+                "invalid input syntax for type integer: \"...\"",
+            ),
+            ("22003", "value \"99\" is out of range", "more", "value \"...\" is out of range"),
+            ("23505", "violates \"t_pkey\"", "Key (a)=(secret) already exists.", "violates \"t_pkey\""),
+            ("P0001", "secret", "secret", "an exception that a function raised"),
+            ("42601", "syntax error at or near \"secret", "", "syntax error at or near \"...\""),
+            (
+                "55006",
+                "database \"d\" is in use",
+                "There is 1 session.",
+                "database \"d\" is in use: There is 1 session.",
+            ),
+            ("", "m", "", "m"),
+        ] {
+            assert_eq!(without_values(code, message, detail), told);
+        }
+    }
 
     #[test]
     fn authentication_requests_are_told_apart() {

@@ -1,7 +1,7 @@
 //! Messages of clients: what a proxy reads of them, and what it sends itself.
 
 use crate::WireError;
-use crate::frame::{put, put_cstr};
+use crate::frame::{Message, put, put_cstr};
 use crate::read::Reader;
 use std::fmt;
 
@@ -20,9 +20,19 @@ impl fmt::Debug for CancelKey {
     }
 }
 
-/// Whether clients send messages of this type once their session runs.
-pub fn is_known(tag: u8) -> bool {
-    matches!(tag, b'B' | b'C' | b'D' | b'E' | b'F' | b'H' | b'P' | b'Q' | b'S' | b'X' | b'c' | b'd' | b'f')
+/// As in the server: of types that hold no text and no values no message is longer, its length included.
+const SMALL_MAX: usize = 10_000;
+
+/// Whether clients send messages of this type and length once their session runs; of a message whose beginning is there.
+#[inline]
+pub fn check(message: &Message<'_>) -> Result<(), WireError> {
+    let Message { tag, len, .. } = *message;
+    match tag {
+        b'B' | b'F' | b'P' | b'Q' | b'd' => Ok(()),
+        b'C' | b'D' | b'E' | b'H' | b'S' | b'X' | b'c' | b'f' if len + 4 <= SMALL_MAX => Ok(()),
+        b'C' | b'D' | b'E' | b'H' | b'S' | b'X' | b'c' | b'f' => Err(WireError::Length { tag, len: len as u32 + 4 }),
+        _ => Err(WireError::Tag(tag)),
+    }
 }
 
 /// The name and text of a Parse, as far as they are there: `None` when the name is not.

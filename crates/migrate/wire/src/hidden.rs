@@ -1,62 +1,70 @@
-//! A last column that only the proxy sees: taken out of what a server sends, and put into what a client asks for; and
+//! A first column that only the proxy sees: taken out of what a server sends, and put into what a client asks for; and
 //! errors in a statement that the client sent behind others.
 
 use crate::WireError;
 use crate::frame::{put, put_cstr};
 use crate::read::Reader;
 
-/// Appends a RowDescription without its last field.
-pub fn put_description_without_last(into: &mut Vec<u8>, body: &[u8]) -> Result<(), WireError> {
+/// Appends a RowDescription without its first field.
+pub fn put_description_without_first(into: &mut Vec<u8>, body: &[u8]) -> Result<(), WireError> {
     let mut reader = Reader::new(body, "row description");
-    let count = reader.u16()?;
-    let kept = count.checked_sub(1).ok_or_else(|| reader.malformed())?;
+    let kept = reader.u16()?.checked_sub(1).ok_or_else(|| reader.malformed())?;
+    // Its name; table, column, type, length, modifier and format.
+    reader.cstr()?;
+    reader.bytes(18)?;
     let fields = reader.rest();
-    let mut rest = Reader::new(fields, "row description");
-    let mut len = 0;
-    for _ in 0..kept {
-        // Its name; table, column, type, length, modifier and format.
-        len += rest.cstr()?.len() + 1;
-        rest.bytes(18)?;
-        len += 18;
-    }
-    rest.cstr()?;
-    rest.bytes(18)?;
-    rest.end()?;
     put(into, b'T', |message| {
         message.extend(kept.to_be_bytes());
-        message.extend(&fields[..len]);
+        message.extend(fields);
     });
     Ok(())
 }
 
-/// The last value of a DataRow.
-pub fn last_value(body: &[u8]) -> Result<Option<&[u8]>, WireError> {
+/// The first value of a DataRow, and the others as they stand there.
+pub fn first_value(body: &[u8]) -> Result<(Option<&[u8]>, &[u8]), WireError> {
     let mut reader = Reader::new(body, "data row");
-    let mut last = Err(reader.malformed());
-    for _ in 0..reader.u16()? {
-        last = Ok(match reader.i32()? {
-            -1 => None,
-            len => Some(reader.bytes(usize::try_from(len).map_err(|_| reader.malformed())?)?),
-        });
-    }
-    reader.end()?;
-    last
+    reader.u16()?.checked_sub(1).ok_or_else(|| reader.malformed())?;
+    let first = match reader.i32()? {
+        -1 => None,
+        len => Some(reader.bytes(usize::try_from(len).map_err(|_| reader.malformed())?)?),
+    };
+    Ok((first, reader.rest()))
 }
 
-/// Appends a DataRow without its last value, which is `last`.
-pub fn put_row_without_last(into: &mut Vec<u8>, body: &[u8], last: Option<&[u8]>) -> Result<(), WireError> {
+/// Appends the beginning of a DataRow of so many bytes without its first value, up to the second: what follows is to come
+/// behind it. How many bytes of the row come before that; nothing when too few are here to tell.
+pub fn put_beginning_without_first(
+    into: &mut Vec<u8>,
+    beginning: &[u8],
+    len: usize,
+) -> Result<Option<usize>, WireError> {
+    let [a, b, c, d, e, f, ..] = *beginning else { return Ok(None) };
+    let malformed = || WireError::Malformed("data row");
+    let kept = u16::from_be_bytes([a, b]).checked_sub(1).ok_or_else(malformed)?;
+    let first = match i32::from_be_bytes([c, d, e, f]) {
+        -1 => 0,
+        first => usize::try_from(first).map_err(|_| malformed())?,
+    };
+    let before = 6 + first;
+    let left = len.checked_sub(before).and_then(|left| u32::try_from(left).ok()).ok_or_else(malformed)?;
+    into.push(b'D');
+    into.extend((left + 6).to_be_bytes());
+    into.extend(kept.to_be_bytes());
+    Ok(Some(before))
+}
+
+/// Appends a DataRow without its first value, of which `others` are the others.
+pub fn put_row_without_first(into: &mut Vec<u8>, body: &[u8], others: &[u8]) -> Result<(), WireError> {
     let mut reader = Reader::new(body, "data row");
     let kept = reader.u16()?.checked_sub(1).ok_or_else(|| reader.malformed())?;
-    let values = reader.rest();
-    let len = values.len().checked_sub(4 + last.map_or(0, <[u8]>::len)).ok_or_else(|| reader.malformed())?;
     put(into, b'D', |message| {
         message.extend(kept.to_be_bytes());
-        message.extend(&values[..len]);
+        message.extend(others);
     });
     Ok(())
 }
 
-/// Appends a Bind for another statement, whose last column the client does not know of; the column is a text, which looks
+/// Appends a Bind for another statement, whose first column the client does not know of; the column is a text, which looks
 /// the same in both formats.
 pub fn put_bind_elsewhere(into: &mut Vec<u8>, body: &[u8], statement: &[u8]) -> Result<(), WireError> {
     let mut reader = Reader::new(body, "bind");
@@ -88,8 +96,8 @@ pub fn put_bind_elsewhere(into: &mut Vec<u8>, body: &[u8], statement: &[u8]) -> 
         // None and one stand for all columns.
         let more = u16::from(count > 1);
         message.extend((count + more).to_be_bytes());
-        message.extend(codes);
         message.extend([0, 0].iter().take(usize::from(more) * 2));
+        message.extend(codes);
     });
     Ok(())
 }
@@ -128,20 +136,42 @@ mod tests {
     }
 
     #[test]
-    fn the_last_column_is_taken_out() {
+    fn the_first_column_is_taken_out() {
         let field = |name: &[u8]| [name, &[0], &[7; 18]].concat();
-        let two = [&[0, 2][..], &field(b"a"), &field(b"hidden")].concat();
-        assert_eq!(body(|to| put_description_without_last(to, &two)), [&[0, 1][..], &field(b"a")].concat());
-        let row = b"\0\x02\0\0\0\x01x\0\0\0\x02yz";
-        let last = last_value(row).unwrap();
-        assert_eq!(last, Some(&b"yz"[..]));
-        assert_eq!(body(|to| put_row_without_last(to, row, last)), b"\0\x01\0\0\0\x01x");
+        let two = [&[0, 2][..], &field(b"hidden"), &field(b"a")].concat();
+        assert_eq!(body(|to| put_description_without_first(to, &two)), [&[0, 1][..], &field(b"a")].concat());
+        let row = b"\0\x02\0\0\0\x02yz\0\0\0\x01x";
+        let (first, others) = first_value(row).unwrap();
+        assert_eq!(first, Some(&b"yz"[..]));
+        assert_eq!(body(|to| put_row_without_first(to, row, others)), b"\0\x01\0\0\0\x01x");
         let null = b"\0\x01\xff\xff\xff\xff";
-        assert_eq!(last_value(null), Ok(None));
-        assert_eq!(body(|to| put_row_without_last(to, null, None)), b"\0\0");
-        for wrong in [&b"\0\0"[..], b"\0\x01", b"\0\x01\0\0\0\x09a", b""] {
-            assert!(last_value(wrong).is_err(), "{wrong:?}");
-            assert!(put_description_without_last(&mut Vec::new(), wrong).is_err(), "{wrong:?}");
+        assert_eq!(first_value(null), Ok((None, &b""[..])));
+        assert_eq!(body(|to| put_row_without_first(to, null, b"")), b"\0\0");
+        for wrong in [&b"\0\0"[..], b"\0\x01", b"\0\x01\0\0\0\x09a", b"\0\x01\xff\xff\xff\xfe", b""] {
+            assert!(first_value(wrong).is_err(), "{wrong:?}");
+            assert!(put_description_without_first(&mut Vec::new(), wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_row_begins_without_its_first_column() {
+        let row = b"\0\x02\0\0\0\x02yz\0\0\0\x01x";
+        for (row, expected) in [(&row[..], &b"\0\x01\0\0\0\x01x"[..]), (b"\0\x01\xff\xff\xff\xff", b"\0\0")] {
+            for here in 0..=row.len() {
+                let mut bytes = Vec::new();
+                let before = put_beginning_without_first(&mut bytes, &row[..here], row.len()).unwrap();
+                assert_eq!(before.is_some(), here >= 6);
+                let Some(before) = before else { continue };
+                bytes.extend(&row[before..]);
+                let whole = body(|to| {
+                    to.extend(&bytes);
+                    Ok(())
+                });
+                assert_eq!(whole, expected);
+            }
+        }
+        for wrong in [&b"\0\0\0\0\0\0"[..], b"\0\x01\0\0\0\x09", b"\0\x01\xff\xff\xff\xfe"] {
+            assert!(put_beginning_without_first(&mut Vec::new(), wrong, 10).is_err(), "{wrong:?}");
         }
     }
 
@@ -160,7 +190,7 @@ mod tests {
             |formats: &[u8]| [&b"p\0twin\0\0\x01\0\x01\0\x02\0\0\0\x01v\xff\xff\xff\xff"[..], formats].concat();
         assert_eq!(moved(b"\0\0"), expected(b"\0\0"));
         assert_eq!(moved(b"\0\x01\0\x01"), expected(b"\0\x01\0\x01"));
-        assert_eq!(moved(b"\0\x02\0\x01\0\x01"), expected(b"\0\x03\0\x01\0\x01\0\0"));
+        assert_eq!(moved(b"\0\x02\0\x01\0\x01"), expected(b"\0\x03\0\0\0\x01\0\x01"));
         assert!(put_bind_elsewhere(&mut Vec::new(), &bind(b"\0\x02\0"), b"twin").is_err());
         assert!(put_bind_elsewhere(&mut Vec::new(), b"p\0s\0\0", b"twin").is_err());
     }

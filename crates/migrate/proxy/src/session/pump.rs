@@ -347,9 +347,7 @@ impl<E: End> Pump<E> {
                 }
                 Step::Message(message) => message,
             };
-            if !frontend::is_known(message.tag) {
-                return Err(WireError::Tag(message.tag));
-            }
+            frontend::check(&message)?;
             // Statements are judged whole where they fit; the longer ones count as changing everything.
             if matches!(message.tag, b'Q' | b'P') && !message.is_whole() && message.total() <= crate::buffer::LEN {
                 return Ok(());

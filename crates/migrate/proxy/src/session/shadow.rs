@@ -206,6 +206,7 @@ async fn carry(ready: &mut Ready, access: &Access, carried: &Carried, used: bool
     let batch = carried.replay(&access.user, used);
     let answers = ask(ready, &batch.bytes, batch.syncs).await?;
     if let Some((code, message)) = answers.error {
+        let message = backend::without_values(&code, &message, "");
         return Err(format!("the target does not take over its state: {code}: {message}"));
     }
     take_locks(ready, carried).await

@@ -2,6 +2,8 @@
 //! see meanwhile.
 
 use super::{Proxy, runtime};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use stillpoint_migrate_proxy::control::{Client, ControlError, Reply, Request};
 use tokio::sync::watch;
 
@@ -19,6 +21,7 @@ pub(crate) struct Seen {
 /// A tenant that is captured for as long as this lives.
 pub(crate) struct Armed {
     stop: watch::Sender<bool>,
+    rows: Arc<AtomicUsize>,
     thread: std::thread::JoinHandle<Seen>,
 }
 
@@ -28,6 +31,8 @@ impl Armed {
         let (stop, mut stopped) = watch::channel(false);
         let (begun, first) = std::sync::mpsc::channel();
         let (control, tenant) = (proxy.control.clone(), tenant.to_owned());
+        let rows = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&rows);
         let thread = std::thread::spawn(move || {
             runtime().block_on(async move {
                 let mut seen = Seen::default();
@@ -52,6 +57,7 @@ impl Armed {
                             Reply::Syncset(set) => {
                                 seen.transactions += usize::from(!set.rows.is_empty());
                                 seen.rows += set.rows.len();
+                                counted.store(seen.rows, Ordering::Relaxed);
                             }
                             Reply::CaptureOver { why } => {
                                 seen.over.push(why);
@@ -65,7 +71,12 @@ impl Armed {
             })
         });
         first.recv().expect("a capture begins");
-        Armed { stop, thread }
+        Armed { stop, rows, thread }
+    }
+
+    /// Rows so far.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows.load(Ordering::Relaxed)
     }
 
     /// Ends it.

@@ -178,6 +178,12 @@ pub(crate) fn startup(parameters: &[(&str, &str)], version: u32) -> Vec<u8> {
 /// A session that waits for its first statement.
 pub(crate) fn session(proxy: &Proxy) -> TcpStream {
     let mut stream = raw(proxy);
+    log_in(&mut stream);
+    stream
+}
+
+/// Begins a session on a connection.
+pub(crate) fn log_in(stream: &mut (impl Read + Write)) {
     stream.write_all(&startup(&[("user", "postgres"), ("database", "postgres")], 196_608)).expect("write");
     let mut seen = Vec::new();
     while !seen.ends_with(b"Z\0\0\0\x05I") {
@@ -185,11 +191,10 @@ pub(crate) fn session(proxy: &Proxy) -> TcpStream {
         stream.read_exact(&mut byte).expect("a greeting");
         seen.push(byte[0]);
     }
-    stream
 }
 
 /// All that the server says to one Query.
-pub(crate) fn ask(stream: &mut TcpStream, sql: &str) -> String {
+pub(crate) fn ask(stream: &mut (impl Read + Write), sql: &str) -> String {
     let mut message = b"Q".to_vec();
     message.extend((sql.len() as u32 + 5).to_be_bytes());
     message.extend(sql.bytes().chain([0]));

@@ -3,6 +3,7 @@
 use crate::capture::{Capture, Held};
 use stillpoint_migrate_wire::WireError;
 use stillpoint_migrate_wire::frame::{HEADER_LEN, Scanner, Step};
+use stillpoint_migrate_wire::frontend;
 
 /// As the server: no message is longer.
 const MESSAGE_MAX: u32 = (1 << 30) - 1;
@@ -38,6 +39,14 @@ impl Message {
 }
 
 impl Inbox {
+    /// The next message of a client, when all of it is here; one that nobody sends is not waited for.
+    pub(super) fn request(&mut self) -> Result<Option<Message>, WireError> {
+        if let Step::Message(message) = Scanner::new(MESSAGE_MAX).peek(&self.bytes[self.start..])? {
+            frontend::check(&message)?;
+        }
+        self.take()
+    }
+
     /// The next message, when all of it is here.
     pub(super) fn take(&mut self) -> Result<Option<Message>, WireError> {
         match Scanner::new(MESSAGE_MAX).peek(&self.bytes[self.start..])? {

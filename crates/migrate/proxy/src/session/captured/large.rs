@@ -4,8 +4,8 @@ use super::{Captured, Expected, Manner, SENT_AT};
 use crate::entry::Counters;
 use crate::error::SessionError;
 use crate::session::pump::Pump;
-use stillpoint_migrate_wire::WireError;
 use stillpoint_migrate_wire::frame::{self, HEADER_LEN};
+use stillpoint_migrate_wire::hidden::put_beginning_without_first;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 impl Captured {
@@ -28,10 +28,6 @@ impl Captured {
 
     /// Passes a message of the client on as it comes. Nothing is captured any more.
     pub(super) async fn large_request(&mut self, pump: &mut Pump, tag: u8, total: usize) -> Result<(), SessionError> {
-        // The server takes no other types at such a length.
-        if !matches!(tag, b'Q' | b'P' | b'B' | b'F' | b'd') {
-            return Err(SessionError::ClientProtocol(WireError::Length { tag, len: total as u32 - 1 }));
-        }
         self.manner = Manner::Extended;
         // It reads the whole of a message before it answers, if we take what it has said before.
         if !self.expected.is_empty() {
@@ -98,21 +94,27 @@ impl Captured {
             Some(Expected::Execute(Some(rewritten))) if tag == b'D' => Some(rewritten.client_sees_rows),
             _ => None,
         };
-        if seen.is_none() {
-            return self.pass_down(pump, total, true).await.map(|()| true);
-        }
+        let Some(seen) = seen else { return self.pass_down(pump, total, true).await.map(|()| true) };
         if self.from_server.may_hold(&self.capture) {
             return Ok(false);
         }
+        let mut hidden = total;
+        if seen {
+            let (to, beginning) = (&mut self.to_client, self.from_server.beginning());
+            let before = put_beginning_without_first(to, beginning, total - HEADER_LEN);
+            let Some(before) = before.map_err(SessionError::ServerProtocol)? else { return Ok(false) };
+            hidden = HEADER_LEN + before;
+        }
         self.too_large(pump, total);
         self.transaction.forget();
-        // Where the hidden column begins is known at the row's end alone.
-        if seen == Some(true) {
-            return Ok(false);
+        self.pass_down(pump, hidden, false).await?;
+        if hidden < total {
+            self.pass_down(pump, total - hidden, true).await?;
         }
-        self.pass_down(pump, total, false).await.map(|()| true)
+        Ok(true)
     }
 
+    /// So many bytes of the server go to the client, or nowhere.
     async fn pass_down(&mut self, pump: &mut Pump, mut left: usize, on: bool) -> Result<(), SessionError> {
         self.flush_client(pump).await?;
         loop {

@@ -16,9 +16,6 @@ use stillpoint_migrate_wire::hidden::put_bind_elsewhere;
 impl Captured {
     /// One message of the client.
     pub(super) async fn request(&mut self, pump: &mut Pump, mut message: Message) -> Result<(), SessionError> {
-        if !frontend::is_known(message.tag) {
-            return Err(SessionError::ClientProtocol(WireError::Tag(message.tag)));
-        }
         if pump.conversation.at_boundary() && message.tag != b'H' {
             pump.entry.begin(crate::entry::now_us());
         }
@@ -31,7 +28,10 @@ impl Captured {
         }
         match message.tag {
             b'Q' => {
-                let text = body.strip_suffix(&[0]).unwrap_or(body).to_vec();
+                // What the server does not take must not be taken for a statement that is not captured.
+                let text = body.strip_suffix(&[0]).filter(|text| !text.contains(&0));
+                let malformed = SessionError::ClientProtocol(WireError::Malformed("query"));
+                let text = text.ok_or(malformed)?.to_vec();
                 self.query(pump, &text, message).await
             }
             b'P' => {

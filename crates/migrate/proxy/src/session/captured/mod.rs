@@ -275,7 +275,7 @@ impl Captured {
                 return Ok(Event::Boundary);
             }
             let held = boundary && pump.admission != Admission::Open && self.from_client.next_tag() != Some(b'X');
-            if !held && let Some(message) = self.from_client.take().map_err(SessionError::ClientProtocol)? {
+            if !held && let Some(message) = self.from_client.request().map_err(SessionError::ClientProtocol)? {
                 if message.tag == b'X' {
                     self.flush_client(pump).await?;
                     return Ok(Event::ClientLeft);
@@ -388,7 +388,7 @@ impl Captured {
     /// The client copies in until it or the server ends that.
     async fn copy_in(&mut self, pump: &mut Pump) -> Result<(), SessionError> {
         while self.copying {
-            while let Some(message) = self.from_client.take().map_err(SessionError::ClientProtocol)? {
+            while let Some(message) = self.from_client.request().map_err(SessionError::ClientProtocol)? {
                 pump.conversation.frontend(message.tag);
                 // The server ignores a Sync that comes meanwhile; so that it need not, it gets none.
                 if !matches!(message.tag, b'S' | b'H') {

@@ -8,7 +8,7 @@ use crate::session::pump::Pump;
 use std::sync::Arc;
 use stillpoint_migrate_capture::Rewritten;
 use stillpoint_migrate_wire::hidden::{
-    last_value, put_description_without_last, put_error_moved, put_row_without_last,
+    first_value, put_description_without_first, put_error_moved, put_row_without_first,
 };
 use stillpoint_migrate_wire::{Status, backend};
 
@@ -116,7 +116,7 @@ impl Captured {
         match hides {
             Some(rewritten) if message.tag == b'T' => {
                 if rewritten.client_sees_rows {
-                    put_description_without_last(&mut self.to_client, message.body())
+                    put_description_without_first(&mut self.to_client, message.body())
                         .map_err(SessionError::ServerProtocol)?;
                 } else if self.manner == Manner::Extended {
                     self.to_client.extend(*b"n\0\0\0\x04");
@@ -149,8 +149,8 @@ impl Captured {
         rewritten: &Rewritten,
         message: &Message,
     ) -> Result<(), stillpoint_migrate_wire::WireError> {
-        let last = last_value(message.body())?;
-        let hidden = last.and_then(|hidden| std::str::from_utf8(hidden).ok()).unwrap_or_default();
+        let (first, others) = first_value(message.body())?;
+        let hidden = first.and_then(|hidden| std::str::from_utf8(hidden).ok()).unwrap_or_default();
         if self.capture.is_live() {
             let taken = self.transaction.row(rewritten, hidden).map_err(|refusal| refusal.to_string());
             if let Err(why) = taken.and_then(|()| self.transaction.hold(&self.capture)) {
@@ -161,7 +161,7 @@ impl Captured {
             self.transaction.forget();
         }
         if rewritten.client_sees_rows {
-            put_row_without_last(&mut self.to_client, message.body(), last)?;
+            put_row_without_first(&mut self.to_client, message.body(), others)?;
         }
         Ok(())
     }
@@ -190,7 +190,7 @@ impl Captured {
 }
 
 /// The words that a statement begins with, and none of its values: what is told of it may be read by others.
-fn beginning(text: &str) -> String {
+pub(super) fn beginning(text: &str) -> String {
     let word = |word: &&str| word.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '.'));
     let words = text.split_whitespace().take(6).take_while(word).filter(|w| !w.starts_with(char::is_numeric));
     words.collect::<Vec<_>>().join(" ")

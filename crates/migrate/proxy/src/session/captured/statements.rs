@@ -2,6 +2,7 @@
 
 use super::Captured;
 use super::inbox::SMALL;
+use super::replies::beginning;
 use std::sync::Arc;
 use stillpoint_migrate_capture::{Control, Rewritten, Seen, rewrite};
 use stillpoint_migrate_wire::touch;
@@ -63,8 +64,8 @@ impl Captured {
             Ok(Ok(Seen::Nothing)) => What::Nothing,
             Ok(Ok(Seen::Writes(rewritten))) => What::Writes(Arc::new(rewritten)),
             Ok(Ok(Seen::Control(control))) => What::Control(control),
-            Ok(Ok(Seen::Barrier(_))) => What::Beyond(format!("{} is not captured", first_words(text))),
-            Ok(Err(refusal)) => What::Beyond(format!("{}: {refusal}", first_words(text))),
+            Ok(Ok(Seen::Barrier(_))) => What::Beyond(format!("{} is not captured", named(text))),
+            Ok(Err(refusal)) => What::Beyond(format!("{}: {refusal}", named(text))),
             Err(_) => What::Beyond("a statement is not UTF-8".into()),
         };
         let word = first_words(text);
@@ -98,9 +99,28 @@ pub(super) fn leans_on_facts(text: &[u8]) -> bool {
     !plain.contains(&words.split(' ').next().unwrap_or_default().trim_end_matches(';'))
 }
 
-/// The first two words, for people.
+/// The first two words, unless they may be values: for people.
+fn named(text: &[u8]) -> String {
+    beginning(&first_words(text))
+}
+
+/// The first two words.
 fn first_words(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(&text[..text.len().min(200)]).into_owned();
     let words = text.split_whitespace().take(2).map(str::to_ascii_uppercase);
     words.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_statement_is_named_without_values() {
+        assert_eq!(named(b"call note('secret')"), "CALL");
+        assert_eq!(named(b"truncate t, u"), "TRUNCATE");
+        assert_eq!(named(b"DO 'secret words'"), "DO");
+        assert_eq!(named(b"COPY t FROM STDIN"), "COPY T");
+        assert_eq!(named(b"'secret"), "");
+    }
 }
