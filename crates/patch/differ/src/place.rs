@@ -25,14 +25,13 @@ impl Piece {
 /// The bytes that a linker may change around a relocated place: the field, and the instruction where it relaxes.
 fn masked(reloc: &Reloc, len: u64) -> (u64, u64) {
     let (before, after) = match elf::RelocationType(reloc.kind) {
-        elf::R_X86_64_64 | elf::R_X86_64_PC64 => (0, 8),
         elf::R_X86_64_GOTPCRELX => (2, 4),
         elf::R_X86_64_GOTPCREL | elf::R_X86_64_REX_GOTPCRELX | elf::R_X86_64_GOTTPOFF => (3, 4),
         elf::R_X86_64_TLSGD => (4, 12),
         elf::R_X86_64_TLSLD => (3, 9),
         elf::R_X86_64_GOTPC32_TLSDESC => (3, 4),
         elf::R_X86_64_TLSDESC_CALL => (0, 2),
-        _ => (0, 4),
+        _ => (0, reloc.width()),
     };
     (reloc.offset.saturating_sub(before), (reloc.offset + after).min(len))
 }

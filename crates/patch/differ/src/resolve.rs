@@ -512,7 +512,7 @@ impl Assembly<'_, '_> {
     /// Code that reaches for a library's data without the GOT relies on a copy in the executable, which the linker makes
     /// for those names only that the executable used when it was linked.
     fn check_reach(&self, unit: usize, name: &str, reloc: &Reloc, user: &str) -> Result<(), Refusal> {
-        let wide = matches!(elf::RelocationType(reloc.kind), elf::R_X86_64_64 | elf::R_X86_64_PC64);
+        let wide = reloc.width() == 8;
         // The engine leads short references to a library's function over a stub.
         let is_code = name.ends_with("_personality_v0");
         if way(reloc) != Way::Address || wide || is_code {

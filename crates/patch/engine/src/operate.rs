@@ -20,7 +20,7 @@ use crate::walk::Walker;
 use crate::{Error, again, arena, calm, guide, place};
 use std::time::Duration;
 use stillpoint_events::EventKind;
-use stillpoint_patch_format::{Avma, Scope, Signed};
+use stillpoint_patch_format::{Avma, Patch, Scope, Signed};
 use stillpoint_patch_insn::{DispatchState, JUMP_LEN};
 use stillpoint_patch_tracee::{Mapping, Memory, Module, Pid, Process, Session, Stopped};
 
@@ -233,10 +233,7 @@ fn ready(target: &Target, signed: &Signed, options: &Options) -> Result<Ready, E
     if below.iter().filter_map(|n| view.patch(*n)).any(|p| p.name == patch.name) {
         return Err(Error::NameTaken(patch.name.clone()));
     }
-    if !patch.constants.is_empty() && options.view == ThreadView::Trampoline {
-        return Err(Error::ByGenerationsOnly(patch.name.clone()));
-    }
-    check_view(view, view.active.iter().filter(|n| !below.contains(n)), options)?;
+    check_view(view, view.active.iter().filter(|n| !below.contains(n)), Some(patch), options)?;
     let prepared = prepare(&target.process, &target.modules, view, patch, options.quiescence)?;
     barrier::check_points(&target.process, &target.modules, options.quiescence)?;
     check_based_on(view, &below, patch)?;
@@ -254,11 +251,17 @@ fn ready(target: &Target, signed: &Signed, options: &Options) -> Result<Ready, E
     Ok(Ready { prepared, values, again, len, way })
 }
 
-/// Refuses to take back by trampolines what only generations could do.
-fn check_view<'n>(view: &View, dropped: impl Iterator<Item = &'n u32>, options: &Options) -> Result<(), Error> {
-    let mut dropped = dropped.filter_map(|n| view.patch(*n));
-    match dropped.find(|p| !p.constants.is_empty()) {
-        Some(patch) if options.view == ThreadView::Trampoline => Err(Error::ByGenerationsOnly(patch.name.clone())),
+/// Refuses to do by trampolines, or to take back, what only generations can do.
+fn check_view<'n>(
+    view: &View,
+    dropped: impl Iterator<Item = &'n u32>,
+    coming: Option<&Patch>,
+    options: &Options,
+) -> Result<(), Error> {
+    let dropped = dropped.filter_map(|n| view.patch(*n)).filter(|p| !p.constants.is_empty()).map(|p| &p.name);
+    let coming = coming.filter(|p| !p.constants.is_empty()).map(|p| &p.name);
+    match coming.into_iter().chain(dropped).next() {
+        Some(name) if options.view == ThreadView::Trampoline => Err(Error::ByGenerationsOnly(name.clone())),
         _ => Ok(()),
     }
 }
@@ -627,7 +630,7 @@ pub fn revert(pid: Pid, which: &Which, options: &Options, observer: Observer<'_>
             Err(Error::NothingActive(_)) => return Ok(nothing()),
             dropped => dropped?,
         };
-        check_view(&target.view, dropped.iter(), options)?;
+        check_view(&target.view, dropped.iter(), None, options)?;
         if options.dry_run {
             let names = dropped.iter().filter_map(|n| target.view.patch(*n)).map(|p| p.name.as_str());
             return Ok(Outcome::DryRun(format!("would revert {}", names.collect::<Vec<_>>().join(", "))));
@@ -693,7 +696,7 @@ fn revert_in(
     start: u64,
 ) -> Result<Outcome, Error> {
     let view = target.view.clone();
-    check_view(&view, dropped.iter(), options)?;
+    check_view(&view, dropped.iter(), None, options)?;
     let after: Vec<u32> = view.active.iter().copied().filter(|n| !dropped.contains(n)).collect();
     let patches: Vec<_> = dropped.iter().filter_map(|n| view.patch(*n)).collect();
     for patch in &patches {

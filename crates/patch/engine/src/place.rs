@@ -5,7 +5,7 @@ use crate::ledger::{
     ConstantRecord, ExportRecord, FunctionRecord, HookRecord, NamedSpan, OffStackRecord, PlacedPatch, Span,
     SymbolRecord,
 };
-use crate::link::{DISPATCHER_LEN, DISPATCHERS, Image, Layout, STATES_LEN};
+use crate::link::{DISPATCHER_LEN, DISPATCHERS, Image, Layout, STATES_LEN, Segment};
 use crate::prepare::Prepared;
 use std::time::{SystemTime, UNIX_EPOCH};
 use stillpoint_patch_format::{Avma, Constant, Patch, Range, SectionKind, Signed, SymbolValue};
@@ -54,7 +54,7 @@ pub(crate) fn place(
         name: constant.name.clone(),
         at: module.avma(constant.old.start),
         original: original.clone(),
-        new: contents(image, arena, constant),
+        new: contents(image, layout, arena, constant),
     });
     let constants = constants.collect();
     let address = |symbol: &u32| Avma(image.addresses[*symbol as usize].unwrap_or_default());
@@ -95,10 +95,10 @@ pub(crate) fn place(
 }
 
 /// What a constant comes to hold.
-fn contents(image: &Image, arena: Avma, constant: &Constant) -> Vec<u8> {
-    let bytes = image.segments.concat();
-    let start = image.addresses[constant.new as usize].unwrap_or_default().wrapping_sub(arena.0) as usize;
-    bytes[start..start + constant.old.len as usize].to_vec()
+fn contents(image: &Image, layout: &Layout, arena: Avma, constant: &Constant) -> Vec<u8> {
+    let read_only = arena.0 + layout.start(Segment::ReadOnly);
+    let start = image.addresses[constant.new as usize].unwrap_or_default().wrapping_sub(read_only) as usize;
+    image.segments[1][start..start + constant.old.len as usize].to_vec()
 }
 
 fn export(patch: &Patch, symbol: u32, address: Avma) -> ExportRecord {
