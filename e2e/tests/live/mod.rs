@@ -15,9 +15,6 @@ pub(crate) fn check(name: &str) {
     if let Some(flag) = driver::lacking(&case) {
         skip!("this processor has no {flag}");
     }
-    if let Live::No(reason) = &case.live {
-        skip!("{reason}");
-    }
     let variants = driver::variants(&case, VARIANTS);
     println!("COUNT ways to compile {}", variants.len());
     let results = variants.into_iter().filter_map(|variant| {
@@ -42,8 +39,13 @@ fn check_variant(case: &Case, variant: &Variant) -> Result<(), String> {
     let mut server = Server::start(&built.program);
     let pid = i32::try_from(server.pid()).map_err(|e| e.to_string())?;
     expect("before the patch", &mut server, &case.before)?;
-    if let Live::Busy(function) = &case.live {
-        return busy(case, &mut server, &patching::apply(&file, pid).args(["--timeout", "2s"]).run(), function);
+    match &case.live {
+        Live::Yes => (),
+        Live::Refused(why) => return given_up(case, &mut server, &patching::apply(&file, pid).run(), &[3], why),
+        Live::Busy(function) => {
+            let run = patching::apply(&file, pid).args(["--timeout", "2s"]).run();
+            return given_up(case, &mut server, &run, &[3, 4], function);
+        }
     }
     if let Some(base) = &base {
         exits_with_0(&patching::apply(base, pid))?;
@@ -71,10 +73,10 @@ fn write(built: &Built, name: &str, made: Result<Outcome, Vec<Refusal>>) -> Resu
     Ok(file)
 }
 
-/// A function that never leaves the stack: the engine gives up, names it, and the program runs on as before.
-fn busy(case: &Case, server: &mut Server, run: &Run, function: &str) -> Result<(), String> {
-    if !matches!(run.code, Some(3 | 4)) || !run.stderr.contains(function) {
-        return Err(format!("expected exit 3 or 4 and the name of {function}: {run}"));
+/// The engine gives up with one of the `codes`, says `why`, and the program runs on as before.
+fn given_up(case: &Case, server: &mut Server, run: &Run, codes: &[i32], why: &str) -> Result<(), String> {
+    if !run.code.is_some_and(|code| codes.contains(&code)) || !run.stderr.contains(why) {
+        return Err(format!("expected exit {codes:?} and {why:?}: {run}"));
     }
     expect("after the patch was given up", server, &case.reverted)
 }

@@ -18,8 +18,8 @@ pub(crate) enum Expect {
 pub(crate) enum Live {
     /// Its answer changes.
     Yes,
-    /// It is not run live, for this reason.
-    No(String),
+    /// The engine refuses it by trampolines, and says this.
+    Refused(String),
     /// A thread never leaves this function, and the engine says so.
     Busy(String),
 }
@@ -190,7 +190,7 @@ impl Case {
             "Live" => {
                 let (how, what) = value.split_once(' ').unwrap_or_else(|| panic!("{}: Live {value}", self.name));
                 self.live = match how {
-                    "no" => Live::No(what.to_owned()),
+                    "refused" => Live::Refused(what.to_owned()),
                     "busy" => Live::Busy(what.to_owned()),
                     _ => panic!("{}: Live {value}", self.name),
                 };

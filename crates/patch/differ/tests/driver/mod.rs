@@ -21,7 +21,7 @@
 //! | `In-place: NAMES` | constants that must change where they lie; only with it they may |
 //! | `Needs: WORD` | a flag of /proc/cpuinfo |
 //! | `Hook: PHASE FUNCTION` | a hook function of the after side |
-//! | `Live: no REASON`, `busy FUNCTION` | not run live; or a thread never leaves this function |
+//! | `Live: refused TEXT`, `busy FUNCTION` | trampolines cannot, and say this; or a thread never leaves this function |
 //! | `Main: own` | the program brings its own `main` |
 //! | `Compiler: gnu`, `clang` | compiled by that one alone; C is compiled by the system's compiler, C++ by both |
 //! | `Patchable: no` | compiled without `-fpatchable-function-entry`: g++ 12 notes entries of copies that the linker drops, \

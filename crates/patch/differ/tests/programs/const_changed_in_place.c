@@ -6,7 +6,7 @@
 //#Unchanged: elsewhere
 //#Output-before: 10 20
 //#Output-after: 11 21
-//#Live: no the kernel here has no generations
+//#Live: refused only --view generation can do
 #include "case.h"
 
 const int limits[] = { 10, SIDE(20, 21) };
