@@ -209,6 +209,13 @@ impl<'p, 'a> Assembly<'p, 'a> {
                 return None;
             }
         };
+        if is_descriptor(reloc) && !matches!(self.symbols[symbol as usize].value, SymbolValue::Target(_)) {
+            self.load_offset(unit, section, reloc);
+            kind = RelocationKind::GotTpOff32;
+        }
+        if elf::RelocationType(reloc.kind) == elf::R_X86_64_TLSDESC_CALL {
+            return None;
+        }
         let offset = u32::try_from(reloc.offset).ok()?;
         Some(format::Relocation { offset, kind, symbol, addend })
     }
@@ -219,6 +226,21 @@ impl<'p, 'a> Assembly<'p, 'a> {
         let (start, width) = (reloc.offset as usize, reloc.width() as usize);
         if let Some(place) = self.sections[*index as usize].bytes.get_mut(start..start + width) {
             place.copy_from_slice(&value.to_le_bytes()[..width]);
+        }
+    }
+
+    /// Turns what calls a TLS descriptor into a load of what that would return, as a linker does (psABI, 4.11).
+    fn load_offset(&mut self, unit: usize, section: usize, reloc: &Reloc) {
+        const LOAD: u8 = 0x8b;
+        const TWO_BYTE_NOP: [u8; 2] = [0x66, 0x90];
+        let Some(index) = self.brought.get(&(unit, section)) else { return };
+        let (bytes, at) = (&mut self.sections[*index as usize].bytes, reloc.offset as usize);
+        if elf::RelocationType(reloc.kind) == elf::R_X86_64_TLSDESC_CALL {
+            if let Some(call) = bytes.get_mut(at..at + 2) {
+                call.copy_from_slice(&TWO_BYTE_NOP);
+            }
+        } else if let Some(opcode) = at.checked_sub(2).and_then(|place| bytes.get_mut(place)) {
+            *opcode = LOAD;
         }
     }
 
@@ -335,6 +357,11 @@ impl<'p, 'a> Assembly<'p, 'a> {
     }
 }
 
+/// Whether it belongs to a call of a TLS descriptor.
+fn is_descriptor(reloc: &Reloc) -> bool {
+    [elf::R_X86_64_GOTPC32_TLSDESC, elf::R_X86_64_TLSDESC_CALL].contains(&elf::RelocationType(reloc.kind))
+}
+
 /// How the value is made; `None` for what the patch file cannot say.
 fn kind_of(reloc: &Reloc) -> Option<RelocationKind> {
     Some(match elf::RelocationType(reloc.kind) {
@@ -347,6 +374,8 @@ fn kind_of(reloc: &Reloc) -> Option<RelocationKind> {
         elf::R_X86_64_GOTPCREL | elf::R_X86_64_GOTPCRELX | elf::R_X86_64_REX_GOTPCRELX => RelocationKind::GotPc32,
         elf::R_X86_64_TPOFF32 => RelocationKind::TpOff32,
         elf::R_X86_64_GOTTPOFF => RelocationKind::GotTpOff32,
+        // Relative to the target's own descriptor, where it has one.
+        elf::R_X86_64_GOTPC32_TLSDESC | elf::R_X86_64_TLSDESC_CALL => RelocationKind::Pc32,
         // Relative to the target's own `tls_index`; an offset in the segment becomes final.
         elf::R_X86_64_TLSGD | elf::R_X86_64_TLSLD | elf::R_X86_64_DTPOFF32 => RelocationKind::Pc32,
         _ => return None,

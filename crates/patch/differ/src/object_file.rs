@@ -85,6 +85,8 @@ impl Reloc {
     pub(crate) fn width(&self) -> u64 {
         match elf::RelocationType(self.kind) {
             elf::R_X86_64_64 | elf::R_X86_64_PC64 => 8,
+            // Marks an instruction that has no field.
+            elf::R_X86_64_TLSDESC_CALL => 0,
             _ => 4,
         }
     }

@@ -10,6 +10,9 @@ use crate::unnamed;
 use object::elf;
 use stillpoint_patch_format::{ResolvedBy, Svma, SymbolValue, TargetKind};
 
+/// The compiler's name for the module's thread-locals as a whole.
+const MODULE_BASE: &str = "_TLS_MODULE_BASE_";
+
 /// Index of a symbol of the patch, and the addend that goes with it.
 type Resolved = Result<(u32, i64), Refusal>;
 
@@ -32,6 +35,8 @@ enum Way {
     ThreadLocal,
     /// Through a `tls_index` for `__tls_get_addr`: the variable's, or the module's.
     Index,
+    /// Through a TLS descriptor: the variable's, or the module's.
+    Descriptor,
     Address,
 }
 
@@ -40,6 +45,7 @@ fn way(reloc: &Reloc) -> Way {
         elf::R_X86_64_GOTPCREL | elf::R_X86_64_GOTPCRELX | elf::R_X86_64_REX_GOTPCRELX => Way::Slot,
         elf::R_X86_64_TPOFF32 | elf::R_X86_64_GOTTPOFF => Way::ThreadLocal,
         elf::R_X86_64_TLSGD | elf::R_X86_64_TLSLD => Way::Index,
+        elf::R_X86_64_GOTPC32_TLSDESC | elf::R_X86_64_TLSDESC_CALL => Way::Descriptor,
         _ if reloc.is_branch() => Way::Branch,
         _ => Way::Address,
     }
@@ -50,6 +56,8 @@ fn value(name: Name, way: Way, kind: TargetKind) -> Option<SymbolValue> {
     let stub = || if kind == TargetKind::Executable { name.stub } else { None };
     let at = |at: Option<u64>| at.map(|at| SymbolValue::Target(Svma(at)));
     let slot = || name.slot.map(|at| SymbolValue::TargetSlot(Svma(at)));
+    let tls_slot = || name.tls_slot.map(|at| SymbolValue::TargetTlsSlot(Svma(at)));
+    let offset = || name.tls.map(SymbolValue::TargetTls).or(tls_slot());
     match way {
         Way::Branch => at(name.direct).or(at(name.stub)).or(slot()),
         Way::Address => at(name.direct).or(at(stub())).or(slot()),
@@ -57,10 +65,8 @@ fn value(name: Name, way: Way, kind: TargetKind) -> Option<SymbolValue> {
         Way::Slot if kind == TargetKind::SharedLibrary => slot().or(at(name.direct)).or(at(stub())),
         Way::Slot => at(name.direct).or(slot()).or(at(stub())),
         Way::Index => at(name.tls_index),
-        Way::ThreadLocal => {
-            let offset = name.tls.map(SymbolValue::TargetTls);
-            offset.or(name.tls_slot.map(|at| SymbolValue::TargetTlsSlot(Svma(at))))
-        }
+        Way::ThreadLocal => offset(),
+        Way::Descriptor => at(name.tls_descriptor).or(offset()),
     }
 }
 
@@ -171,6 +177,13 @@ impl Assembly<'_, '_> {
             let at = found.or(self.target.module_index()).ok_or_else(|| self.unresolvable_kind(unit, from, reloc))?;
             let value = SymbolValue::Target(Svma(at));
             return Ok((self.symbol("tls_index of the module", value, ResolvedBy::ReverseRelocation), reloc.addend));
+        }
+        if way(reloc) == Way::Descriptor && after.symbols[reloc.symbol].name == MODULE_BASE {
+            let value = match self.target.tls_descriptor_at(0) {
+                Some(at) => SymbolValue::Target(Svma(at)),
+                None => SymbolValue::TargetTls(0),
+            };
+            return Ok((self.symbol("thread-locals of the module", value, ResolvedBy::Dynsym), reloc.addend));
         }
         match after.site(reloc) {
             Site::Extern(name, _) => Ok((self.external(unit, name, reloc, user)?, reloc.addend)),
@@ -483,8 +496,8 @@ impl Assembly<'_, '_> {
             return Ok(self.literal(&[0; 8], 8));
         }
         let imported = || self.options.imports.as_ref().is_some_and(|all| all.contains_key(name));
-        let by_slot = elf::RelocationType(reloc.kind) == elf::R_X86_64_GOTTPOFF && imported();
-        if way == Way::Index || way == Way::ThreadLocal && !by_slot {
+        let by_slot = elf::RelocationType(reloc.kind) == elf::R_X86_64_GOTTPOFF || way == Way::Descriptor;
+        if way == Way::Index || way == Way::ThreadLocal && !by_slot || by_slot && !imported() {
             return Err(self.unresolved(unit, name, user, "no unit at hand shows where this thread-local is"));
         }
         self.check_reach(unit, name, reloc, user)?;
@@ -549,6 +562,7 @@ impl Assembly<'_, '_> {
             tls: listed.filter(|s| s.tls).map(|s| s.at),
             tls_slot: self.target.tls_slot_of(name),
             tls_index: None,
+            tls_descriptor: self.target.tls_descriptor_of(name),
         };
         let how = listed.map_or(ResolvedBy::Dynsym, |s| s.how);
         value(known, way, self.target.identity().kind).map(|value| (value, how))

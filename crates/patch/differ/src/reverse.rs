@@ -23,6 +23,8 @@ pub(crate) struct Name {
     pub(crate) tls_slot: Option<u64>,
     /// Its `tls_index`, as `__tls_get_addr` takes it.
     pub(crate) tls_index: Option<u64>,
+    /// Its TLS descriptor, which new code calls as shipped code does.
+    pub(crate) tls_descriptor: Option<u64>,
 }
 
 /// A value that contradicts one read before.
@@ -78,6 +80,8 @@ enum Value {
     /// A `tls_index`: the symbol's, or the module's.
     Index(u64),
     ModuleIndex(u64),
+    /// A TLS descriptor.
+    Descriptor(u64),
     /// Bytes from the start of the thread-local segment, in code that asks `__tls_get_addr` for the segment.
     Offset(u64),
     /// Nothing can be said (thread-local sequences that the linker rewrites at will).
@@ -106,16 +110,16 @@ fn read(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> Option<Value
         elf::R_X86_64_GOTPCREL | elf::R_X86_64_GOTPCRELX | elf::R_X86_64_REX_GOTPCRELX => {
             read_got(target, code, reloc, at)
         }
-        elf::R_X86_64_TPOFF32 => {
-            let span = target.tls?.span() as i64;
-            u64::try_from(field()?.checked_sub(reloc.addend)?.checked_add(span)?).ok().map(Value::Tls)
-        }
+        elf::R_X86_64_TPOFF32 => offset_in_segment(target, field()?.checked_sub(reloc.addend)?),
         elf::R_X86_64_GOTTPOFF => read_tls_got(target, code, reloc, at),
         elf::R_X86_64_TLSGD if kept(target, code, reloc, at) => Some(Value::Index(relative(field()?))),
         elf::R_X86_64_TLSLD if kept(target, code, reloc, at) => Some(Value::ModuleIndex(relative(field()?))),
+        elf::R_X86_64_GOTPC32_TLSDESC => read_descriptor(target, code, reloc, at),
         elf::R_X86_64_DTPOFF32 if target.identity().kind == TargetKind::SharedLibrary => {
             u64::try_from(field()?.checked_sub(reloc.addend)?).ok().map(Value::Offset)
         }
+        // In an executable the linker knows how far it is from the thread pointer.
+        elf::R_X86_64_DTPOFF32 => offset_in_segment(target, field()?.checked_sub(reloc.addend)?),
         _ => Some(Value::Unreadable),
     }
 }
@@ -165,8 +169,28 @@ fn read_tls_got(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> Opti
         [0x8d, m] => m & 0xc0 == 0x80,
         _ => false,
     };
+    if relaxed { offset_in_segment(target, field) } else { None }
+}
+
+/// The address of a TLS descriptor, or what the linker relaxed it to: a load from a slot, or the offset itself.
+fn read_descriptor(target: &TargetElf, code: &[u8], reloc: &Reloc, at: u64) -> Option<Value> {
+    let place = usize::try_from(reloc.offset).ok()?;
+    let ours = code.get(place.checked_sub(2)?..place)?;
+    let theirs = target.bytes(at.checked_sub(2)?, 2)?;
+    let field = i64::from(target.i32_at(at)?);
+    let next = at.wrapping_add(4).wrapping_add_signed(field);
+    match (ours, theirs) {
+        (a, b) if a == b => Some(Value::Descriptor(next)),
+        ([_, modrm], [0x8b, m]) if modrm == m => Some(Value::TlsSlot(next)),
+        (_, [0xc7, m]) if m & 0xf8 == 0xc0 => offset_in_segment(target, field),
+        _ => None,
+    }
+}
+
+/// A thread-local of the executable, by its distance from the thread pointer.
+fn offset_in_segment(target: &TargetElf, from_thread_pointer: i64) -> Option<Value> {
     let span = target.tls?.span() as i64;
-    if relaxed { u64::try_from(field.checked_add(span)?).ok().map(Value::Tls) } else { None }
+    u64::try_from(from_thread_pointer.checked_add(span)?).ok().map(Value::Tls)
 }
 
 /// Relocations of a piece, each with the address of its place.
@@ -394,6 +418,12 @@ impl<'a> Known<'a> {
                     entry.tls = Some(*to);
                 }
                 (&mut entry.tls_slot, at)
+            }
+            Value::Descriptor(at) => {
+                if let Some(Dynamic::TlsDescriptor(None, to)) = target.dynamic.get(&at) {
+                    entry.tls = Some(*to);
+                }
+                (&mut entry.tls_descriptor, at)
             }
             Value::Offset(at) => (&mut entry.tls, at),
             Value::Index(at) => (&mut entry.tls_index, at),

@@ -39,6 +39,8 @@ pub(crate) enum Dynamic {
     TlsOffset(u64),
     /// The module of a `tls_index`, without a name: this one.
     TlsModule,
+    /// A TLS descriptor: of a name, or of an offset in our own segment.
+    TlsDescriptor(Option<String>, u64),
     /// Something that no code of the target needs to be told about.
     Other,
 }
@@ -202,6 +204,17 @@ impl TargetElf {
         modules.into_iter().find(module)
     }
 
+    /// The TLS descriptor of a name.
+    pub(crate) fn tls_descriptor_of(&self, name: &str) -> Option<u64> {
+        let of_name = |d: &Dynamic| matches!(d, Dynamic::TlsDescriptor(Some(n), 0) if n == name);
+        self.dynamic.iter().find(|(_, d)| of_name(d)).map(|(at, _)| *at)
+    }
+
+    /// The TLS descriptor of a byte of the module's own segment; the first byte's stands for the segment.
+    pub(crate) fn tls_descriptor_at(&self, offset: u64) -> Option<u64> {
+        self.dynamic.iter().find(|(_, d)| **d == Dynamic::TlsDescriptor(None, offset)).map(|(at, _)| *at)
+    }
+
     fn read_symbols(&mut self, file: &File<'_>) {
         let tables = [
             (file.symbols().collect::<Vec<_>>(), ResolvedBy::Symtab),
@@ -250,6 +263,7 @@ impl TargetElf {
                 (elf::R_X86_64_TPOFF64, Some(name)) => Dynamic::TlsName(name),
                 (elf::R_X86_64_TPOFF64, None) => Dynamic::TlsOffset(addend as u64),
                 (elf::R_X86_64_DTPMOD64, None) => Dynamic::TlsModule,
+                (elf::R_X86_64_TLSDESC, name) => Dynamic::TlsDescriptor(name, addend as u64),
                 _ => Dynamic::Other,
             };
             self.dynamic.insert(at, value);

@@ -107,6 +107,7 @@ macro_rules! accepted_programs {
             tail_call
             thread_cancelled
             thread_function
+            tls_descriptor
             tls_each_thread
             tls_errno
             tls_global
