@@ -249,11 +249,12 @@ static void stand(struct news *news)
     sp_state_set(sp_own, SP_ACTIVE);
 }
 
-/* One step towards having dealt with the request; the lock is held. */
-static void deal(struct news *news)
+/* One step towards having dealt with the request; the lock is held. True when another one has come meanwhile, to be dealt
+ * with before the thread runs anything of the program. */
+static bool deal(struct news *news)
 {
     if (!refresh() || sp_request_seen == current.number)
-        return;
+        return false;
     settle(news);
     if (current.mode != SP_LOCAL && in_group(sp_own) && outcome() == SP_GATHERING)
         undo_birth();
@@ -261,43 +262,47 @@ static void deal(struct news *news)
         uint32_t number = current.number;
         if (passes(sp_own->priority)) {
             passed |= 1u << sp_own->priority;
-            return;
+            return false;
         }
         stand(news);
-        if (current.number != number || !refresh())
-            return; /* the next one is met at the next point */
+        if (!refresh())
+            return false; /* the next one is not whole yet, and is met at the next point */
+        if (current.number != number)
+            return true;
     }
     if (outcome() == SP_ABANDONED || (current.mode == SP_OTHERS && in_group(sp_own)))
         sp_request_seen = current.number;
     else
         take(news);
+    return false;
 }
 
 void sp_barrier_arrive(void)
 {
-    struct news news = {0};
-    sp_lock_take();
-    deal(&news);
-    sp_lock_leave();
-    tell(&news);
+    bool more;
+    do {
+        struct news news = {0};
+        sp_lock_take();
+        more = deal(&news);
+        sp_lock_leave();
+        tell(&news);
+    } while (more);
 }
 
-uint32_t sp_barrier_awaited(uint32_t *again)
+bool sp_barrier_awaited(uint32_t *levels, uint32_t *again)
 {
-    uint32_t levels = 0;
+    bool pending = false;
     struct news news = {0};
-    *again = 0;
+    *levels = *again = 0;
     sp_lock_take();
     if (refresh()) {
         *again = counted == current.number ? passed : UINT32_MAX;
         counted = current.number;
         passed = 0;
-        bool over = settle(&news);
-        levels = count_awaited();
-        if (over)
-            levels = 0;
+        pending = !settle(&news);
+        *levels = count_awaited();
     }
     sp_lock_leave();
     tell(&news);
-    return levels;
+    return pending;
 }

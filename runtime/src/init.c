@@ -35,10 +35,11 @@ static void await_ring(int limit_ms)
 /* Wakes the threads that a request awaits until it is settled. */
 static void wake_awaited(void)
 {
-    uint32_t again, levels = sp_barrier_awaited(&again), before = 0, done = 0;
-    if (levels && sp_config.thread_count)
+    uint32_t levels, again, before = 0, done = 0;
+    bool pending = sp_barrier_awaited(&levels, &again);
+    if (pending && sp_config.thread_count)
         sp_control.program_threads = (uint32_t)sp_config.thread_count(sp_config.data);
-    for (unsigned round = 0; levels; round++) {
+    for (unsigned round = 0; pending; round++) {
         /* who has changed its level, or passed its point, since it was woken may sleep again */
         done = levels == before ? done & ~again : 0;
         for (unsigned level = 0; level < SP_PRIORITIES_MAX && sp_config.wake; level++)
@@ -46,7 +47,7 @@ static void wake_awaited(void)
                 done |= 1u << level;
         await_ring(round < OFTEN_TIMES ? OFTEN_MS : SELDOM_MS);
         before = levels;
-        levels = sp_barrier_awaited(&again);
+        pending = sp_barrier_awaited(&levels, &again);
     }
 }
 
