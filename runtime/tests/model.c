@@ -76,7 +76,8 @@ static void fail(const char *what)
 static unsigned next(unsigned *seed)
 {
     *seed = *seed * 1664525u + 1013904223u;
-    return *seed >> 8;
+    /* the low bits of such a sequence repeat soon, and with them what is asked for in turns */
+    return (*seed ^ *seed >> 15) * 2654435761u >> 8;
 }
 
 static uint64_t now_ns(void)
@@ -98,6 +99,8 @@ int __wrap_sp_view_enter(int view);
 int __wrap_sp_view_enter(int view)
 {
     static __thread unsigned seed;
+    if (seed == 0)
+        seed = (unsigned)gettid();
     int before = (int)there;
     if (view != 0 && (unsigned)view == atomic_load(&committed))
         return -ESRCH;
