@@ -244,3 +244,14 @@ impl Output {
         let _ = writeln!(std::io::stdout(), "{text}");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::copied;
+
+    #[test]
+    fn what_is_left_of_a_copy_is_told_once_it_is_known() {
+        assert_eq!(copied(3 << 20, 40 << 20, 1 << 19, None), "3 of about 40 MiB, 0.5 MiB/s");
+        assert_eq!(copied(3 << 20, 40 << 20, 1 << 19, Some(74)), "3 of about 40 MiB, 0.5 MiB/s, about 74 s left");
+    }
+}
