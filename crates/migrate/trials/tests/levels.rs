@@ -171,7 +171,7 @@ fn a_session_sees_the_same_rows_behind_the_switch_at_every_level() {
         let port = runtime.block_on(last.query_one("SELECT inet_server_port()", &[])).expect("ask for the port");
         assert_eq!(port.get::<_, i32>(0), i32::from(serves.port()), "it has gone over");
     }
-    if rounds % 2 == 0 {
+    if rounds.is_multiple_of(2) {
         stage.assert_clean();
     }
     println!("COUNT migrations compared behind the switch {rounds}");

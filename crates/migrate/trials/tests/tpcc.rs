@@ -142,7 +142,7 @@ fn tpc_c_is_consistent_behind_the_switch() {
         assert!((counted..=counted + CLIENTS).contains(&there), "{counted} payments were made, and {there} are there");
         check(go_tpc, &stage);
     }
-    if ways % 2 == 0 {
+    if ways.is_multiple_of(2) {
         stage.assert_clean();
     }
     println!("COUNT migrations under go-tpc {ways}");
