@@ -27,7 +27,7 @@ const ORDER: [&str; 12] = [
 ];
 
 /// Test programs with a long form that are none of the end-to-end tests.
-const LONG_FORMS: [(&str, &str); 7] = [
+const LONG_FORMS: [(&str, &str); 8] = [
     ("stillpoint-patch-differ", "programs_cxx"),
     ("stillpoint-kernel-machine", "faults"),
     ("stillpoint-kernel-machine", "switch"),
@@ -35,6 +35,7 @@ const LONG_FORMS: [(&str, &str); 7] = [
     ("stillpoint-migrate-proxy", "regress"),
     ("stillpoint-migrate-trials", "faults"),
     ("stillpoint-migrate-trials", "levels"),
+    ("stillpoint-migrate-trials", "tpcc"),
 ];
 
 /// Integration tests of one package; all of its tests where none is named.

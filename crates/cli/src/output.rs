@@ -73,6 +73,13 @@ fn told_of_all(at_work: &BTreeMap<u32, String>) -> String {
     }
 }
 
+/// How far rows are copied: bytes, bytes a second, seconds.
+pub(crate) fn copied(bytes: u64, total: u64, per_s: u64, estimate_s: Option<u64>) -> String {
+    let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
+    let left = estimate_s.map_or_else(String::new, |seconds| format!(", about {seconds} s left"));
+    format!("{:.0} of about {:.0} MiB, {:.1} MiB/s{left}", mib(bytes), mib(total), mib(per_s))
+}
+
 /// Where a command's results and progress go.
 pub(crate) struct Output {
     json: bool,
@@ -136,10 +143,9 @@ impl Output {
                 self.at_work().remove(&event.target.unwrap_or(1));
                 self.warn(format_args!("{target} is dropped: {reason}"));
             }
-            EventKind::Copying { bytes, bytes_total, bytes_per_s } => {
-                let mib = |bytes: &u64| *bytes as f64 / (1 << 20) as f64;
-                let (done, all, rate) = (mib(bytes), mib(bytes_total), mib(bytes_per_s));
-                self.progress_of(event, format!("copy: {done:.0} of about {all:.0} MiB, {rate:.1} MiB/s"));
+            EventKind::Copying { bytes, bytes_total, bytes_per_s, estimate_s } => {
+                let far = copied(*bytes, *bytes_total, *bytes_per_s, *estimate_s);
+                self.progress_of(event, format!("copy: {far}"));
             }
             EventKind::Throttled { kept_percent, .. } => {
                 self.progress_of(
@@ -236,5 +242,16 @@ impl Output {
         self.progress_done();
         // a reader that went away is no error: `stillpoint patch list | head -1`
         let _ = writeln!(std::io::stdout(), "{text}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::copied;
+
+    #[test]
+    fn what_is_left_of_a_copy_is_told_once_it_is_known() {
+        assert_eq!(copied(3 << 20, 40 << 20, 1 << 19, None), "3 of about 40 MiB, 0.5 MiB/s");
+        assert_eq!(copied(3 << 20, 40 << 20, 1 << 19, Some(74)), "3 of about 40 MiB, 0.5 MiB/s, about 74 s left");
     }
 }

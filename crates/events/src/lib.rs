@@ -100,6 +100,9 @@ pub enum EventKind {
         bytes_total: u64,
         /// Copied in a second, now.
         bytes_per_s: u64,
+        /// How many seconds the rest takes, as fast as it went of late; none before anything has been measured.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        estimate_s: Option<u64>,
     },
     /// A migration goes slower, or faster again, for the sake of clients.
     Throttled {

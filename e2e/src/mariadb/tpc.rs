@@ -1,73 +1,18 @@
 //! go-tpc: TPC-C, and CH-benCHmark, which has analytical queries run beside it for minutes.
 
 use super::{MariaDb, Packaged, Policy};
-use crate::packages;
 use crate::server::{Guarded, tied};
 use crate::wait;
 use rustix::process::Signal;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
 use std::time::Duration;
+pub use stillpoint_testing::go_tpc::go_tpc;
 
-/// The Go module, in the one version that the numbers belong to.
-const MODULE: &str = "github.com/pingcap/go-tpc";
-const VERSION: &str = "v1.0.12";
 /// The database that it fills.
 const DATABASE: &str = "tpcc";
 /// Room for all tables: what takes time is to be the queries, not the disk.
 pub const OPTION: &str = "--innodb-buffer-pool-size=512M";
-
-/// The program, built once with this machine's Go, or with Debian's where there is none. An error says why there is none.
-pub fn go_tpc() -> &'static Result<PathBuf, String> {
-    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let program = crate::cache_dir().join(format!("go-tpc_{VERSION}")).join("go-tpc");
-        if program.exists() {
-            return Ok(program);
-        }
-        build(&program).map_err(|why| format!("go-tpc {VERSION} cannot be built: {why}"))?;
-        Ok(program)
-    })
-}
-
-/// Go of this machine, or Debian's, unpacked.
-fn go() -> Result<(PathBuf, Option<PathBuf>), String> {
-    let version = Command::new("go").arg("version").stderr(Stdio::null()).output();
-    if version.is_ok_and(|out| out.status.success()) {
-        return Ok((PathBuf::from("go"), None));
-    }
-    let binary = packages::binary(&["golang-1.19-go"], None, "usr/lib/go-1.19/bin/go")?;
-    let root = binary.path.ancestors().nth(2).map(Path::to_owned);
-    Ok((binary.path, root))
-}
-
-fn build(program: &Path) -> Result<(), String> {
-    let (go, root) = go()?;
-    let shelf = program.parent().expect("the program lies on a shelf");
-    std::fs::create_dir_all(shelf).map_err(|e| format!("make {}: {e}", shelf.display()))?;
-    // Modules and objects are needed once.
-    let work = tempfile::tempdir_in(shelf).map_err(|e| format!("make a directory in {}: {e}", shelf.display()))?;
-    let run = |arguments: &[&str], dir: &Path| {
-        let mut command = Command::new(&go);
-        command.args(arguments).current_dir(dir).env("GOPATH", work.path().join("path"));
-        command.env("GOCACHE", work.path().join("objects")).env("GOFLAGS", "-modcacherw").env("GOTOOLCHAIN", "local");
-        command.env("CGO_ENABLED", "0").envs(root.as_ref().map(|root| ("GOROOT", root)));
-        let out = command.output().map_err(|e| format!("run go: {e}"))?;
-        let errors = String::from_utf8_lossy(&out.stderr);
-        match out.status.success() {
-            true => Ok(String::from_utf8_lossy(&out.stdout).into_owned()),
-            false => Err(errors.lines().last().unwrap_or("go fails").to_owned()),
-        }
-    };
-    // In the module's own directory, so that its own list of sums says what it is built with.
-    let told = run(&["mod", "download", "-json", &format!("{MODULE}@{VERSION}")], work.path())?;
-    let told: serde_json::Value = serde_json::from_str(&told).map_err(|e| format!("go printed {told:?}: {e}"))?;
-    let source = told["Dir"].as_str().ok_or("go does not tell where the module lies")?;
-    let made = work.path().join("go-tpc");
-    run(&["build", "-o", &made.display().to_string(), "./cmd/go-tpc"], Path::new(source))?;
-    std::fs::rename(made, program).map_err(|e| format!("name {}: {e}", program.display()))
-}
 
 /// Data of a server whose database has the tables of both, for one warehouse; made once.
 pub fn data(packaged: &Packaged) -> Result<PathBuf, String> {

@@ -1,9 +1,9 @@
 //! `stillpoint migrate status`: where a migration stands.
 
 use super::servers::{REACH, Servers, quietly};
-use crate::output::{Failure, Output};
+use crate::output::{Failure, Output, copied};
 use serde::Serialize;
-use stillpoint_migrate_engine::{Phase, Status, status};
+use stillpoint_migrate_engine::{Copying, Phase, Status, status};
 
 /// Arguments of `stillpoint migrate status`.
 #[derive(clap::Args)]
@@ -35,6 +35,11 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
                 "{database}: migration {} from {} to {}: {:?}{kept}",
                 record.migration, record.source, record.target, record.phase
             ));
+            for (server, copying) in &status.copying {
+                let Copying { bytes, bytes_total, bytes_per_s, estimate_s } = *copying;
+                let far = copied(bytes, bytes_total, bytes_per_s, estimate_s);
+                output.line(format_args!("rows are copied to {server}: {far}"));
+            }
             for other in &record.others {
                 let server = &other.server;
                 let kept = status.kept_for_others.get(server);

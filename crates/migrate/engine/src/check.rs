@@ -4,11 +4,11 @@
 //! says of each what will become of it.
 
 use crate::front::Front;
-use crate::inventory::{Inventory, NOT_OF_EXTENSION, USER_SCHEMA, number, text};
+use crate::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA, number, text};
 use crate::link::{Link, Purpose, literal};
 use crate::{Capture, Error, Options, Server, fence};
 use serde::Serialize;
-use stillpoint_migrate_proxy::{capturable, capturable_question};
+use stillpoint_migrate_proxy::{Capturable, capturable, capturable_question};
 
 /// What becomes of something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -37,6 +37,52 @@ pub struct Finding {
     pub note: String,
 }
 
+/// How much of what is written to a table a source of changes tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Carries {
+    /// All of it.
+    All,
+    /// New rows alone: whatever else is written ends the migration.
+    NewRows,
+    /// Nothing: a migration that is fed by it is refused.
+    Nothing,
+}
+
+/// What a source of changes is to a table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Way {
+    /// How much it tells.
+    pub carries: Carries,
+    /// Why not all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+impl Way {
+    fn all() -> Way {
+        Way { carries: Carries::All, why: None }
+    }
+
+    fn nothing(why: impl Into<String>) -> Way {
+        Way { carries: Carries::Nothing, why: Some(why.into()) }
+    }
+}
+
+/// Where the changes of one table are captured, and where they could be. All tables of a database have one source: two of
+/// them have no common order for a transaction that writes to tables of both.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct TableSources {
+    /// Schema and name.
+    pub table: String,
+    /// Where they are captured.
+    pub by: Capture,
+    /// The source's log.
+    pub log: Way,
+    /// Images of rows, by the proxy.
+    pub rows: Way,
+}
+
 /// What preflight found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
@@ -44,6 +90,8 @@ pub struct Report {
     pub capture: String,
     /// The same, for programs.
     pub source: Capture,
+    /// Where the changes of each table are captured, and where they could be, by name.
+    pub tables: Vec<TableSources>,
     /// Size of all tables that are moved, in bytes.
     pub bytes: u64,
     /// Everything, by kind and name.
@@ -98,22 +146,24 @@ pub async fn check(options: &Options) -> Result<Report, Error> {
         findings.extend(of_target);
     }
     let inventory = Inventory::read(&mut link).await?;
-    tables(&inventory, by, &mut findings);
+    let can = capturable(&link.query(capturable_question()).await?);
+    let mut sources = sources(&mut link, &inventory, by, &can).await?;
+    tables(&inventory, &sources, &mut findings);
     survey(&mut link, *accepted, &mut findings).await?;
     strangers(&mut link, options, by, &mut findings).await?;
     if by == Capture::Rows {
-        rows_only(&mut link, wanted, &mut findings).await?;
+        rows_only(can, wanted, &mut findings);
     }
+    sources.sort_by(|a, b| a.table.cmp(&b.table));
     findings.sort_by(|a, b| (&a.kind, &a.name).cmp(&(&b.kind, &b.name)));
-    Ok(Report { capture, source: by, bytes: inventory.bytes(), findings })
+    Ok(Report { capture, source: by, tables: sources, bytes: inventory.bytes(), findings })
 }
 
 /// What stands against images of rows, which only the proxy sees.
-async fn rows_only(link: &mut Link, targets: i64, findings: &mut Vec<Finding>) -> Result<(), Error> {
+fn rows_only(can: Capturable, targets: i64, findings: &mut Vec<Finding>) {
     if targets > 1 {
         refuse(findings, "server", "target", "several targets need capture by pgoutput");
     }
-    let can = capturable(&link.query(capturable_question()).await?);
     if let Some(why) = can.refused {
         refuse(findings, "database", "capture", why);
     }
@@ -131,7 +181,37 @@ async fn rows_only(link: &mut Link, targets: i64, findings: &mut Vec<Finding>) -
             refuse(findings, "capture", limit.table, format!("{}: images of its rows cannot be had", limit.why));
         }
     }
-    Ok(())
+}
+
+/// What both sources of changes are to each table.
+async fn sources(
+    link: &mut Link,
+    inventory: &Inventory,
+    by: Capture,
+    can: &Capturable,
+) -> Result<Vec<TableSources>, Error> {
+    let level = link.text("SHOW wal_level").await?;
+    let log = if level == "logical" { Way::all() } else { Way::nothing(format!("wal_level is {level} on the source")) };
+    // Statements name the table that is partitioned.
+    let partitions = link
+        .query(
+            "SELECT c.oid, n.nspname || '.' || r.relname FROM pg_class c JOIN pg_class r ON r.oid = pg_partition_root(c.oid) \
+             JOIN pg_namespace n ON n.oid = r.relnamespace WHERE c.relispartition",
+        )
+        .await?;
+    let rows = |table: &TableDef| {
+        if let Some(why) = &can.refused {
+            return Way::nothing(why);
+        }
+        let root = partitions.iter().find(|row| number::<u32>(row, 0) == table.oid).map(|row| text(row, 1));
+        let name = root.unwrap_or_else(|| table.display());
+        can.tables.iter().find(|limit| limit.table == name).map_or_else(Way::all, |limit| Way {
+            carries: if limit.added_to { Carries::NewRows } else { Carries::Nothing },
+            why: Some(limit.why.clone()),
+        })
+    };
+    let of = |table: &TableDef| TableSources { table: table.display(), by, log: log.clone(), rows: rows(table) };
+    Ok(inventory.tables.iter().map(of).collect())
 }
 
 /// Sessions that do not come through the proxy. Those that can be told apart are no reason to refuse where changes are
@@ -276,12 +356,14 @@ async fn target_facts(
     Ok(cluster)
 }
 
-fn tables(inventory: &Inventory, by: Capture, findings: &mut Vec<Finding>) {
-    let by = match by {
-        Capture::Log => "C (pgoutput)",
-        Capture::Rows => "A (images of rows)",
-    };
-    for table in &inventory.tables {
+fn tables(inventory: &Inventory, sources: &[TableSources], findings: &mut Vec<Finding>) {
+    const NAMES: [&str; 2] = ["C (pgoutput)", "A (images of rows)"];
+    for (table, sources) in inventory.tables.iter().zip(sources) {
+        let (by, other, way) = match sources.by {
+            Capture::Log => (NAMES[0], NAMES[1], &sources.rows),
+            Capture::Rows => (NAMES[1], NAMES[0], &sources.log),
+        };
+        let other = way.why.as_ref().map_or_else(String::new, |why| format!("; not by {other}: {why}"));
         let (verdict, how) = match table.identity_wanted() {
             None => (Verdict::Moved, String::new()),
             Some("FULL") => (
@@ -293,7 +375,7 @@ fn tables(inventory: &Inventory, by: Capture, findings: &mut Vec<Finding>) {
             Some(wanted) => (Verdict::Changed, format!("; REPLICA IDENTITY {wanted} until the migration ends")),
         };
         let form = if table.binary() { "binary" } else { "text" };
-        let note = format!("copied in {form} ({} MiB), then {by}{how}", table.pages / 128);
+        let note = format!("copied in {form} ({} MiB), then {by}{how}{other}", table.bytes >> 20);
         findings.push(Finding { kind: "table".into(), name: table.display(), verdict, note });
     }
 }

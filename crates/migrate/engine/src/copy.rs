@@ -24,6 +24,12 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
+    /// How much it is of its table, in bytes.
+    fn bytes(&self, table: &TableDef) -> u64 {
+        let pages = self.end.unwrap_or(table.pages) - self.first;
+        if table.pages == 0 { table.bytes } else { (table.bytes as f64 * pages as f64 / table.pages as f64) as u64 }
+    }
+
     /// The condition that finds its rows.
     pub(crate) fn place(&self) -> String {
         let from = format!("ctid >= '({},0)'", self.first);
@@ -34,7 +40,19 @@ impl Piece {
 /// What is copied so far.
 #[derive(Debug, Default)]
 pub(crate) struct Copied {
+    /// As it was sent.
     pub(crate) bytes: AtomicU64,
+    /// Of whole pieces: as they were sent, and as they lie in their tables.
+    whole: Mutex<(u64, u64)>,
+}
+
+impl Copied {
+    /// How much of the tables it is, in bytes; what is sent of pieces that are not whole yet by what others came to.
+    pub(crate) async fn of_tables(&self) -> u64 {
+        let (sent, lay) = *self.whole.lock().await;
+        let more = self.bytes.load(Ordering::Relaxed).saturating_sub(sent);
+        lay + if sent == 0 { more } else { (more as f64 * lay as f64 / sent as f64) as u64 }
+    }
 }
 
 /// Largest tables first, so that no long one is left for the end.
@@ -105,12 +123,17 @@ async fn copy_piece(
     from.begin_copy(&format!("COPY (SELECT {columns} FROM ONLY {name} WHERE {place}) TO STDOUT (FORMAT {format})"))
         .await?;
     to.begin_copy(&format!("COPY {name} {list}FROM STDIN (FORMAT {format})")).await?;
+    let mut sent = 0;
     while let Some(data) = from.copied().await? {
         to.copy(&data).await?;
+        sent += data.len() as u64;
         copied.bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
         throttle.spend(data.len() as u64).await;
     }
-    to.end_copy().await
+    to.end_copy().await?;
+    let mut whole = copied.whole.lock().await;
+    *whole = (whole.0 + sent, whole.1 + piece.bytes(table));
+    Ok(())
 }
 
 #[cfg(test)]
@@ -125,6 +148,7 @@ mod tests {
             name: "t".into(),
             partitioned: false,
             pages,
+            bytes: pages * 8192,
             columns: vec![ColumnDef::of("a", true)],
             key: None,
             identity: 'd',
@@ -142,6 +166,23 @@ mod tests {
             }
             assert_eq!(pieces.last().unwrap().end, None);
         }
+    }
+
+    #[test]
+    fn pieces_are_all_of_their_table() {
+        let mut table = table(2 * PIECE_PAGES + 1);
+        table.bytes = 10 * table.pages;
+        let pieces: Vec<u64> = pieces(&[table.clone()], PIECE_PAGES).iter().map(|piece| piece.bytes(&table)).collect();
+        assert_eq!(pieces, [10 * PIECE_PAGES, 10 * PIECE_PAGES, 10]);
+    }
+
+    #[tokio::test]
+    async fn what_is_under_way_counts_as_what_came_before() {
+        let copied = Copied::default();
+        copied.bytes.store(300, Ordering::Relaxed);
+        assert_eq!(copied.of_tables().await, 300, "nothing is known yet");
+        *copied.whole.lock().await = (200, 800);
+        assert_eq!(copied.of_tables().await, 800 + 400);
     }
 
     #[test]

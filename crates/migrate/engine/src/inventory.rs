@@ -53,6 +53,8 @@ pub(crate) struct TableDef {
     pub(crate) partitioned: bool,
     /// Pages of 8 KiB at this moment.
     pub(crate) pages: u64,
+    /// With large values, which lie elsewhere.
+    pub(crate) bytes: u64,
     pub(crate) columns: Vec<ColumnDef>,
     /// Positions of the primary key's columns, where there is one.
     pub(crate) key: Option<Vec<usize>>,
@@ -145,7 +147,7 @@ impl Inventory {
 
     /// How many bytes the tables take.
     pub(crate) fn bytes(&self) -> u64 {
-        self.tables.iter().map(|table| table.pages * 8192).sum()
+        self.tables.iter().map(|table| table.bytes).sum()
     }
 }
 
@@ -154,7 +156,8 @@ async fn read_tables(link: &mut Link) -> Result<BTreeMap<u32, TableDef>, Error> 
     let rows = link
         .query(&format!(
             "SELECT c.oid, n.nspname, c.relname, pg_relation_size(c.oid) / 8192, c.relreplident, \
-             c.relkind = 'p' FROM pg_class c \
+             c.relkind = 'p', pg_relation_size(c.oid) + coalesce(pg_total_relation_size(nullif(c.reltoastrelid, 0)), 0) \
+             FROM pg_class c \
              JOIN pg_namespace n ON n.oid = c.relnamespace \
              WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND {USER_SCHEMA} AND {NOT_OF_EXTENSION} ORDER BY 2, 3"
         ))
@@ -170,6 +173,7 @@ async fn read_tables(link: &mut Link) -> Result<BTreeMap<u32, TableDef>, Error> 
                 name: text(&row, 2),
                 partitioned: text(&row, 5) == "t",
                 pages: number(&row, 3),
+                bytes: number(&row, 6),
                 columns: Vec::new(),
                 key: None,
                 identity: text(&row, 4).chars().next().unwrap_or('d'),

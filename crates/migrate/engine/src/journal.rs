@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// How the file beside a journal ends that tells of definitions.
 const DEFINITIONS: &str = "definitions";
+/// What is older tells of a copy that ended without a word.
+const FRESH: Duration = Duration::from_secs(10);
 
 /// How far a migration is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -197,6 +199,46 @@ impl<'j> Shared<'j> {
     pub(crate) fn lock(&self) -> MutexGuard<'_, &'j mut Journal> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// How far the copy of rows to one target is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Copying {
+    /// Copied so far.
+    pub bytes: u64,
+    /// Size of the tables on the source; what is copied may come to less or more.
+    pub bytes_total: u64,
+    /// Copied in a second, now.
+    pub bytes_per_s: u64,
+    /// How long the rest takes, as fast as it went of late; none before anything has been measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub estimate_s: Option<u64>,
+}
+
+/// Tells others how far a copy is. What cannot be told is left out: nothing depends on it.
+pub(crate) fn tell_copying(state: &Path, database: &str, number: usize, copying: &Copying) {
+    let path = copying_of(state, database, number);
+    let new = path.with_extension(format!("copying-{}-new", number + 1));
+    let written = serde_json::to_vec(copying).map_err(io::Error::from).and_then(|text| fs::write(&new, text));
+    let _ = written.and_then(|()| fs::rename(&new, &path));
+}
+
+/// A copy has ended.
+pub(crate) fn forget_copying(state: &Path, database: &str, number: usize) {
+    let _ = fs::remove_file(copying_of(state, database, number));
+}
+
+/// How far a copy is; none when nobody tells of one.
+pub(crate) fn copying(state: &Path, database: &str, number: usize) -> Option<Copying> {
+    let path = copying_of(state, database, number);
+    let written = fs::metadata(&path).and_then(|told| told.modified()).ok()?;
+    // A clock that was set back makes it fresh.
+    let fresh = written.elapsed().map_or(true, |age| age < FRESH);
+    read(&path).ok()?.filter(|_| fresh)
+}
+
+fn copying_of(state: &Path, database: &str, number: usize) -> PathBuf {
+    path_of(state, database).with_extension(format!("copying-{}", number + 1))
 }
 
 fn path_of(state: &Path, database: &str) -> PathBuf {
@@ -432,6 +474,7 @@ impl Journal {
     pub(crate) fn end(self) -> Result<(), Error> {
         for number in std::iter::once(self.record.number).chain(self.record.others.iter().map(|other| other.number)) {
             let _ = fs::remove_file(self.dump_of(number));
+            let _ = fs::remove_file(self.path.with_extension(format!("copying-{}", number + 1)));
         }
         let _ = fs::remove_file(self.path.with_extension(DEFINITIONS));
         fs::remove_file(&self.path).map_err(|source| Error::Journal { path: self.path.clone(), source })
@@ -505,6 +548,20 @@ mod tests {
         let record = &journal.record;
         assert_eq!((record.number, record.phase, &record.fingerprint[..]), (1, Phase::Following, "e"));
         assert_eq!(record.others[1].follows.as_deref(), Some("f"), "{record:?}");
+    }
+
+    #[test]
+    fn what_a_copy_told_is_read_while_it_is_fresh() {
+        let dir = tempfile::tempdir().unwrap();
+        let told = Copying { bytes: 1, bytes_total: 2, bytes_per_s: 3, estimate_s: None };
+        assert_eq!(copying(dir.path(), "a/b", 1), None);
+        tell_copying(dir.path(), "a/b", 1, &told);
+        assert_eq!((copying(dir.path(), "a/b", 1), copying(dir.path(), "a/b", 0)), (Some(told), None));
+        let file = File::options().append(true).open(copying_of(dir.path(), "a/b", 1)).unwrap();
+        file.set_modified(std::time::SystemTime::now() - FRESH).unwrap();
+        assert_eq!(copying(dir.path(), "a/b", 1), None, "whoever told it has died");
+        forget_copying(dir.path(), "a/b", 1);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
     #[test]

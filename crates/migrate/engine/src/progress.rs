@@ -27,6 +27,11 @@ impl Teller {
         Teller { number, ..self.clone() }
     }
 
+    /// Which of several targets it tells of.
+    pub(crate) fn number(&self) -> usize {
+        self.number
+    }
+
     pub(crate) fn tell(&self, kind: EventKind) {
         let now = clock_gettime(ClockId::Monotonic);
         let event = Event::new(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64, None, kind);

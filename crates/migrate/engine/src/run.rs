@@ -10,11 +10,12 @@ use crate::checksum::compare;
 use crate::clients::{Clients, Guide};
 use crate::copy::{Copied, copy};
 use crate::definitions;
+use crate::estimate::Estimate;
 use crate::fault::{FaultPoint, reach};
 use crate::follow::{Feed, Follower, Plan, SourceSnapshot};
 use crate::front::{Front, is_served};
 use crate::inventory::{Inventory, number, text};
-use crate::journal::{self, Capture, Journal, Other, Phase, Record, Shared};
+use crate::journal::{self, Capture, Copying, Journal, Other, Phase, Record, Shared};
 use crate::link::{Link, Purpose, literal};
 use crate::options::{Failure, Options, State};
 use crate::outfit::{self, PUBLICATIONS, Slot};
@@ -323,7 +324,9 @@ async fn create(
     };
     outfit::install(&mut target, position).await?;
     reach(&options.faults, FaultPoint::Defined)?;
-    copy_rows(options, &snapshot, &inventory, &holder, recording, clients, teller).await?;
+    let copied = copy_rows(options, &snapshot, &inventory, &holder, recording, clients, teller).await;
+    journal::forget_copying(&options.state, &options.source.database, number);
+    copied?;
     // Until here the snapshot had to live.
     holder.query("COMMIT").await?;
     let captured = match kept {
@@ -358,6 +361,7 @@ async fn copy_rows(
     let copying = copy(source, target, snapshot, inventory, options.copy_jobs, &copied, &throttle);
     tokio::pin!(copying);
     let (mut tick, mut last) = (tokio::time::interval(TELLING), (Instant::now(), 0));
+    let mut estimate = Estimate::begin(last.0);
     loop {
         tokio::select! {
             result = &mut copying => return result,
@@ -373,7 +377,10 @@ async fn copy_rows(
                 let per_s = (bytes - last.1) as f64 / last.0.elapsed().as_secs_f64().max(0.001);
                 last = (Instant::now(), bytes);
                 let bytes_total = inventory.bytes();
-                teller.tell(EventKind::Copying { bytes, bytes_total, bytes_per_s: per_s as u64 });
+                let (estimate_s, bytes_per_s) = (estimate.left(last.0, copied.of_tables().await, bytes_total), per_s as u64);
+                let told = Copying { bytes, bytes_total, bytes_per_s, estimate_s };
+                journal::tell_copying(&options.state, &options.source.database, teller.number(), &told);
+                teller.tell(EventKind::Copying { bytes, bytes_total, bytes_per_s, estimate_s });
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::front::Front;
 use crate::inventory::{number, text};
-use crate::journal::{self, Journal, Phase, Record};
+use crate::journal::{self, Copying, Journal, Phase, Record};
 use crate::link::{Link, Purpose, identifier, literal};
 use crate::options::{Failure, Options, State};
 use crate::progress::Teller;
@@ -32,6 +32,8 @@ pub struct Status {
     pub record: Option<Record>,
     /// `source` or `target`: where the proxy serves the tenant from; none when it cannot be asked.
     pub serving: Option<&'static str>,
+    /// How far rows are copied, by server, while a command is at it.
+    pub copying: BTreeMap<String, Copying>,
     /// Log that the source keeps for other targets, in bytes, by server.
     pub kept_for_others: BTreeMap<String, u64>,
     /// Log that the slot in use keeps on its server, in bytes.
@@ -245,12 +247,18 @@ pub async fn status(options: &Options) -> Result<Status, Error> {
     let mut status = Status {
         record,
         serving,
+        copying: BTreeMap::new(),
         kept_for_others: BTreeMap::new(),
         kept_bytes: None,
         orphans: Vec::new(),
         defined_since: Vec::new(),
     };
     if let Some(record) = &status.record {
+        let others = record.others.iter().map(|other| (other.number, &other.server));
+        for (number, server) in std::iter::once((record.number, &record.target)).chain(others) {
+            let told = journal::copying(&options.state, &options.source.database, number);
+            status.copying.extend(told.map(|told| (server.clone(), told)));
+        }
         status.defined_since = since::defined(options, record).await.unwrap_or_default();
     }
     // Where clients are to stay on the source both slots only wait to be dropped; it is the source's that fills a disk in use.

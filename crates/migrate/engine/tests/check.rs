@@ -1,6 +1,6 @@
 //! Preflight on real servers: what is refused is refused by name, and nothing is touched.
 
-use stillpoint_migrate_engine::{Accepted, Capture, Options, Server, Verdict, check};
+use stillpoint_migrate_engine::{Accepted, Capture, Carries, Options, Report, Server, TableSources, Verdict, check};
 use stillpoint_migrate_testbed::{Cluster, available};
 
 /// Each of these alone makes a migration impossible; the name that must be in the refusal.
@@ -117,6 +117,64 @@ async fn what_gives_no_images_of_rows_is_refused_by_name() {
     }
 }
 
+/// Which source carries a table, and what the other one would be to it, for people and for programs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_table_is_told_its_sources() {
+    if !available() {
+        return;
+    }
+    let (source, target) = (Cluster::start(&["wal_level=logical"]), Cluster::start(&["wal_level=logical"]));
+    source.sql("postgres", "CREATE DATABASE shop");
+    source.sql(
+        "shop",
+        "CREATE TABLE keyed (id int PRIMARY KEY); CREATE TABLE keyless (a int); CREATE TABLE cost (a int PRIMARY KEY, m money); \
+         CREATE TABLE parts (a int PRIMARY KEY) PARTITION BY RANGE (a); \
+         CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (0) TO (10); \
+         CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; \
+         CREATE TRIGGER watcher AFTER INSERT ON parts EXECUTE FUNCTION f()",
+    );
+    let only = "rows can only be added: it has no key whose values can be hashed";
+    let money = "the text of money depends on the session";
+    let by_rows = [
+        ("public.cost", Carries::Nothing, Some(money)),
+        ("public.keyed", Carries::All, None),
+        ("public.keyless", Carries::NewRows, Some(only)),
+        // Its trigger is the partitioned table's.
+        ("public.parts_1", Carries::Nothing, Some("trigger watcher")),
+    ];
+    let seen = |report: &Report, way: fn(&TableSources) -> &stillpoint_migrate_engine::Way| {
+        let of = |sources: &TableSources| (sources.table.clone(), way(sources).carries, way(sources).why.clone());
+        report.tables.iter().map(of).collect::<Vec<_>>()
+    };
+    let by_rows = by_rows.map(|(table, carries, why)| (table.to_owned(), carries, why.map(str::to_owned)));
+    let by_log = by_rows.clone().map(|(table, ..)| (table, Carries::All, None));
+    let report = report(&source, &target, "shop", Accepted::default()).await;
+    assert_eq!(seen(&report, |sources| &sources.rows), by_rows);
+    assert_eq!(seen(&report, |sources| &sources.log), by_log, "which is why it is the one that is taken");
+    assert!(report.tables.iter().all(|sources| sources.by == Capture::Log) && report.accepted().is_ok());
+    let note = |report: &Report, name: &str| {
+        report.findings.iter().find(|finding| finding.name == name).expect("a table").note.clone()
+    };
+    let cost = note(&report, "public.cost");
+    assert!(
+        cost.contains("then C (pgoutput)") && cost.ends_with(&format!("not by A (images of rows): {money}")),
+        "{cost}"
+    );
+    assert!(!note(&report, "public.keyed").contains("not by"));
+    let wanted = serde_json::json!({"table": "public.keyless", "by": "log", "log": {"carries": "all"},
+                                    "rows": {"carries": "new-rows", "why": only}});
+    assert_eq!(serde_json::to_value(&report.tables[2]).unwrap(), wanted);
+
+    let source = Cluster::start(&["wal_level=replica"]);
+    source.sql("postgres", "CREATE DATABASE shop");
+    source.sql("shop", "CREATE TABLE keyed (id int PRIMARY KEY)");
+    let report = report_by(&source, &target, "shop", Accepted::default(), None).await;
+    let (by, log) = (report.tables[0].by, report.tables[0].log.clone());
+    assert_eq!((by, log.carries), (Capture::Rows, Carries::Nothing));
+    let note = note(&report, "public.keyed");
+    assert!(note.ends_with("not by C (pgoutput): wal_level is replica on the source"), "{note}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn everything_is_listed_with_what_becomes_of_it() {
     if !available() {
@@ -153,12 +211,7 @@ async fn everything_is_listed_with_what_becomes_of_it() {
     }
 }
 
-async fn report(
-    source: &Cluster,
-    target: &Cluster,
-    database: &str,
-    accepted: Accepted,
-) -> stillpoint_migrate_engine::Report {
+async fn report(source: &Cluster, target: &Cluster, database: &str, accepted: Accepted) -> Report {
     report_by(source, target, database, accepted, None).await
 }
 
@@ -168,7 +221,7 @@ async fn report_by(
     database: &str,
     accepted: Accepted,
     capture: Option<Capture>,
-) -> stillpoint_migrate_engine::Report {
+) -> Report {
     let source = Server::parse("source", &source.conninfo(database), None).unwrap();
     let target = Server::parse("target", &target.conninfo(database), None).unwrap();
     let nowhere = std::path::PathBuf::from("/nonexistent");

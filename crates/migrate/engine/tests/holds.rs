@@ -1,14 +1,14 @@
 //! Everything that a database can hold or do and that the manual page lists: each line of it is set up, written to while one
-//! migration is under way, and compared.
+//! migration is under way, and compared; once where changes are read from the log, and once where the proxy captures them.
 
 mod support;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use stillpoint_events::{Event, EventKind};
-use stillpoint_migrate_engine::{Accepted, Observer, run};
-use stillpoint_migrate_testbed::{Cluster, available};
-use support::{Bench, sums};
+use stillpoint_migrate_engine::{Accepted, Error, Observer, Options, State, check, run};
+use stillpoint_migrate_testbed::{Cluster, Load, available};
+use support::{Bench, proxy, sums};
 
 /// When something is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,7 +74,7 @@ const MOVED: &[Line] = &[
     ),
     line(
         "partitioned tables",
-        "CREATE TABLE parts (a int, v int, PRIMARY KEY (a, v)) PARTITION BY RANGE (a); \
+        "CREATE TABLE parts (a int, v int, w int, PRIMARY KEY (a, v)) PARTITION BY RANGE (a); \
          CREATE TABLE parts_low PARTITION OF parts FOR VALUES FROM (0) TO (50) PARTITION BY HASH (v); \
          CREATE TABLE parts_low_0 PARTITION OF parts_low FOR VALUES WITH (MODULUS 2, REMAINDER 0); \
          CREATE TABLE parts_low_1 PARTITION OF parts_low FOR VALUES WITH (MODULUS 2, REMAINDER 1); \
@@ -199,28 +199,128 @@ const MOVED: &[Line] = &[
     ),
 ];
 
+/// What becomes of a line of [`MOVED`] where the proxy captures images of rows.
+#[derive(Debug, Clone, Copy)]
+enum ByRows {
+    /// It arrives as it is written.
+    Moved,
+    /// What is written to it so arrives.
+    MovedBut(&'static str),
+    /// `check` refuses it, with these words.
+    Refused(&'static str),
+    /// It is known when it is written, and ends the migration with these words.
+    Ends(&'static str),
+}
+
+impl ByRows {
+    /// As the manual page says it.
+    fn word(self) -> &'static str {
+        match self {
+            ByRows::Moved => "moved",
+            ByRows::MovedBut(_) => "moved in part",
+            ByRows::Refused(_) => "refused",
+            ByRows::Ends(_) => "ends it",
+        }
+    }
+}
+
+const BY_ROWS: &[(&str, ByRows)] = &[
+    ("sequences", ByRows::Moved),
+    (
+        "identity columns",
+        // A new number for the key is another key.
+        ByRows::MovedBut(
+            "INSERT INTO numbered DEFAULT VALUES; UPDATE numbered SET d = d + 1 WHERE id = (SELECT max(id) FROM numbered); \
+             INSERT INTO renumbered (t) SELECT repeat(md5(random()::text), 300); UPDATE renumbered SET version = DEFAULT, \
+             t = CASE WHEN id % 2 = 0 THEN 'short' ELSE t END WHERE id = (SELECT max(id) FROM renumbered);",
+        ),
+    ),
+    ("generated columns", ByRows::Moved),
+    ("enums, domains, composite types and ranges", ByRows::Moved),
+    ("types of extensions", ByRows::Moved),
+    (
+        "partitioned tables",
+        // A row that goes to another partition has another key.
+        ByRows::MovedBut(
+            "INSERT INTO parts VALUES ((random() * 99)::int, nextval('parted')); UPDATE parts SET w = v WHERE v = (SELECT v FROM \
+             parts ORDER BY random() LIMIT 1); DELETE FROM parts WHERE v = (SELECT v FROM parts ORDER BY random() LIMIT 1) AND \
+             random() < 0.5;",
+        ),
+    ),
+    ("inherited tables", ByRows::Refused("public.beings: other tables inherit from it")),
+    ("foreign keys, also deferrable ones", ByRows::Moved),
+    ("cascades of foreign keys", ByRows::Refused("public.orders: foreign key items_")),
+    ("exclusion constraints", ByRows::Moved),
+    (
+        "unique and expression indexes",
+        // Not a DELETE inside of WITH.
+        ByRows::MovedBut(
+            "DELETE FROM mails WHERE id = (SELECT id FROM mails ORDER BY random() LIMIT 1); INSERT INTO mails (mail, other) \
+             VALUES ('m' || (random() * 9)::int, NULL) ON CONFLICT DO NOTHING; INSERT INTO mails (mail, other) SELECT 'n' || n, \
+             'N' || n FROM nextval('mailed') n;",
+        ),
+    ),
+    ("tables without keys", ByRows::MovedBut("INSERT INTO keyless VALUES ((random() * 5)::int, NULL);")),
+    ("large values", ByRows::Moved),
+    ("updates of keys", ByRows::Ends("key column id of table rekeyed is changed")),
+    ("triggers", ByRows::Refused("public.watched: trigger ")),
+    ("rules and views that are written to", ByRows::Refused("public.ruled: rule twice")),
+    ("functions and procedures that write", ByRows::Ends("function put may write")),
+    ("savepoints", ByRows::Moved),
+    ("two-phase commit", ByRows::Ends("PREPARE TRANSACTION")),
+    (
+        "cursors",
+        // Not where the cursor stands.
+        ByRows::MovedBut(
+            "BEGIN; DECLARE c CURSOR FOR SELECT * FROM walked ORDER BY id FOR UPDATE; FETCH 3 FROM c; \
+             UPDATE walked SET v = v + 1 WHERE id < 4; COMMIT;",
+        ),
+    ),
+    ("TRUNCATE", ByRows::Ends("TRUNCATE")),
+    ("COPY", ByRows::Ends("COPY FROM cannot return the rows")),
+    ("MERGE", ByRows::Ends("MERGE")),
+];
+
 /// Tables that do not come along with their rows, as was accepted.
 const UNLOGGED: &str = "unlogged tables";
 
-/// The load and the rounds: one file for each line.
-fn scripts(cluster: &Cluster) -> Vec<(PathBuf, Writes)> {
-    // Where programs that run as postgres can read them.
-    let write = |(number, line): (usize, &Line)| {
-        let path = cluster.socket_dir().join(format!("line{number}.sql"));
-        std::fs::write(&path, line.write.replace("; ", ";\n") + "\n").expect("write a script");
-        (path, line.writes)
-    };
-    MOVED.iter().enumerate().map(write).collect()
+/// What is written to one line.
+struct Script {
+    what: &'static str,
+    writes: Writes,
+    path: PathBuf,
 }
 
-/// Every line once, with psql: what fails is named.
-fn round(source: &Cluster, scripts: &[(PathBuf, Writes)]) {
-    for ((script, _), line) in scripts.iter().zip(MOVED) {
-        let mut psql = source.client("psql");
-        let output = psql.args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", "shop", "-f"]).arg(script).output();
-        let output = output.expect("run psql");
-        assert!(output.status.success(), "{}: {}", line.what, String::from_utf8_lossy(&output.stderr));
+impl Script {
+    fn of(cluster: &Cluster, line: &Line, write: &str) -> Script {
+        // Where programs that run as postgres can read them.
+        let path = cluster.socket_dir().join(format!("{}.sql", line.what.replace(' ', "_")));
+        std::fs::write(&path, write.replace("; ", ";\n") + "\n").expect("write a script");
+        Script { what: line.what, writes: line.writes, path }
     }
+
+    /// Runs it once, with psql: what fails is named.
+    fn run(&self, cluster: &Cluster, port: u16) {
+        let mut psql = cluster.client("psql");
+        psql.env("PGPORT", port.to_string()).args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", "shop", "-f"]);
+        let output = psql.arg(&self.path).output().expect("run psql");
+        assert!(output.status.success(), "{}: {}", self.what, String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+/// Every line once.
+fn round(source: &Cluster, port: u16, scripts: &[Script]) {
+    scripts.iter().for_each(|script| script.run(source, port));
+}
+
+/// All that may be written all the time, by several clients.
+fn load(source: &Cluster, port: u16, scripts: &[Script]) -> Load {
+    let mut arguments: Vec<String> = ["-n", "-c", "3", "-T", "300", "-R", "60"].map(Into::into).into();
+    for script in scripts.iter().filter(|script| script.writes == Writes::Always) {
+        arguments.extend(["-f".into(), script.path.display().to_string()]);
+    }
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    source.pgbench_load("shop", port, &arguments)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -234,15 +334,9 @@ async fn every_line_of_the_manual_page_arrives() {
     bench.target.sql("postgres", "CREATE TYPE a AS ENUM (); DROP TYPE a; CREATE TYPE b AS ENUM (); DROP TYPE b");
     MOVED.iter().for_each(|line| drop(bench.source.sql("shop", line.setup)));
     bench.source.sql("shop", "CREATE UNLOGGED TABLE scratch (a int); INSERT INTO scratch VALUES (1)");
-    let scripts = scripts(&bench.source);
-    round(&bench.source, &scripts);
-    let mut arguments: Vec<String> = ["-n", "-c", "3", "-T", "300", "-R", "60"].map(Into::into).into();
-    for (script, _) in scripts.iter().filter(|(_, writes)| *writes == Writes::Always) {
-        arguments.extend(["-f".into(), script.display().to_string()]);
-    }
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let load = bench.source.pgbench_load("shop", bench.source.port(), &arguments);
-    bench.front.lock().unwrap().load = Some(load);
+    let scripts: Vec<Script> = MOVED.iter().map(|line| Script::of(&bench.source, line, line.write)).collect();
+    round(&bench.source, bench.source.port(), &scripts);
+    bench.front.lock().unwrap().load = Some(load(&bench.source, bench.source.port(), &scripts));
     let mut options = bench.options("shop");
     options.accepted = Accepted { unlogged_empty: true, ..Accepted::default() };
 
@@ -252,7 +346,7 @@ async fn every_line_of_the_manual_page_arrives() {
         println!("{:?}", event.kind);
         let EventKind::PhaseStarted { phase, .. } = &event.kind else { return };
         if ["catch-up", "compare"].contains(&phase.as_str()) {
-            round(&writing.source, &scripts);
+            round(&writing.source, writing.source.port(), &scripts);
             *counted.lock().unwrap() += 1;
         }
     });
@@ -279,11 +373,103 @@ async fn every_line_of_the_manual_page_arrives() {
     assert_ne!(source, target, "numbers of types differ, or nothing was shown about them");
 }
 
+/// Sources whose log tells of no rows, with the lines of which that holds; their databases are set up.
+fn without_log(of: impl Fn(ByRows) -> bool) -> (Arc<Bench>, Vec<(&'static Line, ByRows)>) {
+    let bench =
+        Bench::start_apart(&["wal_level=replica", "max_replication_slots=0", "max_prepared_transactions=10"], &[]);
+    bench.source.sql("postgres", "CREATE DATABASE shop");
+    let lines: Vec<_> =
+        MOVED.iter().zip(BY_ROWS).map(|(line, (_, by))| (line, *by)).filter(|(_, by)| of(*by)).collect();
+    lines.iter().for_each(|(line, _)| drop(bench.source.sql("shop", line.setup)));
+    (Arc::new(bench), lines)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_images_of_rows_can_carry_arrives() {
+    if !available() {
+        return;
+    }
+    let (bench, lines) = without_log(|by| matches!(by, ByRows::Moved | ByRows::MovedBut(_)));
+    let script = |(line, by): &(&Line, ByRows)| match by {
+        ByRows::MovedBut(write) => Script::of(&bench.source, line, write),
+        _ => Script::of(&bench.source, line, line.write),
+    };
+    let scripts: Vec<Script> = lines.iter().map(script).collect();
+    let (port, control) = proxy(bench.dir.path(), &bench.source);
+    round(&bench.source, port, &scripts);
+    let load = Mutex::new(Some(load(&bench.source, port, &scripts)));
+    let options = Options { proxy: control, ..bench.options("shop") };
+    let (ended, writing) = (Arc::new(Mutex::new(Vec::new())), Arc::clone(&bench));
+    let told = Arc::clone(&ended);
+    let observer: Observer = Arc::new(move |event: Event| {
+        println!("{:?}", event.kind);
+        let EventKind::PhaseStarted { phase, .. } = &event.kind else { return };
+        if !["catch-up", "compare", "prepare"].contains(&phase.as_str()) {
+            return;
+        }
+        round(&writing.source, port, &scripts);
+        // What is written behind the switch is on one side alone.
+        if let Some(load) = load.lock().unwrap().take_if(|_| phase == "prepare") {
+            told.lock().unwrap().push(load.stop());
+        }
+    });
+    run(&options, observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    let ended = ended.lock().unwrap();
+    assert!(ended.len() == 1 && ended[0].success && ended[0].failed == 0, "{ended:?}");
+    let (source, target) = bench.sums("shop");
+    assert_eq!(source, target);
+    for line in source.lines() {
+        assert!(!line.contains("|0|"), "something was written to each: {line}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_images_of_rows_cannot_carry_is_refused_by_name() {
+    if !available() {
+        return;
+    }
+    let (bench, lines) = without_log(|by| matches!(by, ByRows::Refused(_)));
+    let refusals = check(&bench.options("shop")).await.expect("a report").refusals();
+    for (line, by) in lines {
+        let ByRows::Refused(why) = by else { unreachable!("no other is set up") };
+        assert!(refusals.iter().any(|refusal| refusal.contains(why)), "{}: {refusals:#?}", line.what);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_known_before_ends_a_migration_by_images_of_rows() {
+    if !available() {
+        return;
+    }
+    let (bench, lines) = without_log(|by| matches!(by, ByRows::Ends(_)));
+    let (port, control) = proxy(bench.dir.path(), &bench.source);
+    let options = Options { proxy: control, share: 0.0, compare: false, ..bench.options("shop") };
+    for (line, by) in lines {
+        let ByRows::Ends(why) = by else { unreachable!("no other is set up") };
+        let (script, writing) = (Script::of(&bench.source, line, line.write), Arc::clone(&bench));
+        let observer: Observer = Arc::new(move |event: Event| {
+            if matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "catch-up") {
+                // Its client is not harmed.
+                script.run(&writing.source, port);
+            }
+        });
+        let failure = run(&options, observer).await.unwrap_err();
+        assert!(matches!(&failure.error, Error::Capture(told) if told.contains(why)), "{}: {failure:?}", line.what);
+        assert_eq!(failure.state, State::OnSource, "{}", line.what);
+    }
+    bench.assert_clean("shop");
+}
+
 #[test]
 fn the_manual_page_lists_every_line() {
     let page = include_str!("../../../../man/stillpoint-migrate.1");
     let page = page.replace("\\-", "-");
     for what in MOVED.iter().map(|line| line.what).chain([UNLOGGED]) {
-        assert!(page.contains(&format!("\n{what}")), "{what} is tested, and not listed");
+        assert!(page.contains(&format!("\n{what}\n")), "{what} is tested, and not listed");
+    }
+    assert!(MOVED.iter().map(|line| line.what).eq(BY_ROWS.iter().map(|(what, _)| *what)), "both have the same lines");
+    for (what, by) in BY_ROWS {
+        let row = format!("\n{what}: {}\n", by.word());
+        assert!(page.contains(&row), "{row} is tested, and not listed");
     }
 }

@@ -2,10 +2,12 @@
 
 mod support;
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
 use stillpoint_events::EventKind;
-use stillpoint_migrate_engine::{Outcome, fallback, finish, run};
+use stillpoint_migrate_engine::{Copying, Observer, Outcome, fallback, finish, run, status};
 use stillpoint_migrate_testbed::available;
-use support::{Bench, observer, sums};
+use support::{Bench, FakeClients, observer, sums};
 
 /// Tables of every kind that needs its own way of copying and replaying.
 const SCHEMA: &str = "
@@ -114,4 +116,86 @@ async fn every_kind_of_table_and_change_arrives() {
     assert_eq!(bench.target.sql("shop", "SELECT count(*) FROM pg_class WHERE relreplident = 'f'"), "0");
     assert_eq!(bench.target.sql("postgres", "SELECT count(*) FROM pg_replication_slots"), "0");
     assert!(!bench.state().join("shop.json").exists());
+}
+
+/// Pages of a piece, as the copy cuts tables.
+const PIECE_PAGES: usize = 8192;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn parts_of_one_table_are_copied_at_the_same_time() {
+    if !available() {
+        return;
+    }
+    // Each statement is written down when it begins, and that it has ended.
+    let bench = Bench::start_apart(&["log_statement=all", "log_duration=on"], &[]);
+    bench.source.sql("postgres", "CREATE DATABASE shop");
+    let wide = "CREATE TABLE wide (id int PRIMARY KEY, n int, pad text); ALTER TABLE wide ALTER COLUMN pad SET STORAGE PLAIN; \
+         INSERT INTO wide SELECT i, 0, repeat(md5(i::text), 120) FROM generate_series(1, 34000) i";
+    bench.source.sql("shop", wide);
+    let pages = bench.source.sql("shop", "SELECT pg_relation_size('wide') / 8192").parse::<usize>().expect("a number");
+    let pieces = pages.div_ceil(PIECE_PAGES);
+    assert!(pieces > 2, "{pages} pages");
+    let script = bench.dir.path().join("wide.sql");
+    let changes = "\\set i random(1, 34000)\nUPDATE wide SET n = n + 1 WHERE id = :i;\nDELETE FROM wide WHERE id = :i + 7;\n\
+         INSERT INTO wide SELECT :i + 7, 0, repeat('x', 3840) ON CONFLICT DO NOTHING;\n";
+    std::fs::write(&script, changes).expect("write a script");
+    let load = ["-n", "-c", "2", "-T", "300", "-R", "50", "-f", script.to_str().expect("a path")];
+    let load = bench.source.pgbench_load("shop", bench.source.port(), &load);
+    bench.front.lock().unwrap().load = Some(load);
+    let outcome = run(&bench.options("shop"), observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
+
+    let log = bench.source.log_text();
+    let (mut places, mut under_way, mut most) = (BTreeSet::new(), BTreeMap::new(), 0);
+    for line in log.lines() {
+        let Some(process) = line.split(['[', ']']).nth(1) else { continue };
+        if let Some((_, place)) =
+            line.split_once("statement: COPY (SELECT").and_then(|(_, copy)| copy.split_once("WHERE "))
+        {
+            assert!(places.insert(place.to_owned()), "{place} is copied once");
+            under_way.insert(process, place);
+            most = most.max(under_way.len());
+        } else if line.contains("duration: ") {
+            under_way.remove(process);
+        }
+    }
+    // The load may have made it grow before it was measured.
+    assert!(places.len() == pieces || places.len() == pieces + 1, "{pages} pages: {places:?}");
+    assert!(places.iter().any(|place| place.contains("ctid >= '(8192,0)' AND ctid < '(16384,0)'")), "{places:?}");
+    assert_eq!(most, 2, "two are copied at the same time: {places:?}");
+    let (source, target) = bench.sums("shop");
+    assert_eq!(source, target);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn how_long_the_copy_takes_is_told_to_whoever_asks() {
+    if !available() {
+        return;
+    }
+    let bench = Bench::start();
+    bench.source.sql("postgres", "CREATE DATABASE shop");
+    let rows = "CREATE TABLE big AS SELECT g AS id, repeat(md5(g::text), 30) AS note FROM generate_series(1, 56000) g";
+    bench.source.sql("shop", &format!("{rows}; ALTER TABLE big ADD PRIMARY KEY (id)"));
+    // For their sake it begins with 16 MiB a second.
+    bench.front.lock().unwrap().clients = Some(FakeClients::at(1000.0, 3000));
+    let options = bench.options("shop");
+    let (told, asked, target) = (Arc::new(Mutex::new(0)), options.clone(), options.target.to_string());
+    let counted = Arc::clone(&told);
+    let observer: Observer = Arc::new(move |event| {
+        println!("{:?}", event.kind);
+        let EventKind::Copying { bytes, bytes_total, bytes_per_s, estimate_s } = event.kind else { return };
+        let asked = asked.clone();
+        let status = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(status(&asked)).expect("a status")
+        });
+        let status = status.join().expect("the other thread does not panic");
+        let copying = Copying { bytes, bytes_total, bytes_per_s, estimate_s };
+        assert_eq!(status.copying, BTreeMap::from([(target.clone(), copying)]));
+        *counted.lock().unwrap() += i32::from(estimate_s.is_some());
+    });
+    let outcome = run(&options, observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
+    assert!(*told.lock().unwrap() > 1, "the rest was estimated while rows were copied");
+    assert_eq!(status(&options).await.expect("a status").copying, BTreeMap::new(), "the copy is over");
 }

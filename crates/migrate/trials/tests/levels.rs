@@ -1,10 +1,12 @@
 //! Migrations there and back at each isolation level under load with hot rows and unique keys that are used again: both
-//! sides are compared row by row on each way, and every client's history is in order. Long form: 102 migrations.
+//! sides are compared row by row on each way, and every client's history is in order; and once more with a last transaction
+//! that holds the switch-over up, and sees the same rows after it as before. Long form: 102 migrations each.
 
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_migrate_testbed::{Load, available};
 use stillpoint_migrate_trials::{Fault, LEVELS, Moment, Random, Stage, Trial, is_soak, rounds};
+use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
 const TABLES: &str = "
     CREATE TABLE hot (id int PRIMARY KEY, n bigint NOT NULL);
@@ -45,6 +47,23 @@ DELETE FROM owners WHERE id = :a;
 ",
 ];
 
+/// PostgreSQL's names of [`LEVELS`].
+const NAMES: [&str; 3] = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"];
+
+/// Of the transaction behind which nothing is written any more.
+const LAST: &str = "
+    UPDATE hot SET n = n + id;
+    DELETE FROM seats WHERE seat % 2 = 0;
+    UPDATE seats SET seat = NULL;
+    INSERT INTO seats SELECT i, 11 - i, 'last' FROM generate_series(1, 8) i ON CONFLICT DO NOTHING;
+    DELETE FROM owners WHERE id = 1 OR id > 6;
+    UPDATE owners SET id = id + 10, mail = NULL WHERE id = 2;
+    INSERT INTO owners VALUES (2, 'last') ON CONFLICT DO NOTHING;
+    INSERT INTO things (owner, n) SELECT id, -id FROM owners;
+    DELETE FROM things WHERE n < 0;
+    INSERT INTO things (owner, n) SELECT id, id + random() FROM owners;
+";
+
 fn churn(stage: &Stage, level: &str) -> Load {
     let dir = stage.source.socket_dir();
     let mut arguments: Vec<String> =
@@ -79,8 +98,7 @@ fn both_sides_are_equal_at_every_level() {
         println!("migration {round} of {rounds}");
         // There and back at one level.
         let number = round / 2 % 3;
-        let level = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"][number];
-        let mut load = churn(&stage, level);
+        let mut load = churn(&stage, NAMES[number]);
         let moment = Moment { phase: None, after: Duration::ZERO };
         let trial = Trial {
             back: round % 2 == 1,
@@ -96,4 +114,65 @@ fn both_sides_are_equal_at_every_level() {
         load.end();
     }
     println!("COUNT migrations {rounds}");
+}
+
+/// Number of rows and a sum of them, of each table.
+async fn rows(client: &Client) -> Vec<String> {
+    let each = "SELECT string_agg(format('SELECT %L || '': '' || count(*) || '', '' || coalesce(sum(hashtextextended(x::text, 0)), 0) \
+                FROM ONLY %s x', oid::regclass, oid::regclass), ' UNION ALL ' ORDER BY oid::regclass::text) FROM pg_class \
+                WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace";
+    let each: String = client.query_one(each, &[]).await.expect("ask for tables").get(0);
+    let told = client.simple_query(&each).await.expect("ask for rows");
+    let row = |message| match message {
+        SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+        _ => None,
+    };
+    told.into_iter().filter_map(row).collect()
+}
+
+#[test]
+fn a_session_sees_the_same_rows_behind_the_switch_at_every_level() {
+    if !available() {
+        return;
+    }
+    let stage = Stage::start();
+    stage.source.sql("shop", TABLES);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let last = runtime.block_on(async {
+        let (client, connection) = tokio_postgres::connect(&stage.conninfo(), NoTls).await.expect("connect");
+        tokio::spawn(connection);
+        client
+    });
+    let say =
+        |text: &str| runtime.block_on(last.batch_execute(text)).unwrap_or_else(|error| panic!("{text}: {error:?}"));
+    let rounds = rounds(2, 102);
+    for round in 0..rounds {
+        let level = NAMES[round / 2 % 3];
+        println!("migration {round} of {rounds}, {level}");
+        let load = churn(&stage, level);
+        // It takes no snapshot yet, and nobody is sent over while it is open.
+        say(&format!("BEGIN ISOLATION LEVEL {level}"));
+        let words = [&["run", "--share", "0", "--snapshot-timeout", "20s"][..], &["fallback"]][round % 2];
+        let mut tool = stage.tool(&[words, &["--pause-timeout", "3s"]].concat());
+        let prepares =
+            |event: &Event| matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "prepare");
+        let reached = tool.await_event(prepares);
+        let outcome = load.stop();
+        assert!(outcome.success && outcome.failed == 0 && outcome.transactions > 0, "{}", outcome.text);
+        assert!(reached, "the target follows: {:?}", tool.end());
+        say(LAST);
+        let before = runtime.block_on(rows(&last));
+        say("COMMIT");
+        let ended = tool.end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let after = runtime.block_on(rows(&last));
+        assert!(before.len() == 4 && before == after, "{before:#?} {after:#?}");
+        let serves = if round % 2 == 0 { &stage.target } else { &stage.source };
+        let port = runtime.block_on(last.query_one("SELECT inet_server_port()", &[])).expect("ask for the port");
+        assert_eq!(port.get::<_, i32>(0), i32::from(serves.port()), "it has gone over");
+    }
+    if rounds.is_multiple_of(2) {
+        stage.assert_clean();
+    }
+    println!("COUNT migrations compared behind the switch {rounds}");
 }

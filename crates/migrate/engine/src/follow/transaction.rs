@@ -286,6 +286,7 @@ pub(crate) mod tests {
             name: "t".into(),
             partitioned: false,
             pages: 1,
+            bytes: 8192,
             columns: vec![column("id"), column("mail"), column("note")],
             key: keyed.then(|| vec![0]),
             identity: if keyed { 'd' } else { 'f' },

@@ -1,10 +1,12 @@
-//! `experiments/migrate-rivals`: what clients notice of a switch-over, and how fast a target catches up, with `stillpoint
-//! migrate` and with PostgreSQL's own logical replication behind Debian's pgbouncer, in turns within one run.
+//! `experiments/migrate-rivals`: what clients notice of a switch-over, and how fast a target is filled and catches up, with
+//! `stillpoint migrate`, with PostgreSQL's own logical replication behind Debian's pgbouncer, and with Debian's pgcopydb, in
+//! turns within one run.
 //!
 //! Prints a page. Both ways get the same servers with default settings (and `wal_level=logical`), the same load by pgbench
 //! and the same machine; nothing is judged here.
 #![forbid(unsafe_code)]
 
+mod copy;
 mod gap;
 mod kept;
 mod native;
@@ -32,6 +34,7 @@ fn main() -> ExitCode {
         "gap" => gap::measure(rounds),
         "rate" => rate::measure(rounds),
         "kept" => kept::measure(rounds),
+        "copy" => copy::measure(rounds),
         _ => return usage(),
     };
     let values: serde_json::Map<_, _> = values.into_iter().map(|(what, values)| (what, values.into())).collect();
@@ -45,7 +48,7 @@ fn main() -> ExitCode {
 }
 
 fn usage() -> ExitCode {
-    eprintln!("usage: migrate-rivals gap|rate|kept ROUNDS FILE-FOR-THE-VALUES");
+    eprintln!("usage: migrate-rivals gap|rate|kept|copy ROUNDS FILE-FOR-THE-VALUES");
     ExitCode::from(2)
 }
 
