@@ -554,6 +554,9 @@ int main(int argc, char **argv)
         roles[i] = (struct role){i, next(&seed), i == 0 ? LISTENER : i % PRIORITIES, next(&seed) % 2};
         start(&threads[i], &roles[i]);
     }
+    /* or on a busy machine all is over before the first of them has begun */
+    while (__atomic_load_n(&sp_control.slots_used, __ATOMIC_SEQ_CST) < THREADS)
+        sleep_us(100);
     uint32_t number = 0;
     for (uint32_t transition = FIRST; transition < FIRST + requests; transition++) {
         static const uint32_t modes[] = {SP_LOCAL, SP_GROUP, SP_GLOBAL};
