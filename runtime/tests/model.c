@@ -399,6 +399,14 @@ static bool has_taken(const struct sp_slot *slot, uint32_t transition)
     return (generation_of(transition) ? slot->generation : slot->transition) == transition;
 }
 
+static uint32_t slots_used(void)
+{
+    sp_lock_take();
+    uint32_t used = sp_control.slots_used;
+    sp_lock_leave();
+    return used;
+}
+
 /* Whether a thread has done its part, as the patcher sees it in the slots. */
 static bool over(const struct sp_slot *slot, uint32_t transition, uint32_t mode)
 {
@@ -555,7 +563,7 @@ int main(int argc, char **argv)
         start(&threads[i], &roles[i]);
     }
     /* or on a busy machine all is over before the first of them has begun */
-    while (__atomic_load_n(&sp_control.slots_used, __ATOMIC_SEQ_CST) < THREADS)
+    while (slots_used() < THREADS)
         sleep_us(100);
     uint32_t number = 0;
     for (uint32_t transition = FIRST; transition < FIRST + requests; transition++) {
