@@ -4,17 +4,19 @@
  *
  * Each line that it reads is a command: `look` prints how many threads saw the old and the new code when they looked last,
  * and how often anybody saw neither; `hold` makes one thread stay inside of a function that the patch changes, `release`
- * lets it go on; `fork` prints how many nanoseconds it took to fork.
+ * lets it go on; `fork` prints how many nanoseconds it took to fork; `ring` has a worker of the kernel's read in its place.
  *
  *   victim [MIB]       having touched so much memory, and with threads that sleep between two looks
  */
 #define _GNU_SOURCE
+#include <linux/io_uring.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -144,6 +146,28 @@ static void fork_once(void)
     printf("fork %ld\n", (after.tv_sec - before.tv_sec) * 1000000000 + after.tv_nsec - before.tv_nsec);
 }
 
+/* What it reads is nothing; whoever read it stays. */
+static void ask_worker(void)
+{
+    struct io_uring_params params = {0};
+    int ring = (int)syscall(SYS_io_uring_setup, 4, &params), from[2];
+    size_t length = params.sq_off.array + params.sq_entries * sizeof(unsigned);
+    char *queue = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, ring, IORING_OFF_SQ_RING);
+    struct io_uring_sqe *entry = mmap(NULL, sizeof *entry, PROT_READ | PROT_WRITE, MAP_SHARED, ring, IORING_OFF_SQES);
+    static char byte;
+    if (ring < 0 || queue == MAP_FAILED || (void *)entry == MAP_FAILED || pipe(from) || write(from[1], "", 1) != 1)
+        return;
+    entry->opcode = IORING_OP_READ;
+    entry->flags = IOSQE_ASYNC;
+    entry->fd = from[0];
+    entry->addr = (unsigned long)&byte;
+    entry->len = 1;
+    *(unsigned *)(queue + params.sq_off.array) = 0;
+    atomic_store((_Atomic unsigned *)(queue + params.sq_off.tail), 1);
+    if (syscall(SYS_io_uring_enter, ring, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0) == 1)
+        puts("read");
+}
+
 int main(int argc, char **argv)
 {
     char line[64];
@@ -169,6 +193,8 @@ int main(int argc, char **argv)
             puts("released");
         } else if (!strcmp(line, "fork\n")) {
             fork_once();
+        } else if (!strcmp(line, "ring\n")) {
+            ask_worker();
         } else {
             report();
         }

@@ -27,7 +27,7 @@ double now_s(void);
 
 /* The last one has no name. */
 extern const struct test basic_tests[], life_tests[], memory_tests[], huge_tests[], events_tests[], debugger_tests[],
-	lookups_tests[], user_tests[], patching_tests[], points_tests[], servers_tests[], stress_tests[],
+	lookups_tests[], probes_tests[], groups_tests[], user_tests[], patching_tests[], points_tests[], servers_tests[], stress_tests[],
 	absent_tests[], refused_tests[];
 
 #endif

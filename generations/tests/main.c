@@ -11,7 +11,7 @@
 #include "stress.h"
 
 static const struct test *const all[] = {
-	basic_tests, life_tests, memory_tests, huge_tests, events_tests, debugger_tests, lookups_tests,
+	basic_tests, life_tests, memory_tests, huge_tests, events_tests, debugger_tests, lookups_tests, probes_tests, groups_tests,
 	user_tests, patching_tests, points_tests, servers_tests, stress_tests, absent_tests, refused_tests,
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /* `stillpoint patch --view generation` on a program of several threads (../patching/victim.c). */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -141,6 +142,50 @@ static void patch_held(void)
 	expect(0, THREADS);
 }
 
+/* Whether the kernel works for the process, by a thread of it that runs none of its code. */
+static bool has_worker(void)
+{
+	char path[300], name[32] = "";
+	bool found = false;
+	struct dirent *entry;
+
+	snprintf(path, sizeof(path), "/proc/%s/task", pid);
+	DIR *threads = opendir(path);
+
+	CHECK(threads);
+	while (!found && (entry = readdir(threads))) {
+		snprintf(path, sizeof(path), "/proc/%s/task/%s/comm", pid, entry->d_name);
+		int comm = open(path, O_RDONLY);
+
+		if (comm >= 0 && read(comm, name, sizeof(name) - 1) > 0)
+			found = !strncmp(name, "iou-wrk-", 8);
+		if (comm >= 0)
+			close(comm);
+	}
+	closedir(threads);
+	return found;
+}
+
+/* io_uring's workers stay in the base, also those that begin while their maker is elsewhere, and nobody waits for them. */
+static void patch_workers(void)
+{
+	start_victim();
+	expect(THREADS, 0);
+	CHECK(!strcmp(ask("ring"), "read\n") && has_worker());
+	for (int round = 0; round < 3; round++) {
+		CHECK(!strcmp(ask("hold"), "held\n"));
+		ENDS(FELL_BACK, APPLY("generation", "--timeout", "2s"));
+		CHECK(strstr(said, "slow_answer") && !has_generations(0));
+		expect(THREADS, 0);
+		CHECK(!strcmp(ask("release"), "released\n"));
+		ENDS(DONE, APPLY("generation"));
+		expect(0, THREADS);
+		ENDS(DONE, REVERT("generation"));
+		expect(THREADS, 0);
+		CHECK(has_worker());
+	}
+}
+
 #define KILLS 8
 
 /* The tool killed at any moment: nobody sees anything but the one or the other, and the next call goes on. */
@@ -197,6 +242,7 @@ const struct test patching_tests[] = {
 	{"patch_by_generation", patch_by_generation, 600},
 	{"patch_constant", patch_constant, 600},
 	{"patch_held", patch_held, 600},
+	{"patch_workers", patch_workers, 600},
 	{"patch_killed", patch_killed, 600},
 	{}
 };

@@ -18,7 +18,8 @@ use stillpoint_patch_tracee::{self as tracee, Pid, Process, Session, Stop, Threa
 const REST: Duration = Duration::from_millis(1);
 
 /// Who of the process, or of others that share its memory, is not in a generation, and cannot be taken there by itself; but for
-/// those who are to stay elsewhere. Threads are looked at twice, for one may be born while the other is looked at; from those that are there nobody is born
+/// those who are to stay elsewhere, and for workers of the kernel's, which run none of its code and are always in the base.
+/// Threads are looked at twice, for one may be born while the other is looked at; from those that are there nobody is born
 /// elsewhere.
 pub(super) fn who_is_elsewhere(
     process: &Process,
@@ -28,12 +29,12 @@ pub(super) fn who_is_elsewhere(
     for _ in 0..2 {
         let mut threads = process.threads()?;
         threads.retain(|t| {
-            !staying.contains(&t.tid) && kernel::generation_of(process, t.tid).is_some_and(|found| found != generation)
+            !t.kernel_worker
+                && !staying.contains(&t.tid)
+                && kernel::generation_of(process, t.tid).is_some_and(|found| found != generation)
         });
         if !threads.is_empty() {
-            let what =
-                |worker| if worker { "the kernel, as a worker of it" } else { "code that nobody has looked at yet" };
-            let busy = |t: ThreadInfo| Busy { tid: t.tid, function: what(t.kernel_worker).into() };
+            let busy = |t: ThreadInfo| Busy { tid: t.tid, function: "code that nobody has looked at yet".into() };
             return Ok(threads.into_iter().map(busy).collect());
         }
     }

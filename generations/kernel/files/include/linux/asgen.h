@@ -39,6 +39,9 @@ int asgen_proc_generations(struct seq_file *m, struct pid_namespace *ns, struct 
 			   struct task_struct *task);
 int asgen_proc_generation(struct seq_file *m, struct pid_namespace *ns, struct pid *pid,
 			  struct task_struct *task);
+void __asgen_probe(struct mm_struct *mm, unsigned long at, const u8 *insn, bool set);
+void asgen_each_probe(struct vm_area_struct *vma, unsigned long page,
+		      void (*each)(void *argument, unsigned long at, const u8 *insn), void *argument);
 pgd_t *asgen_pgd_alloc(struct mm_struct *mm);
 void asgen_pgd_free(struct mm_struct *mm, pgd_t *pgd);
 
@@ -71,11 +74,22 @@ static __always_inline void asgen_forget(struct mm_struct *mm, unsigned long add
 		__asgen_forget(mm, addr, size);
 }
 
-/* clone() and fork(): @child begins in the generation of the current thread. */
+/* A probe of the instruction @insn was set at @at in the base, or is about to be taken away; mmap_lock is held. */
+static inline void asgen_probe(struct mm_struct *mm, unsigned long at, const u8 *insn, bool set)
+{
+	if (unlikely(READ_ONCE(mm->asgen)))
+		__asgen_probe(mm, at, insn, set);
+}
+
+/*
+ * clone() and fork(): @child begins in the generation of the current thread.
+ * Workers of the kernel (io_uring's) run nothing of the process's: they stay in
+ * the base, and nobody waits for them.
+ */
 static inline void asgen_born(struct task_struct *child)
 {
 	child->asgen = NULL;
-	if (unlikely(current->asgen))
+	if (unlikely(current->asgen) && !(child->flags & PF_USER_WORKER))
 		__asgen_born(child);
 }
 
@@ -126,6 +140,7 @@ static inline void asgen_mm_free(struct mm_struct *mm)
 #define asgen_flush(mm, start, end, tables)	do { } while (0)
 #define asgen_flush_later(mm, addr)		do { } while (0)
 #define asgen_forget(mm, addr, size)		do { } while (0)
+#define asgen_probe(mm, at, insn, set)		do { } while (0)
 #define asgen_born(child)			do { } while (0)
 #define asgen_fork(child, mm)			0
 #define asgen_here()				false

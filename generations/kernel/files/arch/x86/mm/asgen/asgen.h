@@ -33,6 +33,7 @@ struct asgen {
 struct asgen_mm {
 	struct mm_struct *mm;
 	struct mutex change;		/* who creates, writes, commits or deletes */
+	struct mutex probing;		/* who sets or takes away a probe */
 	/*
 	 * The lists, all tables of all generations, and which task is where. Taken inside page-table locks and with
 	 * interrupts off; nothing is taken inside it.
@@ -77,6 +78,8 @@ bool asgen_pinned(struct asgen_mm *am, unsigned long start, unsigned long length
 /* pages.c */
 long asgen_write(struct asgen_mm *am, struct asgen *ag, const struct asgen_write *write);
 int asgen_change(struct asgen_mm *am, struct asgen *ag, unsigned long addr, const void *bytes, size_t length);
+struct page *asgen_get_page(struct asgen *ag, unsigned long addr);
+int asgen_put_in_place(struct asgen_mm *am, struct asgen *ag, unsigned long addr, struct page *new);
 int asgen_share_pages(struct asgen *to, struct asgen *from);
 int asgen_pages_to_base(struct asgen_mm *am, struct asgen *ag);
 void asgen_free_pages(struct asgen *ag);
@@ -95,6 +98,27 @@ void asgen_free(struct asgen *ag);
 /* process.c */
 struct asgen_mm *asgen_register(struct mm_struct *mm);
 
+/* probes.c */
+#ifdef CONFIG_UPROBES
+bool asgen_hold_probes(struct mm_struct *mm);
+void asgen_release_probes(struct mm_struct *mm, bool writing);
+void asgen_probe_copy(struct vm_area_struct *vma, unsigned long page, void *to, const void *base,
+		      unsigned long start, unsigned long end);
+#else
+static inline bool asgen_hold_probes(struct mm_struct *mm)
+{
+	mmap_read_lock(mm);
+	return false;
+}
+
+static inline void asgen_release_probes(struct mm_struct *mm, bool writing)
+{
+	mmap_read_unlock(mm);
+}
+
+#define asgen_probe_copy(vma, page, to, base, start, end) do { } while (0)
+#endif
+
 /* reload.c */
 void asgen_load(struct mm_struct *mm);
 void asgen_reload_all(struct mm_struct *mm);
@@ -107,6 +131,7 @@ enum asgen_rule {
 	ASGEN_RULE_BATCH,	/* a flush that is put off counts as one at once */
 	ASGEN_RULE_DIRTY,	/* a leaf may be written only once the base is dirty */
 	ASGEN_RULE_REAP,	/* deleting leaves threads where they are */
+	ASGEN_RULE_PROBES,	/* a page that differs has the probes of what does not */
 };
 
 #ifdef CONFIG_ASGEN_KNOCK_OUT

@@ -64,9 +64,20 @@ void asgen_put(struct asgen *ag)
 		schedule_work(&mm->asgen->reaper);
 }
 
+static void list_new(struct asgen_mm *am, struct asgen *ag, int id)
+{
+	spin_lock_irq(&am->lock);
+	ag->id = id ?: am->last_id + 1;
+	am->last_id = max(am->last_id, ag->id);
+	list_add(&ag->list, &am->generations);
+	asgen_copy_ldt(ag);
+	spin_unlock_irq(&am->lock);
+}
+
 struct asgen *asgen_new(struct asgen_mm *am, struct asgen *like, int id)
 {
 	struct asgen *ag = kzalloc(sizeof(*ag), GFP_KERNEL_ACCOUNT);
+	bool writing = false;
 	int ret;
 
 	if (!ag)
@@ -78,18 +89,19 @@ struct asgen *asgen_new(struct asgen_mm *am, struct asgen *like, int id)
 	ag->ctx_id = asgen_new_context();
 	ag->pgd = asgen_pgd_alloc(am->mm);
 	ret = ag->pgd ? 0 : -ENOMEM;
+	/* Whoever takes a probe away finds the pages either there, or here too. */
+	if (like)
+		writing = asgen_hold_probes(like->mm);
 	if (!ret && like)
 		ret = asgen_share_pages(ag, like);
+	if (!ret)
+		list_new(am, ag, id);
+	if (like)
+		asgen_release_probes(like->mm, writing);
 	if (ret) {
 		asgen_free(ag);
 		return ERR_PTR(ret);
 	}
-	spin_lock_irq(&am->lock);
-	ag->id = id ?: am->last_id + 1;
-	am->last_id = max(am->last_id, ag->id);
-	list_add(&ag->list, &am->generations);
-	asgen_copy_ldt(ag);
-	spin_unlock_irq(&am->lock);
 	return ag;
 }
 
@@ -178,7 +190,7 @@ static bool somebody_is_elsewhere(struct asgen_mm *am, struct asgen *ag)
 
 	rcu_read_lock();
 	for_each_process_thread(process, task)
-		found |= READ_ONCE(task->mm) == am->mm && !(task->flags & PF_EXITING) &&
+		found |= READ_ONCE(task->mm) == am->mm && !(task->flags & (PF_EXITING | PF_USER_WORKER)) &&
 			 READ_ONCE(task->asgen) != ag;
 	rcu_read_unlock();
 	return found;

@@ -15,6 +15,7 @@ static const char *const names[] = {
 	[ASGEN_RULE_BATCH] = "batch",
 	[ASGEN_RULE_DIRTY] = "dirty",
 	[ASGEN_RULE_REAP] = "reap",
+	[ASGEN_RULE_PROBES] = "probes",
 };
 
 static int knocked_out __ro_after_init = -1;

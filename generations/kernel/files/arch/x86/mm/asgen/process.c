@@ -4,6 +4,7 @@
  */
 #include <linux/slab.h>
 #include <linux/smp.h>
+#include <linux/uprobes.h>
 
 #include "asgen.h"
 
@@ -35,6 +36,7 @@ struct asgen_mm *asgen_register(struct mm_struct *mm)
 		return ERR_PTR(-ENOMEM);
 	am->mm = mm;
 	mutex_init(&am->change);
+	mutex_init(&am->probing);
 	spin_lock_init(&am->lock);
 	INIT_LIST_HEAD(&am->generations);
 	INIT_WORK(&am->reaper, reap);
@@ -85,7 +87,10 @@ int __asgen_fork(struct task_struct *child, struct mm_struct *mm)
 	mutex_lock(&parent->change);
 	am->nr_ranges = parent->nr_ranges;
 	memcpy(am->ranges, parent->ranges, sizeof(am->ranges));
+	/* Whoever takes a probe away finds it in both, or in none. */
+	uprobe_start_dup_mmap();
 	ag = asgen_new(am, like, like->id);
+	uprobe_end_dup_mmap();
 	/* Half a commit may be in the child's base: it has to make one of its own first. */
 	if (!IS_ERR(ag) && (like == parent->committing || like->deleted))
 		am->committing = ag;

@@ -12,23 +12,6 @@
 
 #include "asgen.h"
 
-/* A writer may put another page in its place at any moment: that one is taken then. */
-static struct page *get_page_of(struct asgen *ag, unsigned long addr)
-{
-	struct page *page;
-
-	rcu_read_lock();
-	while ((page = xa_load(&ag->pages, addr >> PAGE_SHIFT))) {
-		if (!get_page_unless_zero(page))
-			continue;
-		if (page == xa_load(&ag->pages, addr >> PAGE_SHIFT))
-			break;
-		put_page(page);
-	}
-	rcu_read_unlock();
-	return page;
-}
-
 struct page *__asgen_page_here(struct mm_struct *mm, unsigned long addr, unsigned int gup_flags)
 {
 	struct page *page;
@@ -39,7 +22,7 @@ struct page *__asgen_page_here(struct mm_struct *mm, unsigned long addr, unsigne
 	ag = asgen_get_of(mm->asgen, current);
 	if (!ag)
 		return NULL;
-	page = get_page_of(ag, addr);
+	page = asgen_get_page(ag, addr);
 	asgen_put(ag);
 	return page;
 }
@@ -61,7 +44,7 @@ static int write_here(struct asgen_mm *am, struct asgen *ag, unsigned long addr,
 static int access_here(struct asgen_mm *am, struct asgen *ag, unsigned long addr, void *buf, int len,
 		       unsigned int gup_flags)
 {
-	struct page *page = get_page_of(ag, addr);
+	struct page *page = asgen_get_page(ag, addr);
 
 	if (!page)
 		return access_remote_vm(am->mm, addr, buf, len, gup_flags);
