@@ -173,9 +173,7 @@ async fn how_long_the_copy_takes_is_told_to_whoever_asks() {
         return;
     }
     let bench = Bench::start();
-    bench.source.sql("postgres", "CREATE DATABASE shop");
-    let rows = "CREATE TABLE big AS SELECT g AS id, repeat(md5(g::text), 30) AS note FROM generate_series(1, 56000) g";
-    bench.source.sql("shop", &format!("{rows}; ALTER TABLE big ADD PRIMARY KEY (id)"));
+    bench.fill_big();
     // For their sake it begins with 16 MiB a second.
     bench.front.lock().unwrap().clients = Some(FakeClients::at(1000.0, 3000));
     let options = bench.options("shop");

@@ -30,9 +30,7 @@ async fn copied_with_care(suffering: Fare) {
         return;
     }
     let bench = Bench::start();
-    bench.source.sql("postgres", "CREATE DATABASE shop");
-    let rows = "CREATE TABLE big AS SELECT g AS id, repeat(md5(g::text), 30) AS note FROM generate_series(1, 56000) g";
-    bench.source.sql("shop", &format!("{rows}; ALTER TABLE big ADD PRIMARY KEY (id)"));
+    bench.fill_big();
     bench.front.lock().unwrap().clients = Some(FakeClients::at(USUAL.0, USUAL.1));
     let (front, rates) = (Arc::clone(&bench.front), Arc::new(Mutex::new(Vec::new())));
     let told = Arc::clone(&rates);

@@ -209,7 +209,7 @@ impl<'p, 'a> Assembly<'p, 'a> {
                 return None;
             }
         };
-        if is_descriptor(reloc) && !matches!(self.symbols[symbol as usize].value, SymbolValue::Target(_)) {
+        if reloc.is_descriptor() && !matches!(self.symbols[symbol as usize].value, SymbolValue::Target(_)) {
             self.load_offset(unit, section, reloc);
             kind = RelocationKind::GotTpOff32;
         }
@@ -357,11 +357,6 @@ impl<'p, 'a> Assembly<'p, 'a> {
     }
 }
 
-/// Whether it belongs to a call of a TLS descriptor.
-fn is_descriptor(reloc: &Reloc) -> bool {
-    [elf::R_X86_64_GOTPC32_TLSDESC, elf::R_X86_64_TLSDESC_CALL].contains(&elf::RelocationType(reloc.kind))
-}
-
 /// How the value is made; `None` for what the patch file cannot say.
 fn kind_of(reloc: &Reloc) -> Option<RelocationKind> {
     Some(match elf::RelocationType(reloc.kind) {
@@ -375,7 +370,7 @@ fn kind_of(reloc: &Reloc) -> Option<RelocationKind> {
         elf::R_X86_64_TPOFF32 => RelocationKind::TpOff32,
         elf::R_X86_64_GOTTPOFF => RelocationKind::GotTpOff32,
         // Relative to the target's own descriptor, where it has one.
-        elf::R_X86_64_GOTPC32_TLSDESC | elf::R_X86_64_TLSDESC_CALL => RelocationKind::Pc32,
+        _ if reloc.is_descriptor() => RelocationKind::Pc32,
         // Relative to the target's own `tls_index`; an offset in the segment becomes final.
         elf::R_X86_64_TLSGD | elf::R_X86_64_TLSLD | elf::R_X86_64_DTPOFF32 => RelocationKind::Pc32,
         _ => return None,

@@ -90,6 +90,11 @@ impl Reloc {
             _ => 4,
         }
     }
+
+    /// Whether it belongs to a call of a TLS descriptor.
+    pub(crate) fn is_descriptor(&self) -> bool {
+        [elf::R_X86_64_GOTPC32_TLSDESC, elf::R_X86_64_TLSDESC_CALL].contains(&elf::RelocationType(self.kind))
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -45,7 +45,7 @@ fn way(reloc: &Reloc) -> Way {
         elf::R_X86_64_GOTPCREL | elf::R_X86_64_GOTPCRELX | elf::R_X86_64_REX_GOTPCRELX => Way::Slot,
         elf::R_X86_64_TPOFF32 | elf::R_X86_64_GOTTPOFF => Way::ThreadLocal,
         elf::R_X86_64_TLSGD | elf::R_X86_64_TLSLD => Way::Index,
-        elf::R_X86_64_GOTPC32_TLSDESC | elf::R_X86_64_TLSDESC_CALL => Way::Descriptor,
+        _ if reloc.is_descriptor() => Way::Descriptor,
         _ if reloc.is_branch() => Way::Branch,
         _ => Way::Address,
     }

@@ -138,6 +138,14 @@ impl Bench {
         self.source.sql("postgres", &format!("ALTER DATABASE {database} ALLOW_CONNECTIONS true"));
     }
 
+    /// A database `shop` with one table, `big`, whose copy takes a while.
+    pub(crate) fn fill_big(&self) {
+        self.source.sql("postgres", "CREATE DATABASE shop");
+        let rows =
+            "CREATE TABLE big AS SELECT g AS id, repeat(md5(g::text), 30) AS note FROM generate_series(1, 56000) g";
+        self.source.sql("shop", &format!("{rows}; ALTER TABLE big ADD PRIMARY KEY (id)"));
+    }
+
     /// One line for each table of both sides; equal when they hold the same.
     pub(crate) fn sums(&self, database: &str) -> (String, String) {
         self.look_into_source(database);
