@@ -3,12 +3,11 @@
 
 use crate::Error;
 use crate::ledger::Span;
-use memchr::memmem;
 use object::elf;
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Memory, Module, Process};
+use stillpoint_patch_unwind::Section;
 
 const TABLE_MAX: u64 = 64 << 20;
 const CHAIN_MAX: u32 = 1 << 16;
@@ -227,50 +226,45 @@ impl<'a> Dynamic<'a> {
 
     /// Slots that the loader binds to names: address of the slot and name.
     pub(crate) fn bound_slots(&self, mut wanted: impl FnMut(&[u8]) -> bool) -> Vec<(Avma, Vec<u8>)> {
-        let tables = [(elf::DT_JMPREL, elf::DT_PLTRELSZ), (elf::DT_RELA, elf::DT_RELASZ)];
-        let mut slots = Vec::new();
-        for (table, size) in tables {
-            let (Some(at), Some(len)) = (self.address(table), self.value(size)) else { continue };
-            let Ok(bytes) = self.memory.read_vec(at, len.min(TABLE_MAX) as usize) else { continue };
-            let bound = |rela: &&[u8]| [elf::R_X86_64_JUMP_SLOT.0, elf::R_X86_64_GLOB_DAT.0].contains(&u32_of(rela, 8));
-            let slot = |rela: &[u8]| (Avma(u64_of(rela, 0).wrapping_add(self.bias)), u32_of(rela, 12));
-            slots.extend(bytes.chunks_exact(24).filter(bound).map(slot));
-        }
-        let Some((symbols, strings)) = self.names(slots.iter().map(|(_, symbol)| *symbol)) else { return Vec::new() };
-        let name = |symbol: u32| {
-            let bytes = strings.get(u32_of(&symbols, symbol as usize * 24) as usize..)?;
-            bytes.iter().position(|b| *b == 0).map(|end| &bytes[..end])
-        };
+        let bound = |rela: &&[u8]| [elf::R_X86_64_JUMP_SLOT.0, elf::R_X86_64_GLOB_DAT.0].contains(&u32_of(rela, 8));
+        let slot = |rela: &[u8]| (Avma(u64_of(rela, 0).wrapping_add(self.bias)), u32_of(rela, 12));
+        let tables = self.relocations();
+        let slots: Vec<(Avma, u32)> =
+            tables.iter().flat_map(|table| table.chunks_exact(24).filter(bound).map(slot)).collect();
+        let last = slots.iter().map(|(_, symbol)| *symbol).max();
+        let (Some(last), Some(at)) = (last, self.address(elf::DT_SYMTAB)) else { return Vec::new() };
+        // what a module imports stands at the beginning of its table; names lie everywhere
+        let symbols = section(self.memory, Span::new(at, (u64::from(last) + 1) * 24));
+        let name = |symbol: u32| self.string(u64::from(symbols.word(symbol as usize * 24)?));
         let named = slots.into_iter().filter_map(|(slot, symbol)| Some((slot, name(symbol)?)));
-        named.filter(|(_, name)| wanted(name)).map(|(slot, name)| (slot, name.to_vec())).collect()
+        named.filter(|(_, name)| wanted(name)).collect()
     }
 
-    /// The symbol table as far as `symbols` need it, and all strings.
-    fn names(&self, symbols: impl Iterator<Item = u32>) -> Option<(Vec<u8>, Vec<u8>)> {
-        let len = (u64::from(symbols.max()?) + 1) * 24;
-        let table = self.memory.read_vec(self.address(elf::DT_SYMTAB)?, len.min(TABLE_MAX) as usize).ok()?;
-        let len = self.value(elf::DT_STRSZ)?;
-        let strings = self.memory.read_vec(self.address(elf::DT_STRTAB)?, len.min(TABLE_MAX) as usize).ok()?;
-        Some((table, strings))
+    /// What the module itself has bound to the indirect function whose resolver is at `resolver`.
+    pub(crate) fn bound_within(&self, resolver: Avma) -> Option<Avma> {
+        let tables = self.relocations();
+        let slot = tables.iter().flat_map(|table| table.chunks_exact(24)).find(|rela| {
+            u32_of(rela, 8) == elf::R_X86_64_IRELATIVE.0 && u64_of(rela, 16).wrapping_add(self.bias) == resolver.0
+        });
+        self.memory.read_u64(Avma(u64_of(slot?, 0).wrapping_add(self.bias))).ok().map(Avma)
+    }
+
+    /// The module's tables of relocations, without those that only add the bias: these come first, are told the number of,
+    /// and are megabytes in a large program.
+    fn relocations(&self) -> Vec<Vec<u8>> {
+        let plain = self.value(elf::DT_RELACOUNT).unwrap_or(0).saturating_mul(24);
+        let tables = [(elf::DT_JMPREL, elf::DT_PLTRELSZ, 0), (elf::DT_RELA, elf::DT_RELASZ, plain)];
+        let read = |(table, size, skipped): (elf::DynamicTag, elf::DynamicTag, u64)| {
+            let len = self.value(size)?.min(TABLE_MAX).checked_sub(skipped)?;
+            self.memory.read_vec(Avma(self.address(table)?.0.wrapping_add(skipped)), len as usize).ok()
+        };
+        tables.into_iter().filter_map(read).collect()
     }
 }
 
-impl Dynamic<'_> {
-    /// What the module itself has bound to the indirect function whose resolver is at `resolver`.
-    pub(crate) fn bound_within(&self, resolver: Avma) -> Option<Avma> {
-        let tables = [(elf::DT_JMPREL, elf::DT_PLTRELSZ), (elf::DT_RELA, elf::DT_RELASZ)];
-        for (table, size) in tables {
-            let (Some(at), Some(len)) = (self.address(table), self.value(size)) else { continue };
-            let Ok(bytes) = self.memory.read_vec(at, len.min(TABLE_MAX) as usize) else { continue };
-            let slot = bytes.chunks_exact(24).find(|rela| {
-                u32_of(rela, 8) == elf::R_X86_64_IRELATIVE.0 && u64_of(rela, 16).wrapping_add(self.bias) == resolver.0
-            });
-            if let Some(slot) = slot {
-                return self.memory.read_u64(Avma(u64_of(slot, 0).wrapping_add(self.bias))).ok().map(Avma);
-            }
-        }
-        None
-    }
+/// Bytes of a process, each page of which is read when it is first needed.
+pub(crate) fn section(memory: &Memory, span: Span) -> Section<'_> {
+    Section::new(span.start.0, span.len as usize, |at, buf| memory.read_some(Avma(at), buf))
 }
 
 /// The loader's list of modules, in the order in which it searches them: link map and dynamic section.
@@ -305,24 +299,4 @@ pub(crate) fn search_order(process: &Process, modules: &[Module]) -> Vec<usize> 
     let mut order: Vec<usize> = (0..modules.len()).collect();
     order.sort_by_key(|i| place(&modules[*i]));
     order
-}
-
-/// `mov $15, %rax; syscall`: how every C library returns from a signal handler.
-const SIGNAL_RETURN: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
-
-/// Where the C library's signal returns lie; a signal frame begins with the address of one.
-pub(crate) fn signal_returns(process: &Process, modules: &[Module]) -> Vec<u64> {
-    let name = |m: &&Module| {
-        let file = m.path.rsplit('/').next().unwrap_or_default();
-        file.starts_with("libc.so") || file.starts_with("libc-2") || file.starts_with("libpthread")
-    };
-    let text = modules.iter().filter(name).flat_map(|m| m.mappings.iter().filter(|m| m.execute));
-    let mut out = Vec::new();
-    for mapping in text {
-        process.memory().look_through(mapping.start, mapping.len(), SIGNAL_RETURN.len() - 1, |at, bytes| {
-            out.extend(memmem::find_iter(bytes, &SIGNAL_RETURN).map(|offset| at.0 + offset as u64));
-            ControlFlow::Continue(())
-        });
-    }
-    out
 }

@@ -122,12 +122,12 @@ impl Target {
     }
 
     fn look(process: Process) -> Result<Self, Error> {
-        let modules = process.modules()?;
-        check_process(&process, &modules)?;
         let mappings = process.mappings()?;
+        let modules = process.modules_among(&mappings);
+        check_process(&process, &mappings, &modules)?;
         let store = store::find_in(&process, &mappings)?;
         let view = store.as_ref().map(|s| s.view().clone()).unwrap_or_default();
-        let restorers = crate::image::signal_returns(&process, &modules);
+        let restorers = process.signal_returns()?.to_vec();
         Ok(Target { process, modules, mappings, store, view, restorers })
     }
 

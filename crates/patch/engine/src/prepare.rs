@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use stillpoint_patch_format::{Avma, Constant, Function, Patch};
 use stillpoint_patch_insn::{self as insn, EntryPlan, JUMP_LEN};
-use stillpoint_patch_tracee::{Module, Process};
+use stillpoint_patch_tracee::{Mapping, Module, Process};
 
 const PAGE: u64 = 4096;
 /// Functions begin at multiples of this when padding stands before the next.
@@ -27,8 +27,8 @@ pub(crate) struct Prepared {
 }
 
 /// What makes a process unsuitable whatever the patch.
-pub(crate) fn check_process(process: &Process, modules: &[Module]) -> Result<(), Error> {
-    crate::word::check_libc(process)?;
+pub(crate) fn check_process(process: &Process, mappings: &[Mapping], modules: &[Module]) -> Result<(), Error> {
+    crate::word::check_libc(process, mappings)?;
     let unsuitable = |what: String| Err(Error::Unsuitable { pid: process.pid(), what });
     if process.shadow_stack()? {
         return unsuitable("has an active shadow stack".into());

@@ -1,6 +1,6 @@
 //! Stack walks of one process: decide when the conservative scan stays busy because of a stale word, and explain.
 
-use crate::image::unwind_sections;
+use crate::image::{section, unwind_sections};
 use crate::ledger::Span;
 use crate::probe::{Look, Verdict};
 use crate::scan::{Finding, Forbidden};
@@ -9,12 +9,13 @@ use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Module, Process};
 use stillpoint_patch_unwind as unwind;
 
-/// Made of what is mapped; indexes unwind data when first needed, never while a thread stands.
+/// Made of what is mapped. Where unwind data lies is found out when first needed, never while a thread stands; of the data
+/// itself each page is read when a walk needs it.
 pub(crate) struct Walker<'p> {
     process: &'p Process,
     modules: Vec<Module>,
     patches: Vec<Span>,
-    unwinder: OnceLock<unwind::Unwinder>,
+    unwinder: OnceLock<unwind::Unwinder<'p>>,
 }
 
 /// A frame: address, and whether the thread stands there rather than will return there.
@@ -26,23 +27,17 @@ impl<'p> Walker<'p> {
         Walker { process, modules, patches, unwinder: OnceLock::new() }
     }
 
-    /// Indexes the unwind data now.
-    pub(crate) fn prepare(&self) -> &unwind::Unwinder {
+    /// Finds the unwind data now.
+    pub(crate) fn prepare(&self) -> &unwind::Unwinder<'p> {
         self.unwinder.get_or_init(|| {
             let memory = self.process.memory();
-            let read = |span: Span| {
-                let mut bytes = vec![0; span.len as usize];
-                let len = memory.read_some(span.start, &mut bytes);
-                bytes.truncate(len);
-                bytes
-            };
+            let section = |span| section(memory, span);
             let mapped = self.modules.iter().filter_map(|m| unwind_sections(memory, m).ok().flatten());
-            let mapped = mapped.map(|(hdr, eh_frame)| (Some((hdr.start.0, read(hdr))), eh_frame));
+            let mapped = mapped.map(|(hdr, eh_frame)| (Some(hdr), eh_frame));
             let all = mapped.chain(self.patches.iter().map(|span| (None, *span)));
-            let module = |(eh_frame_hdr, span): (_, Span)| unwind::Module {
-                eh_frame_at: span.start.0,
-                eh_frame: read(span),
-                eh_frame_hdr,
+            let module = |(hdr, eh_frame): (Option<Span>, Span)| unwind::Module {
+                eh_frame: section(eh_frame),
+                eh_frame_hdr: hdr.map(section),
             };
             unwind::Unwinder::new(all.map(module).collect())
         })

@@ -3,7 +3,7 @@
 use crate::plan::transition_of_word;
 use crate::{Error, calm};
 use stillpoint_patch_format::Avma;
-use stillpoint_patch_tracee::{Libc, Process, Session, Stopped};
+use stillpoint_patch_tracee::{Libc, Mapping, Process, Session, Stopped};
 
 /// Bytes 0x80 to 0x27f of glibc's control block were room for vector registers of the loader and have not been used
 /// since glibc 2.23; those before belong to shadow stacks, transactional memory and split stacks.
@@ -13,9 +13,9 @@ const END: usize = 0x280;
 const KNOWN: std::ops::RangeInclusive<(u32, u32)> = (2, 28)..=(2, 43);
 
 /// Refuses C libraries whose control block is not known.
-pub(crate) fn check_libc(process: &Process) -> Result<(), Error> {
+pub(crate) fn check_libc(process: &Process, mappings: &[Mapping]) -> Result<(), Error> {
     let unsuitable = |what: String| Err(Error::Unsuitable { pid: process.pid(), what });
-    match process.libc()? {
+    match process.libc_among(mappings) {
         Libc::Glibc { version, .. } if KNOWN.contains(&version) => Ok(()),
         Libc::Glibc { version: (major, minor), .. } => {
             unsuitable(format!("uses glibc {major}.{minor}, whose thread control block is not known to this program"))

@@ -2,7 +2,7 @@
 
 use crate::maps;
 use crate::module;
-use crate::remote::Gadgets;
+use crate::remote::{Gadgets, Landmarks};
 use crate::status::{Stat, Threads};
 use crate::{Error, Libc, Mapping, Memory, Module, Pid, Status, ThreadActivity, ThreadInfo, Tid, sys};
 use std::fs::{self, File, OpenOptions};
@@ -31,7 +31,7 @@ struct Inner {
     view: PathBuf,
     memory: Memory,
     kernel: (u32, u32),
-    gadgets: OnceLock<Gadgets>,
+    landmarks: OnceLock<Landmarks>,
 }
 
 impl Process {
@@ -90,7 +90,7 @@ impl Process {
                 kernel: kernel_version(),
                 dir,
                 view,
-                gadgets: OnceLock::new(),
+                landmarks: OnceLock::new(),
             }),
         };
         match process.check_program(&status) {
@@ -184,9 +184,14 @@ impl Process {
 
     /// All ELF files mapped, the executable first, the vdso included; what they are is read from the mapped memory.
     pub fn modules(&self) -> Result<Vec<Module>, Error> {
+        Ok(self.modules_among(&self.mappings()?))
+    }
+
+    /// [`Process::modules`] among mappings that are known already.
+    pub fn modules_among(&self, mappings: &[Mapping]) -> Vec<Module> {
         let exe = fs::metadata(self.memory_path("exe")).map(|m| m.ino()).unwrap_or(0);
         let entry = self.auxiliary(libc::AT_ENTRY);
-        Ok(module::find(&self.mappings()?, self.memory(), exe, entry))
+        module::find(mappings, self.memory(), exe, entry)
     }
 
     /// One value of the auxiliary vector.
@@ -227,13 +232,18 @@ impl Process {
 
     /// Which C library is mapped.
     pub fn libc(&self) -> Result<Libc, Error> {
-        Ok(module::libc_kind(&self.mappings()?, self.memory()))
+        Ok(self.libc_among(&self.mappings()?))
+    }
+
+    /// [`Process::libc`] among mappings that are known already.
+    pub fn libc_among(&self, mappings: &[Mapping]) -> Libc {
+        module::libc_kind(mappings, self.memory())
     }
 
     /// Whether a shadow stack is active in any thread (`x86_Thread_features` in `/proc`).
     pub fn shadow_stack(&self) -> Result<bool, Error> {
-        for thread in self.threads()? {
-            match self.thread_status(thread.tid) {
+        for tid in self.tids()? {
+            match self.thread_status(Tid(tid)) {
                 Ok(status) if status.shadow_stack => return Ok(true),
                 Ok(_) => {}
                 Err(error) if error.gone() => {}
@@ -317,14 +327,22 @@ impl Process {
         self.find_gadgets().map(drop)
     }
 
+    /// Where the C library's signal returns lie; a signal frame begins with the address of one.
+    pub fn signal_returns(&self) -> Result<&[u64], Error> {
+        Ok(&self.landmarks()?.signal_returns)
+    }
+
     pub(crate) fn find_gadgets(&self) -> Result<Gadgets, Error> {
-        match self.inner.gadgets.get() {
-            Some(gadgets) => Ok(*gadgets),
-            None => {
-                let found = Gadgets::find(self)?;
-                Ok(*self.inner.gadgets.get_or_init(|| found))
-            }
+        self.landmarks()?.gadgets(self.pid())
+    }
+
+    /// Found once: the target's text is large.
+    fn landmarks(&self) -> Result<&Landmarks, Error> {
+        if let Some(landmarks) = self.inner.landmarks.get() {
+            return Ok(landmarks);
         }
+        let found = Landmarks::find(self)?;
+        Ok(self.inner.landmarks.get_or_init(|| found))
     }
 
     /// A path below `/proc/PID`, through the open directory.
@@ -340,15 +358,14 @@ impl Process {
     /// Reads a small file of a thread into a buffer on the stack; `None` when the thread has ended.
     fn read_task<'b>(&self, tid: Tid, name: &str, buf: &'b mut [u8]) -> Option<&'b str> {
         let mut file = File::open(self.path(&format!("task/{tid}/{name}"))).ok()?;
-        let mut len = 0;
-        while len < buf.len() {
-            match file.read(&mut buf[len..]) {
-                Ok(0) => break,
-                Ok(n) => len += n,
+        // The kernel shows such a file in one piece: the first read has all of it.
+        let len = loop {
+            match file.read(buf) {
+                Ok(len) => break len,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => return None,
             }
-        }
+        };
         // A name that is not UTF-8 stands at the beginning of the file; nothing after it can be broken.
         match std::str::from_utf8(&buf[..len]) {
             Ok(_) => {}

@@ -23,7 +23,7 @@ use crate::seccomp::Filters;
 use crate::stopped::{lost, registers};
 use crate::sys::{self, Wait};
 use crate::tracer::{Seen, State, Tracer};
-use crate::{Error, Process, Tid, carrier};
+use crate::{Error, Mapping, Pid, Process, Tid, carrier};
 use memchr::memmem;
 use std::io;
 use std::ops::ControlFlow;
@@ -49,37 +49,69 @@ pub(crate) struct Gadgets {
     exchange_ret: Option<u64>,
 }
 
-impl Gadgets {
-    pub(crate) fn find(process: &Process) -> Result<Gadgets, Error> {
+/// What the target's text is looked through for, at once.
+#[derive(Debug, Default)]
+pub(crate) struct Landmarks {
+    syscall_ret: Option<u64>,
+    exchange_ret: Option<u64>,
+    /// Outside of the C library.
+    other_restorer: Option<u64>,
+    /// In the C library, ascending within each file.
+    pub(crate) signal_returns: Vec<u64>,
+}
+
+impl Landmarks {
+    pub(crate) fn find(process: &Process) -> Result<Landmarks, Error> {
         let mut mappings = process.mappings()?;
         mappings.retain(|m| m.execute && m.read && !m.write && (m.inode != 0 || m.path.as_deref() == Some("[vdso]")));
+        let mut found = Landmarks::default();
         // The C library first: only there is the restorer the real one.
-        let is_libc =
-            |path: Option<&str>| path.and_then(|p| p.rsplit('/').next()).is_some_and(|f| f.starts_with("libc"));
-        mappings.sort_by_key(|m| !is_libc(m.path.as_deref()));
-        let (mut syscall_ret, mut restorer, mut exchange_ret) = (None, None, None);
+        mappings.sort_by_key(|m| !of_libc(m));
         for mapping in mappings {
-            let mut all = false;
-            process.memory().look_through(mapping.start, mapping.len(), RESTORER.len() - 1, |at, text| {
-                let find = |what: &[u8]| Some(at.0 + memmem::find(text, what)? as u64);
-                syscall_ret = syscall_ret.or_else(|| find(SYSCALL_RET));
-                restorer = restorer.or_else(|| find(RESTORER));
-                exchange_ret = exchange_ret.or_else(|| find(EXCHANGE_RET));
-                all = syscall_ret.is_some() && restorer.is_some() && exchange_ret.is_some();
-                if all { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            });
-            if all {
+            let libc = of_libc(&mapping);
+            if !libc && found.is_complete() {
                 break;
             }
+            process.memory().look_through(mapping.start, mapping.len(), RESTORER.len() - 1, |at, text| {
+                let find = |what: &[u8]| Some(at.0 + memmem::find(text, what)? as u64);
+                found.syscall_ret = found.syscall_ret.or_else(|| find(SYSCALL_RET));
+                found.exchange_ret = found.exchange_ret.or_else(|| find(EXCHANGE_RET));
+                if libc {
+                    found.signal_returns.extend(memmem::find_iter(text, RESTORER).map(|offset| at.0 + offset as u64));
+                } else {
+                    found.other_restorer = found.other_restorer.or_else(|| find(RESTORER));
+                }
+                if !libc && found.is_complete() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            });
         }
-        let missing = |what| Error::NoGadget { pid: process.pid(), what };
-        Ok(Gadgets {
-            syscall_ret: syscall_ret.ok_or(missing("syscall; ret"))?,
-            restorer: restorer.ok_or(missing("mov $15,%rax; syscall"))?,
-            exchange_ret,
-        })
+        Ok(found)
     }
 
+    fn restorer(&self) -> Option<u64> {
+        self.signal_returns.first().copied().or(self.other_restorer)
+    }
+
+    fn is_complete(&self) -> bool {
+        self.syscall_ret.is_some() && self.exchange_ret.is_some() && self.restorer().is_some()
+    }
+
+    pub(crate) fn gadgets(&self, pid: Pid) -> Result<Gadgets, Error> {
+        let missing = |what| Error::NoGadget { pid, what };
+        Ok(Gadgets {
+            syscall_ret: self.syscall_ret.ok_or(missing("syscall; ret"))?,
+            restorer: self.restorer().ok_or(missing("mov $15,%rax; syscall"))?,
+            exchange_ret: self.exchange_ret,
+        })
+    }
+}
+
+/// Where the C library returns from signal handlers: glibc before 2.34 did so in its library of threads, too.
+fn of_libc(mapping: &Mapping) -> bool {
+    let file = mapping.path.as_deref().and_then(|path| path.rsplit('/').next()).unwrap_or_default();
+    ["libc.so", "libc-2", "libpthread"].iter().any(|name| file.starts_with(name))
+}
+
+impl Gadgets {
     /// Refuses a call, or the `rt_sigreturn` after it, that the thread's filters do not let through.
     pub(crate) fn check(&self, filters: &Filters, tid: Tid, nr: u64, args: [u64; 6]) -> Result<(), Error> {
         filters.check(tid, &Call { nr: nr as u32, ip: self.syscall_ret + 2, args })?;

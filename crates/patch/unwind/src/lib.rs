@@ -1,8 +1,9 @@
 //! Walks a stack by the unwind data of the code alone: registers and a read callback in, frames out. Makes such data for
 //! code that no compiler wrote ([`describe()`]), and the table by which unwinders find it ([`search_table()`]).
 //!
-//! The caller hands over every module's `.eh_frame` with the address that it has in the process ([`Module`]), the
-//! registers of a thread that stands, and a function that reads words of its stack.
+//! The caller hands over every module's `.eh_frame` with the address that it has in the process ([`Module`]), of which only
+//! those pages are read that a walk needs ([`Section`]), the registers of a thread that stands, and a function that reads
+//! words of its stack.
 //!
 //! The crate guarantees that a walk whose [`Walk::end`] is [`End::Outermost`] followed nothing but call-frame
 //! information from the first frame to a frame whose return address is *undefined* (what `_start` and `clone` say): only
@@ -27,8 +28,10 @@
 
 mod describe;
 mod search_table;
+mod section;
 mod walk;
 
 pub use describe::{COMMON_LEN, PIECE_MAX, PLAIN_LEN, Piece, Row, describe};
 pub use search_table::{Described, TableError, count_described, described, search_table, table_len};
+pub use section::Section;
 pub use walk::{End, Frame, Module, Registers, Unwinder, Walk};

@@ -1,10 +1,13 @@
 //! The table by which unwinders search `.eh_frame` (`.eh_frame_hdr` of the LSB).
 
+use crate::section::Section;
 use gimli::{BaseAddresses, CieOrFde, EhFrame, EndianSlice, LittleEndian, UnwindSection};
 
 /// Bytes before the first entry.
 const HEADER_LEN: usize = 12;
 const ENTRY_LEN: usize = 8;
+/// Version, and pcrel|sdata4, udata4, datarel|sdata4: the only form that libgcc searches by halves.
+const FORM: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
 
 /// Why there is no table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -76,8 +79,7 @@ pub fn search_table(eh_frame_at: u64, eh_frame: &[u8], at: u64) -> Result<Vec<u8
         let distance = i32::try_from(to.wrapping_sub(from) as i64).map_err(|_| TableError::Reach(to))?;
         Ok(distance.to_le_bytes())
     };
-    // version, pcrel|sdata4, udata4, datarel|sdata4: the only form that libgcc searches by halves
-    let mut out = vec![1, 0x1b, 0x03, 0x3b];
+    let mut out = FORM.to_vec();
     out.extend_from_slice(&near(eh_frame_at, at + 4)?);
     out.extend_from_slice(&(all.len() as u32).to_le_bytes());
     for code in all {
@@ -85,4 +87,39 @@ pub fn search_table(eh_frame_at: u64, eh_frame: &[u8], at: u64) -> Result<Vec<u8
         out.extend_from_slice(&near(eh_frame_at + code.record as u64, at)?);
     }
     Ok(out)
+}
+
+/// A table as linkers and [`search_table()`] make it, in a process.
+pub(crate) struct SearchTable<'r> {
+    hdr: Section<'r>,
+    count: usize,
+}
+
+impl<'r> SearchTable<'r> {
+    /// The table in `.eh_frame_hdr`, when it is one that leads to this `.eh_frame`.
+    pub(crate) fn of(hdr: Section<'r>, eh_frame_at: u64) -> Option<Self> {
+        let known = hdr.word(0)? == u32::from_le_bytes(FORM);
+        let leads_to = (hdr.at() + 4).wrapping_add_signed(i64::from(hdr.word(4)? as i32));
+        let count = hdr.word(8)? as usize;
+        (known && leads_to == eh_frame_at && count > 0).then_some(SearchTable { hdr, count })
+    }
+
+    /// Where the record of the last function lies that begins at this address or before; it may end before it, too.
+    pub(crate) fn last_to_begin_at_most(&self, address: u64) -> Option<u64> {
+        let (mut low, mut high) = (0, self.count);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if self.field(middle, 0)? <= address {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        self.field(low.checked_sub(1)?, 4)
+    }
+
+    fn field(&self, entry: usize, part: usize) -> Option<u64> {
+        let distance = self.hdr.word(HEADER_LEN + entry * ENTRY_LEN + part)?;
+        Some(self.hdr.at().wrapping_add_signed(i64::from(distance as i32)))
+    }
 }

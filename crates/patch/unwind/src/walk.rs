@@ -1,8 +1,10 @@
 //! The walk, frame by frame.
 
+use crate::search_table::SearchTable;
+use crate::section::{Bytes, Section};
 use gimli::{
-    BaseAddresses, CfaRule, EhFrame, EhFrameHdr, EndianSlice, EvaluationResult, FrameDescriptionEntry, LittleEndian,
-    Location, Register, RegisterRule, UnwindContext, UnwindExpression, UnwindSection, UnwindTableRow, Value, X86_64,
+    BaseAddresses, CfaRule, EhFrame, EndianSlice, EvaluationResult, FrameDescriptionEntry, LittleEndian, Location,
+    Register, RegisterRule, UnwindContext, UnwindExpression, UnwindSection, UnwindTableRow, Value, X86_64,
 };
 
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
@@ -13,16 +15,13 @@ const REGISTERS: usize = 17;
 const RSP: usize = 7;
 const RETURN_ADDRESS: usize = 16;
 
-/// Code with its unwind data, at the addresses that they have in the process.
-#[derive(Debug, Clone)]
-pub struct Module {
-    /// Where `.eh_frame` lies.
-    pub eh_frame_at: u64,
-    /// Its bytes, to the terminator or beyond.
-    pub eh_frame: Vec<u8>,
-    /// Address and bytes of its `.eh_frame_hdr`, the search table that linkers make of it (LSB). Without one every record
-    /// is read to make such a table.
-    pub eh_frame_hdr: Option<(u64, Vec<u8>)>,
+/// Code with its unwind data.
+pub struct Module<'r> {
+    /// Its `.eh_frame`, to the terminator or beyond.
+    pub eh_frame: Section<'r>,
+    /// Its `.eh_frame_hdr`, the search table that linkers make of it (LSB). Without one every record is read to make such
+    /// a table.
+    pub eh_frame_hdr: Option<Section<'r>>,
 }
 
 /// Registers of a thread that stands.
@@ -76,29 +75,29 @@ impl Walk {
     }
 }
 
-struct Indexed {
-    module: Module,
+struct Indexed<'r> {
+    eh_frame: Section<'r>,
     bases: BaseAddresses,
-    index: Index,
+    index: Index<'r>,
 }
 
 /// Where the description of a function is found.
-enum Index {
+enum Index<'r> {
     /// In the module's own search table.
-    Table,
+    Table(SearchTable<'r>),
     /// First address, end, offset of the description, ascending.
     Functions(Vec<(u64, u64, usize)>),
 }
 
 /// Unwind data of a whole process.
 #[derive(Default)]
-pub struct Unwinder {
-    modules: Vec<Indexed>,
+pub struct Unwinder<'r> {
+    modules: Vec<Indexed<'r>>,
 }
 
-impl Unwinder {
+impl<'r> Unwinder<'r> {
     /// Indexes the unwind data; what cannot be parsed covers nothing.
-    pub fn new(modules: Vec<Module>) -> Self {
+    pub fn new(modules: Vec<Module<'r>>) -> Self {
         Unwinder { modules: modules.into_iter().map(Indexed::new).collect() }
     }
 
@@ -145,42 +144,15 @@ impl Unwinder {
     }
 }
 
-impl Indexed {
-    fn new(module: Module) -> Self {
-        let mut bases = BaseAddresses::default().set_eh_frame(module.eh_frame_at);
-        if let Some((at, _)) = &module.eh_frame_hdr {
-            bases = bases.set_eh_frame_hdr(*at);
-        }
-        let mut indexed = Indexed { module, bases, index: Index::Table };
-        if indexed.table().is_none() {
-            indexed.index = Index::Functions(indexed.functions());
-        }
-        indexed
-    }
-
-    /// The module's own search table, when it has one that leads to this `.eh_frame`.
-    fn table(&self) -> Option<gimli::ParsedEhFrameHdr<Slice<'_>>> {
-        let (_, bytes) = self.module.eh_frame_hdr.as_ref()?;
-        let hdr = EhFrameHdr::new(bytes, LittleEndian).parse(&self.bases, 8).ok()?;
-        let leads_here = hdr.eh_frame_ptr() == gimli::Pointer::Direct(self.module.eh_frame_at);
-        (leads_here && hdr.table().is_some()).then_some(hdr)
-    }
-
-    /// Every record read.
-    fn functions(&self) -> Vec<(u64, u64, usize)> {
-        let mut functions = Vec::new();
-        let section = EhFrame::new(&self.module.eh_frame, LittleEndian);
-        let mut entries = section.entries(&self.bases);
-        while let Ok(Some(entry)) = entries.next() {
-            let gimli::CieOrFde::Fde(partial) = entry else { continue };
-            let Ok(fde) = partial.parse(EhFrame::cie_from_offset) else { continue };
-            let start = fde.initial_address();
-            if let Some(end) = start.checked_add(fde.len()).filter(|end| *end > start) {
-                functions.push((start, end, fde.offset()));
-            }
-        }
-        functions.sort_unstable();
-        functions
+impl<'r> Indexed<'r> {
+    fn new(module: Module<'r>) -> Self {
+        let bases = BaseAddresses::default().set_eh_frame(module.eh_frame.at());
+        let table = module.eh_frame_hdr.and_then(|hdr| SearchTable::of(hdr, module.eh_frame.at()));
+        let index = match table {
+            Some(table) => Index::Table(table),
+            None => Index::Functions(functions(&module.eh_frame.whole(), &bases)),
+        };
+        Indexed { eh_frame: module.eh_frame, bases, index }
     }
 
     /// Offset of the description of whatever function holds this address.
@@ -191,15 +163,27 @@ impl Indexed {
                 let (_, end, offset) = functions[index];
                 (address < end).then_some(offset)
             }
-            Index::Table => {
-                let hdr = self.table()?;
-                let table = hdr.table()?;
-                let section = EhFrame::new(&self.module.eh_frame, LittleEndian);
-                // the last entry that does not begin behind the address; it may end before it
-                let fde = table.fde_for_address(&section, &self.bases, address, EhFrame::cie_from_offset).ok()?;
-                Some(fde.offset())
+            Index::Table(table) => {
+                let offset = table.last_to_begin_at_most(address)?.checked_sub(self.eh_frame.at())?;
+                let bytes = self.record(offset as usize)?;
+                let section = EhFrame::new(&bytes, LittleEndian);
+                let fde = section.fde_from_offset(&self.bases, (offset as usize).into(), EhFrame::cie_from_offset);
+                fde.ok()?.contains(address).then_some(offset as usize)
             }
         }
+    }
+
+    /// The section with this description, and what it has in common with others, read.
+    fn record(&self, offset: usize) -> Option<Bytes<'_>> {
+        let common = self.eh_frame.word(offset.checked_add(4)?)? as usize;
+        self.entry((offset + 4).checked_sub(common)?)?;
+        self.entry(offset)
+    }
+
+    /// One entry with its length before it; those of more than 4 GiB are not understood.
+    fn entry(&self, offset: usize) -> Option<Bytes<'_>> {
+        let len = self.eh_frame.word(offset).filter(|len| *len < 0xffff_fff0)?;
+        self.eh_frame.with(offset, 4 + len as usize)
     }
 
     fn unwind(
@@ -209,7 +193,8 @@ impl Indexed {
         current: &[u64; REGISTERS],
         read: &mut impl FnMut(u64) -> Option<u64>,
     ) -> Result<Option<([u64; REGISTERS], bool)>, Option<End>> {
-        let section = EhFrame::new(&self.module.eh_frame, LittleEndian);
+        let bytes = self.record(offset).ok_or(None)?;
+        let section = EhFrame::new(&bytes, LittleEndian);
         let fde = section.fde_from_offset(&self.bases, offset.into(), EhFrame::cie_from_offset).map_err(|_| None)?;
         let mut context = UnwindContext::new();
         let row = fde.unwind_info_for_address(&section, &self.bases, &mut context, lookup).map_err(|_| None)?;
@@ -232,6 +217,23 @@ impl Indexed {
         }
         Ok(Some((caller, fde.is_signal_trampoline())))
     }
+}
+
+/// Every record read.
+fn functions(eh_frame: &[u8], bases: &BaseAddresses) -> Vec<(u64, u64, usize)> {
+    let mut functions = Vec::new();
+    let section = EhFrame::new(eh_frame, LittleEndian);
+    let mut entries = section.entries(bases);
+    while let Ok(Some(entry)) = entries.next() {
+        let gimli::CieOrFde::Fde(partial) = entry else { continue };
+        let Ok(fde) = partial.parse(EhFrame::cie_from_offset) else { continue };
+        let start = fde.initial_address();
+        if let Some(end) = start.checked_add(fde.len()).filter(|end| *end > start) {
+            functions.push((start, end, fde.offset()));
+        }
+    }
+    functions.sort_unstable();
+    functions
 }
 
 struct FrameOf<'f, 'a> {
@@ -311,6 +313,14 @@ mod tests {
     use super::*;
     use object::{Object, ObjectSection};
 
+    fn held(at: u64, bytes: &[u8]) -> Section<'_> {
+        let read = move |from: u64, buf: &mut [u8]| {
+            buf.copy_from_slice(&bytes[(from - at) as usize..][..buf.len()]);
+            buf.len()
+        };
+        Section::new(at, bytes.len(), read)
+    }
+
     #[test]
     fn the_linkers_table_leads_where_reading_every_record_does() {
         let program = std::fs::read("/proc/self/exe").expect("this program's file");
@@ -320,11 +330,12 @@ mod tests {
             (section.address(), section.data().expect("its bytes").to_vec())
         };
         let (eh_frame_at, eh_frame) = section(".eh_frame");
-        let module = |eh_frame_hdr| Module { eh_frame_at, eh_frame: eh_frame.clone(), eh_frame_hdr };
-        let by_table = Indexed::new(module(Some(section(".eh_frame_hdr"))));
-        let by_reading = Indexed::new(module(None));
+        let (hdr_at, hdr) = section(".eh_frame_hdr");
+        let eh_frame = || held(eh_frame_at, &eh_frame);
+        let by_table = Indexed::new(Module { eh_frame: eh_frame(), eh_frame_hdr: Some(held(hdr_at, &hdr)) });
+        let by_reading = Indexed::new(Module { eh_frame: eh_frame(), eh_frame_hdr: None });
         let Index::Functions(functions) = &by_reading.index else { panic!("no table was given") };
-        assert!(matches!(by_table.index, Index::Table), "the linker made a table");
+        assert!(matches!(by_table.index, Index::Table(_)), "the linker made a table");
         assert!(functions.len() > 100, "{} functions", functions.len());
         for (start, end, offset) in functions {
             for address in [*start, *end - 1] {
@@ -341,9 +352,9 @@ mod tests {
         let eh_frame = crate::describe(0x1000, &[crate::Piece::plain(0x2000, 64)]).expect("within reach");
         let hdr = crate::search_table(0x1000, &eh_frame, 0x4000).expect("within reach");
         for (at, used) in [(0x4000, true), (0x4008, false)] {
-            let eh_frame_hdr = Some((at, hdr.clone()));
-            let indexed = Indexed::new(Module { eh_frame_at: 0x1000, eh_frame: eh_frame.clone(), eh_frame_hdr });
-            assert_eq!(matches!(indexed.index, Index::Table), used);
+            let eh_frame_hdr = Some(held(at, &hdr));
+            let indexed = Indexed::new(Module { eh_frame: held(0x1000, &eh_frame), eh_frame_hdr });
+            assert_eq!(matches!(indexed.index, Index::Table(_)), used);
             assert_eq!(indexed.function(0x2000), indexed.function(0x203f));
             assert!(indexed.function(0x2000).is_some() && indexed.function(0x2040).is_none());
         }

@@ -1,7 +1,7 @@
 //! Call-frame information made here is walked by the walker, and found by the table made for it.
 
 use stillpoint_patch_unwind::{
-    COMMON_LEN, Described, End, Module, PIECE_MAX, PLAIN_LEN, Piece, Registers, Row, TableError, Unwinder,
+    COMMON_LEN, Described, End, Module, PIECE_MAX, PLAIN_LEN, Piece, Registers, Row, Section, TableError, Unwinder,
     count_described, describe, described, search_table, table_len,
 };
 
@@ -26,7 +26,12 @@ fn word(at: u64) -> Option<u64> {
 #[test]
 fn each_row_leads_to_the_caller() {
     let bytes = describe(AT, &[Piece::plain(CODE - 64, 64), prologue()]).expect("within reach");
-    let unwinder = Unwinder::new(vec![Module { eh_frame_at: AT, eh_frame: bytes, eh_frame_hdr: None }]);
+    let read = |from: u64, buf: &mut [u8]| {
+        buf.copy_from_slice(&bytes[(from - AT) as usize..][..buf.len()]);
+        buf.len()
+    };
+    let eh_frame = Section::new(AT, bytes.len(), read);
+    let unwinder = Unwinder::new(vec![Module { eh_frame, eh_frame_hdr: None }]);
     let cases = [(CODE - 60, 8, false, false), (CODE, 8, false, false), (CODE + 1, 16, true, false)];
     let more = [(CODE + 5, 24, true, true), (CODE + 109, 0x1018, true, true)];
     for (pc, frame, rbp_saved, rbx_saved) in cases.into_iter().chain(more) {

@@ -1,0 +1,129 @@
+//! Bytes of a process that are read when they are first needed: of megabytes of unwind data a walk looks at some pages, and
+//! so does who looks up some symbols.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+const PAGE: u64 = 4096;
+
+/// Reads bytes at an address; how many there were.
+type Read<'r> = Box<dyn Fn(u64, &mut [u8]) -> usize + Send + Sync + 'r>;
+
+/// A section of a module, at the address that it has in the process.
+pub struct Section<'r> {
+    at: u64,
+    len: usize,
+    read: Read<'r>,
+    copy: Mutex<Copy>,
+}
+
+/// Untouched pages of `bytes` cost nothing: the system zeroes them when they are written.
+#[derive(Default)]
+struct Copy {
+    bytes: Vec<u8>,
+    /// By pages of the process.
+    present: Vec<bool>,
+}
+
+/// What has been read of a section, at its offsets; zeroes elsewhere.
+pub(crate) struct Bytes<'s>(MutexGuard<'s, Copy>);
+
+impl std::ops::Deref for Bytes<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0.bytes
+    }
+}
+
+impl<'r> Section<'r> {
+    /// The `len` bytes at `at`. `read` fills a buffer from an address on and says how many bytes it could read; it is
+    /// called once for every page of 4 KiB that is needed, and again for one that it could not read.
+    pub fn new(at: u64, len: usize, read: impl Fn(u64, &mut [u8]) -> usize + Send + Sync + 'r) -> Self {
+        Section { at, len, read: Box::new(read), copy: Mutex::default() }
+    }
+
+    /// Where it lies in the process.
+    pub(crate) fn at(&self) -> u64 {
+        self.at
+    }
+
+    /// All of it, as far as it can be read.
+    pub(crate) fn whole(&self) -> Bytes<'_> {
+        let mut copy = self.copy();
+        self.fetch(&mut copy, 0, self.len);
+        Bytes(copy)
+    }
+
+    /// The section with these bytes of it read; `None` when some cannot be, or lie outside.
+    pub(crate) fn with(&self, offset: usize, len: usize) -> Option<Bytes<'_>> {
+        let mut copy = self.copy();
+        let end = offset.checked_add(len).filter(|end| *end <= self.len)?;
+        self.fetch(&mut copy, offset, end).then_some(Bytes(copy))
+    }
+
+    /// The word of four bytes at an offset; `None` when it cannot be read, or lies outside.
+    pub fn word(&self, offset: usize) -> Option<u32> {
+        let bytes = self.with(offset, 4)?;
+        bytes[offset..offset + 4].try_into().ok().map(u32::from_le_bytes)
+    }
+
+    fn copy(&self) -> MutexGuard<'_, Copy> {
+        let mut copy = self.copy.lock().unwrap_or_else(PoisonError::into_inner);
+        if copy.bytes.is_empty() {
+            let pages = (self.at % PAGE + self.len as u64).div_ceil(PAGE);
+            *copy = Copy { bytes: vec![0; self.len], present: vec![false; pages as usize] };
+        }
+        copy
+    }
+
+    /// Whether all of these bytes are present now.
+    fn fetch(&self, copy: &mut Copy, offset: usize, end: usize) -> bool {
+        let into = (self.at % PAGE) as usize;
+        let pages = (into + offset) / PAGE as usize..(into + end).div_ceil(PAGE as usize);
+        let mut all = true;
+        for page in pages {
+            if !copy.present[page] {
+                let start = (page * PAGE as usize).saturating_sub(into);
+                let stop = ((page + 1) * PAGE as usize - into).min(self.len);
+                let read = (self.read)(self.at + start as u64, &mut copy.bytes[start..stop]);
+                copy.present[page] = read == stop - start;
+            }
+            all &= copy.present[page];
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+    use std::sync::Arc;
+
+    #[test]
+    fn each_page_is_read_once_and_only_when_it_is_needed() {
+        let asked = Arc::new(Mutex::new(RefCell::new(Vec::new())));
+        let read = |at: u64, buf: &mut [u8]| {
+            asked.lock().expect("no panic").borrow_mut().push((at, buf.len()));
+            (at..).zip(buf.iter_mut()).for_each(|(address, byte)| *byte = address as u8);
+            buf.len()
+        };
+        let section = Section::new(0x1ff0, 0x3000, read);
+        let taken = || asked.lock().expect("no panic").take();
+        assert_eq!((section.word(0), taken()), (Some(0xf3f2_f1f0), vec![(0x1ff0, 0x10)]));
+        assert_eq!((section.word(0xe), taken()), (Some(0x0100_fffe), vec![(0x2000, 0x1000)]));
+        assert_eq!((section.word(0x100), taken()), (Some(0xf3f2_f1f0), vec![]));
+        assert_eq!((section.word(0x2ffc), taken()), (Some(0xefee_edec), vec![(0x4000, 0xff0)]));
+        assert_eq!((section.word(0x2ffd), section.word(usize::MAX - 1)), (None, None));
+        assert_eq!(section.whole().len(), 0x3000);
+        assert_eq!(taken(), [(0x3000, 0x1000)]);
+        assert!(section.whole().iter().zip(0x1ff0_u64..).all(|(byte, address)| *byte == address as u8));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_taken_for_zeroes() {
+        let section = Section::new(0x1000, 0x2000, |at, buf| if at < 0x2000 { buf.len() } else { 8 });
+        assert!(section.with(0, 0x1000).is_some() && section.with(0xfff, 2).is_none());
+        assert_eq!((section.word(0xffc), section.word(0x1000)), (Some(0), None));
+    }
+}
