@@ -164,6 +164,7 @@ fn functions(out: &mut String, patch: &Patch) {
         .map(|o| format!("{} at {}, {} bytes: {}", readable(&o.name), o.range.start, o.range.len, o.reason))
         .collect();
     list(out, "must be off the stack as well", &off_stack);
+    list(out, "where a thread may stay with the old version, by --view generation only", &patch.staying);
     let hooks = &patch.hooks;
     for (when, hooks) in [
         ("before applying", &hooks.pre_apply),
@@ -286,6 +287,7 @@ mod tests {
             }],
             constants: Vec::new(),
             off_stack: Vec::new(),
+            staying: Vec::new(),
             hooks: Hooks { pre_apply: vec![0], ..Hooks::default() },
             types: vec![TypeFact { name: "struct s".into(), size: 16, members: 2 }],
             escaping: Vec::new(),

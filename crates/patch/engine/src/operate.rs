@@ -4,9 +4,9 @@ use crate::barrier::{self, Name};
 use crate::calm::{ended_or, traced};
 use crate::error::Busy;
 use crate::fault::{self, FaultPoint};
-use crate::generation::{self, ThreadView};
+use crate::generation::{self, Rested, ThreadView, Wanted as OfRest};
 use crate::inject::{self, Wanted};
-use crate::ledger::{Phase, Record, Span, Transition, View};
+use crate::ledger::{Phase, Record, Span, Transition, Unfinished, View};
 use crate::link::{DISPATCHER_LEN, Layout, link, make_visible};
 use crate::plan::{Plan, Room, changed_entries, dispatchers_missing, free_state, plan};
 use crate::prepare::{Prepared, check_based_on, check_process, prepare};
@@ -84,6 +84,17 @@ pub enum Outcome {
         active: Vec<String>,
         /// Threads moved.
         threads: u32,
+        /// From the beginning to the end.
+        duration_ns: u64,
+    },
+    /// Every thread runs the new side but those that stay in functions which the patch names.
+    Rests {
+        /// Number of the transition.
+        transition: u32,
+        /// Threads in all.
+        threads: u32,
+        /// Those that keep the old version, and where they stay.
+        staying: Vec<Busy>,
         /// From the beginning to the end.
         duration_ns: u64,
     },
@@ -179,6 +190,18 @@ pub fn apply(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
             let mut coming = open.after.iter().filter(|n| !open.before.contains(n)).filter_map(|n| view.patch(*n));
             coming.any(|patch| patch.digest == signed.digest)
         };
+        let wanted = |view: &View, open: &Transition| {
+            let is_it = |n: &u32| view.patch(*n).is_some_and(|patch| patch.digest == signed.digest);
+            match (open.before.iter().any(is_it), open.after.iter().any(is_it)) {
+                (false, true) => OfRest::Forward,
+                (true, false) => OfRest::Back,
+                _ => OfRest::Other,
+            }
+        };
+        if let Rested::Forward(outcome) = generation::go_on(session, &mut target, wanted, options, &mut report, start)?
+        {
+            return Ok(outcome);
+        }
         recover(session, &mut target, brings_it, options, &mut report)?;
         if already(&target.view, signed) {
             return Ok(there_already(&mut report, signed));
@@ -259,10 +282,15 @@ fn check_view<'n>(
     options: &Options,
 ) -> Result<(), Error> {
     let dropped = dropped.filter_map(|n| view.patch(*n)).filter(|p| !p.constants.is_empty()).map(|p| &p.name);
+    let patch = coming;
     let coming = coming.filter(|p| !p.constants.is_empty()).map(|p| &p.name);
     match coming.into_iter().chain(dropped).next() {
-        Some(name) if options.view == ThreadView::Trampoline => Err(Error::ByGenerationsOnly(name.clone())),
-        _ => Ok(()),
+        Some(name) if options.view == ThreadView::Trampoline => return Err(Error::ByGenerationsOnly(name.clone())),
+        _ => {}
+    }
+    match patch.filter(|p| !p.staying.is_empty() && options.view == ThreadView::Trampoline) {
+        Some(p) => Err(Error::StayingByGenerationsOnly { patch: p.name.clone(), functions: p.staying.join(", ") }),
+        None => Ok(()),
     }
 }
 
@@ -612,7 +640,8 @@ fn goes_thread_by_thread(view: &View, transition: &Transition) -> bool {
 pub fn recover_only(pid: Pid, options: &Options, observer: Observer<'_>) -> Result<bool, Error> {
     let mut report = Report::new(observer, pid, "recover");
     let mut target = Target::open(pid)?;
-    if target.view.unfinished.is_none() {
+    let rests = |open: &Unfinished| open.phase == Some(Phase::Resting);
+    if target.view.unfinished.as_ref().is_none_or(rests) {
         return Ok(false);
     }
     let process = target.process.clone();
@@ -645,7 +674,24 @@ pub fn revert(pid: Pid, which: &Which, options: &Options, observer: Observer<'_>
                 rest.eq(&open.after)
             })
         };
+        let of_rest = |view: &View, open: &Transition| {
+            let coming = open.after.iter().filter(|n| !open.before.contains(n)).filter_map(|n| view.patch(*n));
+            let named = |name: &String| coming.clone().any(|p| p.name == *name);
+            match which {
+                _ if drops_it(view, open) => OfRest::Forward,
+                Which::Named(name) if !named(name) => OfRest::Other,
+                _ if coming.clone().next().is_some() => OfRest::Back,
+                _ => OfRest::Other,
+            }
+        };
         let mut outcome = None;
+        match generation::go_on(session, &mut target, of_rest, options, &mut report, start)? {
+            Rested::Forward(done @ Outcome::Rests { .. }) => return Ok(done),
+            Rested::Forward(done) | Rested::Back(done) if *which != Which::All => return Ok(done),
+            Rested::Forward(done) | Rested::Back(done) => outcome = Some(done),
+            Rested::None => {}
+        }
+        target.reload()?;
         if recover(session, &mut target, drops_it, options, &mut report)? && *which != Which::All {
             return Ok(Outcome::AlreadyThere("the revert that was left unfinished is complete now".into()));
         }
@@ -655,9 +701,10 @@ pub fn revert(pid: Pid, which: &Which, options: &Options, observer: Observer<'_>
                 dropped => dropped?,
             };
             let done = revert_in(session, &mut target, &dropped, options, &mut report, start)?;
+            let rests = matches!(done, Outcome::Rests { .. });
             outcome = Some(done);
             target.reload()?;
-            if *which != Which::All {
+            if rests || *which != Which::All {
                 break;
             }
         }

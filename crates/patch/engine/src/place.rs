@@ -82,6 +82,7 @@ pub(crate) fn place(
         functions,
         constants,
         off_stack: off_stack(patch, module),
+        staying: patch.staying.clone(),
         exports: patch.exports.iter().map(|e| export(patch, *e, address(e))).collect(),
         escaping: patch.escaping.clone(),
         hooks: HookRecord {

@@ -76,6 +76,9 @@ pub struct Patch {
     pub constants: Vec<Constant>,
     /// Further code of the target that must be on no stack when a thread migrates (the functions' own ranges always count).
     pub off_stack: Vec<OffStack>,
+    /// Names among those of `functions` and `off_stack`: a thread that does not leave one of them keeps the old version while all
+    /// others go over. Trampolines cannot do that: a change by them has to come to an end.
+    pub staying: Vec<String>,
     /// Functions of the patch to be called around the transition.
     pub hooks: Hooks,
     /// Types that were compared member by member.

@@ -39,7 +39,14 @@ pub(crate) fn validate(patch: &Patch) -> Result<(), Error> {
     for &hook in hooks.pre_apply.iter().chain(&hooks.post_apply).chain(&hooks.pre_revert).chain(&hooks.post_revert) {
         text_symbol(patch, hook, "hook")?;
     }
-    patch.off_stack.iter().try_for_each(|o| range(&o.name, o.range))
+    patch.off_stack.iter().try_for_each(|o| range(&o.name, o.range))?;
+    let known = |n: &String| {
+        patch.functions.iter().map(|f| &f.name).chain(patch.off_stack.iter().map(|o| &o.name)).any(|k| k == n)
+    };
+    match patch.staying.iter().find(|n| !known(n)) {
+        Some(name) => refuse(format!("a thread may stay in {name}, which does not change")),
+        None => Ok(()),
+    }
 }
 
 fn name(name: &str) -> Result<(), Error> {

@@ -61,6 +61,7 @@ macro_rules! accepted_programs {
             macro_changed
             main_calls_changed
             main_changed
+            may_stay
             moved_between_units
             mutex_static
             mutual_recursion
