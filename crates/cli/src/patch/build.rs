@@ -80,8 +80,8 @@ pub(crate) struct Args {
     /// Functions that must be on no stack when a thread changes over, besides the changed ones.
     #[arg(long, value_name = "FUNCTION", num_args = 1..)]
     off_stack: Vec<String>,
-    /// What is to let each thread see its version of the code. With `generation` constants that other units use may change,
-    /// where they lie; such a patch can be applied with `--view generation` only.
+    /// What is to let each thread see its version of the code. With `generation` constants that other units use may change
+    /// where they lie, and functions that no jump fits into; such a patch can be applied with `--view generation` only.
     #[arg(long, value_enum, default_value_t = ViewArg::Trampoline)]
     view: ViewArg,
     /// Changed functions that a thread may never leave: it keeps the old version while all others go over.
@@ -315,7 +315,7 @@ fn describe(patch: &Patch, report: &Report, path: Option<&Path>, bytes: usize, o
     if !patch.constants.is_empty() {
         let names: Vec<&str> = patch.constants.iter().map(|c| c.name.as_str()).collect();
         output.line(format_args!(
-            "only --view generation can apply it: {} constants change where they lie: {}",
+            "only --view generation can apply it: {} constants or functions change where they lie: {}",
             names.len(),
             names.join(", ")
         ));

@@ -157,7 +157,11 @@ fn functions(out: &mut String, patch: &Patch) {
         .constants
         .iter()
         .map(|c| format!("{} ({}) at {}: {} bytes", readable(&c.name), c.unit, c.old.start, c.old.len));
-    list(out, "constants changed where they lie, by --view generation only", &constants.collect::<Vec<_>>());
+    list(
+        out,
+        "constants and functions changed where they lie, by --view generation only",
+        &constants.collect::<Vec<_>>(),
+    );
     let off_stack: Vec<String> = patch
         .off_stack
         .iter()

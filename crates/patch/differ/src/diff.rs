@@ -2,6 +2,7 @@
 
 use crate::assemble::Assembly;
 use crate::closure::{self, Plan};
+use crate::object_file::Home;
 use crate::target::TargetElf;
 use crate::unit::{Ancestor, Unit};
 use crate::{Options, Outcome, Refusal, UnitInput, change, in_place, moved, types};
@@ -22,7 +23,12 @@ pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Optio
     let mut plan = closure::plan(target, &units, changed, options, &mut refusals);
     in_place::add(target, &units, constants, &mut plan, &mut refusals);
     let (facts, notes) = compare_types(inputs, &units, &plan, &mut refusals);
-    if plan.entries.is_empty() && plan.rebound.is_empty() && plan.constants.is_empty() && refusals.is_empty() {
+    if plan.entries.is_empty()
+        && plan.rebound.is_empty()
+        && plan.constants.is_empty()
+        && plan.in_place.is_empty()
+        && refusals.is_empty()
+    {
         return Ok(Outcome::NothingToPatch);
     }
     let mut assembly = Assembly::new(target, &units, options, &plan);
@@ -36,6 +42,7 @@ pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Optio
     refusals.append(&mut assembly.refusals);
     let mut off_stack = off_stack(target, &units, options, &mut refusals);
     off_stack.extend(in_place::users(&units, &plan));
+    off_stack.extend(in_place::code(&units, &plan));
     let staying = staying(&assembly, &off_stack, &mut refusals);
     if !refusals.is_empty() {
         return Err(refusals);
@@ -174,6 +181,13 @@ fn finish(
     let mut constants = Vec::new();
     for (&(unit, symbol), &old) in &plan.constants {
         let (Some(new), Some(after)) = (assembly.bring_constant(unit, symbol), assembly.after(unit)) else { continue };
+        let (name, unit) = (after.symbols[symbol].name.to_owned(), units[unit].path.to_owned());
+        constants.push(Constant { name, unit, old, new });
+    }
+    for (&(unit, symbol), &room) in &plan.in_place {
+        let (Some(new), Some(after)) = (assembly.bring_constant(unit, symbol), assembly.after(unit)) else { continue };
+        let Home::Section(home) = after.symbols[symbol].home else { continue };
+        let old = Range { start: room.start, len: after.sections[home].bytes.len() as u64 };
         let (name, unit) = (after.symbols[symbol].name.to_owned(), units[unit].path.to_owned());
         constants.push(Constant { name, unit, old, new });
     }

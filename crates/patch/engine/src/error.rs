@@ -198,7 +198,7 @@ pub enum Error {
     #[error("--view generation brings threads over one by one, or while they stand at their points; not by stop")]
     NotStopped,
     /// The patch changes constants where they lie.
-    #[error("patch {0} changes constants where they lie, which only --view generation can do")]
+    #[error("patch {0} changes code or constants where they lie, which only --view generation can do")]
     ByGenerationsOnly(String),
     /// The patch lets threads stay in old code.
     #[error("patch {patch} lets threads stay in {functions}, which only --view generation can do")]

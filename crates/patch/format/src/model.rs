@@ -71,7 +71,7 @@ pub struct Patch {
     pub exports: Vec<u32>,
     /// Functions whose entry is redirected.
     pub functions: Vec<Function>,
-    /// Constants of the target whose contents change where they lie. Trampolines cannot do that: such a patch needs a kernel
+    /// Constants of the target, and functions without relocations, whose contents change where they lie. Trampolines cannot do that: such a patch needs a kernel
     /// with address-space generations.
     pub constants: Vec<Constant>,
     /// Further code of the target that must be on no stack when a thread migrates (the functions' own ranges always count).
@@ -325,7 +325,7 @@ pub struct Function {
     pub reasons: Vec<String>,
 }
 
-/// A constant of the target whose contents change where it lies.
+/// A constant of the target, or a function, whose contents change where it lies.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Constant {
     /// Its name.

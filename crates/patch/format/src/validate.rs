@@ -136,7 +136,9 @@ fn constants(patch: &Patch) -> Result<(), Error> {
         range(&c.name, c.old)?;
         let fits = match patch.symbols.get(c.new as usize).map(|s| &s.value) {
             Some(SymbolValue::Patch { section, offset }) => patch.sections.get(*section as usize).is_some_and(|s| {
-                s.kind == SectionKind::RoData && offset.checked_add(c.old.len).is_some_and(|end| end <= s.size)
+                let code = s.kind == SectionKind::Text && s.relocations.is_empty();
+                (s.kind == SectionKind::RoData || code)
+                    && offset.checked_add(c.old.len).is_some_and(|end| end <= s.size)
             }),
             _ => false,
         };

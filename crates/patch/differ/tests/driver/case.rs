@@ -219,7 +219,8 @@ impl Case {
         assert!(!self.before.is_empty(), "{name}: no //#Output-before");
         match &self.expect {
             Expect::Accept => {
-                assert!(!self.changed.is_empty(), "{name}: accepted, so what is //#Changed");
+                let changed = !self.changed.is_empty() || !self.in_place.is_empty();
+                assert!(changed, "{name}: accepted, so what is //#Changed");
                 assert!(!self.after.is_empty(), "{name}: accepted, so what is //#Output-after");
                 assert_ne!(self.before, self.after, "{name}: nobody could tell whether the patch is in force");
             }

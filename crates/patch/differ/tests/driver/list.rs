@@ -16,6 +16,7 @@ macro_rules! accepted_programs {
             cold_part
             cold_part_gained
             common_symbols
+            code_changed_in_place
             computed_goto
             const_changed
             const_changed_alone

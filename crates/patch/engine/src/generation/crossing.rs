@@ -17,6 +17,9 @@ use stillpoint_patch_tracee::{self as tracee, Pid, Process, Session, Stop, Threa
 /// Between two looks at threads that were busy.
 const REST: Duration = Duration::from_millis(1);
 
+/// So long those who may stay are waited for when all others are over.
+const PATIENCE: Duration = Duration::from_millis(500);
+
 /// Who of the process, or of others that share its memory, is not in a generation, and cannot be taken there by itself; but for
 /// those who are to stay elsewhere, and for workers of the kernel's, which run none of its code and are always in the base.
 /// Threads are looked at twice, for one may be born while the other is looked at; from those that are there nobody is born
@@ -104,8 +107,8 @@ impl Crossing {
         })
     }
 
-    /// Brings all there, but for those who are to stay elsewhere; those whom their `points` take there are not touched. At the
-    /// deadline who may stay where it is does.
+    /// Brings all there, but for those who are to stay elsewhere; those whom their `points` take there are not touched. Who may
+    /// stay where it is does, when it has not left soon after all others are over.
     pub(super) fn all(
         &mut self,
         session: &mut Session<'_>,
@@ -115,6 +118,8 @@ impl Crossing {
     ) -> Result<Crossed, Error> {
         let process = self.process.clone();
         let walker = Walker::new(&process, self.modules.clone(), self.frames.clone());
+        // when nobody but those who may stay was left
+        let mut alone_since: Option<Instant> = None;
         loop {
             calm::serve(&process, session, Instant::now())?;
             let threads = session.threads();
@@ -134,7 +139,9 @@ impl Crossing {
             let mut busy: Vec<Busy> =
                 self.busy.iter().map(|(tid, why)| Busy { tid: *tid, function: why.clone() }).collect();
             let late = Instant::now() > deadline;
-            if busy.is_empty() || late && self.busy.keys().all(|tid| self.stays.contains_key(tid)) {
+            let alone = self.busy.keys().all(|tid| self.stays.contains_key(tid));
+            alone_since = alone.then(|| alone_since.unwrap_or_else(Instant::now));
+            if busy.is_empty() || alone && (late || alone_since.is_some_and(|since| since.elapsed() > PATIENCE)) {
                 let left: BTreeSet<Tid> = staying.iter().chain(self.busy.keys()).copied().collect();
                 busy = who_is_elsewhere(&process, self.goal, &left)?;
                 if busy.is_empty() {

@@ -363,6 +363,9 @@ fn not_in_force(view: &View) -> Vec<NamedSpan> {
         let spans = std::iter::once(&function.old).chain(&function.old_parts);
         out.extend(spans.map(|span| NamedSpan { name: function.name.clone(), span: *span }));
     }
+    // what changes where it lies, and what uses that
+    let in_place = view.placed.iter().filter(|patch| !patch.constants.is_empty()).flat_map(|patch| &patch.off_stack);
+    out.extend(in_place.map(|code| NamedSpan { name: code.name.clone(), span: code.span }));
     out
 }
 
