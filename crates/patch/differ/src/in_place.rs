@@ -54,7 +54,7 @@ pub(crate) fn room(
     let symbol = &after.symbols[function];
     let Home::Section(home) = symbol.home else { return None };
     let section = &after.sections[home];
-    let new = &section.bytes[..];
+    let new = section.bytes;
     let alone = symbol.value == 0 && section.relocations.is_empty() && !new.is_empty();
     let more = (new.len() as u64).saturating_sub(old.len);
     let len = if more == 0 { old.len } else { old.len + padding(target, old.start.0 + old.len, more)? };

@@ -13,7 +13,6 @@ use crate::prepare::{Prepared, check_based_on, check_process, prepare};
 use crate::probe::Prober;
 use crate::report::{Observer, Report, now_ns};
 use crate::resolve::resolve;
-use crate::scan::Forbidden;
 use crate::store::{self, Store};
 use crate::transition::{Limits, Mover};
 use crate::walk::Walker;
@@ -214,7 +213,7 @@ pub fn apply(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
     })
 }
 
-fn already(view: &View, signed: &Signed) -> bool {
+pub(crate) fn already(view: &View, signed: &Signed) -> bool {
     view.active.iter().filter_map(|n| view.patch(*n)).any(|p| p.digest == signed.digest)
 }
 
@@ -225,7 +224,7 @@ fn there_already(report: &mut Report<'_>, signed: &Signed) -> Outcome {
 }
 
 /// The patches that stay in force below a new one.
-fn remaining(view: &View, signed: &Signed, options: &Options) -> Vec<u32> {
+pub(crate) fn remaining(view: &View, signed: &Signed, options: &Options) -> Vec<u32> {
     let patch = &signed.patch;
     let stays = |n: &u32| {
         view.patch(*n).is_some_and(|p| {
@@ -236,20 +235,20 @@ fn remaining(view: &View, signed: &Signed, options: &Options) -> Vec<u32> {
 }
 
 /// What the checks that need no thread to stand have found.
-struct Ready {
-    prepared: Prepared,
+pub(crate) struct Ready {
+    pub(crate) prepared: Prepared,
     /// Of the patch's symbols.
-    values: Vec<Option<u64>>,
+    pub(crate) values: Vec<Option<u64>>,
     /// The patch placed before that serves.
-    again: Option<u32>,
+    pub(crate) again: Option<u32>,
     /// Bytes of memory needed.
-    len: u64,
+    pub(crate) len: u64,
     /// How unwinders are told.
-    way: guide::Way,
+    pub(crate) way: guide::Way,
 }
 
 /// All checks that need no thread to stand.
-fn ready(target: &Target, signed: &Signed, options: &Options) -> Result<Ready, Error> {
+pub(crate) fn ready(target: &Target, signed: &Signed, options: &Options) -> Result<Ready, Error> {
     let patch = &signed.patch;
     let view = &target.view;
     let below = remaining(view, signed, options);
@@ -300,7 +299,7 @@ fn module_span(module: &Module) -> Span {
     Span::new(start, end.0 - start.0)
 }
 
-fn find_room(mappings: &[Mapping], module: &Module, len: u64, apart: u64) -> Result<Avma, Error> {
+pub(crate) fn find_room(mappings: &[Mapping], module: &Module, len: u64, apart: u64) -> Result<Avma, Error> {
     let found = arena::find(mappings, module_span(module), len, apart);
     found.ok_or_else(|| Error::NoRoom { len, module: module.path.clone() })
 }
@@ -765,82 +764,4 @@ fn revert_in(
     let pre: Vec<Avma> = patches.iter().rev().flat_map(|p| p.hooks.pre_revert.clone()).collect();
     let post: Vec<Avma> = patches.iter().rev().flat_map(|p| p.hooks.post_revert.clone()).collect();
     run(session, target, &view, plan, options, report, (&pre, &post), start)
-}
-
-/// What a check found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Prediction {
-    /// It is applied already.
-    pub already: bool,
-    /// Functions that would be redirected.
-    pub functions: Vec<String>,
-    /// Bytes of memory that the patch would take.
-    pub bytes: u64,
-    /// Threads looked at.
-    pub threads: u32,
-    /// Threads that would block now, and by what.
-    pub busy: Vec<Busy>,
-}
-
-/// Everything short of touching: all checks, and which threads would block if it were now.
-pub fn check(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_>) -> Result<Prediction, Error> {
-    let mut report = Report::new(observer, pid, "check");
-    let target = Target::open(pid)?;
-    generation::refuse(&target, options)?;
-    let functions = signed.patch.functions.iter().map(|f| f.name.clone()).collect();
-    if already(&target.view, signed) {
-        return Ok(Prediction { already: true, functions, bytes: 0, threads: 0, busy: Vec::new() });
-    }
-    let Ready { prepared, values, len: bytes, .. } =
-        ready(&target, signed, options).map_err(|error| ended_or(&target.process, error))?;
-    let module = &target.modules[prepared.module];
-    let layout = Layout::of(&signed.patch);
-    let at = find_room(&target.mappings, module, layout.len(), 0)?;
-    let mut image = link(&signed.patch, &layout, at, &values)
-        .map_err(|source| Error::Link { patch: signed.patch.name.clone(), source })?;
-    let placed = place::place(signed, None, module, &prepared, &layout, at, &mut image)?;
-    let mut view = target.view.clone();
-    view.placed.push(placed.into());
-    let mut after = remaining(&view, signed, options);
-    after.push(view.placed.len() as u32 - 1);
-    let room = Room { state: Avma(at.0), dispatchers: Some(Span::new(at, 1 << 20)) };
-    let transition = plan(&view, "check", &after, room, 0x80)?.transition;
-    let forbidden = Forbidden::new(&transition.leave, &view.trampolines(), &transition.loop_entries);
-    let process = target.process.clone();
-    let frames = target.view.placed.iter().map(|p| p.eh_frame).collect();
-    let walker = Walker::new(&process, target.modules.clone(), frames);
-    walker.prepare();
-    let mappings = target.mappings.clone();
-    let restorers = target.restorers.clone();
-    let (threads, busy) = traced(&process, |session| {
-        let mut prober = Prober::new(restorers, mappings);
-        look_at_all(session, &process, &mut prober, &walker, &forbidden, &mut report)
-    })?;
-    let busy = barrier::to_be_probed(&process, &target.modules, options.quiescence, busy)?;
-    Ok(Prediction { already: false, functions, bytes, threads, busy })
-}
-
-fn look_at_all(
-    session: &mut Session<'_>,
-    process: &Process,
-    prober: &mut Prober,
-    walker: &Walker<'_>,
-    forbidden: &Forbidden,
-    report: &mut Report<'_>,
-) -> Result<(u32, Vec<Busy>), Error> {
-    let mut found = Vec::new();
-    let look = |stopped: &mut Stopped<'_>| {
-        let look = prober.look(process, stopped)?;
-        let verdict = walker.judge(&look, forbidden);
-        if !verdict.is_free() {
-            found.push(Busy { tid: stopped.tid(), function: verdict.describe() });
-        }
-        Ok(())
-    };
-    let threads = calm::each_thread(process, session, look, &mut |tid, ns| report.stopped(tid, "probe", ns))?;
-    found.sort_unstable_by_key(|b| b.tid);
-    for busy in &found {
-        report.event(EventKind::ThreadBusy { tid: busy.tid.0, function: busy.function.clone() });
-    }
-    Ok((threads, found))
 }
