@@ -286,7 +286,7 @@ static void patch_staying_killed(void)
 		/* on the way there, from where it rests, or back */
 		if (i % 3 == 2)
 			ENDS(DONE, APPLY_STAYING());
-		count += killed(i % 2 ? back : over, rand() % 2500);
+		count += killed(i % 2 ? back : over, rand() % 700);
 		CHECK(sscanf(ask("look"), "old %d new %d wrong 0", &old, &new) == 2 && old + new == THREADS);
 		ENDS(DONE, APPLY_STAYING());
 		expect(hold, THREADS - hold);
