@@ -106,6 +106,7 @@ mod example {
                 range: Range { start: Svma(0x6000), len: 16 },
                 reason: "stated by the author".into(),
             }],
+            staying: Vec::new(),
             hooks: Hooks { pre_apply: vec![0], ..Hooks::default() },
             types: vec![TypeFact { name: "struct redisServer".into(), size: 4368, members: 300 }],
             escaping: vec!["f".into()],

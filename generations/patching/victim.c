@@ -36,9 +36,20 @@ static int wake[2];
 extern const int step[2];
 const int step[2] = {1, 1};
 
+/* Shorter than a jump, and the next one right behind it. */
+#define SHORT __attribute__((noipa, optimize("align-functions=1")))
+SHORT int choose(int a, int b)
+{
+    return a;
+}
+
+SHORT void behind(void)
+{
+}
+
 __attribute__((noipa)) int answer(int x)
 {
-    return x + step[x & 1];
+    return choose(x + step[x & 1], x + 100);
 }
 
 __attribute__((noipa)) int slow_answer(int x)
@@ -48,7 +59,7 @@ __attribute__((noipa)) int slow_answer(int x)
         usleep(1000);
     }
     atomic_store(&held, 0);
-    return x + step[x & 1];
+    return choose(x + step[x & 1], x + 100);
 }
 
 static void look(int thread, int found)

@@ -37,6 +37,15 @@ static bool chosen(const char *name, int count, char **names)
 	return false;
 }
 
+static bool exists(const char *name)
+{
+	for (size_t set = 0; set < sizeof(all) / sizeof(all[0]); set++)
+		for (const struct test *test = all[set]; test->name; test++)
+			if (!strcmp(test->name, name))
+				return true;
+	return false;
+}
+
 static bool passes(const struct test *test)
 {
 	int status;
@@ -68,6 +77,11 @@ int main(int argc, char **argv)
 			return 2;
 		stress_s = atof(optarg);
 	}
+	for (int i = optind; i < argc; i++)
+		if (!exists(argv[i])) {
+			printf("# no test %s\n", argv[i]);
+			return 2;
+		}
 	puts("TAP version 13");
 	for (size_t set = 0; set < sizeof(all) / sizeof(all[0]); set++)
 		for (const struct test *test = all[set]; test->name; test++) {

@@ -142,6 +142,74 @@ static void patch_held(void)
 	expect(0, THREADS);
 }
 
+/* Functions that are shorter than a jump, with no room behind them, are written over. */
+static void patch_code(void)
+{
+	start_victim();
+	expect(THREADS, 0);
+	ENDS(REFUSED, tool("apply", "/code.patch", NULL));
+	CHECK(strstr(said, "--view generation"));
+	for (int round = 0; round < 3; round++) {
+		ENDS(DONE, tool("apply", "--view", "generation", "/code.patch", NULL));
+		expect(0, THREADS);
+		ENDS(DONE, tool("status", NULL));
+		ENDS(REFUSED, REVERT("trampoline"));
+		/* nobody stands in what changes, whatever else is held */
+		CHECK(!strcmp(ask("hold"), "held\n"));
+		ENDS(DONE, REVERT("generation"));
+		CHECK(!strcmp(ask("release"), "released\n"));
+		expect(THREADS, 0);
+	}
+}
+
+static bool stays(void)
+{
+	ENDS(DONE, tool("status", NULL));
+	return strstr(said, "may stay in slow_answer");
+}
+
+#define APPLY_STAYING(...) tool("apply", "--view", "generation", ##__VA_ARGS__, "/staying.patch", NULL)
+
+/* A thread that never leaves what changes keeps the old version, all others go over; it follows when it has left. */
+static void patch_staying(void)
+{
+	start_victim();
+	expect(THREADS, 0);
+	ENDS(REFUSED, tool("apply", "/staying.patch", NULL));
+	CHECK(strstr(said, "slow_answer") && strstr(said, "--view generation"));
+	for (int round = 0; round < 2; round++) {
+		CHECK(!strcmp(ask("hold"), "held\n"));
+		ENDS(DONE, APPLY_STAYING());
+		expect(1, THREADS - 1);
+		CHECK(stays() && has_generations(THREADS - 1));
+		ENDS(DONE, APPLY_STAYING());
+		expect(1, THREADS - 1);
+		/* nothing else begins meanwhile */
+		ENDS(REFUSED, tool("apply", "--view", "generation", "/constant.patch", NULL));
+		CHECK(strstr(said, "slow_answer"));
+		ENDS(REFUSED, REVERT("trampoline"));
+		ENDS(DONE, REVERT("generation"));
+		expect(THREADS, 0);
+		CHECK(!stays() && !has_generations(0));
+		ENDS(DONE, APPLY_STAYING());
+		CHECK(!strcmp(ask("release"), "released\n"));
+		/* it is where it was until somebody takes it along */
+		expect(1, THREADS - 1);
+		ENDS(DONE, APPLY_STAYING());
+		expect(0, THREADS);
+		CHECK(!stays() && !has_generations(0));
+		/* the way back has the same right */
+		CHECK(!strcmp(ask("hold"), "held\n"));
+		ENDS(DONE, REVERT("generation"));
+		expect(THREADS - 1, 1);
+		CHECK(stays());
+		CHECK(!strcmp(ask("release"), "released\n"));
+		ENDS(DONE, REVERT("generation"));
+		expect(THREADS, 0);
+		CHECK(!stays());
+	}
+}
+
 /* Whether the kernel works for the process, by a thread of it that runs none of its code. */
 static bool has_worker(void)
 {
@@ -187,6 +255,51 @@ static void patch_workers(void)
 }
 
 #define KILLS 8
+
+static int killed(char **words, int pause_ms)
+{
+	int null = open("/dev/null", O_RDWR), status;
+	pid_t child = start(words, null, null);
+
+	close(null);
+	while (pause_ms--)
+		nap();
+	kill(child, SIGKILL);
+	CHECK(waitpid(child, &status, 0) == child);
+	return WIFSIGNALED(status);
+}
+
+/* The same with a tool that is killed at any moment. */
+static void patch_staying_killed(void)
+{
+	char *over[] = {"/stillpoint", "patch", "apply", "--pid", pid, "--view", "generation", "/staying.patch", NULL};
+	char *back[] = {"/stillpoint", "patch", "revert", "--pid", pid, "--view", "generation", NULL};
+	int count = 0, old, new;
+
+	start_victim();
+	expect(THREADS, 0);
+	for (int i = 0; i < 2 * KILLS; i++) {
+		bool hold = i % 3;
+
+		if (hold)
+			CHECK(!strcmp(ask("hold"), "held\n"));
+		/* on the way there, from where it rests, or back */
+		if (i % 3 == 2)
+			ENDS(DONE, APPLY_STAYING());
+		count += killed(i % 2 ? back : over, rand() % 700);
+		CHECK(sscanf(ask("look"), "old %d new %d wrong 0", &old, &new) == 2 && old + new == THREADS);
+		ENDS(DONE, APPLY_STAYING());
+		expect(hold, THREADS - hold);
+		if (hold && i % 4 < 2)
+			CHECK(!strcmp(ask("release"), "released\n"));
+		ENDS(DONE, REVERT("generation"));
+		if (hold && i % 4 >= 2)
+			CHECK(!strcmp(ask("release"), "released\n"));
+		expect(THREADS, 0);
+		CHECK(!has_generations(1));
+	}
+	printf("# %d of %d killed\n", count, 2 * KILLS);
+}
 
 /* The tool killed at any moment: nobody sees anything but the one or the other, and the next call goes on. */
 static void patch_killed(void)
@@ -242,6 +355,9 @@ const struct test patching_tests[] = {
 	{"patch_by_generation", patch_by_generation, 600},
 	{"patch_constant", patch_constant, 600},
 	{"patch_held", patch_held, 600},
+	{"patch_code", patch_code, 600},
+	{"patch_staying", patch_staying, 600},
+	{"patch_staying_killed", patch_staying_killed, 1200},
 	{"patch_workers", patch_workers, 600},
 	{"patch_killed", patch_killed, 600},
 	{}

@@ -9,16 +9,38 @@ use std::process::Command;
 /// The exit code of `setup/generations`, and of `generations/run` behind it, for what this machine cannot get.
 const CANNOT_BE_HAD: &str = "exit status: 75";
 
-/// Builds the kernel where that was not done yet, and runs the tests in their short form; each counts.
+/// Builds the kernel where that was not done yet, and runs all tests, the stress test shortly; each counts.
 pub(crate) fn test(root: &Path, logs: &Path) -> Result<Counts> {
+    run(root, logs, &["--seconds", "2"])
+}
+
+/// The same with those tests that `make test` runs: some of each kind. Nothing else runs meanwhile.
+pub(crate) fn short(root: &Path, logs: &Path) -> Result<Counts> {
+    println!("       building the kernel with generations: some minutes of two processors, unless .cache has it");
     let mut command = Command::new("generations/run");
-    command.args(["--seconds", "2"]).current_dir(root);
+    command.arg("--build").current_dir(root).env("JOBS", "2");
+    let mut built = step::run("kernel", &mut command, &logs.join("generations-kernel.log"), step::LIMIT)?;
+    if !built.succeeded {
+        let counts = counts(&mut built, required());
+        report("kernel with generations", &built, counts);
+        return Ok(counts);
+    }
+    report("kernel with generations", &built, Counts::default());
+    run(root, logs, &["--short"])
+}
+
+fn required() -> bool {
+    std::env::var_os("REQUIRE_ALL").is_some_and(|value| value == "1")
+}
+
+fn run(root: &Path, logs: &Path, words: &[&str]) -> Result<Counts> {
+    let mut command = Command::new("generations/run");
+    command.args(words).current_dir(root);
     if std::env::var_os("STILLPOINT_BIN").is_none() {
         command.env("STILLPOINT_BIN", target_dir(root).join("debug/stillpoint"));
     }
     let mut outcome = step::run("generations", &mut command, &logs.join("generations.log"), step::LIMIT)?;
-    let required = std::env::var_os("REQUIRE_ALL").is_some_and(|value| value == "1");
-    let counts = counts(&mut outcome, required);
+    let counts = counts(&mut outcome, required());
     report("generations (in a machine of their own)", &outcome, counts);
     Ok(counts)
 }

@@ -8,6 +8,7 @@
 //! | `soak` | the long form of the end-to-end tests, round after round for `SOAK_HOURS` (8); goes on where it stopped |
 //! | `fuzz` | every decoder under a coverage-guided fuzzer, `STILLPOINT_FUZZ_SECONDS` each (12) |
 //! | `generations` | a kernel with address-space generations, and its tests in an emulated machine |
+//! | `generations-short` | the same with those tests that `test` runs |
 //!
 //! Guarantees: exit code 0 only when everything asked for ran and held; nothing outside `target/`, `.cache/`,
 //! `fuzz/findings/` and (by `soak`) `experiments/` is written. It builds nothing that a user runs.
@@ -43,7 +44,8 @@ fn run(command: Option<&str>) -> Result<bool> {
         Some("soak") => soak::run(&root),
         Some("fuzz") => runner::alone(&root, fuzz::test),
         Some("generations") => runner::alone(&root, generations::test),
-        _ => bail!("usage: xtask tidy | check | test | soak | fuzz | generations"),
+        Some("generations-short") => runner::alone(&root, generations::short),
+        _ => bail!("usage: xtask tidy | check | test | soak | fuzz | generations | generations-short"),
     }
 }
 

@@ -50,6 +50,14 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
                     ));
                     Step::Done
                 }
+                Outcome::Rests { transition, threads, staying, .. } => {
+                    output.line(format_args!(
+                        "{name}: applied to process {pid}, generation {transition}, {threads} threads but {} that stay \
+                         with the old version; apply again when they have left",
+                        staying.len()
+                    ));
+                    Step::Done
+                }
                 Outcome::AlreadyThere(_) => {
                     output.line(format_args!("{name}: already applied to process {pid}"));
                     Step::Already

@@ -80,10 +80,13 @@ pub(crate) struct Args {
     /// Functions that must be on no stack when a thread changes over, besides the changed ones.
     #[arg(long, value_name = "FUNCTION", num_args = 1..)]
     off_stack: Vec<String>,
-    /// What is to let each thread see its version of the code. With `generation` constants that other units use may change,
-    /// where they lie; such a patch can be applied with `--view generation` only.
+    /// What is to let each thread see its version of the code. With `generation` constants that other units use may change
+    /// where they lie, and functions that no jump fits into; such a patch can be applied with `--view generation` only.
     #[arg(long, value_enum, default_value_t = ViewArg::Trampoline)]
     view: ViewArg,
+    /// Changed functions that a thread may never leave: it keeps the old version while all others go over.
+    #[arg(long, value_name = "FUNCTION", num_args = 1..)]
+    may_stay: Vec<String>,
 
     /// Function `int f(void)` of the new code to run before the first thread changes over.
     #[arg(long, value_name = "FUNCTION", num_args = 1.., help_heading = "Hooks, see stillpoint-patch-hooks(7)")]
@@ -230,6 +233,8 @@ fn statement(args: &Args) -> anyhow::Result<Statement> {
         let bytes = std::fs::read(path).with_context(|| format!("patch file {}", path.display()))?;
         earlier.push(decode(&bytes).with_context(|| format!("patch file {}", path.display()))?.patch);
     }
+    let by_generations = matches!(args.view, ViewArg::Generation);
+    anyhow::ensure!(by_generations || args.may_stay.is_empty(), "--may-stay needs --view generation");
     let hooks = HookNames {
         pre_apply: args.pre_apply.clone(),
         post_apply: args.post_apply.clone(),
@@ -246,7 +251,8 @@ fn statement(args: &Args) -> anyhow::Result<Statement> {
             ScopeName::Process => Scope::Process,
         }),
         off_stack: args.off_stack.clone(),
-        in_place: matches!(args.view, ViewArg::Generation),
+        staying: args.may_stay.clone(),
+        in_place: by_generations,
         hooks,
         replaces: args.replaces.clone(),
         earlier,
@@ -309,10 +315,14 @@ fn describe(patch: &Patch, report: &Report, path: Option<&Path>, bytes: usize, o
     if !patch.constants.is_empty() {
         let names: Vec<&str> = patch.constants.iter().map(|c| c.name.as_str()).collect();
         output.line(format_args!(
-            "only --view generation can apply it: {} constants change where they lie: {}",
+            "only --view generation can apply it: {} constants or functions change where they lie: {}",
             names.len(),
             names.join(", ")
         ));
+    }
+    if !patch.staying.is_empty() {
+        let names = patch.staying.join(", ");
+        output.line(format_args!("only --view generation can apply it: a thread may stay in {names}"));
     }
     if !patch.cves.is_empty() {
         output.line(format_args!("fixes {}", patch.cves.join(", ")));

@@ -293,6 +293,7 @@ fn apply(pid: Pid, signed: &Signed, signer: Option<String>) -> Result<String, (L
         Ok(Outcome::Committed { duration_ns, .. }) => {
             Ok(format!("applied to {} before its start, in {:.1} ms", name_of(pid), duration_ns as f64 / 1e6))
         }
+        Ok(Outcome::Rests { .. }) => Ok(format!("applied to {}, but for threads that stay", name_of(pid))),
         Ok(Outcome::AlreadyThere(what) | Outcome::DryRun(what)) => Ok(what),
         Err(error) => Err((error.landing(), format!("{:#}", anyhow::Error::new(error)))),
     }

@@ -157,13 +157,18 @@ fn functions(out: &mut String, patch: &Patch) {
         .constants
         .iter()
         .map(|c| format!("{} ({}) at {}: {} bytes", readable(&c.name), c.unit, c.old.start, c.old.len));
-    list(out, "constants changed where they lie, by --view generation only", &constants.collect::<Vec<_>>());
+    list(
+        out,
+        "constants and functions changed where they lie, by --view generation only",
+        &constants.collect::<Vec<_>>(),
+    );
     let off_stack: Vec<String> = patch
         .off_stack
         .iter()
         .map(|o| format!("{} at {}, {} bytes: {}", readable(&o.name), o.range.start, o.range.len, o.reason))
         .collect();
     list(out, "must be off the stack as well", &off_stack);
+    list(out, "where a thread may stay with the old version, by --view generation only", &patch.staying);
     let hooks = &patch.hooks;
     for (when, hooks) in [
         ("before applying", &hooks.pre_apply),
@@ -286,6 +291,7 @@ mod tests {
             }],
             constants: Vec::new(),
             off_stack: Vec::new(),
+            staying: Vec::new(),
             hooks: Hooks { pre_apply: vec![0], ..Hooks::default() },
             types: vec![TypeFact { name: "struct s".into(), size: 16, members: 2 }],
             escaping: Vec::new(),

@@ -53,6 +53,14 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
                 ));
                 Step::Done
             }
+            Outcome::Rests { transition, threads, staying, .. } => {
+                output.line(format_args!(
+                    "reverted in process {pid}, generation {transition}, {threads} threads but {} that stay with the \
+                     patched version; revert again when they have left",
+                    staying.len()
+                ));
+                Step::Done
+            }
             Outcome::AlreadyThere(what) | Outcome::DryRun(what) => {
                 output.line(format_args!("process {pid}: {what}"));
                 Step::Already

@@ -49,7 +49,16 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
 
 fn print(status: &Status, output: &Output) {
     output.line(format_args!("process {} ({}): generation {}", status.pid, status.name, status.generation));
-    if let Some(open) = &status.unfinished {
+    if let Some(open) = status.unfinished.as_ref().filter(|open| open.phase == "resting") {
+        let threads: Vec<String> = open.staying.iter().map(ToString::to_string).collect();
+        output.line(format_args!(
+            "  transition {} ({}) is over for all threads but {}, which may stay in {}",
+            open.transition,
+            open.operation,
+            threads.join(", "),
+            open.may_stay.join(", ")
+        ));
+    } else if let Some(open) = &status.unfinished {
         output.line(format_args!(
             "  transition {} ({}) is open, {}: another tool works on it, or was killed",
             open.transition, open.operation, open.phase

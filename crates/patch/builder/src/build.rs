@@ -27,6 +27,8 @@ pub struct Statement {
     pub scope: Option<Scope>,
     /// Functions that must be on no stack.
     pub off_stack: Vec<String>,
+    /// Functions that a thread may stay in with the old version, which needs such a kernel.
+    pub staying: Vec<String>,
     /// Whether constants may change where they lie, which needs a kernel with address-space generations.
     pub in_place: bool,
     /// Functions that run around the transition.
@@ -445,6 +447,7 @@ fn options(job: &Job, compiler: String, imports: Option<BTreeMap<String, Option<
         replaces: statement.replaces.clone(),
         scope: statement.scope,
         off_stack: statement.off_stack.clone(),
+        staying: statement.staying.clone(),
         in_place: statement.in_place,
         hooks: statement.hooks.clone(),
         based_on: job.base.iter().map(Diff::fact).collect(),

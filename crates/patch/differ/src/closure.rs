@@ -11,7 +11,7 @@ use crate::shipped::Shipped;
 use crate::target::TargetElf;
 use crate::unit::{Ancestor, Unit};
 use crate::{Options, Refusal};
-use crate::{moved, names};
+use crate::{in_place, moved, names};
 use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_format::{Range, ResolvedBy, Svma, TargetKind, readable};
 use stillpoint_patch_insn as insn;
@@ -37,6 +37,8 @@ pub(crate) struct Plan {
     /// Inline functions whose copy in the target nothing at hand leads to: nobody calls it, and new code has its own.
     pub(crate) absent: BTreeSet<Function>,
     pub(crate) reasons: BTreeMap<Function, Vec<String>>,
+    /// Functions that change where they lie, with the room that they have.
+    pub(crate) in_place: BTreeMap<Function, Range>,
     /// Constants that change where they lie.
     pub(crate) constants: BTreeMap<Function, Range>,
     pub(crate) warnings: Vec<String>,
@@ -45,6 +47,8 @@ pub(crate) struct Plan {
 /// Why an entry cannot be redirected.
 struct Blocked {
     why: String,
+    /// Where it lies in one piece, if nothing but the jump keeps it from being redirected.
+    alone: Option<Range>,
     refusal: Box<dyn Fn(String) -> Refusal>,
 }
 
@@ -73,7 +77,11 @@ pub(crate) fn plan(
         }
     }
     while let Some(function) = work.pop() {
-        if plan.entries.contains_key(&function) || plan.rebound.contains(&function) || plan.absent.contains(&function) {
+        if plan.entries.contains_key(&function)
+            || plan.rebound.contains(&function)
+            || plan.in_place.contains_key(&function)
+            || plan.absent.contains(&function)
+        {
             continue;
         }
         match standing(target, units, function, options) {
@@ -91,7 +99,10 @@ pub(crate) fn plan(
                     plan.rebound.insert(function);
                     pull(units, &mut plan, &mut work, function, &found, &blocked.why);
                 }
-                Err(why) => refusals.push((blocked.refusal)(why)),
+                Err(why) => match blocked.alone.and_then(|old| in_place::room(target, units, function, old, options)) {
+                    Some(room) => drop(plan.in_place.insert(function, room)),
+                    None => refusals.push((blocked.refusal)(why)),
+                },
             },
             Err(refusal) => refusals.push(refusal),
         }
@@ -222,7 +233,7 @@ fn standing(
     if options.known.contains(&unit.public_name(after, function)) {
         let why = "an earlier patch of the series brought it".to_owned();
         let refusal = move |also: String| unsuitable(format!("an earlier patch of the series brought it, and {also}"));
-        return Ok(Standing::Blocked(Blocked { why, refusal: Box::new(refusal) }));
+        return Ok(Standing::Blocked(Blocked { why, alone: None, refusal: Box::new(refusal) }));
     }
     let (shipped, old) = match (&unit.shipped, unit.ancestor(function), moved) {
         (Some(shipped), Ancestor::Shipped(old), _) => (shipped, old),
@@ -230,7 +241,7 @@ fn standing(
         _ => {
             let why = "the target does not have it".to_owned();
             let refusal = move |also: String| unsuitable(format!("the target does not have it, and {also}"));
-            return Ok(Standing::Blocked(Blocked { why, refusal: Box::new(refusal) }));
+            return Ok(Standing::Blocked(Blocked { why, alone: None, refusal: Box::new(refusal) }));
         }
     };
     let unplaced = |part: &str| Refusal::UnplacedFunction {
@@ -247,7 +258,7 @@ fn standing(
             _ => Err(unplaced(old)),
         };
     };
-    let mut parts = Vec::new();
+    let (mut parts, placed) = (Vec::new(), hot);
     for cold in shipped.cold_parts(old) {
         parts.push(shipped.code(cold).ok_or_else(|| unplaced(cold))?);
     }
@@ -256,9 +267,10 @@ fn standing(
         let at = hot.start;
         let refusal =
             move |_| Refusal::IdenticalCodeFolded { unit: path.clone(), one: name.clone(), other: other.clone(), at };
-        return Ok(Standing::Blocked(Blocked { why, refusal: Box::new(refusal) }));
+        return Ok(Standing::Blocked(Blocked { why, alone: None, refusal: Box::new(refusal) }));
     }
-    if let Some(blocked) = entry_blocked(target, &path, &name, &mut hot, &parts) {
+    if let Some(mut blocked) = entry_blocked(target, &path, &name, &mut hot, &parts) {
+        blocked.alone = parts.is_empty().then_some(placed);
         return Ok(Standing::Blocked(blocked));
     }
     let bytes = target.bytes(hot.start.0, hot.len).map(<[u8]>::to_vec).ok_or_else(|| unplaced(old))?;
@@ -279,7 +291,7 @@ fn folded_with(unit: &Unit<'_>, function: usize, old: &str) -> Option<String> {
 }
 
 /// Whole padding instructions at `at`, `need` bytes or more, before any other function starts; how many bytes.
-fn padding(target: &TargetElf, at: u64, need: u64) -> Option<u64> {
+pub(crate) fn padding(target: &TargetElf, at: u64, need: u64) -> Option<u64> {
     const LONGEST: u64 = 15;
     let next = target.frames.range(at..).next().map_or(u64::MAX, |(start, _)| *start);
     let last = (need + LONGEST).min(next.saturating_sub(at));
@@ -301,7 +313,7 @@ fn entry_blocked(target: &TargetElf, unit: &str, name: &str, hot: &mut Range, pa
                     why,
                 };
                 let why = format!("it has {len} bytes, no room for a jump");
-                return Some(Blocked { why, refusal: Box::new(refusal) });
+                return Some(Blocked { why, alone: None, refusal: Box::new(refusal) });
             }
         }
     }
@@ -323,10 +335,10 @@ fn entry_blocked(target: &TargetElf, unit: &str, name: &str, hot: &mut Range, pa
                 function: function.clone(),
                 why: format!("{text}, and {also}"),
             };
-            return Some(Blocked { why, refusal: Box::new(refusal) });
+            return Some(Blocked { why, alone: None, refusal: Box::new(refusal) });
         }
     };
     let refusal =
         move |why: String| Refusal::BranchIntoEntry { unit: unit.clone(), function: function.clone(), from, to, why };
-    Some(Blocked { why: format!("the branch at {from} leads into it"), refusal: Box::new(refusal) })
+    Some(Blocked { alone: None, why: format!("the branch at {from} leads into it"), refusal: Box::new(refusal) })
 }

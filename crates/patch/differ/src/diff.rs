@@ -2,6 +2,7 @@
 
 use crate::assemble::Assembly;
 use crate::closure::{self, Plan};
+use crate::object_file::Home;
 use crate::target::TargetElf;
 use crate::unit::{Ancestor, Unit};
 use crate::{Options, Outcome, Refusal, UnitInput, change, in_place, moved, types};
@@ -22,7 +23,12 @@ pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Optio
     let mut plan = closure::plan(target, &units, changed, options, &mut refusals);
     in_place::add(target, &units, constants, &mut plan, &mut refusals);
     let (facts, notes) = compare_types(inputs, &units, &plan, &mut refusals);
-    if plan.entries.is_empty() && plan.rebound.is_empty() && plan.constants.is_empty() && refusals.is_empty() {
+    if plan.entries.is_empty()
+        && plan.rebound.is_empty()
+        && plan.constants.is_empty()
+        && plan.in_place.is_empty()
+        && refusals.is_empty()
+    {
         return Ok(Outcome::NothingToPatch);
     }
     let mut assembly = Assembly::new(target, &units, options, &plan);
@@ -36,10 +42,12 @@ pub(crate) fn diff(target: &TargetElf, inputs: &[UnitInput<'_>], options: &Optio
     refusals.append(&mut assembly.refusals);
     let mut off_stack = off_stack(target, &units, options, &mut refusals);
     off_stack.extend(in_place::users(&units, &plan));
+    off_stack.extend(in_place::code(&units, &plan));
+    let staying = staying(&assembly, &off_stack, &mut refusals);
     if !refusals.is_empty() {
         return Err(refusals);
     }
-    let patch = finish(assembly, off_stack, hooks, facts);
+    let patch = finish(assembly, (off_stack, staying), hooks, facts);
     format::encode(&patch).map_err(|e| vec![Refusal::Format(e.to_string())])?;
     Ok(Outcome::Patch(Box::new(patch)))
 }
@@ -117,6 +125,24 @@ fn off_stack(target: &TargetElf, units: &[Unit<'_>], options: &Options, refusals
     out
 }
 
+/// The functions that the caller lets threads stay in, as the patch names them.
+fn staying(assembly: &Assembly<'_, '_>, off_stack: &[OffStack], refusals: &mut Vec<Refusal>) -> Vec<String> {
+    let named = |(unit, function): &closure::Function| {
+        let name = assembly.after(*unit)?.symbols[*function].name;
+        Some((format!("{}:{name}", assembly.units[*unit].path), name.to_owned()))
+    };
+    let changed: Vec<(String, String)> = assembly.plan.entries.keys().filter_map(named).collect();
+    let mut out = BTreeSet::new();
+    for stated in &assembly.options.staying {
+        let found = changed.iter().find(|(full, name)| stated == name || stated == full).map(|(_, name)| name);
+        match found.or_else(|| off_stack.iter().map(|o| &o.name).find(|name| *name == stated)) {
+            Some(name) => drop(out.insert(name.clone())),
+            None => refusals.push(Refusal::UnknownName { what: "changed function", name: stated.clone() }),
+        }
+    }
+    out.into_iter().collect()
+}
+
 fn ranges_of(target: &TargetElf, units: &[Unit<'_>], name: &str) -> Vec<Range> {
     for unit in units {
         let Some(shipped) = &unit.shipped else { continue };
@@ -131,7 +157,12 @@ fn ranges_of(target: &TargetElf, units: &[Unit<'_>], name: &str) -> Vec<Range> {
     listed.filter_map(|s| Some(Range { start: Svma(s.at), len: *target.frames.get(&s.at)? })).take(1).collect()
 }
 
-fn finish(mut assembly: Assembly<'_, '_>, off_stack: Vec<OffStack>, hooks: Hooks, types: Vec<TypeFact>) -> Patch {
+fn finish(
+    mut assembly: Assembly<'_, '_>,
+    (off_stack, staying): (Vec<OffStack>, Vec<String>),
+    hooks: Hooks,
+    types: Vec<TypeFact>,
+) -> Patch {
     let (plan, units, options) = (assembly.plan, assembly.units, assembly.options);
     let mut functions = Vec::new();
     for ((unit, function), entry) in &plan.entries {
@@ -150,6 +181,13 @@ fn finish(mut assembly: Assembly<'_, '_>, off_stack: Vec<OffStack>, hooks: Hooks
     let mut constants = Vec::new();
     for (&(unit, symbol), &old) in &plan.constants {
         let (Some(new), Some(after)) = (assembly.bring_constant(unit, symbol), assembly.after(unit)) else { continue };
+        let (name, unit) = (after.symbols[symbol].name.to_owned(), units[unit].path.to_owned());
+        constants.push(Constant { name, unit, old, new });
+    }
+    for (&(unit, symbol), &room) in &plan.in_place {
+        let (Some(new), Some(after)) = (assembly.bring_constant(unit, symbol), assembly.after(unit)) else { continue };
+        let Home::Section(home) = after.symbols[symbol].home else { continue };
+        let old = Range { start: room.start, len: after.sections[home].bytes.len() as u64 };
         let (name, unit) = (after.symbols[symbol].name.to_owned(), units[unit].path.to_owned());
         constants.push(Constant { name, unit, old, new });
     }
@@ -175,6 +213,7 @@ fn finish(mut assembly: Assembly<'_, '_>, off_stack: Vec<OffStack>, hooks: Hooks
         functions,
         constants,
         off_stack,
+        staying,
         hooks,
         types,
         escaping: assembly.escaping.into_iter().collect(),

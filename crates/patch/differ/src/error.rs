@@ -230,7 +230,7 @@ pub enum Refusal {
     /// A name that the caller stated does not exist.
     #[error("{what} `{name}` is in no unit of the patch and in no symbol table of the target", name = readable(.name))]
     UnknownName {
-        /// `hook` or `off-stack function`.
+        /// `hook`, `off-stack function` or `changed function`.
         what: &'static str,
         /// As stated.
         name: String,

@@ -1,13 +1,15 @@
-//! Constants that other units may use: their contents change where they lie, by a kernel that gives each thread its own view.
+//! What changes where it lies, by a kernel that gives each thread its own view: constants that other units may use, and functions
+//! that no jump fits into.
 
-use crate::Refusal;
-use crate::closure::{Function, Plan};
+use crate::closure::{Function, Plan, padding};
 use crate::names;
-use crate::object_file::{Nature, Site};
+use crate::object_file::{Home, Nature, Site};
 use crate::target::TargetElf;
 use crate::unit::{Ancestor, Unit};
+use crate::{Options, Refusal};
 use std::collections::BTreeMap;
-use stillpoint_patch_format::{OffStack, Range, ResolvedBy, TargetKind, readable};
+use stillpoint_patch_format::{Avma, OffStack, Range, ResolvedBy, TargetKind, readable};
+use stillpoint_patch_insn as insn;
 
 /// Adds the constants of each unit to the plan, with where they lie.
 pub(crate) fn add(
@@ -38,6 +40,40 @@ pub(crate) fn add(
             }),
         }
     }
+}
+
+/// The room that a function has where it lies, when its new code fits into that, stands alone, and needs no other unwind data.
+pub(crate) fn room(
+    target: &TargetElf,
+    units: &[Unit<'_>],
+    (unit, function): Function,
+    old: Range,
+    options: &Options,
+) -> Option<Range> {
+    let after = units[unit].after.as_ref().filter(|_| options.in_place)?;
+    let symbol = &after.symbols[function];
+    let Home::Section(home) = symbol.home else { return None };
+    let section = &after.sections[home];
+    let new = section.bytes;
+    let alone = symbol.value == 0 && section.relocations.is_empty() && !new.is_empty();
+    let more = (new.len() as u64).saturating_sub(old.len);
+    let len = if more == 0 { old.len } else { old.len + padding(target, old.start.0 + old.len, more)? };
+    // somebody who jumps into it would find something else
+    if target.branch_into(old.start.0).is_some_and(|(from, _)| !(old.start.0..old.start.0 + old.len).contains(&from)) {
+        return None;
+    }
+    let shipped = target.bytes(old.start.0, old.len)?;
+    let simple = |code: &[u8]| insn::leaves_stack_alone(code, Avma(old.start.0));
+    (alone && after.parts(function).is_some_and(|parts| parts.len() == 1) && simple(new) && simple(shipped))
+        .then_some(Range { start: old.start, len })
+}
+
+/// Functions that change where they lie: no thread changes over while it is in one.
+pub(crate) fn code<'p>(units: &'p [Unit<'_>], plan: &'p Plan) -> impl Iterator<Item = OffStack> + 'p {
+    plan.in_place.iter().filter_map(|(&(unit, function), room)| {
+        let name = units[unit].after.as_ref()?.symbols[function].name.to_owned();
+        Some(OffStack { name, range: *room, reason: "changes where it lies".to_owned() })
+    })
 }
 
 /// Where a constant lies. An executable may have made a copy of what a library exports.

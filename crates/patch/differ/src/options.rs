@@ -45,6 +45,8 @@ pub struct Options {
     pub scope: Option<Scope>,
     /// Functions that must be on no stack besides the changed ones; `unit.c:name` picks among statics.
     pub off_stack: Vec<String>,
+    /// Functions, changed ones or of `off_stack`, in which a thread may stay with the old version for as long as it likes.
+    pub staying: Vec<String>,
     /// Whether constants may change where they lie, for a kernel with address-space generations.
     pub in_place: bool,
     /// Functions that run around the transition.

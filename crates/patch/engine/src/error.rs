@@ -198,8 +198,24 @@ pub enum Error {
     #[error("--view generation brings threads over one by one, or while they stand at their points; not by stop")]
     NotStopped,
     /// The patch changes constants where they lie.
-    #[error("patch {0} changes constants where they lie, which only --view generation can do")]
+    #[error("patch {0} changes code or constants where they lie, which only --view generation can do")]
     ByGenerationsOnly(String),
+    /// The patch lets threads stay in old code.
+    #[error("patch {patch} lets threads stay in {functions}, which only --view generation can do")]
+    StayingByGenerationsOnly {
+        /// The patch.
+        patch: String,
+        /// The functions.
+        functions: String,
+    },
+    /// A transition waits for threads that may stay where they are.
+    #[error("threads of process {pid} stay in {functions}, and have not changed over")]
+    Rests {
+        /// The process.
+        pid: Pid,
+        /// Functions that they may stay in.
+        functions: String,
+    },
     /// A constant lies in memory that may be written.
     #[error("constant {name} at {at} lies in memory that may be written")]
     NotConstant {
@@ -312,7 +328,10 @@ impl Error {
             Error::NoPoints { .. } => "--quiescence probe, or stop",
             Error::NoModule { .. } => "a patch built for the file that runs",
             Error::NoGenerations => "--view trampoline",
-            Error::ByGenerationsOnly(_) => "--view generation, on a kernel with address-space generations",
+            Error::Rests { .. } => "apply again when they have left, or revert, with --view generation",
+            Error::ByGenerationsOnly(_) | Error::StayingByGenerationsOnly { .. } => {
+                "--view generation, on a kernel with address-space generations"
+            }
             Error::LeftBehind(_) => "the same command with --view generation: it completes or undoes what is there",
             Error::NotStopped => "--quiescence probe, local, group:NAME or global, or --view trampoline",
             Error::NameTaken(_) => "revert it first, or --replace",

@@ -4,16 +4,15 @@ use crate::barrier::{self, Name};
 use crate::calm::{ended_or, traced};
 use crate::error::Busy;
 use crate::fault::{self, FaultPoint};
-use crate::generation::{self, ThreadView};
+use crate::generation::{self, Rested, ThreadView, Wanted as OfRest};
 use crate::inject::{self, Wanted};
-use crate::ledger::{Phase, Record, Span, Transition, View};
+use crate::ledger::{Phase, Record, Span, Transition, Unfinished, View};
 use crate::link::{DISPATCHER_LEN, Layout, link, make_visible};
 use crate::plan::{Plan, Room, changed_entries, dispatchers_missing, free_state, plan};
 use crate::prepare::{Prepared, check_based_on, check_process, prepare};
 use crate::probe::Prober;
 use crate::report::{Observer, Report, now_ns};
 use crate::resolve::resolve;
-use crate::scan::Forbidden;
 use crate::store::{self, Store};
 use crate::transition::{Limits, Mover};
 use crate::walk::Walker;
@@ -84,6 +83,17 @@ pub enum Outcome {
         active: Vec<String>,
         /// Threads moved.
         threads: u32,
+        /// From the beginning to the end.
+        duration_ns: u64,
+    },
+    /// Every thread runs the new side but those that stay in functions which the patch names.
+    Rests {
+        /// Number of the transition.
+        transition: u32,
+        /// Threads in all.
+        threads: u32,
+        /// Those that keep the old version, and where they stay.
+        staying: Vec<Busy>,
         /// From the beginning to the end.
         duration_ns: u64,
     },
@@ -179,6 +189,18 @@ pub fn apply(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
             let mut coming = open.after.iter().filter(|n| !open.before.contains(n)).filter_map(|n| view.patch(*n));
             coming.any(|patch| patch.digest == signed.digest)
         };
+        let wanted = |view: &View, open: &Transition| {
+            let is_it = |n: &u32| view.patch(*n).is_some_and(|patch| patch.digest == signed.digest);
+            match (open.before.iter().any(is_it), open.after.iter().any(is_it)) {
+                (false, true) => OfRest::Forward,
+                (true, false) => OfRest::Back,
+                _ => OfRest::Other,
+            }
+        };
+        if let Rested::Forward(outcome) = generation::go_on(session, &mut target, wanted, options, &mut report, start)?
+        {
+            return Ok(outcome);
+        }
         recover(session, &mut target, brings_it, options, &mut report)?;
         if already(&target.view, signed) {
             return Ok(there_already(&mut report, signed));
@@ -191,7 +213,7 @@ pub fn apply(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
     })
 }
 
-fn already(view: &View, signed: &Signed) -> bool {
+pub(crate) fn already(view: &View, signed: &Signed) -> bool {
     view.active.iter().filter_map(|n| view.patch(*n)).any(|p| p.digest == signed.digest)
 }
 
@@ -202,7 +224,7 @@ fn there_already(report: &mut Report<'_>, signed: &Signed) -> Outcome {
 }
 
 /// The patches that stay in force below a new one.
-fn remaining(view: &View, signed: &Signed, options: &Options) -> Vec<u32> {
+pub(crate) fn remaining(view: &View, signed: &Signed, options: &Options) -> Vec<u32> {
     let patch = &signed.patch;
     let stays = |n: &u32| {
         view.patch(*n).is_some_and(|p| {
@@ -213,20 +235,20 @@ fn remaining(view: &View, signed: &Signed, options: &Options) -> Vec<u32> {
 }
 
 /// What the checks that need no thread to stand have found.
-struct Ready {
-    prepared: Prepared,
+pub(crate) struct Ready {
+    pub(crate) prepared: Prepared,
     /// Of the patch's symbols.
-    values: Vec<Option<u64>>,
+    pub(crate) values: Vec<Option<u64>>,
     /// The patch placed before that serves.
-    again: Option<u32>,
+    pub(crate) again: Option<u32>,
     /// Bytes of memory needed.
-    len: u64,
+    pub(crate) len: u64,
     /// How unwinders are told.
-    way: guide::Way,
+    pub(crate) way: guide::Way,
 }
 
 /// All checks that need no thread to stand.
-fn ready(target: &Target, signed: &Signed, options: &Options) -> Result<Ready, Error> {
+pub(crate) fn ready(target: &Target, signed: &Signed, options: &Options) -> Result<Ready, Error> {
     let patch = &signed.patch;
     let view = &target.view;
     let below = remaining(view, signed, options);
@@ -259,10 +281,15 @@ fn check_view<'n>(
     options: &Options,
 ) -> Result<(), Error> {
     let dropped = dropped.filter_map(|n| view.patch(*n)).filter(|p| !p.constants.is_empty()).map(|p| &p.name);
+    let patch = coming;
     let coming = coming.filter(|p| !p.constants.is_empty()).map(|p| &p.name);
     match coming.into_iter().chain(dropped).next() {
-        Some(name) if options.view == ThreadView::Trampoline => Err(Error::ByGenerationsOnly(name.clone())),
-        _ => Ok(()),
+        Some(name) if options.view == ThreadView::Trampoline => return Err(Error::ByGenerationsOnly(name.clone())),
+        _ => {}
+    }
+    match patch.filter(|p| !p.staying.is_empty() && options.view == ThreadView::Trampoline) {
+        Some(p) => Err(Error::StayingByGenerationsOnly { patch: p.name.clone(), functions: p.staying.join(", ") }),
+        None => Ok(()),
     }
 }
 
@@ -272,7 +299,7 @@ fn module_span(module: &Module) -> Span {
     Span::new(start, end.0 - start.0)
 }
 
-fn find_room(mappings: &[Mapping], module: &Module, len: u64, apart: u64) -> Result<Avma, Error> {
+pub(crate) fn find_room(mappings: &[Mapping], module: &Module, len: u64, apart: u64) -> Result<Avma, Error> {
     let found = arena::find(mappings, module_span(module), len, apart);
     found.ok_or_else(|| Error::NoRoom { len, module: module.path.clone() })
 }
@@ -612,7 +639,8 @@ fn goes_thread_by_thread(view: &View, transition: &Transition) -> bool {
 pub fn recover_only(pid: Pid, options: &Options, observer: Observer<'_>) -> Result<bool, Error> {
     let mut report = Report::new(observer, pid, "recover");
     let mut target = Target::open(pid)?;
-    if target.view.unfinished.is_none() {
+    let rests = |open: &Unfinished| open.phase == Some(Phase::Resting);
+    if target.view.unfinished.as_ref().is_none_or(rests) {
         return Ok(false);
     }
     let process = target.process.clone();
@@ -645,7 +673,24 @@ pub fn revert(pid: Pid, which: &Which, options: &Options, observer: Observer<'_>
                 rest.eq(&open.after)
             })
         };
+        let of_rest = |view: &View, open: &Transition| {
+            let coming = open.after.iter().filter(|n| !open.before.contains(n)).filter_map(|n| view.patch(*n));
+            let named = |name: &String| coming.clone().any(|p| p.name == *name);
+            match which {
+                _ if drops_it(view, open) => OfRest::Forward,
+                Which::Named(name) if !named(name) => OfRest::Other,
+                _ if coming.clone().next().is_some() => OfRest::Back,
+                _ => OfRest::Other,
+            }
+        };
         let mut outcome = None;
+        match generation::go_on(session, &mut target, of_rest, options, &mut report, start)? {
+            Rested::Forward(done @ Outcome::Rests { .. }) => return Ok(done),
+            Rested::Forward(done) | Rested::Back(done) if *which != Which::All => return Ok(done),
+            Rested::Forward(done) | Rested::Back(done) => outcome = Some(done),
+            Rested::None => {}
+        }
+        target.reload()?;
         if recover(session, &mut target, drops_it, options, &mut report)? && *which != Which::All {
             return Ok(Outcome::AlreadyThere("the revert that was left unfinished is complete now".into()));
         }
@@ -655,9 +700,10 @@ pub fn revert(pid: Pid, which: &Which, options: &Options, observer: Observer<'_>
                 dropped => dropped?,
             };
             let done = revert_in(session, &mut target, &dropped, options, &mut report, start)?;
+            let rests = matches!(done, Outcome::Rests { .. });
             outcome = Some(done);
             target.reload()?;
-            if *which != Which::All {
+            if rests || *which != Which::All {
                 break;
             }
         }
@@ -718,82 +764,4 @@ fn revert_in(
     let pre: Vec<Avma> = patches.iter().rev().flat_map(|p| p.hooks.pre_revert.clone()).collect();
     let post: Vec<Avma> = patches.iter().rev().flat_map(|p| p.hooks.post_revert.clone()).collect();
     run(session, target, &view, plan, options, report, (&pre, &post), start)
-}
-
-/// What a check found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Prediction {
-    /// It is applied already.
-    pub already: bool,
-    /// Functions that would be redirected.
-    pub functions: Vec<String>,
-    /// Bytes of memory that the patch would take.
-    pub bytes: u64,
-    /// Threads looked at.
-    pub threads: u32,
-    /// Threads that would block now, and by what.
-    pub busy: Vec<Busy>,
-}
-
-/// Everything short of touching: all checks, and which threads would block if it were now.
-pub fn check(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_>) -> Result<Prediction, Error> {
-    let mut report = Report::new(observer, pid, "check");
-    let target = Target::open(pid)?;
-    generation::refuse(&target, options)?;
-    let functions = signed.patch.functions.iter().map(|f| f.name.clone()).collect();
-    if already(&target.view, signed) {
-        return Ok(Prediction { already: true, functions, bytes: 0, threads: 0, busy: Vec::new() });
-    }
-    let Ready { prepared, values, len: bytes, .. } =
-        ready(&target, signed, options).map_err(|error| ended_or(&target.process, error))?;
-    let module = &target.modules[prepared.module];
-    let layout = Layout::of(&signed.patch);
-    let at = find_room(&target.mappings, module, layout.len(), 0)?;
-    let mut image = link(&signed.patch, &layout, at, &values)
-        .map_err(|source| Error::Link { patch: signed.patch.name.clone(), source })?;
-    let placed = place::place(signed, None, module, &prepared, &layout, at, &mut image)?;
-    let mut view = target.view.clone();
-    view.placed.push(placed.into());
-    let mut after = remaining(&view, signed, options);
-    after.push(view.placed.len() as u32 - 1);
-    let room = Room { state: Avma(at.0), dispatchers: Some(Span::new(at, 1 << 20)) };
-    let transition = plan(&view, "check", &after, room, 0x80)?.transition;
-    let forbidden = Forbidden::new(&transition.leave, &view.trampolines(), &transition.loop_entries);
-    let process = target.process.clone();
-    let frames = target.view.placed.iter().map(|p| p.eh_frame).collect();
-    let walker = Walker::new(&process, target.modules.clone(), frames);
-    walker.prepare();
-    let mappings = target.mappings.clone();
-    let restorers = target.restorers.clone();
-    let (threads, busy) = traced(&process, |session| {
-        let mut prober = Prober::new(restorers, mappings);
-        look_at_all(session, &process, &mut prober, &walker, &forbidden, &mut report)
-    })?;
-    let busy = barrier::to_be_probed(&process, &target.modules, options.quiescence, busy)?;
-    Ok(Prediction { already: false, functions, bytes, threads, busy })
-}
-
-fn look_at_all(
-    session: &mut Session<'_>,
-    process: &Process,
-    prober: &mut Prober,
-    walker: &Walker<'_>,
-    forbidden: &Forbidden,
-    report: &mut Report<'_>,
-) -> Result<(u32, Vec<Busy>), Error> {
-    let mut found = Vec::new();
-    let look = |stopped: &mut Stopped<'_>| {
-        let look = prober.look(process, stopped)?;
-        let verdict = walker.judge(&look, forbidden);
-        if !verdict.is_free() {
-            found.push(Busy { tid: stopped.tid(), function: verdict.describe() });
-        }
-        Ok(())
-    };
-    let threads = calm::each_thread(process, session, look, &mut |tid, ns| report.stopped(tid, "probe", ns))?;
-    found.sort_unstable_by_key(|b| b.tid);
-    for busy in &found {
-        report.event(EventKind::ThreadBusy { tid: busy.tid.0, function: busy.function.clone() });
-    }
-    Ok((threads, found))
 }

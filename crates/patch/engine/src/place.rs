@@ -82,6 +82,7 @@ pub(crate) fn place(
         functions,
         constants,
         off_stack: off_stack(patch, module),
+        staying: patch.staying.clone(),
         exports: patch.exports.iter().map(|e| export(patch, *e, address(e))).collect(),
         escaping: patch.escaping.clone(),
         hooks: HookRecord {
@@ -96,9 +97,11 @@ pub(crate) fn place(
 
 /// What a constant comes to hold.
 fn contents(image: &Image, layout: &Layout, arena: Avma, constant: &Constant) -> Vec<u8> {
-    let read_only = arena.0 + layout.start(Segment::ReadOnly);
-    let start = image.addresses[constant.new as usize].unwrap_or_default().wrapping_sub(read_only) as usize;
-    image.segments[1][start..start + constant.old.len as usize].to_vec()
+    let offset = image.addresses[constant.new as usize].unwrap_or_default().wrapping_sub(arena.0);
+    let read_only = layout.start(Segment::ReadOnly);
+    // code lies before
+    let (segment, start) = if offset < read_only { (0, offset) } else { (1, offset - read_only) };
+    image.segments[segment][start as usize..][..constant.old.len as usize].to_vec()
 }
 
 fn export(patch: &Patch, symbol: u32, address: Avma) -> ExportRecord {

@@ -136,6 +136,10 @@ pub(crate) fn plan(view: &View, operation: &str, after: &[u32], room: Room, word
     }
     let loops = |site: &&Site| shipped(view, site.entry).is_some_and(|f| f.loops_to_entry);
     let loop_entries = sites.iter().filter(loops).map(|s| s.entry).collect();
+    let staying: Vec<&String> =
+        leaving.iter().chain(&entering).filter_map(|n| view.patch(*n)).flat_map(|p| &p.staying).collect();
+    let may_stay = |code: &&NamedSpan| staying.iter().any(|name| is_of(&code.name, name));
+    let staying = leave.iter().filter(may_stay).cloned().collect();
     let constants = changed_constants(view, &before, after);
     let transition = Transition {
         number,
@@ -148,9 +152,15 @@ pub(crate) fn plan(view: &View, operation: &str, after: &[u32], room: Room, word
         trampolines: room.dispatchers.into_iter().collect(),
         leave,
         enter,
+        staying,
         loop_entries,
     };
     Ok(Plan { transition, dispatchers })
+}
+
+/// Whether some code is a function's, or one of its parts (`serve.cold`).
+fn is_of(code: &str, function: &str) -> bool {
+    code.strip_prefix(function).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 fn take(extra: &mut Option<Span>, function: &FunctionRecord) -> Result<Avma, Error> {

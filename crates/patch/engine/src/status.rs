@@ -3,13 +3,13 @@
 use crate::barrier::abi::Slot;
 use crate::barrier::{Part, Points};
 use crate::calm::ended_or;
-use crate::generation::{Generation, generations};
+use crate::generation::{Generation, generations, in_base};
 use crate::ledger::{ConstantRecord, Phase, Version, View};
 use crate::plan::transition_of_word;
 use crate::store::{self, Store};
 use crate::{Error, calm};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use stillpoint_patch_format::{Avma, Scope};
 use stillpoint_patch_insn::{JUMP_LEN, jump5};
 use stillpoint_patch_tracee::{self as tracee, Pid, Process, Session, Stopped, Tid};
@@ -49,8 +49,14 @@ pub struct Unfinished {
     pub transition: u32,
     /// `apply`, `revert`, `replace`.
     pub operation: String,
-    /// How far it got.
+    /// How far it got; `resting` when it waits for nothing but threads that may stay where they are.
     pub phase: String,
+    /// Those threads, then.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub staying: Vec<i32>,
+    /// Functions that they may stay in.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub may_stay: Vec<String>,
 }
 
 /// A patch that is active.
@@ -189,13 +195,20 @@ fn summary(
         signer: p.signer.clone(),
         placed_at_s: p.placed_at_s,
     });
+    let resting = view.unfinished.as_ref().filter(|open| open.phase == Some(Phase::Resting));
+    let staying = resting.map_or(Ok(Vec::new()), |_| in_base(process))?.into_iter().map(|tid| tid.0);
+    let may_stay: BTreeSet<String> =
+        resting.into_iter().flat_map(|open| &open.transition.staying).map(|code| code.name.clone()).collect();
     let unfinished = view.unfinished.as_ref().map(|open| Unfinished {
         transition: open.transition.number,
         operation: open.transition.operation.clone(),
+        staying: staying.collect(),
+        may_stay: may_stay.into_iter().collect(),
         phase: match open.phase {
             None => "arming",
             Some(Phase::Migrating | Phase::Committed) => "migrating",
             Some(Phase::Aborting | Phase::Aborted) => "aborting",
+            Some(Phase::Resting) => "resting",
         }
         .to_owned(),
     });

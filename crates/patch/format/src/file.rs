@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 use std::fmt;
 
 /// Version of the file format.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 const MAGIC: &[u8; 8] = b"STILLPT\n";
 const FLAG_SIGNED: u32 = 1;
 const HEADER: usize = 8 + 4 + 4 + 8 + 32;

@@ -71,11 +71,14 @@ pub struct Patch {
     pub exports: Vec<u32>,
     /// Functions whose entry is redirected.
     pub functions: Vec<Function>,
-    /// Constants of the target whose contents change where they lie. Trampolines cannot do that: such a patch needs a kernel
+    /// Constants of the target, and functions without relocations, whose contents change where they lie. Trampolines cannot do that: such a patch needs a kernel
     /// with address-space generations.
     pub constants: Vec<Constant>,
     /// Further code of the target that must be on no stack when a thread migrates (the functions' own ranges always count).
     pub off_stack: Vec<OffStack>,
+    /// Names among those of `functions` and `off_stack`: a thread that does not leave one of them keeps the old version while all
+    /// others go over. Trampolines cannot do that: a change by them has to come to an end.
+    pub staying: Vec<String>,
     /// Functions of the patch to be called around the transition.
     pub hooks: Hooks,
     /// Types that were compared member by member.
@@ -322,7 +325,7 @@ pub struct Function {
     pub reasons: Vec<String>,
 }
 
-/// A constant of the target whose contents change where it lies.
+/// A constant of the target, or a function, whose contents change where it lies.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Constant {
     /// Its name.

@@ -39,7 +39,14 @@ pub(crate) fn validate(patch: &Patch) -> Result<(), Error> {
     for &hook in hooks.pre_apply.iter().chain(&hooks.post_apply).chain(&hooks.pre_revert).chain(&hooks.post_revert) {
         text_symbol(patch, hook, "hook")?;
     }
-    patch.off_stack.iter().try_for_each(|o| range(&o.name, o.range))
+    patch.off_stack.iter().try_for_each(|o| range(&o.name, o.range))?;
+    let known = |n: &String| {
+        patch.functions.iter().map(|f| &f.name).chain(patch.off_stack.iter().map(|o| &o.name)).any(|k| k == n)
+    };
+    match patch.staying.iter().find(|n| !known(n)) {
+        Some(name) => refuse(format!("a thread may stay in {name}, which does not change")),
+        None => Ok(()),
+    }
 }
 
 fn name(name: &str) -> Result<(), Error> {
@@ -129,7 +136,9 @@ fn constants(patch: &Patch) -> Result<(), Error> {
         range(&c.name, c.old)?;
         let fits = match patch.symbols.get(c.new as usize).map(|s| &s.value) {
             Some(SymbolValue::Patch { section, offset }) => patch.sections.get(*section as usize).is_some_and(|s| {
-                s.kind == SectionKind::RoData && offset.checked_add(c.old.len).is_some_and(|end| end <= s.size)
+                let code = s.kind == SectionKind::Text && s.relocations.is_empty();
+                (s.kind == SectionKind::RoData || code)
+                    && offset.checked_add(c.old.len).is_some_and(|end| end <= s.size)
             }),
             _ => false,
         };

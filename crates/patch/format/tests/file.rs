@@ -60,6 +60,7 @@ fn patch() -> Patch {
             range: Range { start: Svma(0x1100), len: 16 },
             reason: "stated by the author".into(),
         }],
+        staying: Vec::new(),
         hooks: Hooks { pre_apply: vec![0], ..Hooks::default() },
         types: vec![],
         escaping: vec![],
@@ -136,6 +137,7 @@ fn each_rule_refuses_its_breach() {
             let old = Range { start: Svma(0x5000), len: 8 };
             p.constants.push(Constant { name: "table".into(), unit: "a.c".into(), old, new: 0 });
         }),
+        ("may stay in nowhere", |p| p.staying = vec!["nowhere".into()]),
         ("build-id", |p| p.target.build_id = BuildId(vec![0; 65])),
     ];
     for (fragment, breach) in breaches {

@@ -62,6 +62,16 @@ pub fn stack_states(code: &[u8], at: Avma) -> StackStates {
     StackStates { states, len }
 }
 
+/// Whether code, of a whole function, leaves the stack and the registers that it must hand back alone: unwinding through it is the
+/// same at each instruction, whatever the others are.
+pub fn leaves_stack_alone(code: &[u8], at: Avma) -> bool {
+    let hands_back = |i: &Instruction| KEPT.iter().all(|(register, _)| !writes(i, *register));
+    Decoder::with_ip(64, code, at.0, DecoderOptions::NONE).iter().all(|instruction| {
+        let returns = instruction.flow_control() == FlowControl::Return;
+        !instruction.is_invalid() && hands_back(&instruction) && (returns || !writes(&instruction, Register::RSP))
+    })
+}
+
 /// Nothing behind it is reached from here.
 fn leaves(instruction: &Instruction) -> bool {
     matches!(
@@ -111,4 +121,18 @@ fn writes(instruction: &Instruction, register: Register) -> bool {
             matches!(u.access(), OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess);
         !read_only && u.register().full_register() == register
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_that_unwinds_alike_everywhere_is_told_from_other_code() {
+        let alone = |code: &[u8]| leaves_stack_alone(code, Avma(0x1000));
+        assert!(alone(&[0x89, 0xf8, 0xc3]), "mov eax,edi; ret");
+        assert!(!alone(&[0x53, 0x5b, 0xc3]), "push rbx; pop rbx; ret");
+        assert!(!alone(&[0x31, 0xdb, 0xc3]), "xor ebx,ebx; ret");
+        assert!(!alone(&[0xe8, 0, 0, 0, 0, 0xc3]), "a call");
+    }
 }

@@ -82,6 +82,8 @@ pub(crate) struct Case {
     pub(crate) patchable: bool,
     /// Constants that must change where they lie; where there are some, that is allowed.
     pub(crate) in_place: Vec<String>,
+    /// Functions that threads may stay in.
+    pub(crate) staying: Vec<String>,
     pub(crate) units: Vec<SourceFile>,
     pub(crate) headers: Vec<SourceFile>,
 }
@@ -148,6 +150,7 @@ impl Case {
             compilers: vec![Compiler::Gnu, Compiler::Clang],
             patchable: true,
             in_place: Vec::new(),
+            staying: Vec::new(),
             units: Vec::new(),
             headers: Vec::new(),
         }
@@ -175,6 +178,7 @@ impl Case {
             "Folded" => self.folded = words(),
             "Main" => self.own_main = value == "own",
             "In-place" => self.in_place = words(),
+            "May-stay" => self.staying = words(),
             "Patchable" => self.patchable = value != "no",
             "Compiler" => {
                 self.compilers = vec![match value {
@@ -215,7 +219,8 @@ impl Case {
         assert!(!self.before.is_empty(), "{name}: no //#Output-before");
         match &self.expect {
             Expect::Accept => {
-                assert!(!self.changed.is_empty(), "{name}: accepted, so what is //#Changed");
+                let changed = !self.changed.is_empty() || !self.in_place.is_empty();
+                assert!(changed, "{name}: accepted, so what is //#Changed");
                 assert!(!self.after.is_empty(), "{name}: accepted, so what is //#Output-after");
                 assert_ne!(self.before, self.after, "{name}: nobody could tell whether the patch is in force");
             }

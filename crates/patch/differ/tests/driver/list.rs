@@ -16,6 +16,7 @@ macro_rules! accepted_programs {
             cold_part
             cold_part_gained
             common_symbols
+            code_changed_in_place
             computed_goto
             const_changed
             const_changed_alone
@@ -61,6 +62,7 @@ macro_rules! accepted_programs {
             macro_changed
             main_calls_changed
             main_changed
+            may_stay
             moved_between_units
             mutex_static
             mutual_recursion

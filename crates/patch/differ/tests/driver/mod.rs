@@ -19,6 +19,7 @@
 //! | `Has: NAME` | a symbol or section that starts so must be in an object, in one variant at least |
 //! | `Folded: NAMES` | functions that must share their address as shipped, in one variant at least |
 //! | `In-place: NAMES` | constants that must change where they lie; only with it they may |
+//! | `May-stay: NAMES` | functions that a thread may stay in with the old version |
 //! | `Needs: WORD` | a flag of /proc/cpuinfo |
 //! | `Hook: PHASE FUNCTION` | a hook function of the after side |
 //! | `Live: refused TEXT`, `busy FUNCTION` | trampolines cannot, and say this; or a thread never leaves this function |

@@ -131,6 +131,9 @@ fn accepted(case: &Case, built: &Built, patch: &Patch) -> Result<(), String> {
     if in_place != case.in_place {
         return Err(format!("{in_place:?} change where they lie, expected {:?}", case.in_place));
     }
+    if patch.staying != case.staying {
+        return Err(format!("threads may stay in {:?}, expected {:?}", patch.staying, case.staying));
+    }
     if let Some(f) = patch.functions.iter().find(|f| f.reasons.is_empty()) {
         return Err(format!("{} is redirected without a reason", f.name));
     }

@@ -17,6 +17,9 @@ use stillpoint_patch_tracee::{self as tracee, Pid, Process, Session, Stop, Threa
 /// Between two looks at threads that were busy.
 const REST: Duration = Duration::from_millis(1);
 
+/// So long those who may stay are waited for when all others are over.
+const PATIENCE: Duration = Duration::from_millis(500);
+
 /// Who of the process, or of others that share its memory, is not in a generation, and cannot be taken there by itself; but for
 /// those who are to stay elsewhere, and for workers of the kernel's, which run none of its code and are always in the base.
 /// Threads are looked at twice, for one may be born while the other is looked at; from those that are there nobody is born
@@ -42,6 +45,14 @@ pub(super) fn who_is_elsewhere(
     Ok(process.memory_sharers()?.into_iter().map(sharer).collect())
 }
 
+/// How far threads have come.
+pub(super) struct Crossed {
+    /// How many there are.
+    pub(super) threads: u32,
+    /// Those who keep the old version, and where they stay.
+    pub(super) staying: Vec<Busy>,
+}
+
 /// Threads on their way to a generation.
 pub(super) struct Crossing {
     process: Process,
@@ -53,6 +64,9 @@ pub(super) struct Crossing {
     number: u32,
     /// Code that may not be on the stack of whoever goes.
     forbidden: Forbidden,
+    /// Code that a thread may stay in, and who was seen there when last looked at.
+    may_stay: Forbidden,
+    stays: BTreeMap<Tid, String>,
     /// Who could not go when last looked at, and why.
     busy: BTreeMap<Tid, String>,
     /// Instructions at which nobody may go: the middle of an entry that other text has a jump at. Of patched functions
@@ -64,28 +78,48 @@ pub(super) struct Crossing {
 
 impl Crossing {
     /// To a generation, in a transition of this number; nobody has set out.
-    pub(super) fn new(target: &Target, (goal, number): (u32, u32), forbidden: Forbidden) -> Result<Self, Error> {
+    pub(super) fn new(
+        target: &Target,
+        (goal, number): (u32, u32),
+        forbidden: Forbidden,
+        may_stay: Forbidden,
+    ) -> Result<Self, Error> {
         let frames = target.view.placed.iter().map(|patch| patch.eh_frame).collect();
         let process = target.process.clone();
         let prober = Prober::new(target.restorers.clone(), process.mappings()?);
         let modules = target.modules.clone();
         let guide = target.view.guide.iter();
         let boundaries = guide.flat_map(|g| g.inner_boundaries.iter().map(|b| g.entry.0 + u64::from(*b))).collect();
-        let (busy, walked) = Default::default();
-        Ok(Crossing { process, modules, prober, frames, goal, number, forbidden, busy, boundaries, walked })
+        let (stays, busy, walked) = Default::default();
+        Ok(Crossing {
+            process,
+            modules,
+            prober,
+            frames,
+            goal,
+            number,
+            forbidden,
+            may_stay,
+            stays,
+            busy,
+            boundaries,
+            walked,
+        })
     }
 
-    /// Brings all there, but for those who are to stay; those whom their `points` take there are not touched. Tells how many
-    /// there are.
+    /// Brings all there, but for those who are to stay elsewhere; those whom their `points` take there are not touched. Who may
+    /// stay where it is does, when it has not left soon after all others are over.
     pub(super) fn all(
         &mut self,
         session: &mut Session<'_>,
         report: &mut Report<'_>,
         mut points: Option<&mut Points>,
         deadline: Instant,
-    ) -> Result<u32, Error> {
+    ) -> Result<Crossed, Error> {
         let process = self.process.clone();
         let walker = Walker::new(&process, self.modules.clone(), self.frames.clone());
+        // when nobody but those who may stay was left
+        let mut alone_since: Option<Instant> = None;
         loop {
             calm::serve(&process, session, Instant::now())?;
             let threads = session.threads();
@@ -104,13 +138,19 @@ impl Crossing {
             self.busy.retain(|tid, _| !staying.contains(tid));
             let mut busy: Vec<Busy> =
                 self.busy.iter().map(|(tid, why)| Busy { tid: *tid, function: why.clone() }).collect();
-            if busy.is_empty() {
-                busy = who_is_elsewhere(&process, self.goal, &staying)?;
+            let late = Instant::now() > deadline;
+            let alone = self.busy.keys().all(|tid| self.stays.contains_key(tid));
+            alone_since = alone.then(|| alone_since.unwrap_or_else(Instant::now));
+            if busy.is_empty() || alone && (late || alone_since.is_some_and(|since| since.elapsed() > PATIENCE)) {
+                let left: BTreeSet<Tid> = staying.iter().chain(self.busy.keys()).copied().collect();
+                busy = who_is_elsewhere(&process, self.goal, &left)?;
                 if busy.is_empty() {
-                    return Ok(threads.len() as u32);
+                    let stays = |tid| Some(Busy { tid, function: self.stays.get(&tid)?.clone() });
+                    let staying = self.busy.keys().filter_map(|tid| stays(*tid)).collect();
+                    return Ok(Crossed { threads: threads.len() as u32, staying });
                 }
             }
-            if Instant::now() > deadline {
+            if late {
                 return Err(Error::TimedOut { busy });
             }
             calm::serve(&process, session, Instant::now() + REST)?;
@@ -168,6 +208,7 @@ impl Crossing {
 
     fn has_gone(&mut self, report: &mut Report<'_>, tid: Tid) {
         self.busy.remove(&tid);
+        self.stays.remove(&tid);
         if self.goal != 0 {
             report.event(EventKind::ThreadMigrated { tid: tid.0, transition: self.number });
         }
@@ -182,12 +223,19 @@ impl Crossing {
 
     /// Takes a thread that stands there, or tells why not now.
     fn take(&mut self, walker: &Walker<'_>, thread: &mut tracee::Stopped<'_>) -> Result<Option<String>, Error> {
+        let tid = thread.tid();
         let look = self.prober.look(&self.process, thread)?;
+        self.stays.remove(&tid);
         if look.stands_inside(&self.boundaries) {
             return Ok(Some("the first bytes of a function".to_owned()));
         }
         let verdict = walker.judge(&look, &self.forbidden);
         if verdict != Verdict::Clear {
+            if !self.may_stay.is_empty()
+                && let stays @ Verdict::Busy(_) = walker.judge(&look, &self.may_stay)
+            {
+                self.stays.insert(tid, stays.describe());
+            }
             return Ok(Some(verdict.describe()));
         }
         match kernel::migrate(thread, self.goal) {

@@ -63,6 +63,13 @@ pub(super) fn generation_of(process: &Process, tid: Tid) -> Option<u32> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
+/// Threads of a process that are in the base, the kernel's workers apart.
+pub(crate) fn in_base(process: &Process) -> Result<Vec<Tid>, Error> {
+    let mut threads = process.threads()?;
+    threads.retain(|t| !t.kernel_worker && generation_of(process, t.tid) == Some(0));
+    Ok(threads.into_iter().map(|t| t.tid).collect())
+}
+
 /// Reads what a thread sees; `false` when it has ended.
 pub(super) fn read_as(process: &Process, tid: Tid, at: Avma, buf: &mut [u8]) -> bool {
     let memory = File::open(format!("/proc/{}/task/{tid}/mem", process.pid()));

@@ -15,6 +15,10 @@
 //! finds it goes forward where all are in the generation. Where some stood they have left by themselves, on the old text,
 //! which is still in force if the kernel had not been told yet: then all go back. As long as a thread is in a generation of
 //! ours, only this way goes on.
+//!
+//! *Threads that stay.* A patch may name functions that a thread need not leave. When all others are over the transition rests:
+//! one record says so, those threads are in the base, which is as before, and everybody else in the generation. Whoever is born is
+//! where its parent is. The same command goes on when they have left, the opposite one takes all back.
 
 mod crossing;
 mod kernel;
@@ -31,9 +35,9 @@ use crate::plan::Plan;
 use crate::report::{Report, now_ns};
 use crate::scan::Forbidden;
 use crate::{Error, Options, Outcome, Quiescence, guide};
-use crossing::{Crossing, who_is_elsewhere};
+use crossing::{Crossed, Crossing, who_is_elsewhere};
 pub use kernel::Generation;
-pub(crate) use kernel::generations;
+pub(crate) use kernel::{generations, in_base};
 use points::Points;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -62,6 +66,7 @@ fn refuse_among(target: &Target, options: &Options, inhabited: &BTreeMap<u32, Ti
     let unsuitable = |what: &str| Err(Error::Unsuitable { pid, what: what.to_owned() });
     let (left, own): (Vec<_>, Vec<_>) = inhabited.iter().partition(|(_, tid)| is_of_patches(target, **tid));
     match options.view {
+        ThreadView::Trampoline if !left.is_empty() && resting(target).is_some() => Err(rests(target)),
         ThreadView::Trampoline if !left.is_empty() => Err(Error::LeftBehind(pid)),
         ThreadView::Trampoline if inhabited.len() > 1 => unsuitable("has threads in generations of its own"),
         ThreadView::Trampoline => Ok(()),
@@ -146,7 +151,8 @@ fn settle(
     let mut points = Points::find(target)?;
     points.as_mut().map_or(Ok(()), |points| points.abandon(session, report)).map_err(unfinished)?;
     for (left, tid) in inhabited(&process) {
-        if left == 0 || !is_of_patches(target, tid) {
+        let rests = resting(target).is_some_and(|transition| shows(target, tid, transition));
+        if left == 0 || rests || !is_of_patches(target, tid) {
             continue;
         }
         report.warn(format!("generation {left} was left by a tool that was killed"));
@@ -158,7 +164,8 @@ fn settle(
         report.operation("abort");
         let forbidden = Forbidden::new(&not_in_force(&target.view), &target.view.trampolines(), &[]);
         let deadline = Instant::now() + limits(options).back;
-        let back = Crossing::new(target, (0, number), forbidden)?.all(session, report, None, deadline);
+        let back =
+            Crossing::new(target, (0, number), forbidden, Forbidden::default())?.all(session, report, None, deadline);
         back.and_then(|_| kernel::delete(&process, session, left)).map_err(|error| stuck(error, number))?;
     }
     Ok(())
@@ -206,11 +213,124 @@ fn stuck(error: Error, transition: u32) -> Error {
 /// generation is to become the text of all.
 fn is_decided(target: &Target, tid: Tid) -> bool {
     let Some(open) = &target.view.unfinished else { return false };
-    let transition = &open.transition;
+    is_all_new(&target.process, &open.transition).unwrap_or(false) && shows(target, tid, &open.transition)
+}
+
+/// Whether a thread sees the new side of a transition.
+fn shows(target: &Target, tid: Tid, transition: &Transition) -> bool {
     let holds = |at: Avma, bytes: &[u8]| sees(target, tid, at, bytes.len()).is_some_and(|seen| seen == bytes);
-    is_all_new(&target.process, transition).unwrap_or(false)
-        && transition.sites.iter().all(|site| holds(site.entry, &site.to.bytes))
+    transition.sites.iter().all(|site| holds(site.entry, &site.to.bytes))
         && transition.constants.iter().all(|constant| holds(constant.at, &constant.to))
+}
+
+/// The transition that rests because threads stay in the old code, as long as it is not decided.
+fn resting(target: &Target) -> Option<&Transition> {
+    let open = target.view.unfinished.as_ref().filter(|open| open.phase == Some(Phase::Resting))?;
+    (!is_all_new(&target.process, &open.transition).unwrap_or(false)).then_some(&open.transition)
+}
+
+fn rests(target: &Target) -> Error {
+    let open = target.view.unfinished.as_ref();
+    let patches = open.map(|open| open.transition.before.iter().chain(&open.transition.after));
+    let names = patches.into_iter().flatten().filter_map(|n| target.view.patch(*n)).flat_map(|p| p.staying.clone());
+    let functions: BTreeSet<String> = names.collect();
+    Error::Rests { pid: target.process.pid(), functions: functions.into_iter().collect::<Vec<_>>().join(", ") }
+}
+
+/// What is asked of a transition that rests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// That it goes on.
+    Forward,
+    /// That it is taken back.
+    Back,
+    /// Something else, which has to wait.
+    Other,
+}
+
+/// What became of a transition that rested.
+pub(crate) enum Rested {
+    /// There was none, or nobody was in its generation any more.
+    None,
+    /// It went on, and rests again or is over.
+    Forward(Outcome),
+    /// All are back.
+    Back(Outcome),
+}
+
+/// Goes on with a transition that rests, or takes it back.
+pub(crate) fn go_on(
+    session: &mut Session<'_>,
+    target: &mut Target,
+    wanted: impl Fn(&View, &Transition) -> Wanted,
+    options: &Options,
+    report: &mut Report<'_>,
+    start: u64,
+) -> Result<Rested, Error> {
+    target.reload()?;
+    let process = target.process.clone();
+    let Some(transition) = resting(target).cloned() else { return Ok(Rested::None) };
+    let inhabited = inhabited(&process).into_iter();
+    let generation = inhabited.filter(|(_, tid)| shows(target, *tid, &transition)).find(|(number, _)| *number != 0);
+    let deadline = Instant::now() + options.timeout;
+    let number = transition.number;
+    let view = target.view.clone();
+    let Some((generation, _)) = generation else {
+        let mut way = Way { target, transition: &transition, generation: 0, options, deadline, begun: true };
+        way.note(Phase::Aborted)?;
+        target.reload()?;
+        return Ok(Rested::None);
+    };
+    let wanted = wanted(&view, &transition);
+    if wanted == Wanted::Other {
+        return Err(rests(target));
+    }
+    let mut way = Way { target, transition: &transition, generation, options, deadline, begun: true };
+    if wanted == Wanted::Back {
+        report.operation("abort");
+        let threads = way.home(session, None, report).map_err(|error| stuck(error, number))?;
+        way.note(Phase::Aborted)?;
+        settle_guide(target, report);
+        target.reload()?;
+        let active = transition.before.iter().filter_map(|n| view.patch(*n)).map(|p| p.name.clone()).collect();
+        let duration_ns = now_ns() - start;
+        return Ok(Rested::Back(Outcome::Committed { transition: number, active, threads, duration_ns }));
+    }
+    let crossed = in_phase(report, "migrate", |report| way.each(session, None, report));
+    let crossed = crossed.and_then(|crossed| way.decide_over(session, None, crossed, report));
+    let crossed = crossed.map_err(|error| stuck(error, number))?;
+    settle_guide(target, report);
+    let coming = transition.after.iter().filter(|n| !transition.before.contains(n)).filter_map(|n| view.patch(*n));
+    let leaving = transition.before.iter().rev().filter(|n| !transition.after.contains(n));
+    let leaving = leaving.filter_map(|n| view.patch(*n)).flat_map(|p| p.hooks.post_revert.clone());
+    let post: Vec<Avma> = if transition.operation == "revert" {
+        leaving.collect()
+    } else {
+        coming.flat_map(|p| p.hooks.post_apply.clone()).collect()
+    };
+    Ok(Rested::Forward(outcome(&process, session, &view, &transition, crossed, &post, report, start)))
+}
+
+/// What an operation has come to.
+#[allow(clippy::too_many_arguments)]
+fn outcome(
+    process: &Process,
+    session: &mut Session<'_>,
+    view: &View,
+    transition: &Transition,
+    crossed: Crossed,
+    post: &[Avma],
+    report: &mut Report<'_>,
+    start: u64,
+) -> Outcome {
+    let Crossed { threads, staying } = crossed;
+    if staying.is_empty() {
+        return committed(process, session, view, transition, threads, post, report, start);
+    }
+    for busy in &staying {
+        report.warn(format!("thread {} stays in {}, with the version of before", busy.tid, busy.function));
+    }
+    Outcome::Rests { transition: transition.number, threads, staying, duration_ns: now_ns() - start }
 }
 
 /// An entry, or a constant, as a thread sees it.
@@ -243,6 +363,9 @@ fn not_in_force(view: &View) -> Vec<NamedSpan> {
         let spans = std::iter::once(&function.old).chain(&function.old_parts);
         out.extend(spans.map(|span| NamedSpan { name: function.name.clone(), span: *span }));
     }
+    // what changes where it lies, and what uses that
+    let in_place = view.placed.iter().filter(|patch| !patch.constants.is_empty()).flat_map(|patch| &patch.off_stack);
+    out.extend(in_place.map(|code| NamedSpan { name: code.name.clone(), span: code.span }));
     out
 }
 
@@ -275,8 +398,7 @@ pub(crate) fn run(
     let scratch = dispatchers.first().map(|(at, _)| *at).or(room).ok_or_else(nothing)?;
     let moved = cross(session, target, &transition, scratch, options, report);
     settle_guide(target, report);
-    let threads = moved?;
-    Ok(committed(&process, session, view, &transition, threads, post, report, start))
+    Ok(outcome(&process, session, view, &transition, moved?, post, report, start))
 }
 
 /// Makes the generation, brings every thread there, and makes it the text of all; or takes everybody back.
@@ -287,7 +409,7 @@ fn cross(
     scratch: Avma,
     options: &Options,
     report: &mut Report<'_>,
-) -> Result<u32, Error> {
+) -> Result<Crossed, Error> {
     const { assert!(kernel::SCRATCH_LEN <= DISPATCH_LEN) };
     let process = target.process.clone();
     let mut points = match options.quiescence {
@@ -299,7 +421,7 @@ fn cross(
     }
     let deadline = Instant::now() + options.timeout;
     let generation = in_phase(report, "create", |_| kernel::create(&process, session, transition, scratch))?;
-    let mut way = Way { target, transition, generation, options, deadline };
+    let mut way = Way { target, transition, generation, options, deadline, begun: false };
     let over = way.over(session, points.as_mut(), report);
     let Err(error) = over else { return over };
     if matches!(error, Error::Ended(_) | Error::Unfinished { .. }) {
@@ -321,6 +443,8 @@ struct Way<'w> {
     generation: u32,
     options: &'w Options,
     deadline: Instant,
+    /// The ledger has it.
+    begun: bool,
 }
 
 impl Way<'_> {
@@ -336,11 +460,11 @@ impl Way<'_> {
         session: &mut Session<'_>,
         points: Option<&mut Points>,
         report: &mut Report<'_>,
-    ) -> Result<u32, Error> {
+    ) -> Result<Crossed, Error> {
         let (goal, deadline) = ((self.generation, self.transition.number), self.deadline);
         let Some(points) = points else {
-            let threads = in_phase(report, "migrate", |report| self.each(session, None, report))?;
-            return self.decide_over(session, None, threads, report);
+            let crossed = in_phase(report, "migrate", |report| self.each(session, None, report))?;
+            return self.decide_over(session, None, crossed, report);
         };
         match self.options.quiescence {
             Quiescence::Group(name) => {
@@ -355,8 +479,8 @@ impl Way<'_> {
             }
             _ => {
                 points.ask(Mode::Local, Name::default(), goal, deadline)?;
-                let threads = in_phase(report, "migrate", |report| self.each(session, Some(points), report))?;
-                self.decide_over(session, Some(points), threads, report)
+                let crossed = in_phase(report, "migrate", |report| self.each(session, Some(points), report))?;
+                self.decide_over(session, Some(points), crossed, report)
             }
         }
     }
@@ -367,30 +491,51 @@ impl Way<'_> {
         session: &mut Session<'_>,
         points: Option<&mut Points>,
         report: &mut Report<'_>,
-    ) -> Result<u32, Error> {
+    ) -> Result<Crossed, Error> {
         let forbidden = self.forbidden(&self.transition.leave);
-        let mut there = Crossing::new(self.target, (self.generation, self.transition.number), forbidden)?;
-        let threads = there.all(session, report, points, self.deadline)?;
-        fault::reach(&self.options.faults, FaultPoint::Migrated).map(|()| threads)
+        // those who change together wait for each other
+        let by_itself = self.begun || matches!(self.options.quiescence, Quiescence::Probe | Quiescence::Local);
+        let staying = if by_itself { &self.transition.staying[..] } else { &[] };
+        let may_stay = Forbidden::new(staying, &[], &self.transition.loop_entries);
+        let number = self.transition.number;
+        let mut there = Crossing::new(self.target, (self.generation, number), forbidden, may_stay)?;
+        let crossed = there.all(session, report, points, self.deadline)?;
+        fault::reach(&self.options.faults, FaultPoint::Migrated).map(|()| crossed)
     }
 
-    /// All are there. The record is the commit point: whoever finds it goes forward.
+    /// All are there, but for those who may stay. The record is the commit point: whoever finds it goes forward.
     fn decide_over(
         &mut self,
         session: &mut Session<'_>,
         points: Option<&mut Points>,
-        threads: u32,
+        crossed: Crossed,
         report: &mut Report<'_>,
-    ) -> Result<u32, Error> {
+    ) -> Result<Crossed, Error> {
         let (process, number) = (self.target.process.clone(), self.transition.number);
         let unfinished = |source| Error::Unfinished { transition: number, source: Box::new(source) };
+        if !crossed.staying.is_empty() {
+            points.map_or(Ok(()), |points| points.abandon(session, report))?;
+            return self.rest().map(|()| crossed).map_err(unfinished);
+        }
         let decided = in_phase(report, "commit", |_| {
             self.begin()?;
             kernel::commit(&process, session, self.generation)?;
             points.map_or(Ok(()), Points::release)?;
             self.note(Phase::Committed)
         });
-        decided.map(|()| threads).map_err(unfinished)
+        decided.map(|()| crossed).map_err(unfinished)
+    }
+
+    /// One record: whoever finds it leaves everybody where they are.
+    fn rest(&mut self) -> Result<(), Error> {
+        if self.begun {
+            return Ok(());
+        }
+        let process = self.target.process.clone();
+        let store = self.target.store.as_mut().ok_or(Error::NoWord(process.pid()))?;
+        process.memory().write(self.transition.state, &[DispatchState::AllOtherwise as u8])?;
+        store.append(process.memory(), Record::Rest(Box::new(self.transition.clone())))?;
+        fault::reach(&self.options.faults, FaultPoint::Decided)
     }
 
     /// Those who change together stand: in that moment the generation becomes the text of all.
@@ -399,7 +544,7 @@ impl Way<'_> {
         session: &mut Session<'_>,
         points: &mut Points,
         report: &mut Report<'_>,
-    ) -> Result<u32, Error> {
+    ) -> Result<Crossed, Error> {
         let forbidden = self.forbidden(&self.transition.leave);
         let number = self.transition.number;
         let unfinished = |source| Error::Unfinished { transition: number, source: Box::new(source) };
@@ -409,7 +554,7 @@ impl Way<'_> {
         let threads =
             points.gather(session, report, (modules, frames), &forbidden, generation, |frozen| self.decide(frozen))?;
         self.note(Phase::Committed).map_err(unfinished)?;
-        Ok(threads)
+        Ok(Crossed { threads, staying: Vec::new() })
     }
 
     /// Writes the record, and has the kernel commit; on failure neither is in force. Tells who keeps it from being done now.
@@ -433,7 +578,9 @@ impl Way<'_> {
         let process = self.target.process.clone();
         let store = self.target.store.as_mut().ok_or(Error::NoWord(process.pid()))?;
         process.memory().write(self.transition.state, &[DispatchState::AllThen as u8])?;
-        store.append(process.memory(), Record::Begin(Box::new(self.transition.clone())))?;
+        if !self.begun {
+            store.append(process.memory(), Record::Begin(Box::new(self.transition.clone())))?;
+        }
         fault::reach(&self.options.faults, FaultPoint::Decided)
     }
 
@@ -449,14 +596,14 @@ impl Way<'_> {
         session: &mut Session<'_>,
         points: Option<&mut Points>,
         report: &mut Report<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<u32, Error> {
         let process = self.target.process.clone();
         let until = Instant::now() + limits(self.options).back;
         points.map_or(Ok(()), |points| points.abandon(session, report))?;
         let forbidden = self.forbidden(&self.transition.enter);
-        let mut home = Crossing::new(self.target, (0, self.transition.number), forbidden)?;
-        in_phase(report, "migrate", |report| home.all(session, report, None, until))?;
-        kernel::delete(&process, session, self.generation)
+        let mut home = Crossing::new(self.target, (0, self.transition.number), forbidden, Forbidden::default())?;
+        let crossed = in_phase(report, "migrate", |report| home.all(session, report, None, until))?;
+        kernel::delete(&process, session, self.generation).map(|()| crossed.threads)
     }
 }
 

@@ -23,7 +23,7 @@ use sha2::{Digest, Sha256};
 /// First bytes of a ledger.
 pub const MAGIC: &[u8; 16] = b"STILLPOINT-LEDG\n";
 /// Version of the layout.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Bytes reserved for a ledger in a target; only what is written costs memory.
 pub const CAPACITY: u64 = 16 << 20;
 /// Bytes before the first record.
@@ -195,6 +195,7 @@ mod tests {
             trampolines: vec![],
             leave: vec![],
             enter: vec![],
+            staying: vec![],
             loop_entries: vec![],
         };
         [Record::Begin(Box::new(transition)), Record::Phase { transition: 1, phase: Phase::Migrating }]

@@ -52,6 +52,8 @@ pub enum Record {
     Placed(Box<PlacedPatch>),
     /// A transition begins: everything needed to complete or undo it.
     Begin(Box<Transition>),
+    /// A transition by generations that has come as far as it can: begun, and [`Phase::Resting`].
+    Rest(Box<Transition>),
     /// It reached another phase.
     Phase {
         /// Number of the transition.
@@ -74,6 +76,8 @@ pub enum Phase {
     Aborting,
     /// Every thread is back and every entry says so.
     Aborted,
+    /// All threads are in a generation but for those that stay in code that allows it: they and entries are as before.
+    Resting,
 }
 
 /// A patch as it lies in the target.
@@ -121,6 +125,8 @@ pub struct PlacedPatch {
     pub constants: Vec<ConstantRecord>,
     /// Further code that must be off the stack.
     pub off_stack: Vec<OffStackRecord>,
+    /// Functions in which a thread may stay with the old version.
+    pub staying: Vec<String>,
     /// What later patches may refer to.
     pub exports: Vec<ExportRecord>,
     /// Names whose addresses may be stored in live data.
@@ -261,6 +267,8 @@ pub struct Transition {
     pub leave: Vec<NamedSpan>,
     /// Code that a thread must have left before it may be taken back.
     pub enter: Vec<NamedSpan>,
+    /// What of `leave` a thread may stay in.
+    pub staying: Vec<NamedSpan>,
     /// Entries whose old code jumps back to them: a thread that stands at one may be inside of a loop.
     pub loop_entries: Vec<Avma>,
 }

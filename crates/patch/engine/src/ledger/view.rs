@@ -66,6 +66,11 @@ impl View {
         match record {
             Record::Placed(patch) => self.placed.push(Arc::from(patch)),
             Record::Begin(transition) => self.begin(Arc::from(transition))?,
+            Record::Rest(transition) => {
+                let number = transition.number;
+                self.begin(Arc::from(transition))?;
+                self.phase(number, Phase::Resting)?;
+            }
             Record::Phase { transition, phase } => self.phase(transition, phase)?,
             Record::Guide(guide) => self.guide = Some(*guide),
         }
@@ -104,7 +109,7 @@ impl View {
                 self.unfinished = None;
             }
             Phase::Aborted => self.unfinished = None,
-            Phase::Migrating | Phase::Aborting => {}
+            Phase::Migrating | Phase::Aborting | Phase::Resting => {}
         }
         Ok(())
     }

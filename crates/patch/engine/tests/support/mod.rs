@@ -94,6 +94,7 @@ fn empty(name: &str, target: &Elf<'_>, from: &Handmade<'_>) -> Patch {
         functions: vec![],
         constants: Vec::new(),
         off_stack: vec![],
+        staying: vec![],
         hooks: Hooks::default(),
         types: vec![],
         escaping: vec![],
