@@ -2,7 +2,7 @@
 //! identities. Every step has its inverse beside it, and every inverse is harmless when there is nothing to undo.
 
 use crate::inventory::{Inventory, TableDef, number, text};
-use crate::link::{Link, Purpose, identifier, literal};
+use crate::link::{Link, Purpose, Row, identifier, literal};
 use crate::pgoutput::Lsn;
 use crate::{Error, Server};
 use std::time::{Duration, Instant};
@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 pub(crate) const PUBLICATIONS: [&str; 2] = ["stillpoint_rows", "stillpoint_stamps"];
 /// A lock that is not had by then is asked for again later: who waits for one stands in the way of clients.
 const LOCK_PATIENCE_MS: u32 = 100;
+/// A command that takes longer has looked up its tables' publications long ago.
+const COMMANDS_LIMIT: Duration = Duration::from_secs(2);
 
 /// A replica identity that was changed: table, and what it was.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -34,10 +36,52 @@ pub(crate) async fn install(link: &mut Link, position: Lsn) -> Result<(), Error>
 
 /// Takes [`install`] and [`publish`] back.
 pub(crate) async fn uninstall(link: &mut Link) -> Result<(), Error> {
+    withdraw(link).await?;
+    link.query("DROP SCHEMA IF EXISTS stillpoint CASCADE").await.map(drop)
+}
+
+/// Takes [`publish`] back. A client's write looks up which publications its table is in, then each of these, and fails where
+/// one is gone by then (`cache lookup failed for publication`). So tables leave first, and publications go when every command
+/// that may have looked before has ended.
+pub(crate) async fn withdraw(link: &mut Link) -> Result<(), Error> {
+    let [rows, stamps] = PUBLICATIONS.map(literal);
+    let tables = format!(
+        "SELECT pubname, string_agg(format('ONLY %I.%I', nspname, relname), ', ') FROM pg_publication p \
+         JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON c.oid = r.prrelid \
+         JOIN pg_namespace n ON n.oid = c.relnamespace WHERE pubname IN ({rows}, {stamps}) GROUP BY pubname"
+    );
+    let published = link.query(&tables).await?;
+    if !published.is_empty() {
+        let leave = |row: &Row| format!("ALTER PUBLICATION {} DROP TABLE {};", identifier(&text(row, 0)), text(row, 1));
+        let leave: String = published.iter().map(leave).collect();
+        let sql = format!("BEGIN; SET LOCAL lock_timeout = {LOCK_PATIENCE_MS}; {leave} COMMIT");
+        match link.query(&sql).await {
+            Ok(_) => until_commands_end(link).await?,
+            // Somebody defines one of these tables anew, or has dropped it meanwhile.
+            Err(error) => {
+                tracing::debug!("publications are dropped with their tables: {error}");
+                link.query("ROLLBACK").await?;
+            }
+        }
+    }
     for publication in PUBLICATIONS {
         link.query(&format!("SET client_min_messages = error; DROP PUBLICATION IF EXISTS {publication}")).await?;
     }
-    link.query("DROP SCHEMA IF EXISTS stillpoint CASCADE").await.map(drop)
+    Ok(())
+}
+
+/// Waits for the commands that other sessions of the database are at now, for two seconds at most.
+async fn until_commands_end(link: &mut Link) -> Result<(), Error> {
+    let now = literal(&link.text("SELECT clock_timestamp()").await?);
+    let older = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() \
+         AND backend_type = 'client backend' AND state = 'active' AND query_start < {now}"
+    );
+    let begun = Instant::now();
+    while link.text(&older).await? != "0" && begun.elapsed() < COMMANDS_LIMIT {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Ok(())
 }
 
 /// Publishes all tables of the inventory, and our stamps.
@@ -45,9 +89,9 @@ pub(crate) async fn publish(link: &mut Link, inventory: &Inventory) -> Result<()
     let names: Vec<String> = inventory.tables.iter().map(TableDef::qualified).collect();
     let tables = if names.is_empty() { String::new() } else { format!(" FOR TABLE ONLY {}", names.join(", ONLY ")) };
     let [rows, stamps] = PUBLICATIONS;
+    withdraw(link).await?;
     link.query(&format!(
-        "DROP PUBLICATION IF EXISTS {rows}; DROP PUBLICATION IF EXISTS {stamps}; CREATE PUBLICATION {rows}{tables}; \
-         CREATE PUBLICATION {stamps} FOR TABLE stillpoint.applied WITH (publish = 'insert')"
+        "CREATE PUBLICATION {rows}{tables}; CREATE PUBLICATION {stamps} FOR TABLE stillpoint.applied WITH (publish = 'insert')"
     ))
     .await
     .map(drop)
@@ -188,9 +232,55 @@ pub(crate) fn lsn(text: &str) -> Lsn {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+    use stillpoint_migrate_testbed::{Cluster, available};
+
+    const WRITERS: usize = 8;
+    const ROUNDS: usize = 200;
+
     #[test]
     fn positions_are_read() {
-        assert_eq!(super::lsn("16/B374D848"), 0x16_B374_D848);
-        assert_eq!(super::lsn("0/0"), 0);
+        assert_eq!(lsn("16/B374D848"), 0x16_B374_D848);
+        assert_eq!(lsn("0/0"), 0);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn writers_do_not_notice_publications_that_come_and_go() {
+        if !available() {
+            return;
+        }
+        let cluster = Cluster::start(&["wal_level=logical", "synchronous_commit=off"]);
+        cluster.sql("postgres", "CREATE DATABASE shop");
+        cluster.sql("shop", "CREATE TABLE stock (id int PRIMARY KEY, n int)");
+        cluster.sql("shop", &format!("INSERT INTO stock SELECT i, 0 FROM generate_series(1, {WRITERS}) i"));
+        let server = Server::parse("source", &cluster.conninfo("shop"), None).unwrap();
+        let mut link = Link::connect(&server, Purpose::Statements, &[]).await.unwrap();
+        install(&mut link, 0).await.unwrap();
+        let inventory = Inventory::read(&mut link).await.unwrap();
+        let over = Arc::new(AtomicBool::new(false));
+        let writers = (1..=WRITERS).map(|id| {
+            let (server, over) = (server.clone(), over.clone());
+            tokio::spawn(async move {
+                let mut link = Link::connect(&server, Purpose::Statements, &[]).await.unwrap();
+                let (mut written, update) = (0u32, format!("UPDATE public.stock SET n = n + 1 WHERE id = {id}"));
+                while !over.load(Relaxed) {
+                    link.query(&update).await.unwrap();
+                    written += 1;
+                }
+                written
+            })
+        });
+        let writers: Vec<_> = writers.collect();
+        for _ in 0..ROUNDS {
+            publish(&mut link, &inventory).await.unwrap();
+            withdraw(&mut link).await.unwrap();
+        }
+        over.store(true, Relaxed);
+        for writer in writers {
+            assert!(writer.await.expect("no write fails") as usize > ROUNDS);
+        }
+        assert_eq!(cluster.sql("shop", "SELECT count(*) FROM pg_publication"), "0");
     }
 }

@@ -13,7 +13,7 @@ use crate::inventory::{Inventory, text};
 use crate::journal::{Capture, Journal, Phase, Record};
 use crate::link::{Link, Purpose, literal};
 use crate::options::Options;
-use crate::outfit::{self, PUBLICATIONS};
+use crate::outfit;
 use crate::progress::Teller;
 use crate::run::{Following, catch_up, fingerprint, sequences};
 use crate::{Error, Server, fence, several, since};
@@ -348,9 +348,7 @@ pub(crate) async fn settle(
     if journal.record.way_back {
         outfit::install(&mut source, journal.record.back_from).await?;
     }
-    for publication in PUBLICATIONS {
-        source.query(&format!("SET client_min_messages = error; DROP PUBLICATION IF EXISTS {publication}")).await?;
-    }
+    outfit::withdraw(&mut source).await?;
     several::leave_others(options, journal, &mut source).await?.into_iter().for_each(|left| teller.warn(left));
     // Last: it tells that all of this is done.
     outfit::drop_slot(&mut source, &journal.record.slot()).await?;
