@@ -13,10 +13,10 @@ macro_rules! accepted_programs {
             callback_address_compared
             callback_stored
             cleanup_attribute
+            code_changed_in_place
             cold_part
             cold_part_gained
             common_symbols
-            code_changed_in_place
             computed_goto
             const_changed
             const_changed_alone
