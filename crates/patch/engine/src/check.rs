@@ -60,9 +60,8 @@ pub fn check(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
     let walker = Walker::new(&process, target.modules.clone(), frames);
     walker.prepare();
     let mappings = target.mappings.clone();
-    let restorers = target.restorers.clone();
     let (threads, busy) = traced(&process, |session| {
-        let mut prober = Prober::new(restorers, mappings);
+        let mut prober = Prober::new(mappings);
         look_at_all(session, &process, &mut prober, &walker, &forbidden, &mut report)
     })?;
     let busy = barrier::to_be_probed(&process, &target.modules, options.quiescence, busy)?;

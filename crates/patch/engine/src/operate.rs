@@ -121,8 +121,6 @@ pub(crate) struct Target {
     pub(crate) mappings: Vec<Mapping>,
     pub(crate) store: Option<Store>,
     pub(crate) view: View,
-    /// Where the C library's signal return lies.
-    pub(crate) restorers: Vec<u64>,
 }
 
 impl Target {
@@ -137,8 +135,9 @@ impl Target {
         check_process(&process, &mappings, &modules)?;
         let store = store::find_in(&process, &mappings)?;
         let view = store.as_ref().map(|s| s.view().clone()).unwrap_or_default();
-        let restorers = process.signal_returns()?.to_vec();
-        Ok(Target { process, modules, mappings, store, view, restorers })
+        // which takes a while: not when a thread stands
+        process.signal_returns()?;
+        Ok(Target { process, modules, mappings, store, view })
     }
 
     pub(crate) fn reload(&mut self) -> Result<(), Error> {
@@ -280,14 +279,15 @@ fn check_view<'n>(
     coming: Option<&Patch>,
     options: &Options,
 ) -> Result<(), Error> {
-    let dropped = dropped.filter_map(|n| view.patch(*n)).filter(|p| !p.constants.is_empty()).map(|p| &p.name);
-    let patch = coming;
-    let coming = coming.filter(|p| !p.constants.is_empty()).map(|p| &p.name);
-    match coming.into_iter().chain(dropped).next() {
-        Some(name) if options.view == ThreadView::Trampoline => return Err(Error::ByGenerationsOnly(name.clone())),
-        _ => {}
+    if options.view != ThreadView::Trampoline {
+        return Ok(());
     }
-    match patch.filter(|p| !p.staying.is_empty() && options.view == ThreadView::Trampoline) {
+    let dropped = dropped.filter_map(|n| view.patch(*n)).filter(|p| !p.constants.is_empty()).map(|p| &p.name);
+    let in_place = coming.filter(|p| !p.constants.is_empty()).map(|p| &p.name);
+    if let Some(name) = in_place.into_iter().chain(dropped).next() {
+        return Err(Error::ByGenerationsOnly(name.clone()));
+    }
+    match coming.filter(|p| !p.staying.is_empty()) {
         Some(p) => Err(Error::StayingByGenerationsOnly { patch: p.name.clone(), functions: p.staying.join(", ") }),
         None => Ok(()),
     }
@@ -456,13 +456,13 @@ fn room(
 fn mover<'m, 's, 'p, 'r>(
     session: &'m mut Session<'s>,
     process: &'p Process,
-    (modules, restorers): (Vec<Module>, Vec<u64>),
+    modules: Vec<Module>,
     store: &'m mut Store,
     view: &View,
     transition_trampolines: &[Span],
     report: &'m mut Report<'r>,
 ) -> Result<Mover<'m, 's, 'p, 'r>, Error> {
-    let prober = Prober::new(restorers, process.mappings()?);
+    let prober = Prober::new(process.mappings()?);
     let frames = view.placed.iter().map(|p| p.eh_frame).collect();
     let walker = Walker::new(process, modules, frames);
     let mut trampolines = view.trampolines();
@@ -520,8 +520,8 @@ fn run(
         settle_guide(target, report);
         return Err(Error::FellBack { transition: transition.number, source: Box::new(error) });
     }
-    let program = (target.modules.clone(), target.restorers.clone());
-    let mut mover = mover(session, &process, program, store, view, &transition.trampolines, report)?;
+    let modules = target.modules.clone();
+    let mut mover = mover(session, &process, modules, store, view, &transition.trampolines, report)?;
     mover.faults.clone_from(&options.faults);
     let moved = mover.run(&transition, options.quiescence, limits(options));
     settle_guide(target, report);
@@ -619,9 +619,9 @@ fn recover(
     let forward = wanted(&target.view, &open.transition) && goes_thread_by_thread(&target.view, &open.transition);
     report.warn(format!("transition {} was left unfinished by a tool that was killed", open.transition.number));
     let process = target.process.clone();
-    let (view, program) = (target.view.clone(), (target.modules.clone(), target.restorers.clone()));
+    let (view, modules) = (target.view.clone(), target.modules.clone());
     let store = target.store.as_mut().ok_or(Error::NoWord(process.pid()))?;
-    let mut mover = mover(session, &process, program, store, &view, &[], report)?;
+    let mut mover = mover(session, &process, modules, store, &view, &[], report)?;
     mover.faults.clone_from(&options.faults);
     let completed = mover.recover(&open, forward, limits(options));
     settle_guide(target, report);

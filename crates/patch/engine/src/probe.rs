@@ -51,8 +51,6 @@ pub(crate) struct Prober {
     stack: Vec<u8>,
     /// Ascending; read anew when a thread stands outside of them.
     mappings: Vec<Mapping>,
-    /// Where the C library's signal return lies: the mark of a signal frame.
-    restorers: Vec<u64>,
 }
 
 /// The stack of a thread in use, and the bytes read of it.
@@ -90,8 +88,8 @@ fn own_stack_end(mappings: &[Mapping], sp: Avma, fs_base: Avma) -> Option<Avma> 
 }
 
 impl Prober {
-    pub(crate) fn new(restorers: Vec<u64>, mappings: Vec<Mapping>) -> Self {
-        Prober { stack: vec![0; 1 << 20], mappings, restorers }
+    pub(crate) fn new(mappings: Vec<Mapping>) -> Self {
+        Prober { stack: vec![0; 1 << 20], mappings }
     }
 
     /// Reads what a thread stands in.
@@ -120,7 +118,9 @@ impl Prober {
         let end = mapping_at(&self.mappings, base).map_or(base, |m| Avma(m.end.0.min(base.0 + ALTERNATE_MAX)));
         let mut len = self.read(process, 0, base, end)?;
         let words = self.stack[..len].as_chunks::<8>().0;
-        let signal = words.iter().any(|w| self.restorers.contains(&u64::from_le_bytes(*w)));
+        // found when the process was first looked at
+        let returns = process.signal_returns()?;
+        let signal = words.iter().any(|w| returns.contains(&u64::from_le_bytes(*w)));
         let mut foreign = true;
         if let Some((start, end)) = self.whole_own_stack(fs_base).filter(|_| signal) {
             len += self.read(process, len, start, end)?;

@@ -71,8 +71,8 @@ pub struct Patch {
     pub exports: Vec<u32>,
     /// Functions whose entry is redirected.
     pub functions: Vec<Function>,
-    /// Constants of the target, and functions without relocations, whose contents change where they lie. Trampolines cannot do that: such a patch needs a kernel
-    /// with address-space generations.
+    /// Constants of the target, and functions without relocations, whose contents change where they lie. Trampolines cannot
+    /// do that: such a patch needs a kernel with address-space generations.
     pub constants: Vec<Constant>,
     /// Further code of the target that must be on no stack when a thread migrates (the functions' own ranges always count).
     pub off_stack: Vec<OffStack>,

@@ -86,7 +86,7 @@ impl Crossing {
     ) -> Result<Self, Error> {
         let frames = target.view.placed.iter().map(|patch| patch.eh_frame).collect();
         let process = target.process.clone();
-        let prober = Prober::new(target.restorers.clone(), process.mappings()?);
+        let prober = Prober::new(process.mappings()?);
         let modules = target.modules.clone();
         let guide = target.view.guide.iter();
         let boundaries = guide.flat_map(|g| g.inner_boundaries.iter().map(|b| g.entry.0 + u64::from(*b))).collect();

@@ -548,7 +548,7 @@ impl Way<'_> {
         let forbidden = self.forbidden(&self.transition.leave);
         let number = self.transition.number;
         let unfinished = |source| Error::Unfinished { transition: number, source: Box::new(source) };
-        let modules = (self.target.modules.clone(), self.target.restorers.clone());
+        let modules = self.target.modules.clone();
         let frames = self.target.view.placed.iter().map(|patch| patch.eh_frame).collect();
         let generation = self.generation;
         let threads =

@@ -96,15 +96,15 @@ impl Points {
         &mut self,
         session: &mut Session<'_>,
         report: &mut Report<'_>,
-        (program, frames): ((Vec<tracee::Module>, Vec<u64>), Vec<Span>),
+        (modules, frames): (Vec<tracee::Module>, Vec<Span>),
         forbidden: &Forbidden,
         generation: u32,
         mut work: impl FnMut(&mut Frozen<'_, '_>) -> Result<Option<Busy>, Error>,
     ) -> Result<u32, Error> {
         let process = self.process.clone();
         let Some(request) = self.request else { return Err(Error::NoWord(process.pid())) };
-        let walker = Walker::new(&process, program.0, frames);
-        let mut prober = Prober::new(program.1, process.mappings()?);
+        let walker = Walker::new(&process, modules, frames);
+        let mut prober = Prober::new(process.mappings()?);
         walker.prepare();
         let (mut told, mut last) = (BTreeSet::new(), Vec::new());
         loop {
