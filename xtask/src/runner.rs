@@ -303,6 +303,11 @@ pub(crate) fn report(name: &str, outcome: &Outcome, counts: Counts) {
     if failed {
         println!("          it ended with: {}", outcome.ended);
         let lines: Vec<&str> = outcome.output.lines().collect();
+        // where and why first: what a test printed before it failed may be long, and whoever keeps a log may cut it
+        let why = (0..lines.len()).filter(|&i| lines[i].starts_with("thread '") && lines[i].contains(" panicked at "));
+        for line in why.flat_map(|i| lines[i..].iter().take(2)) {
+            println!("          | {line}");
+        }
         let from = lines.iter().position(|line| *line == "failures:").unwrap_or(lines.len().saturating_sub(60));
         for line in lines[from..].iter().take(200) {
             println!("          | {line}");

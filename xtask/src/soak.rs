@@ -92,7 +92,8 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     while seconds(&lines) < hours * 3600.0 && lines.len() - earlier < most {
         let (round, at) = next(&lines, &names);
         let mut command = steps[at].program.command(root);
-        command.env("STILLPOINT_SOAK_PIECES", steps[at].piece.1.to_string());
+        let (piece, pieces) = steps[at].piece;
+        command.env("STILLPOINT_SOAK_PIECE", piece.to_string()).env("STILLPOINT_SOAK_PIECES", pieces.to_string());
         command.env("STILLPOINT_SOAK", "1").args(["--exact", &steps[at].test, "--include-ignored", "--nocapture"]);
         let log = logs.join(format!("soak-{}.log", names[at].replace([' ', ':', '/'], "-")));
         let outcome = step::run(&names[at], &mut command, &log, LIMIT)?;

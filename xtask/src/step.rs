@@ -1,6 +1,7 @@
 //! One command of a long run: output into a log, a limit on its time, and what its tests counted.
 
 use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -58,7 +59,7 @@ pub(crate) fn run(name: &str, command: &mut Command, log: &Path, limit: Duration
             break Some(status);
         }
         if start.elapsed() > limit {
-            child.kill()?;
+            end(child.id());
             child.wait()?;
             break None;
         }
@@ -69,6 +70,23 @@ pub(crate) fn run(name: &str, command: &mut Command, log: &Path, limit: Duration
     let output = String::from_utf8_lossy(&std::fs::read(log)?).into_owned();
     let ended = status.map_or_else(|| format!("was ended after {} s", limit.as_secs()), |status| status.to_string());
     Ok(Outcome { succeeded: status.is_some_and(|s: ExitStatus| s.success()), ended, output, elapsed: start.elapsed() })
+}
+
+/// Ends a process and all below it: what a shell has started would run on.
+fn end(root: u32) {
+    let mut found = vec![root];
+    let mut at = 0;
+    while let Some(pid) = found.get(at) {
+        for thread in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+            let children = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+            found.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
+        }
+        at += 1;
+    }
+    for pid in found.into_iter().filter_map(|pid| Pid::from_raw(pid.cast_signed())) {
+        // one that has ended meanwhile is what is wanted
+        let _ = kill_process(pid, Signal::KILL);
+    }
 }
 
 fn show_progress(name: &str, elapsed: Duration) {
@@ -124,6 +142,27 @@ mod tests {
 
     fn outcome(succeeded: bool, output: &str) -> Outcome {
         Outcome { succeeded, ended: String::new(), output: output.into(), elapsed: Duration::ZERO }
+    }
+
+    #[test]
+    fn a_step_that_meets_its_limit_leaves_nobody_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let child = dir.path().join("child");
+        let script = format!("sleep 1000 & echo $! >{}; wait", child.display());
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]);
+        let outcome = run("sleeps", &mut command, &dir.path().join("log"), Duration::from_secs(2)).unwrap();
+        assert_eq!((outcome.succeeded, &*outcome.ended), (false, "was ended after 2 s"));
+        let pid = std::fs::read_to_string(child).unwrap();
+        let runs = || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+            !stat.is_empty() && !stat.contains(") Z ")
+        };
+        let begun = Instant::now();
+        while runs() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{pid} runs on");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     #[test]
