@@ -1,8 +1,10 @@
-/* Runs a program and kills it (SIGKILL) right after its Nth system call, all of its threads counted together.
+/* Runs a program and kills it (SIGKILL) right after its Nth system call, all of its threads counted together; or right before
+ * the Nth of those that write where they say (pwrite64: into the memory of others), however many calls lie between, or so many
+ * CALLS after that.
  *
- *   kill_after REPORT N PROGRAM ARGUMENTS...
+ *   kill_after REPORT calls|writes N[+CALLS] PROGRAM ARGUMENTS...
  *
- * Writes to the file REPORT: system calls completed, number of the last one begun, wait status of the program.
+ * Writes to the file REPORT: system calls completed, writes begun, number of the last call begun, wait status of the program.
  * Between two system calls a program changes nothing but its own memory: "after the Nth, for every N" covers every
  * state in which it can leave others. The program may itself trace others. Exits with 0 unless it cannot do its work.
  *
@@ -13,14 +15,17 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/ptrace.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <linux/ptrace.h>
 
 static pid_t child;
-static unsigned long limit, completed;
+static unsigned long limit, more, completed, writes;
+static int by_writes;
 static long last = -1;
 /* The child's own calls before its exec, and the exec itself, do not count. */
 static int executed, exec_ends;
@@ -34,11 +39,19 @@ static void fail(const char *what) {
 static void on_syscall(pid_t thread) {
     struct ptrace_syscall_info info;
     if (ptrace(PTRACE_GET_SYSCALL_INFO, thread, sizeof info, &info) <= 0 || !executed) return;
-    if (info.op == PTRACE_SYSCALL_INFO_ENTRY) last = (long)info.entry.nr;
+    if (info.op == PTRACE_SYSCALL_INFO_ENTRY) {
+        last = (long)info.entry.nr;
+        if (last == SYS_pwrite64 && ++writes == limit && by_writes) {
+            by_writes = 0;
+            limit = completed + more;
+            /* Killed at its entry, a call does not come about. */
+            if (!more) kill(child, SIGKILL);
+        }
+    }
     if (info.op != PTRACE_SYSCALL_INFO_EXIT) return;
     if (exec_ends) exec_ends = 0;
     else completed++;
-    if (completed >= limit) kill(child, SIGKILL);
+    if (completed >= limit && !by_writes) kill(child, SIGKILL);
 }
 
 /* Until the last thread is gone; the child's status. */
@@ -67,15 +80,18 @@ static int follow(void) {
 }
 
 int main(int argc, char **argv) {
-    if (argc < 4) return 2;
+    if (argc < 5) return 2;
     FILE *report = fopen(argv[1], "we");
     if (!report) fail(argv[1]);
-    limit = strtoul(argv[2], NULL, 10);
+    by_writes = !strcmp(argv[2], "writes");
+    char *end;
+    limit = strtoul(argv[3], &end, 10);
+    if (*end == '+') more = strtoul(end + 1, NULL, 10);
     child = fork();
     if (child < 0) fail("fork");
     if (child == 0) {
         raise(SIGSTOP);
-        execvp(argv[3], argv + 3);
+        execvp(argv[4], argv + 4);
         _exit(127);
     }
     int status;
@@ -85,6 +101,6 @@ int main(int argc, char **argv) {
     if (ptrace(PTRACE_SEIZE, child, NULL, (void *)options)) fail("PTRACE_SEIZE");
     if (kill(child, SIGCONT)) fail("SIGCONT");
     status = follow();
-    fprintf(report, "%lu %ld %d\n", completed, last, status);
+    fprintf(report, "%lu %lu %ld %d\n", completed, writes, last, status);
     return fclose(report) ? 1 : 0;
 }

@@ -21,6 +21,9 @@ use std::time::{Duration, Instant};
 pub enum Moment {
     /// Right after this many system calls of the tool, all threads counted together.
     AfterSyscalls(u64),
+    /// Right before it writes into the memory of another process for the Nth time. How many system calls it makes varies with
+    /// how often it has to look; how often it writes hardly does.
+    BeforeWrite(u64),
     /// After this time.
     AfterTime(Duration),
     /// Never: let it run to its end, and count.
@@ -32,6 +35,8 @@ pub enum Moment {
 pub struct Ending {
     /// System calls that the tool completed (0 when it was not traced).
     pub syscalls: u64,
+    /// Times that it wrote, or was about to write, into the memory of another process (the same).
+    pub writes: u64,
     /// Number of the last one, for messages.
     pub last: Option<u64>,
     /// Whether it was killed, rather than having ended by itself before the moment came.
@@ -54,8 +59,9 @@ impl fmt::Display for Ending {
 pub fn run(tool: &Stillpoint, moment: Moment) -> Ending {
     match moment {
         Moment::AfterTime(time) => timed(tool, time),
-        Moment::AfterSyscalls(count) => traced(tool, count),
-        Moment::Never => traced(tool, u64::MAX),
+        Moment::AfterSyscalls(count) => traced(tool, "calls", count),
+        Moment::BeforeWrite(count) => traced(tool, "writes", count),
+        Moment::Never => traced(tool, "calls", u64::MAX),
     }
 }
 
@@ -97,15 +103,19 @@ fn timed(tool: &Stillpoint, time: Duration) -> Ending {
     child.kill().expect("kill the tool");
     let status = child.wait().expect("a child can be waited for");
     let killed = status.signal() == Some(SIGKILL);
-    Ending { syscalls: 0, last: None, killed, run: printed.into_run(tool, Some(status)) }
+    Ending { syscalls: 0, writes: 0, last: None, killed, run: printed.into_run(tool, Some(status)) }
 }
 
-fn traced(tool: &Stillpoint, count: u64) -> Ending {
+fn traced(tool: &Stillpoint, counted: &str, count: u64) -> Ending {
     let printed = Printed::new();
     let report = tempfile::NamedTempFile::new().expect("make a file for the report");
     let tool_command = tool.command();
     let mut command = Command::new(killer());
-    command.arg(report.path()).arg(count.to_string()).arg(tool_command.get_program()).args(tool_command.get_args());
+    command
+        .arg(report.path())
+        .args([counted, &count.to_string()])
+        .arg(tool_command.get_program())
+        .args(tool_command.get_args());
     for (key, value) in tool_command.get_envs() {
         command.env(key, value.unwrap_or_default());
     }
@@ -113,11 +123,11 @@ fn traced(tool: &Stillpoint, count: u64) -> Ending {
     let done = command.status().expect("run kill_after");
     let text = fs::read_to_string(report.path()).expect("read the report");
     let numbers: Vec<i64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-    let [syscalls, last, status] = numbers[..] else { panic!("kill_after: {done}, report {text:?}") };
+    let [syscalls, writes, last, status] = numbers[..] else { panic!("kill_after: {done}, report {text:?}") };
     let status = ExitStatus::from_raw(status as i32);
     let killed = status.signal() == Some(SIGKILL);
     let last = u64::try_from(last).ok();
-    Ending { syscalls: syscalls as u64, last, killed, run: printed.into_run(tool, Some(status)) }
+    Ending { syscalls: syscalls as u64, writes: writes as u64, last, killed, run: printed.into_run(tool, Some(status)) }
 }
 
 /// `programs/kill_after.c`, compiled once for this test.

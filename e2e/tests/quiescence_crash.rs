@@ -18,7 +18,7 @@ const LIMIT: &str = "1500ms";
 /// Who stood answers again no later than this after the kill: the limit, and some patience with a slow machine.
 const ANSWERS_WITHIN: Duration = Duration::from_millis(1500 + 15_000);
 /// Kills beyond the sample in order to meet a state.
-const SEARCHES: usize = 24;
+const SEARCHES: usize = 60;
 
 /// What is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,23 +141,19 @@ impl Case<'_> {
         (ending, left)
     }
 
-    /// Kills between those system calls of the sample that are known to come before and after a state, until it is met.
+    /// Kills before each write into the process, the last first, until a state is met: some lie between two writes, and are
+    /// over after a few of two thousand system calls.
     #[track_caller]
-    fn search(&mut self, wanted: Left, total: u64, met: &mut Vec<(u64, Left)>) {
-        for attempt in 0..SEARCHES {
+    fn search(&mut self, wanted: Left, writes: u64, met: &mut Vec<(Moment, Left)>) {
+        for n in (1..=writes).rev().cycle().take(SEARCHES) {
             if met.iter().any(|(_, left)| *left == wanted) {
                 return;
             }
-            // how many calls there are varies from run to run: what was learned is not relied upon for ever
-            let learned = &met[met.len().saturating_sub(8)..];
-            let early = learned.iter().filter(|(_, left)| *left < wanted).map(|(n, _)| *n).max().unwrap_or(0);
-            let late = learned.iter().filter(|(n, left)| *left > wanted && *n > early).map(|(n, _)| *n).min();
-            let late = late.unwrap_or(total).max(early + 1);
-            let n = early + (late - early).div_ceil(2) + attempt as u64 % 3;
-            let left = self.kill(Moment::AfterSyscalls(n), false).1;
-            met.push((n, left));
+            let moment = Moment::BeforeWrite(n);
+            let left = self.kill(moment, false).1;
+            met.push((moment, left));
         }
-        panic!("{wanted:?} is not met: {met:?} of {total}");
+        panic!("{wanted:?} is not met: {met:?}, {writes} writes in all");
     }
 }
 
@@ -168,17 +164,18 @@ fn after_every_system_call(operation: Operation, mode: &str, scope: &str, promis
     let patch = program.patch_with(2, &["--scope", scope]);
     let arguments = if operation == Operation::Abort { vec!["careless"] } else { vec![promise, "4"] };
     let mut case = Case { operation, mode, patch: &patch, victim: program.start(&arguments) };
-    let total = case.kill(Moment::Never, false).0.syscalls;
+    let Ending { syscalls: total, writes, .. } = case.kill(Moment::Never, false).0;
     let mut killed = 0;
     let mut met = Vec::new();
     for (i, n) in sample(total, AT_LEAST, BUDGET).enumerate() {
-        let (ending, left) = case.kill(Moment::AfterSyscalls(n), i % 2 == 0);
+        let moment = Moment::AfterSyscalls(n);
+        let (ending, left) = case.kill(moment, i % 2 == 0);
         killed += usize::from(ending.killed);
-        met.push((n, left));
+        met.push((moment, left));
     }
     assert!(killed >= AT_LEAST / 2, "only {killed} of the runs were killed before their end");
     for left in wanted {
-        case.search(*left, total, &mut met);
+        case.search(*left, writes, &mut met);
     }
     let mut counted = BTreeMap::new();
     met.iter().for_each(|(_, left)| *counted.entry(*left).or_insert(0) += 1);

@@ -147,7 +147,7 @@ fn visit_each(
             visit(session, tid, &mut work, stopped)?;
         }
         let unseen = session.threads().iter().any(|tid| !seen.contains(tid));
-        if asked.is_empty() && !unseen {
+        if asked.is_empty() && !unseen && !session.seize_untold()? {
             return Ok(seen.len() as u32);
         }
         if Instant::now() > deadline {

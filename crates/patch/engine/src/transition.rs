@@ -603,7 +603,10 @@ impl Mover<'_, '_, '_, '_> {
             }
             // born so recently that its parent's report is still to come: the kernel has attached it to us and holds it
             match self.process.thread_status(thread.tid) {
-                Ok(status) if status.tracer != tracer => return Ok(false),
+                Ok(status) if status.tracer != tracer => {
+                    self.session.seize_untold()?;
+                    return Ok(false);
+                }
                 _ => {}
             }
         }

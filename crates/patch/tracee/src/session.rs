@@ -132,6 +132,12 @@ impl<'p> Session<'p> {
         self.tracer.threads.contains_key(&tid.0)
     }
 
+    /// Seizes threads that nobody tells of, whether there were any: who is seized in the middle of making a thread makes one that
+    /// is not traced. When each of [`Session::threads`] has been stopped once, nobody is in the middle of that any more.
+    pub fn seize_untold(&mut self) -> Result<bool, Error> {
+        self.tracer.seize_untold()
+    }
+
     /// Asks a thread to stop, without waiting for it: on a busy machine a thread needs its turn on a processor before it
     /// can stop, and many can wait for theirs together. [`Session::pump`] tells when it stands. Of a thread's first stop
     /// so requested [`Session::idle_since_stop`] knows nothing: few are stopped twice.

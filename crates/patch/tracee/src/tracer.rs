@@ -156,22 +156,35 @@ impl Tracer {
         let found = self.process.threads_but(|tid| self.threads.contains_key(&tid))?;
         let mut more = !found.all;
         for info in found.threads.into_iter().filter(ThreadInfo::runs_program) {
-            let state = match sys::seize(info.tid.0) {
-                Ok(()) => State::Running,
-                // it has ended, and the list may be cut there
-                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
-                    more = true;
-                    continue;
-                }
-                Err(error) => match self.seize_refused(info.tid, error)? {
-                    true => State::Expected,
-                    false => continue,
-                },
-            };
-            self.threads.insert(info.tid.0, Thread::new(state));
+            if let Some(state) = self.seize_one(info.tid)? {
+                self.threads.insert(info.tid.0, Thread::new(state));
+            }
+            // where one has ended the list may be cut
             more = true;
         }
         Ok(more)
+    }
+
+    /// Seizes threads not known that are not attached to us; whether there were any. The others report their birth by themselves.
+    pub(crate) fn seize_untold(&mut self) -> Result<bool, Error> {
+        let found = self.process.threads_but(|tid| self.threads.contains_key(&tid))?;
+        let mut any = false;
+        for info in found.threads.into_iter().filter(ThreadInfo::runs_program) {
+            if let Some(state @ State::Running) = self.seize_one(info.tid)? {
+                self.threads.insert(info.tid.0, Thread::new(state));
+                any = true;
+            }
+        }
+        Ok(any)
+    }
+
+    /// Seizes a thread that is not known: `None` when it has ended, `Expected` when the kernel has attached it to us already.
+    fn seize_one(&self, tid: Tid) -> Result<Option<State>, Error> {
+        match sys::seize(tid.0) {
+            Ok(()) => Ok(Some(State::Running)),
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
+            Err(error) => Ok(self.seize_refused(tid, error)?.then_some(State::Expected)),
+        }
     }
 
     /// Why a thread cannot be seized: `true` when the kernel has attached it to us already, `false` when it has ended.
@@ -297,8 +310,14 @@ impl Tracer {
         {
             thread.in_vfork = true;
         }
-        if self.has_thread(new) {
-            self.threads.entry(new).or_insert_with(|| Thread::new(State::Expected));
+        if self.threads.contains_key(&new) {
+            return Ok(());
+        }
+        if let Ok(status) = self.process.thread_status(Tid(new)) {
+            // One that traced the parent before us may have been gone when the thread was made.
+            let attached = status.tracer.0 == sys::own_tid();
+            let state = if attached { Some(State::Expected) } else { self.seize_one(Tid(new))? };
+            self.threads.extend(state.map(|state| (new, Thread::new(state))));
             return Ok(());
         }
         let how = match self.process.shares_memory(Pid(new)) {

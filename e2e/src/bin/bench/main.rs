@@ -8,6 +8,7 @@ mod buildable;
 mod cost;
 mod latency;
 mod mariadb;
+mod migrate;
 mod modes;
 mod overhead;
 mod proxy;
@@ -37,7 +38,7 @@ struct Amount {
     gigabytes: &'static [f64],
     /// Of redis' fixes those that are named, or all.
     fixes: &'static [&'static str],
-    /// Of the proxy's comparison.
+    /// Of the comparisons of proxies, and of migrations.
     rounds: usize,
     round_seconds: u64,
 }
@@ -92,8 +93,7 @@ const EXPERIMENTS: [&str; 5] = ["patches", "operations", "tail", "buildable", "o
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let Some(wish) = wish(&arguments) else {
-        let names = [&SECTIONS[..], &EXPERIMENTS[..], &mariadb::SECTIONS[..]].concat().join("|");
-        eprintln!("usage: bench [--short|--tiny] [--as NAME] [{names}]...");
+        eprintln!("usage: bench [--short|--tiny] [--as NAME] [{}]...", names().join("|"));
         return ExitCode::from(2);
     };
     let command = match (&wish.name, arguments.is_empty()) {
@@ -121,18 +121,19 @@ fn wish(arguments: &[String]) -> Option<Wish> {
             "--short" => wish.amount = &SHORT,
             "--tiny" => wish.amount = &TINY,
             "--as" => wish.name = Some(arguments.next()?.clone()),
-            name if is_section(name) => wish.sections.push(name.to_owned()),
+            name if names().contains(&name) => wish.sections.push(name.to_owned()),
             _ => return None,
         }
     }
     if wish.sections.is_empty() {
-        wish.sections = SECTIONS.map(str::to_owned).into();
+        wish.sections = SECTIONS.iter().chain(&migrate::SECTIONS).map(ToString::to_string).collect();
     }
     Some(wish)
 }
 
-fn is_section(name: &str) -> bool {
-    SECTIONS.contains(&name) || EXPERIMENTS.contains(&name) || mariadb::SECTIONS.contains(&name)
+/// All that can be asked for.
+fn names() -> Vec<&'static str> {
+    [&SECTIONS[..], &migrate::SECTIONS[..], &EXPERIMENTS[..], &mariadb::SECTIONS[..]].concat()
 }
 
 impl Wish {
@@ -170,6 +171,9 @@ fn run(wish: &Wish, command: &str) -> Result<String, String> {
     mariadb::run(&|name| wish.has(name), of_mariadb, &mut add)?;
     if wish.has("proxy") {
         add(proxy::proxy(amount.rounds, amount.round_seconds)?)?;
+    }
+    for key in migrate::SECTIONS.into_iter().filter(|key| wish.has(key)) {
+        add(migrate::section(key, amount.rounds.min(3), !wish.is_full())?)?;
     }
     Ok(results.tables().display().to_string())
 }

@@ -131,7 +131,10 @@ impl Crossing {
             };
             for tid in threads.iter().filter(|tid| !staying.contains(tid)) {
                 match going.get(tid) {
-                    Some(where_) if !self.is_there(report, *tid) => self.is_busy(report, *tid, where_.clone()),
+                    Some(where_) if !self.is_there(report, *tid) => {
+                        self.is_busy(report, *tid, where_.clone());
+                        self.learn_whether_it_stays(session, report, &walker, *tid)?;
+                    }
                     _ => self.visit(session, report, &walker, *tid)?,
                 }
             }
@@ -149,6 +152,8 @@ impl Crossing {
                     let staying = self.busy.keys().filter_map(|tid| stays(*tid)).collect();
                     return Ok(Crossed { threads: threads.len() as u32, staying });
                 }
+                // whoever waits for its birth to be told of is not among them
+                session.seize_untold()?;
             }
             if late {
                 return Err(Error::TimedOut { busy });
@@ -194,6 +199,36 @@ impl Crossing {
             Some(why) => self.is_busy(report, tid, why),
         }
         Ok(())
+    }
+
+    /// Whether a thread that goes by itself is where it may stay instead.
+    fn learn_whether_it_stays(
+        &mut self,
+        session: &mut Session<'_>,
+        report: &mut Report<'_>,
+        walker: &Walker<'_>,
+        tid: Tid,
+    ) -> Result<(), Error> {
+        let known = self.stays.contains_key(&tid);
+        if self.may_stay.is_empty() || session.is_newborn(tid) || known && session.idle_since_stop(tid)? {
+            return Ok(());
+        }
+        walker.prepare();
+        self.stays.remove(&tid);
+        match session.stop(tid) {
+            Ok(Stop::Stopped(mut thread)) => {
+                let look = self.prober.look(&self.process, &mut thread)?;
+                if let stays @ Verdict::Busy(_) = walker.judge(&look, &self.may_stay) {
+                    self.stays.insert(tid, stays.describe());
+                }
+                report.stopped(tid, "probe", thread.resume()?);
+                Ok(())
+            }
+            Ok(Stop::InVfork | Stop::Gone) | Err(tracee::Error::ThreadGone(_) | tracee::Error::Unstoppable { .. }) => {
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Whether a thread is where it should be, or has ended.

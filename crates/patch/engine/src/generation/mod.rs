@@ -296,9 +296,7 @@ pub(crate) fn go_on(
         let duration_ns = now_ns() - start;
         return Ok(Rested::Back(Outcome::Committed { transition: number, active, threads, duration_ns }));
     }
-    let crossed = in_phase(report, "migrate", |report| way.each(session, None, report));
-    let crossed = crossed.and_then(|crossed| way.decide_over(session, None, crossed, report));
-    let crossed = crossed.map_err(|error| stuck(error, number))?;
+    let crossed = way.on(session, report).map_err(|error| stuck(error, number))?;
     settle_guide(target, report);
     let coming = transition.after.iter().filter(|n| !transition.before.contains(n)).filter_map(|n| view.patch(*n));
     let leaving = transition.before.iter().rev().filter(|n| !transition.after.contains(n));
@@ -483,6 +481,20 @@ impl Way<'_> {
                 self.decide_over(session, Some(points), crossed, report)
             }
         }
+    }
+
+    /// From where the transition rests: at their points where they are asked to go so, and otherwise by probing.
+    fn on(&mut self, session: &mut Session<'_>, report: &mut Report<'_>) -> Result<Crossed, Error> {
+        let mut points = match self.options.quiescence {
+            Quiescence::Local => Points::find(self.target)?,
+            _ => None,
+        };
+        points.as_mut().map_or(Ok(()), Points::check_filters)?;
+        let crossed = self.over(session, points.as_mut(), report);
+        if let (Some(points), Err(Error::TimedOut { .. })) = (&mut points, &crossed) {
+            points.abandon(session, report)?;
+        }
+        crossed
     }
 
     /// Each by itself.

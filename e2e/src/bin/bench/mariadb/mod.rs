@@ -23,7 +23,7 @@ use stillpoint_measure::clock::now_ns;
 use stillpoint_measure::record::{Outcome, Sample};
 
 /// Names of the sections, in the order in which they run.
-pub(crate) const SECTIONS: [&str; 9] = [
+pub(crate) const SECTIONS: [&str; 10] = [
     "mariadb-steps",
     "mariadb-idle",
     "mariadb-versions",
@@ -33,6 +33,7 @@ pub(crate) const SECTIONS: [&str; 9] = [
     "mariadb-extremes",
     "mariadb-latency",
     "mariadb-latency-oltp",
+    "mariadb-latency-busy",
 ];
 
 /// How much is measured.
@@ -73,7 +74,8 @@ pub(crate) fn run(
             "mariadb-pool" => add(pool::pool(server, amount))?,
             "mariadb-extremes" => add(extremes::extremes(server, amount))?,
             "mariadb-latency" => add(steady::steady(server, steady::Load::Statements, amount)?)?,
-            _ => add(steady::steady(server, steady::Load::Transactions, amount)?)?,
+            "mariadb-latency-oltp" => add(steady::steady(server, steady::Load::Transactions, amount)?)?,
+            _ => add(steady::steady(server, steady::Load::ManyTransactions, amount)?)?,
         }
     }
     Ok(())

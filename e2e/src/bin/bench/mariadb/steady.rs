@@ -26,8 +26,10 @@ const IDLE: usize = 50;
 const AFTER_NS: u64 = 20_000_000;
 /// Statements a second.
 const RATE: f64 = 1_500.0;
-/// Transactions of sysbench a second, 20 statements each.
-const TRANSACTIONS: u32 = 100;
+/// Transactions of sysbench a second, 20 statements each: of a server with little to do, and at about half of what two
+/// processors manage.
+const QUIET: u32 = 100;
+const BUSY: u32 = 500;
 /// What a server does that has not been told otherwise: a commit has been written to the disk before it is answered.
 const DURABLE: &str = "--innodb-flush-log-at-trx-commit=1";
 
@@ -38,6 +40,8 @@ pub(super) enum Load {
     Statements,
     /// Transactions of sysbench's `oltp_read_write`, durable.
     Transactions,
+    /// The same, five times as many.
+    ManyTransactions,
 }
 
 impl Load {
@@ -46,14 +50,24 @@ impl Load {
         match self {
             Load::Statements => "mariadb-latency",
             Load::Transactions => "mariadb-latency-oltp",
+            Load::ManyTransactions => "mariadb-latency-busy",
+        }
+    }
+
+    /// Of the transactions of sysbench, if that is the load.
+    fn transactions_a_second(self) -> Option<u32> {
+        match self {
+            Load::Statements => None,
+            Load::Transactions => Some(QUIET),
+            Load::ManyTransactions => Some(BUSY),
         }
     }
 
     fn described(self) -> String {
-        match self {
-            Load::Statements => format!("{RATE} statements a second by {CONNECTIONS} clients"),
-            Load::Transactions => {
-                format!("{TRANSACTIONS} transactions a second of sysbench's oltp_read_write by {CONNECTIONS} clients")
+        match self.transactions_a_second() {
+            None => format!("{RATE} statements a second by {CONNECTIONS} clients"),
+            Some(rate) => {
+                format!("{rate} transactions a second of sysbench's oltp_read_write by {CONNECTIONS} clients")
             }
         }
     }
@@ -93,9 +107,9 @@ pub(super) fn steady(server: &Annotated, load: Load, amount: Amount) -> Result<S
     let mut rounds: Vec<Round> = earlier.into_iter().filter(|round| round.seconds == amount.seconds).collect();
     let mut order: Vec<&str> = [WITHOUT].into_iter().chain(MODES).collect();
     order.rotate_left(rounds.len() % 4);
-    let windows = match load {
-        Load::Statements => statements(server, amount.seconds, &order),
-        Load::Transactions => transactions(server, amount.seconds, &order)?,
+    let windows = match load.transactions_a_second() {
+        None => statements(server, amount.seconds, &order),
+        Some(rate) => transactions(server, amount.seconds, rate, &order)?,
     };
     let round = Round { commit: commit(), machine: machine(), seconds: amount.seconds, windows };
     // A few seconds show that it works, and nothing else.
@@ -109,12 +123,12 @@ pub(super) fn steady(server: &Annotated, load: Load, amount: Amount) -> Result<S
 }
 
 /// Windows of sysbench, which counts for itself: each is a run of its own, a second longer at both ends.
-fn transactions(server: &Annotated, seconds: u64, order: &[&str]) -> Result<BTreeMap<String, Seen>, String> {
+fn transactions(server: &Annotated, seconds: u64, rate: u32, order: &[&str]) -> Result<BTreeMap<String, Seen>, String> {
     let mariadb = start(server, Policy::ThreadPerConnection, Work::NoOp, &[DURABLE]);
     let patch = nothing(server);
     let idle: Vec<Client> = (0..IDLE).map(|_| mariadb.client()).collect();
     Sysbench::prepare(&mariadb)?;
-    let run = |seconds: u64| Sysbench::at_rate(&mariadb, CONNECTIONS, seconds as u32, TRANSACTIONS);
+    let run = |seconds: u64| Sysbench::at_rate(&mariadb, CONNECTIONS, seconds as u32, rate);
     // The first seconds of a load pay for caches.
     run(3)?.finish();
     let mut done = BTreeMap::new();
