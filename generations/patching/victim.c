@@ -7,11 +7,13 @@
  * lets it go on; `fork` prints how many nanoseconds it took to fork; `ring` has a worker of the kernel's read in its place.
  *
  *   victim [MIB]       having touched so much memory, and with threads that sleep between two looks
+ *   victim points      with quiescence points in the threads that are there from the beginning
  */
 #define _GNU_SOURCE
 #include <linux/io_uring.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stillpoint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -75,8 +77,10 @@ static int calm;
 
 static void *work(void *number)
 {
+    sp_thread_birth("worker");
     for (;;) {
         look((int)(long)number, answer(5));
+        sp_quiescence_point();
         if (calm)
             usleep(1000);
     }
@@ -88,9 +92,14 @@ static void *sleeper(void *unused)
 {
     char byte;
     (void)unused;
-    while (read(wake[0], &byte, 1) == 1)
+    sp_thread_birth("sleeper");
+    for (;;) {
+        sp_park_begin();
+        if (read(wake[0], &byte, 1) != 1)
+            return NULL;
+        sp_park_end();
         look(SLEEPER, answer(5));
-    return NULL;
+    }
 }
 
 static void *newborn(void *unused)
@@ -115,8 +124,10 @@ static void *bear(void *unused)
 static void *holder(void *unused)
 {
     (void)unused;
+    sp_thread_birth("holder");
     for (;;) {
         look(HOLDER, slow_answer(5));
+        sp_quiescence_point();
         usleep(1000);
     }
     return NULL;
@@ -182,8 +193,13 @@ static void ask_worker(void)
 int main(int argc, char **argv)
 {
     char line[64];
-    if (argc > 1)
+    struct sp_config config = {.size = sizeof config};
+    if (argc > 1 && !strcmp(argv[1], "points")) {
+        if (sp_init(&config))
+            return 1;
+    } else if (argc > 1) {
         touch(strtoul(argv[1], NULL, 10));
+    }
     pthread_t thread;
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (pipe(wake))

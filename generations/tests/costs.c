@@ -46,9 +46,12 @@ static double cost(void (*once)(void), int times)
 	return each[ROUNDS / 2];
 }
 
+/* After the name of what was measured. */
+static const char *where = "";
+
 static void say(const char *what, double microseconds)
 {
-	printf("# cost: %s %.3f\n", what, microseconds);
+	printf("# cost: %s%s %.3f\n", what, where, microseconds);
 }
 
 static void null_call(void)
@@ -202,6 +205,18 @@ static void without(void)
 	say("switch-processes", turns_with_process());
 }
 
+/* The same where another process has had generations since the machine started. */
+static void without_beside(void)
+{
+	pid_t child = fork();
+
+	if (!child) {
+		execl("/proc/self/exe", "costs", "beside", NULL);
+		_exit(1);
+	}
+	CHECK(child_succeeds(child));
+}
+
 static long other;
 
 static void migrate_both_ways(void)
@@ -277,9 +292,10 @@ static void sizes(void)
 	}
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 	cpu_set_t one;
+	bool beside = argc > 1 && strcmp(argv[1], "beside") == 0;
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	CPU_ZERO(&one);
@@ -291,11 +307,13 @@ int main(void)
 	page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	many = mmap(NULL, MANY * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	CHECK(page != MAP_FAILED && many != MAP_FAILED && madvise(many, MANY * PAGE, MADV_NOHUGEPAGE) == 0);
+	where = beside ? "-beside" : "";
 	without();
-	if (access("/proc/self/generations", F_OK))
+	if (beside || access("/proc/self/generations", F_OK))
 		return 0;
 	pin_program();
 	other = generation_of(3);
+	without_beside();
 	say("migrate", cost(migrate_both_ways, 5000) / 2);
 	say("switch-threads-of-two-generations", turns_with_thread(other));
 	say("write-fault-with-generation", cost(fault, 4) / MANY);

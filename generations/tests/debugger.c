@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /* Debuggers see, and change, what the thread that they look at sees. */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -123,7 +124,10 @@ static void memory_files(void)
 	CHECK(pread(other, across, sizeof(across), at - (off_t)PAGE) == sizeof(across));
 	memcpy(&number, across + PAGE, 4);
 	CHECK(number == 2);
+	/* From 7.2 on only its debugger may write what a thread itself may not. */
+	attach(thread);
 	CHECK(pwrite(other, &nine, 4, at) == 4);
+	CHECK(ptrace(PTRACE_DETACH, thread, NULL, NULL) == 0);
 	AWAIT(seen[2] == 9);
 	CHECK(pread(base, &number, 4, at) == 4 && number == 1 && seen[1] == 1);
 	end(child);
@@ -152,9 +156,70 @@ static void listed(void)
 	end(child);
 }
 
+static atomic_int over;
+
+static void *spin(void *unused)
+{
+	while (!over)
+		;
+	return unused;
+}
+
+static void *end_at_once(void *unused)
+{
+	return unused;
+}
+
+static void *bear(void *unused)
+{
+	pthread_t child;
+
+	while (!over) {
+		CHECK(pthread_create(&child, NULL, end_at_once, NULL) == 0);
+		CHECK(pthread_join(child, NULL) == 0);
+	}
+	return unused;
+}
+
+/* A thread that ends is in the generation until it cannot be seen any more, however long it waits for a processor. */
+static void listed_ending(void)
+{
+	pthread_t others[5];
+	struct dirent *entry;
+	char path[300], text[16];
+	double until = now_s() + 5;
+
+	pin_program();
+	long generation = generation_of(2);
+
+	CHECK(migrate(generation) == 0);
+	for (int i = 0; i < 5; i++)
+		CHECK(pthread_create(&others[i], NULL, i < 3 ? spin : bear, NULL) == 0);
+	while (now_s() < until) {
+		DIR *threads = opendir("/proc/self/task");
+
+		CHECK(threads);
+		while ((entry = readdir(threads))) {
+			snprintf(path, sizeof(path), "/proc/self/task/%s/generation", entry->d_name);
+			int file = open(path, O_RDONLY);
+
+			if (file < 0)
+				continue;
+			if (read(file, text, sizeof(text)) > 0)
+				CHECK(atol(text) == generation);
+			close(file);
+		}
+		closedir(threads);
+	}
+	over = 1;
+	for (int i = 0; i < 5; i++)
+		CHECK(pthread_join(others[i], NULL) == 0);
+}
+
 const struct test debugger_tests[] = {
 	{"traced", traced, 60},
 	{"memory_files", memory_files, 60},
 	{"listed", listed, 60},
+	{"listed_ending", listed_ending, 120},
 	{0},
 };

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
+#define _GNU_SOURCE
 #include "harness.h"
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
@@ -60,6 +62,17 @@ void in_thread(void (*run)(void *), void *argument)
 
 	CHECK(pthread_create(&thread, NULL, called, &call) == 0);
 	CHECK(pthread_join(thread, NULL) == 0);
+}
+
+void on_processor(int number)
+{
+	cpu_set_t set;
+
+	CPU_ZERO(&set);
+	for (int i = 0; i < CPU_SETSIZE; i++)
+		if (number < 0 || i == number)
+			CPU_SET(i, &set);
+	CHECK(sched_setaffinity(0, sizeof(set), &set) == 0);
 }
 
 void nap(void)

@@ -19,15 +19,22 @@ _Noreturn void failed(const char *file, int line, const char *what);
 bool faults(const volatile char *at);
 /* Runs it in a thread. */
 void in_thread(void (*run)(void *), void *argument);
+/* Where the calling thread runs; -1: anywhere. */
+void on_processor(int number);
 /* Waits until it is true. */
 #define AWAIT(condition) do { while (!(condition)) nap(); } while (0)
 void nap(void);
 bool child_succeeds(int child);
 double now_s(void);
 
+/* Whether the processor is said to have PCID, and INVLPGB. */
+extern bool processor_has_contexts, processor_broadcasts;
+/* Gives this process a TLB context that all processors have in common. */
+void take_global_context(void);
+
 /* The last one has no name. */
 extern const struct test basic_tests[], life_tests[], memory_tests[], huge_tests[], events_tests[], debugger_tests[],
-	lookups_tests[], probes_tests[], groups_tests[], user_tests[], patching_tests[], points_tests[], servers_tests[], stress_tests[],
-	absent_tests[], refused_tests[];
+	lookups_tests[], probes_tests[], groups_tests[], user_tests[], contexts_tests[], global_tests[], patching_tests[],
+	points_tests[], servers_tests[], stress_tests[], absent_tests[], refused_tests[];
 
 #endif

@@ -17,6 +17,7 @@
 #include <sys/stat.h>
 #include <sys/swap.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <unistd.h>
 
 static void put(const char *path, const char *text)
@@ -89,6 +90,8 @@ int main(int argc, char **argv)
 	put("/sys/kernel/mm/ksm/sleep_millisecs", "20");
 	put("/sys/kernel/mm/ksm/run", "1");
 	printf("# init: result %d\n", run(argv));
+	/* The kernel's last words do not wait for it. */
+	tcdrain(STDOUT_FILENO);
 	sync();
 	reboot(RB_AUTOBOOT);
 	return 1;

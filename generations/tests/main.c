@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-/* usage: generations [-s SECONDS] [NAME...]: all tests, or those named; SECONDS for each of the stress tests. */
+/*
+ * usage: generations [-s SECONDS] [-p] [-g] [NAME...]: all tests, or those named; SECONDS for each of the stress tests; -p: there is
+ * PCID; -g: and INVLPGB: then each test begins with a global TLB context.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +15,8 @@
 
 static const struct test *const all[] = {
 	basic_tests, life_tests, memory_tests, huge_tests, events_tests, debugger_tests, lookups_tests, probes_tests, groups_tests,
-	user_tests, patching_tests, points_tests, servers_tests, stress_tests, absent_tests, refused_tests,
+	user_tests, contexts_tests, global_tests, patching_tests, points_tests, servers_tests, stress_tests, absent_tests,
+	refused_tests,
 };
 
 /* Whether this kernel has, or lacks, what a test needs; a server is in a directory of the test's name. */
@@ -20,6 +24,8 @@ static bool possible(const struct test *tests, const char *name)
 {
 	bool absent = access("/proc/self/generations", F_OK) != 0;
 
+	if (tests == global_tests && !processor_broadcasts)
+		return false;
 	if (tests == servers_tests && (chdir("/") || access(name, F_OK)))
 		return false;
 	if (tests == patching_tests || tests == points_tests || tests == servers_tests || tests == refused_tests)
@@ -54,6 +60,8 @@ static bool passes(const struct test *test)
 	CHECK(child >= 0);
 	if (!child) {
 		alarm(test->limit_s);
+		if (processor_broadcasts)
+			take_global_context();
 		test->run();
 		fflush(stdout);
 		_exit(0);
@@ -72,10 +80,15 @@ int main(int argc, char **argv)
 	/* What exec leaves of a generation is looked at by this very program. */
 	if (argc == 2 && !strcmp(argv[1], "--version-number"))
 		return version();
-	while ((option = getopt(argc, argv, "s:")) != -1) {
-		if (option != 's')
+	while ((option = getopt(argc, argv, "s:pg")) != -1) {
+		if (option == 's')
+			stress_s = atof(optarg);
+		else if (option == 'p')
+			processor_has_contexts = true;
+		else if (option == 'g')
+			processor_broadcasts = true;
+		else
 			return 2;
-		stress_s = atof(optarg);
 	}
 	for (int i = optind; i < argc; i++)
 		if (!exists(argv[i])) {

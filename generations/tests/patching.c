@@ -18,17 +18,22 @@
 
 static FILE *commands, *answers;
 
-static void start_victim(void)
+static void start_victim_with(char *word)
 {
 	int to[2], from[2];
 
 	CHECK(pipe2(to, O_CLOEXEC) == 0 && pipe2(from, O_CLOEXEC) == 0);
-	snprintf(pid, sizeof(pid), "%d", start((char *[]){"/victim", NULL}, to[0], from[1]));
+	snprintf(pid, sizeof(pid), "%d", start((char *[]){"/victim", word, NULL}, to[0], from[1]));
 	commands = fdopen(to[1], "w");
 	answers = fdopen(from[0], "r");
 	close(to[0]);
 	close(from[1]);
 	setvbuf(commands, NULL, _IOLBF, 0);
+}
+
+static void start_victim(void)
+{
+	start_victim_with(NULL);
 }
 
 static const char *ask(const char *command)
@@ -168,46 +173,58 @@ static bool stays(void)
 	return strstr(said, "may stay in slow_answer");
 }
 
-#define APPLY_STAYING(...) tool("apply", "--view", "generation", ##__VA_ARGS__, "/staying.patch", NULL)
+#define APPLY_STAYING(...) tool("apply", "--view", "generation", "--timeout", "60s", ##__VA_ARGS__, "/staying.patch", NULL)
 
 /* A thread that never leaves what changes keeps the old version, all others go over; it follows when it has left. */
-static void patch_staying(void)
+static void staying(char *mode)
 {
-	start_victim();
 	expect(THREADS, 0);
 	ENDS(REFUSED, tool("apply", "/staying.patch", NULL));
 	CHECK(strstr(said, "slow_answer") && strstr(said, "--view generation"));
 	for (int round = 0; round < 2; round++) {
 		CHECK(!strcmp(ask("hold"), "held\n"));
-		ENDS(DONE, APPLY_STAYING());
+		ENDS(DONE, APPLY_STAYING("--quiescence", mode));
 		expect(1, THREADS - 1);
 		CHECK(stays() && has_generations(THREADS - 1));
-		ENDS(DONE, APPLY_STAYING());
+		ENDS(DONE, APPLY_STAYING("--quiescence", mode));
 		expect(1, THREADS - 1);
 		/* nothing else begins meanwhile */
 		ENDS(REFUSED, tool("apply", "--view", "generation", "/constant.patch", NULL));
 		CHECK(strstr(said, "slow_answer"));
 		ENDS(REFUSED, REVERT("trampoline"));
-		ENDS(DONE, REVERT("generation"));
+		ENDS(DONE, REVERT("generation", "--quiescence", mode));
 		expect(THREADS, 0);
 		CHECK(!stays() && !has_generations(0));
-		ENDS(DONE, APPLY_STAYING());
+		ENDS(DONE, APPLY_STAYING("--quiescence", mode));
 		CHECK(!strcmp(ask("release"), "released\n"));
 		/* it is where it was until somebody takes it along */
 		expect(1, THREADS - 1);
-		ENDS(DONE, APPLY_STAYING());
+		ENDS(DONE, APPLY_STAYING("--quiescence", mode));
 		expect(0, THREADS);
 		CHECK(!stays() && !has_generations(0));
 		/* the way back has the same right */
 		CHECK(!strcmp(ask("hold"), "held\n"));
-		ENDS(DONE, REVERT("generation"));
+		ENDS(DONE, REVERT("generation", "--quiescence", mode));
 		expect(THREADS - 1, 1);
 		CHECK(stays());
 		CHECK(!strcmp(ask("release"), "released\n"));
-		ENDS(DONE, REVERT("generation"));
+		ENDS(DONE, REVERT("generation", "--quiescence", mode));
 		expect(THREADS, 0);
 		CHECK(!stays());
 	}
+}
+
+static void patch_staying(void)
+{
+	start_victim();
+	staying("probe");
+}
+
+/* It has quiescence points, and reaches none of them. */
+static void patch_staying_local(void)
+{
+	start_victim_with("points");
+	staying("local");
 }
 
 /* Whether the kernel works for the process, by a thread of it that runs none of its code. */
@@ -254,52 +271,75 @@ static void patch_workers(void)
 	}
 }
 
-#define KILLS 8
+/* From where to where the tool is on its way when it is killed. */
+struct killing {
+	bool back, hold, applied, released;
+};
 
-static int killed(char **words, int pause_ms)
+/* The same with a tool that is killed somewhere between each two of its writes into the program. */
+static void staying_killed(char *mode, const struct killing *kinds, size_t kinds_count)
 {
-	int null = open("/dev/null", O_RDWR), status;
-	pid_t child = start(words, null, null);
+	char *over[] = {"/stillpoint", "patch", "apply", "--pid", pid, "--view", "generation", "--quiescence", mode,
+			"/staying.patch", NULL};
+	char *back[] = {"/stillpoint", "patch", "revert", "--pid", pid, "--view", "generation", "--quiescence", mode, NULL};
+	int count = 0, tries = 0, old, new;
 
-	close(null);
-	while (pause_ms--)
-		nap();
-	kill(child, SIGKILL);
-	CHECK(waitpid(child, &status, 0) == child);
-	return WIFSIGNALED(status);
+	expect(THREADS, 0);
+	for (size_t i = 0; i < kinds_count; i++) {
+		bool stays = kinds[i].hold && !kinds[i].released, all = false;
+
+		for (unsigned long n = 1; !all; n++) {
+			if (kinds[i].hold)
+				CHECK(!strcmp(ask("hold"), "held\n"));
+			if (kinds[i].applied)
+				ENDS(DONE, APPLY_STAYING("--quiescence", mode));
+			if (kinds[i].released)
+				CHECK(!strcmp(ask("release"), "released\n"));
+			all = killed_at(n, kinds[i].back ? back : over, &count) < n;
+			CHECK(sscanf(ask("look"), "old %d new %d wrong 0", &old, &new) == 2 && old + new == THREADS);
+			ENDS(DONE, APPLY_STAYING("--quiescence", mode));
+			expect(stays, THREADS - stays);
+			if (stays && n % 2)
+				CHECK(!strcmp(ask("release"), "released\n"));
+			ENDS(DONE, REVERT("generation", "--quiescence", mode, "--timeout", "60s"));
+			if (stays && n % 2 == 0)
+				CHECK(!strcmp(ask("release"), "released\n"));
+			expect(THREADS, 0);
+			CHECK(!has_generations(1));
+			tries++;
+		}
+	}
+	printf("# %d of %d killed\n", count, tries);
+	CHECK(count > tries / 2);
 }
 
-/* The same with a tool that is killed at any moment. */
 static void patch_staying_killed(void)
 {
-	char *over[] = {"/stillpoint", "patch", "apply", "--pid", pid, "--view", "generation", "/staying.patch", NULL};
-	char *back[] = {"/stillpoint", "patch", "revert", "--pid", pid, "--view", "generation", NULL};
-	int count = 0, old, new;
+	static const struct killing kinds[] = {
+		{.back = false},
+		{.back = false, .hold = true},
+		/* from where it rests, with nobody left who stays */
+		{.back = false, .hold = true, .applied = true, .released = true},
+		{.back = true, .applied = true},
+		{.back = true, .hold = true, .applied = true},
+	};
 
 	start_victim();
-	expect(THREADS, 0);
-	for (int i = 0; i < 2 * KILLS; i++) {
-		bool hold = i % 3;
-
-		if (hold)
-			CHECK(!strcmp(ask("hold"), "held\n"));
-		/* on the way there, from where it rests, or back */
-		if (i % 3 == 2)
-			ENDS(DONE, APPLY_STAYING());
-		count += killed(i % 2 ? back : over, rand() % 700);
-		CHECK(sscanf(ask("look"), "old %d new %d wrong 0", &old, &new) == 2 && old + new == THREADS);
-		ENDS(DONE, APPLY_STAYING());
-		expect(hold, THREADS - hold);
-		if (hold && i % 4 < 2)
-			CHECK(!strcmp(ask("release"), "released\n"));
-		ENDS(DONE, REVERT("generation"));
-		if (hold && i % 4 >= 2)
-			CHECK(!strcmp(ask("release"), "released\n"));
-		expect(THREADS, 0);
-		CHECK(!has_generations(1));
-	}
-	printf("# %d of %d killed\n", count, 2 * KILLS);
+	staying_killed("probe", kinds, sizeof(kinds) / sizeof(*kinds));
 }
+
+static void patch_staying_local_killed(void)
+{
+	static const struct killing kinds[] = {
+		{.back = false, .hold = true},
+		{.back = false, .hold = true, .applied = true, .released = true},
+	};
+
+	start_victim_with("points");
+	staying_killed("local", kinds, sizeof(kinds) / sizeof(*kinds));
+}
+
+#define KILLS 8
 
 /* The tool killed at any moment: nobody sees anything but the one or the other, and the next call goes on. */
 static void patch_killed(void)
@@ -341,6 +381,36 @@ static void patch_killed(void)
 	CHECK(!has_generations(1));
 }
 
+/* Killed somewhere between each two of its writes into the program: what it has a thread of that call included. */
+static void patch_killed_anywhere(void)
+{
+	char *over[] = {"/stillpoint", "patch", "apply", "--pid", pid, "--view", "generation", "/fix.patch", NULL};
+	char *back[] = {"/stillpoint", "patch", "revert", "--pid", pid, "--view", "generation", NULL};
+	int count = 0, tries = 0, old, new;
+
+	start_victim();
+	expect(THREADS, 0);
+	for (int there = 1; there >= 0; there--) {
+		bool all = false;
+
+		for (unsigned long n = 1; !all; n++)
+			for (int twice = 0; twice < 2; twice++) {
+				if (!there)
+					ENDS(DONE, APPLY("generation", "--timeout", "60s"));
+				all |= killed_at(n, there ? over : back, &count) < n;
+				CHECK(sscanf(ask("look"), "old %d new %d wrong 0", &old, &new) == 2 && old + new == THREADS);
+				ENDS(DONE, APPLY("generation", "--timeout", "60s"));
+				expect(0, THREADS);
+				ENDS(DONE, REVERT("generation", "--timeout", "60s"));
+				expect(THREADS, 0);
+				CHECK(!has_generations(1));
+				tries++;
+			}
+	}
+	printf("# %d of %d killed\n", count, tries);
+	CHECK(count > tries / 2);
+}
+
 /* On a kernel without generations the tool says so, and patches in the other way. */
 static void patch_refused(void)
 {
@@ -357,9 +427,12 @@ const struct test patching_tests[] = {
 	{"patch_held", patch_held, 600},
 	{"patch_code", patch_code, 600},
 	{"patch_staying", patch_staying, 600},
+	{"patch_staying_local", patch_staying_local, 600},
 	{"patch_staying_killed", patch_staying_killed, 1200},
+	{"patch_staying_local_killed", patch_staying_local_killed, 1200},
 	{"patch_workers", patch_workers, 600},
 	{"patch_killed", patch_killed, 600},
+	{"patch_killed_anywhere", patch_killed_anywhere, 1800},
 	{}
 };
 

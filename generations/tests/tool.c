@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -76,6 +77,24 @@ int tool(const char *verb, ...)
 	words_of(words, verb, more);
 	va_end(more);
 	return run(words);
+}
+
+unsigned long killed_at(unsigned long n, char **words, int *killed)
+{
+	char when[32], *traced[WORDS] = {"/kill_after", "/report", "writes", when};
+	unsigned long writes;
+	int status;
+
+	snprintf(when, sizeof(when), "%lu+%d", n, rand() % 12);
+	for (int i = 0; words[i]; i++)
+		traced[4 + i] = words[i];
+	CHECK(run(traced) == 0);
+	FILE *report = fopen("/report", "r");
+
+	CHECK(report && fscanf(report, "%*u %lu %*d %d", &writes, &status) == 2);
+	fclose(report);
+	*killed += WIFSIGNALED(status);
+	return writes;
 }
 
 void wanted(int code, int wanted, int line)

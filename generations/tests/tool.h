@@ -19,6 +19,11 @@ pid_t start(char **words, int input, int output);
 int run(char **words);
 /* Runs `stillpoint patch VERB --pid PID ...`, words up to a NULL; its exit code. */
 int tool(const char *verb, ...);
+/*
+ * Runs the tool and kills it soon after it was to write into another process for the nth time, or right before
+ * (../../e2e/programs/kill_after.c): how often it came to write. One that ends before that is not counted in `killed`.
+ */
+unsigned long killed_at(unsigned long n, char **words, int *killed);
 /* What was printed is shown if the code is another than wanted. */
 void wanted(int code, int wanted, int line);
 

@@ -10,6 +10,7 @@
 #ifndef _LINUX_ASGEN_H
 #define _LINUX_ASGEN_H
 
+#include <linux/jump_label.h>
 #include <linux/types.h>
 #include <linux/sched.h>
 #include <linux/mm_types.h>
@@ -21,9 +22,12 @@ struct pid;
 
 #ifdef CONFIG_ASGEN
 
+/* A process has had generations since the machine started: until then what is asked all the time is not even asked. */
+DECLARE_STATIC_KEY_FALSE(asgen_used);
+
 bool __asgen_fault(struct mm_struct *mm, unsigned long addr);
 void __asgen_flush(struct mm_struct *mm, unsigned long start, unsigned long end, bool tables);
-void __asgen_flush_later(struct mm_struct *mm, unsigned long addr);
+void __asgen_flush_later(struct mm_struct *mm, unsigned long start, unsigned long end);
 void __asgen_forget(struct mm_struct *mm, unsigned long addr, unsigned long size);
 void __asgen_born(struct task_struct *child);
 int __asgen_fork(struct task_struct *child, struct mm_struct *mm);
@@ -45,39 +49,52 @@ void asgen_each_probe(struct vm_area_struct *vma, unsigned long page,
 pgd_t *asgen_pgd_alloc(struct mm_struct *mm);
 void asgen_pgd_free(struct mm_struct *mm, pgd_t *pgd);
 
+/* Does the current thread see anything but the base? */
+static __always_inline bool asgen_here(void)
+{
+	return static_branch_unlikely(&asgen_used) && unlikely(current->asgen);
+}
+
+/* May this mm have overlays? */
+static __always_inline bool asgen_of(struct mm_struct *mm)
+{
+	return static_branch_unlikely(&asgen_used) && unlikely(READ_ONCE(mm->asgen));
+}
+
 /* Did the current thread's overlay lack what the base has? Then the access may be tried again. */
 static __always_inline bool asgen_fault(struct mm_struct *mm, unsigned long addr)
 {
-	return unlikely(current->asgen) && mm == current->mm && __asgen_fault(mm, addr);
+	return asgen_here() && mm == current->mm && __asgen_fault(mm, addr);
 }
 
 /* Before the TLB is flushed: entries of the base in [start, end) were taken away or changed. */
 static __always_inline void asgen_flush(struct mm_struct *mm, unsigned long start,
 					unsigned long end, bool tables)
 {
-	if (unlikely(READ_ONCE(mm->asgen)))
+	if (asgen_of(mm))
 		__asgen_flush(mm, start, end, tables);
 }
 
-/* The same, for a page whose flush is put off. */
-static __always_inline void asgen_flush_later(struct mm_struct *mm, unsigned long addr)
+/* The same, for pages whose flush is put off. */
+static __always_inline void asgen_flush_later(struct mm_struct *mm, unsigned long start,
+					      unsigned long end)
 {
-	if (unlikely(READ_ONCE(mm->asgen)))
-		__asgen_flush_later(mm, addr);
+	if (asgen_of(mm))
+		__asgen_flush_later(mm, start, end);
 }
 
 /* The accessed bit at @addr was cleared: an access through an overlay must set it again. */
 static __always_inline void asgen_forget(struct mm_struct *mm, unsigned long addr,
 					 unsigned long size)
 {
-	if (unlikely(READ_ONCE(mm->asgen)))
+	if (asgen_of(mm))
 		__asgen_forget(mm, addr, size);
 }
 
 /* A probe of the instruction @insn was set at @at in the base, or is about to be taken away; mmap_lock is held. */
 static inline void asgen_probe(struct mm_struct *mm, unsigned long at, const u8 *insn, bool set)
 {
-	if (unlikely(READ_ONCE(mm->asgen)))
+	if (asgen_of(mm))
 		__asgen_probe(mm, at, insn, set);
 }
 
@@ -97,12 +114,6 @@ static inline void asgen_born(struct task_struct *child)
 static inline int asgen_fork(struct task_struct *child, struct mm_struct *mm)
 {
 	return unlikely(child->asgen) && mm != current->mm ? __asgen_fork(child, mm) : 0;
-}
-
-/* Does the current thread see anything but the base? */
-static __always_inline bool asgen_here(void)
-{
-	return unlikely(current->asgen);
 }
 
 /* The page that it sees at @addr, with a reference, if that is not the base's. */
@@ -138,7 +149,7 @@ static inline void asgen_mm_free(struct mm_struct *mm)
 
 #define asgen_fault(mm, addr)			false
 #define asgen_flush(mm, start, end, tables)	do { } while (0)
-#define asgen_flush_later(mm, addr)		do { } while (0)
+#define asgen_flush_later(mm, start, end)	do { } while (0)
 #define asgen_forget(mm, addr, size)		do { } while (0)
 #define asgen_probe(mm, at, insn, set)		do { } while (0)
 #define asgen_born(child)			do { } while (0)

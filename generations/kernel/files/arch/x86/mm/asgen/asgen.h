@@ -7,10 +7,16 @@
 #include <linux/mm.h>
 #include <linux/mutex.h>
 #include <linux/refcount.h>
+#include <linux/sched/coredump.h>
 #include <linux/spinlock.h>
+#include <linux/version.h>
 #include <linux/workqueue.h>
 #include <linux/xarray.h>
 #include <uapi/linux/asgen.h>
+
+#if LINUX_VERSION_CODE < KERNEL_VERSION(7, 0, 0)
+#define mm_flags_test(flag, mm) test_bit(flag, &(mm)->flags)
+#endif
 
 #define ASGEN_RANGES_MAX 64
 
@@ -132,6 +138,10 @@ enum asgen_rule {
 	ASGEN_RULE_DIRTY,	/* a leaf may be written only once the base is dirty */
 	ASGEN_RULE_REAP,	/* deleting leaves threads where they are */
 	ASGEN_RULE_PROBES,	/* a page that differs has the probes of what does not */
+	ASGEN_RULE_ASID,	/* a generation has a TLB context of its own */
+	ASGEN_RULE_BEHIND,	/* a TLB context that is loaded again is flushed if it fell behind */
+	ASGEN_RULE_GLOBAL,	/* an mm with generations uses no global TLB context */
+	ASGEN_RULE_LEAVE,	/* a CPU that is still in one leaves it when it has to flush */
 };
 
 #ifdef CONFIG_ASGEN_KNOCK_OUT

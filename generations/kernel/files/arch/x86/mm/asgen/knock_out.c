@@ -16,6 +16,10 @@ static const char *const names[] = {
 	[ASGEN_RULE_DIRTY] = "dirty",
 	[ASGEN_RULE_REAP] = "reap",
 	[ASGEN_RULE_PROBES] = "probes",
+	[ASGEN_RULE_ASID] = "asid",
+	[ASGEN_RULE_BEHIND] = "behind",
+	[ASGEN_RULE_GLOBAL] = "global",
+	[ASGEN_RULE_LEAVE] = "leave",
 };
 
 static int knocked_out __ro_after_init = -1;

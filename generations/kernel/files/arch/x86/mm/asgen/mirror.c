@@ -50,9 +50,13 @@ static bool fill(struct asgen_mm *am, struct asgen *ag, unsigned long addr)
 	/* Nothing to be had, or nothing new: the fault is the base's. */
 	if (!value || !((*slot ^ value) & ~ignored))
 		return false;
-	/* Tables are put in the places of others only after a flush. */
-	VM_WARN_ON_ONCE(level > 1 && *slot && !asgen_is_leaf(*slot, level) && !asgen_is_leaf(value, level) &&
-			((*slot ^ value) & PTE_PFN_MASK));
+	/*
+	 * Tables are put in the places of others only after a flush; but an
+	 * empty one may have been taken away since (PT_RECLAIM), whose flush
+	 * drops this one too.
+	 */
+	VM_WARN_ON_ONCE(!IS_ENABLED(CONFIG_PT_RECLAIM) && level > 1 && *slot && !asgen_is_leaf(*slot, level) &&
+			!asgen_is_leaf(value, level) && ((*slot ^ value) & PTE_PFN_MASK));
 	asgen_store(slot, level, value);
 	am->fills++;
 	return true;
@@ -98,10 +102,10 @@ void __asgen_flush(struct mm_struct *mm, unsigned long start, unsigned long end,
 }
 
 /* Reclaim flushes many pages of many processes at once, later. */
-void __asgen_flush_later(struct mm_struct *mm, unsigned long addr)
+void __asgen_flush_later(struct mm_struct *mm, unsigned long start, unsigned long end)
 {
 	if (asgen_holds(ASGEN_RULE_BATCH))
-		drop_in_all(mm, addr & PAGE_MASK, (addr & PAGE_MASK) + PAGE_SIZE, false);
+		drop_in_all(mm, start & PAGE_MASK, end, false);
 }
 
 /* The next access that the TLB does not answer fills it, and marks the base as accessed. */

@@ -13,7 +13,6 @@
 #include <linux/gfp.h>
 #include <linux/memcontrol.h>
 #include <linux/mm.h>
-#include <linux/sched/coredump.h>
 #include <linux/uprobes.h>
 #include <asm/insn.h>
 #include <asm/mmu_context.h>
@@ -24,7 +23,7 @@
 bool asgen_hold_probes(struct mm_struct *mm)
 {
 	mmap_read_lock(mm);
-	if (!test_bit(MMF_HAS_UPROBES, &mm->flags))
+	if (!mm_flags_test(MMF_HAS_UPROBES, mm))
 		return false;
 	mmap_read_unlock(mm);
 	mmap_write_lock(mm);
@@ -83,7 +82,7 @@ void asgen_probe_copy(struct vm_area_struct *vma, unsigned long page, void *to, 
 {
 	struct copy copy = {vma->vm_mm, to, base, start, end};
 
-	if (test_bit(MMF_HAS_UPROBES, &vma->vm_mm->flags) && asgen_holds(ASGEN_RULE_PROBES))
+	if (mm_flags_test(MMF_HAS_UPROBES, vma->vm_mm) && asgen_holds(ASGEN_RULE_PROBES))
 		asgen_each_probe(vma, page, probe_in_copy, &copy);
 }
 

@@ -43,14 +43,19 @@ int asgen_proc_generation(struct seq_file *m, struct pid_namespace *ns, struct p
 {
 	struct mm_struct *mm = look_at(task);
 	struct asgen *ag = NULL;
+	int ret = 0;
 
 	if (IS_ERR(mm))
 		return PTR_ERR(mm);
 	if (READ_ONCE(mm->asgen))
 		ag = asgen_get_of(mm->asgen, task);
-	seq_printf(m, "%d\n", ag ? ag->id : 0);
+	/* One that ends has left its generation, but still has the mm for a while: it is nowhere any more. */
+	if (!ag && (READ_ONCE(task->flags) & PF_EXITING))
+		ret = -ESRCH;
+	else
+		seq_printf(m, "%d\n", ag ? ag->id : 0);
 	if (ag)
 		asgen_put(ag);
 	mmput(mm);
-	return 0;
+	return ret;
 }

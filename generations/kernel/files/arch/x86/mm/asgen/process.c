@@ -26,6 +26,8 @@ static void reap(struct work_struct *work)
 		asgen_free(ag);
 }
 
+DEFINE_STATIC_KEY_FALSE(asgen_used);
+
 /* The process may have generations from here on. */
 struct asgen_mm *asgen_register(struct mm_struct *mm)
 {
@@ -40,6 +42,9 @@ struct asgen_mm *asgen_register(struct mm_struct *mm)
 	spin_lock_init(&am->lock);
 	INIT_LIST_HEAD(&am->generations);
 	INIT_WORK(&am->reaper, reap);
+	/* A child's process has its parent's for an example: there it is on. */
+	if (!static_branch_likely(&asgen_used))
+		static_branch_enable(&asgen_used);
 	other = cmpxchg(&mm->asgen, NULL, am);
 	if (other) {
 		kfree(am);

@@ -57,7 +57,8 @@ static bool is_own(unsigned long value, int level)
 
 /*
  * Interrupts are off and the mm is the current thread's: whoever frees one of
- * its tables has to interrupt this CPU first, as for gup_fast().
+ * its tables has to interrupt this CPU first, or waits until it may be
+ * interrupted (RCU), as for gup_fast().
  */
 struct asgen_base asgen_base_entry(struct mm_struct *mm, unsigned long addr, int level)
 {

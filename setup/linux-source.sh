@@ -1,0 +1,68 @@
+# shellcheck shell=bash
+# Sourced by what builds kernels of Debian's linux-source. Beforehand: here (this directory), dir (whole, there), package, version.
+
+fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+# Nothing is wrong here; the network or the archive does not give it.
+cannot_be_had() { printf 'setup: %s cannot be had\n' "$*" >&2; exit 75; }
+say() { printf 'setup: %s\n' "$*" >&2; }
+
+tools() {
+  local tool
+  for tool in bc bison flex gcc make xz; do command -v "$tool" >/dev/null || fail "$tool is missing: run setup/install"; done
+  [ -e /usr/include/libelf.h ] || fail 'libelf-dev is missing: run setup/install'
+}
+
+# What a build for this processor does not read: it would be 1.2 GB more.
+not_needed=(--exclude='*/Documentation/*.rst' --exclude='*/Documentation/*.yaml' --exclude='*/Documentation/*.txt'
+  --exclude='*/tools/testing' --exclude='*/tools/perf' --exclude='*/arch/[!x]*/*.[chS]' --exclude='*.dts' --exclude='*.dtsi'
+  --exclude='*/sound/*.[ch]' --exclude='*/drivers/gpu/*.[ch]' --exclude='*/drivers/net/*/*.[ch]' --exclude='*/drivers/media/*.[ch]'
+  --exclude='*/drivers/infiniband/*.[ch]' --exclude='*/drivers/staging/*.[ch]' --exclude='*/drivers/scsi/*.[ch]')
+
+# Unpacks it into $dir/source. Asked at the places that the system's own lists name: bookworm's security archive or its backports
+# have 6.12, later ones are in trixie's.
+source_tree() {
+  [ ! -e "$dir/source/Makefile" ] || return 0
+  local work release backports
+  case $version in
+    6.12) release=bookworm backports=bookworm-backports ;;
+    *) release=trixie backports=trixie-backports ;;
+  esac
+  work=$(mktemp -d "$dir/unpack.XXXXXX")
+  # shellcheck disable=SC2064 # the directory of now
+  trap "rm -rf --one-file-system '$work'" EXIT
+  chmod 755 "$work"
+  say "$package"
+  if ! (cd "$work" && apt-get download "$package" >&2); then
+    command -v mmdebstrap >/dev/null || fail 'mmdebstrap is missing: run setup/install'
+    local archive
+    archive=$("$here/archive") || cannot_be_had "$package"
+    mmdebstrap --quiet --variant=extract --include="$package" --aptopt='Acquire::Check-Valid-Until "false"' "$release" \
+      "$work/root" "$archive $release main" "$archive $backports main" </dev/null 9>&- || cannot_be_had "$package"
+  fi
+  mkdir "$work/tree"
+  if [ -d "$work/root" ]; then
+    cat "$work"/root/usr/src/"$package".tar.xz
+  else
+    dpkg-deb --fsys-tarfile "$work/$package"_*.deb | tar -xO "./usr/src/$package.tar.xz"
+  fi | xz -dc -T0 | tar -x -C "$work/tree" --strip-components=1 --wildcards "${not_needed[@]}"
+  rm -rf "$dir/pristine" "$dir/source"
+  mv "$work/tree" "$dir/source"
+  rm -rf "$work"
+  trap - EXIT
+}
+
+# Configures $1, the directory of a build, by the files behind it. Of two lines about the same option the last one counts.
+configure() {
+  local build=$1 line asked=$1/asked
+  shift
+  mkdir -p "$build"
+  cat "$@" >"$asked.new"
+  if ! cmp -s "$asked.new" "$asked" || [ ! -e "$build/.config" ]; then
+    KCONFIG_ALLCONFIG=$asked.new make -s -C "$dir/source" O="$build" allnoconfig >&2
+    tac "$asked.new" | awk -F= '/^CONFIG_/ && !seen[$1]++' | while read -r line; do
+      case $line in *=n) ! grep -q "^${line%=n}=" "$build/.config" ;; *) grep -qx "$line" "$build/.config" ;; esac \
+        || fail "the kernel refuses $line"
+    done
+    mv "$asked.new" "$asked"
+  fi
+}
