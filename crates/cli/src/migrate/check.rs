@@ -3,15 +3,30 @@
 use super::servers::{REACH, Servers, quietly};
 use crate::output::{Failure, Output};
 use serde::Serialize;
-use stillpoint_migrate_engine::{Accepted, Capture, Options, Report, Verdict, check};
+use stillpoint_migrate_engine::{Accepted, Capture, Options, Report, Schedule, Verdict, check};
 
 /// The sources of changes.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Where {
     /// The source's log.
     Log,
-    /// Statements as they pass through the proxy.
+    /// What statements write, as they pass through the proxy.
     Rows,
+    /// The statements themselves.
+    Statements,
+}
+
+/// The orders in which statements are repeated.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Order {
+    /// First reads and commits keep the order that each could see (Madeus' LSIR).
+    Lsir,
+    /// As lsir, and one commit at a time.
+    BCon,
+    /// One transaction at a time, its first operation and its writes.
+    BMin,
+    /// One transaction at a time, with all its reads.
+    BAll,
 }
 
 /// What is moved, and what the user accepts knowingly: the arguments of `stillpoint migrate check`, and of `run`.
@@ -23,9 +38,13 @@ pub(crate) struct What {
     #[arg(long)]
     unlogged_empty: bool,
     /// Where changes are captured: the source's log by pgoutput, or the proxy by images of rows, which takes clients' time
-    /// and needs no wal_level=logical. Without it: the log, where that tells of rows.
+    /// and needs no wal_level=logical, or by the statements themselves: at REPEATABLE READ, without parameters, and nothing
+    /// of the moment. Without it: the log, where that tells of rows, else rows.
     #[arg(long, value_enum, value_name = "WHERE")]
     capture: Option<Where>,
+    /// With `--capture statements`: the order in which they are repeated; lsir without it.
+    #[arg(long, value_enum, value_name = "ORDER")]
+    schedule: Option<Order>,
     /// Do without a way back, for a target that keeps no logical log.
     #[arg(long)]
     no_fallback: bool,
@@ -38,7 +57,19 @@ impl What {
         options.capture = self.capture.map(|at| match at {
             Where::Log => Capture::Log,
             Where::Rows => Capture::Rows,
+            Where::Statements => Capture::Statements,
         });
+        if let Some(order) = self.schedule {
+            if options.capture != Some(Capture::Statements) {
+                return Err(Failure::usage("--schedule is for --capture statements"));
+            }
+            options.schedule = match order {
+                Order::Lsir => Schedule::Lsir,
+                Order::BCon => Schedule::BCon,
+                Order::BMin => Schedule::BMin,
+                Order::BAll => Schedule::BAll,
+            };
+        }
         options.accepted =
             Accepted { unlogged_empty: self.unlogged_empty, no_fallback: self.no_fallback, ..Accepted::default() };
         Ok(options)

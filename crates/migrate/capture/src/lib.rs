@@ -63,6 +63,6 @@ mod split;
 pub use catalogue::{Catalogue, Column, Reference, Table, Unique, WritesMore};
 pub use error::Refusal;
 pub use image::Image;
-pub use repeatable::repeatable;
+pub use repeatable::{only_reads, repeatable};
 pub use rewrite::{Action, Control, Hash, Rewritten, Seen, rewrite};
 pub use split::split;

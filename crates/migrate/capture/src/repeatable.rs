@@ -95,10 +95,18 @@ pub fn repeatable(text: &str, catalogue: &Catalogue) -> Result<(), Refusal> {
         Statement::Delete(_) => {}
         _ => return refuse("what it is".into()),
     }
-    match statement.visit(&mut Differing) {
+    match statement.visit(&mut Differing { rows: Rows::of(catalogue) }) {
         ControlFlow::Continue(()) => Ok(()),
         ControlFlow::Break(why) => refuse(why),
     }
+}
+
+/// Whether a statement that writes nothing may be sent again to a copy of the database: it reads rows that the copy has, and
+/// does nothing to the server or to its session.
+pub fn only_reads(text: &str, catalogue: &Catalogue) -> bool {
+    let Ok(parsed) = Parser::parse_sql(&PostgreSqlDialect {}, text) else { return false };
+    let [statement @ Statement::Query(_)] = &parsed[..] else { return false };
+    statement.visit(&mut Doing { rows: Rows::of(catalogue) }).is_continue()
 }
 
 fn last_part(name: &ObjectName) -> Option<String> {
@@ -126,12 +134,64 @@ fn default_of_the_moment(
     Ok(open.map(|column| column.name.clone()))
 }
 
-struct Differing;
+/// Whose rows a statement reads.
+struct Rows<'c> {
+    catalogue: &'c Catalogue,
+    /// Names that stand for no relation: of WITH, and of functions.
+    names: Vec<String>,
+}
 
-impl Visitor for Differing {
+impl Rows<'_> {
+    fn of(catalogue: &Catalogue) -> Rows<'_> {
+        Rows { catalogue, names: Vec::new() }
+    }
+
+    /// What locks rows may wait for somebody who waits for it, and may skip them.
+    fn query(&mut self, query: &Query) -> ControlFlow<String> {
+        let with = query.with.iter().flat_map(|with| &with.cte_tables);
+        self.names.extend(with.map(|table| folded(&table.alias.name)));
+        if query.locks.is_empty() { ControlFlow::Continue(()) } else { ControlFlow::Break("a lock of rows".into()) }
+    }
+
+    fn factor(&mut self, table: &TableFactor) {
+        if let TableFactor::Table { name, args: Some(_), .. } = table {
+            self.names.extend(last_part(name));
+        }
+    }
+
+    fn relation(&self, name: &ObjectName) -> ControlFlow<String> {
+        let parts: Vec<String> = name.0.iter().filter_map(|part| part.as_ident()).map(folded).collect();
+        let table = match &parts[..] {
+            [name] if self.names.contains(name) => return ControlFlow::Continue(()),
+            [name] => self.catalogue.table(None, name),
+            [schema, name] => self.catalogue.table(Some(schema), name),
+            _ => None,
+        };
+        match table {
+            Some(table) if table.temporary => ControlFlow::Break(format!("{name}, which is temporary")),
+            Some(table) => match table.kind {
+                None | Some("partition") => ControlFlow::Continue(()),
+                Some(kind) => ControlFlow::Break(format!("{name}, which is a {kind}")),
+            },
+            None => ControlFlow::Break(format!("{name}, which is no table of the user")),
+        }
+    }
+}
+
+/// Stops at what may differ when it is done again.
+struct Differing<'c> {
+    rows: Rows<'c>,
+}
+
+impl Visitor for Differing<'_> {
     type Break = String;
 
+    fn pre_visit_relation(&mut self, name: &ObjectName) -> ControlFlow<String> {
+        self.rows.relation(name)
+    }
+
     fn pre_visit_query(&mut self, query: &Query) -> ControlFlow<String> {
+        self.rows.query(query)?;
         if query.limit_clause.is_some() || query.fetch.is_some() {
             return ControlFlow::Break("LIMIT, whose rows nobody orders for sure".into());
         }
@@ -139,6 +199,7 @@ impl Visitor for Differing {
     }
 
     fn pre_visit_table_factor(&mut self, table: &TableFactor) -> ControlFlow<String> {
+        self.rows.factor(table);
         match table {
             TableFactor::Table { sample: Some(_), .. } => ControlFlow::Break("TABLESAMPLE".into()),
             TableFactor::Table { name, args: Some(_), .. } | TableFactor::Function { name, .. } => function(name),
@@ -171,6 +232,68 @@ impl Visitor for Differing {
     }
 }
 
+/// Stops at what does more than read.
+struct Doing<'c> {
+    rows: Rows<'c>,
+}
+
+impl Visitor for Doing<'_> {
+    type Break = String;
+
+    fn pre_visit_relation(&mut self, name: &ObjectName) -> ControlFlow<String> {
+        self.rows.relation(name)
+    }
+
+    fn pre_visit_query(&mut self, query: &Query) -> ControlFlow<String> {
+        self.rows.query(query)
+    }
+
+    fn pre_visit_table_factor(&mut self, table: &TableFactor) -> ControlFlow<String> {
+        self.rows.factor(table);
+        match table {
+            TableFactor::Table { name, args: Some(_), .. } | TableFactor::Function { name, .. } => reading(name),
+            _ => ControlFlow::Continue(()),
+        }
+    }
+
+    fn pre_visit_expr(&mut self, expr: &Expr) -> ControlFlow<String> {
+        match expr {
+            Expr::Function(called) => reading(&called.name),
+            _ => ControlFlow::Continue(()),
+        }
+    }
+
+    fn pre_visit_value(&mut self, value: &ValueWithSpan) -> ControlFlow<String> {
+        match &value.value {
+            Value::Placeholder(name) => ControlFlow::Break(name.clone()),
+            _ => ControlFlow::Continue(()),
+        }
+    }
+}
+
+/// Functions of the server, beside [`PURE`] ones, that do nothing.
+const READING: [&str; 12] = [
+    "array_agg",
+    "array_length",
+    "avg",
+    "dense_rank",
+    "extract",
+    "now",
+    "rank",
+    "row_number",
+    "string_agg",
+    "sum",
+    "to_char",
+    "unnest",
+];
+
+fn reading(name: &ObjectName) -> ControlFlow<String> {
+    match last_part(name) {
+        Some(last) if name.0.len() == 1 && READING.contains(&last.as_str()) => ControlFlow::Continue(()),
+        _ => function(name),
+    }
+}
+
 fn function(name: &ObjectName) -> ControlFlow<String> {
     let parts: Vec<String> = name.0.iter().filter_map(|part| part.as_ident()).map(folded).collect();
     let pure = match &parts[..] {
@@ -191,7 +314,37 @@ mod tests {
         let column = |name: &str, computed_default| Column { name: name.into(), computed_default, ..Column::default() };
         let columns = vec![column("id", false), column("v", false), column("made", true)];
         catalogue.add(Table { oid: 7, schema: "s".into(), name: "t".into(), columns, ..Table::default() });
+        let named = |name: &str| Table { schema: "s".into(), name: name.into(), ..Table::default() };
+        catalogue.add(Table { temporary: true, ..named("mine") });
+        catalogue.add(Table { kind: Some("view"), ..named("look") });
         catalogue
+    }
+
+    #[test]
+    fn a_read_is_sent_again_only_if_it_does_nothing_but_read() {
+        for text in [
+            "SELECT count(*), sum(id) FROM t WHERE v LIKE 'a%' LIMIT 1",
+            "WITH x AS (SELECT id FROM s.t) SELECT * FROM x, generate_series(1, 2)",
+            "VALUES (1)",
+            "SELECT 1",
+        ] {
+            assert!(only_reads(text, &catalogue()), "{text}");
+        }
+        for text in [
+            "SELECT pg_advisory_lock(1)",
+            "SELECT nextval('t_id_seq')",
+            "SELECT pg_sleep(1) FROM t",
+            "SELECT * FROM pg_ls_dir('/')",
+            "SELECT * FROM mine",
+            "SELECT * FROM pg_class",
+            "SELECT * FROM look",
+            "SELECT id FROM t FOR UPDATE",
+            "SELECT id FROM t WHERE id = $1",
+            "SELECT 1; SELECT 2",
+            "SHOW work_mem",
+        ] {
+            assert!(!only_reads(text, &catalogue()), "{text}");
+        }
     }
 
     #[test]
@@ -201,6 +354,8 @@ mod tests {
             "INSERT INTO t (id, v, made) VALUES (1, upper('x'), '2020-01-01')",
             "INSERT INTO s.t (id, v, made) SELECT id + 1, coalesce(v, 'now and then'), made FROM t",
             "DELETE FROM t WHERE made < '2020-01-01' RETURNING id",
+            "DELETE FROM t WHERE id IN (WITH x AS (SELECT id FROM t) SELECT id FROM x)",
+            "INSERT INTO t (id, v, made) SELECT i, 'x', '2020-01-01' FROM generate_series(1, 3) i",
             "UPDATE t SET v = CASE WHEN v IS NULL THEN 'x' ELSE v END",
         ] {
             assert_eq!(repeatable(text, &catalogue()), Ok(()), "{text}");
@@ -224,6 +379,10 @@ mod tests {
             ("INSERT INTO t (id, v, made) VALUES (1, 'x', 'y') ON CONFLICT DO NOTHING", "ON CONFLICT"),
             ("DELETE FROM t WHERE id IN (SELECT id FROM t LIMIT 1)", "LIMIT"),
             ("INSERT INTO t (id, v, made) SELECT id, v, made FROM t TABLESAMPLE bernoulli (1)", "TABLESAMPLE"),
+            ("DELETE FROM t WHERE id IN (SELECT id FROM t FOR UPDATE SKIP LOCKED)", "a lock of rows"),
+            ("INSERT INTO t (id, v, made) SELECT id, v, made FROM mine", "mine, which is temporary"),
+            ("DELETE FROM t WHERE id IN (SELECT id FROM look)", "look, which is a view"),
+            ("DELETE FROM t WHERE id IN (SELECT oid FROM pg_class)", "pg_class, which is no table of the user"),
         ] {
             match repeatable(text, &catalogue()) {
                 Err(Refusal::NotRepeatable(told)) => assert!(told.starts_with(why), "{text}: {told}"),

@@ -1,13 +1,16 @@
-//! `make demo-migrate`: two PostgreSQL servers, the proxy in front, pgbench through it; the database moves to the other
-//! server and back while pgbench goes on. A table and `report.html` show what its clients noticed.
+//! `make demo-migrate`: two PostgreSQL servers, the proxy in front, pgbench through it, and sessions that hold all that a
+//! session can hold; the database moves to the other server, a newer one where that can be had, and back while they go on.
+//! A table and `report.html` show what they noticed.
 //!
 //! Runs the `stillpoint` binary (`STILLPOINT_BIN`) as a user would. Servers are started in directories of their own;
 //! nothing of the machine's own clusters is touched. It ends with code 1 when a client saw an error, a commit is missing
-//! or is there twice, or the sides differ.
+//! or is there twice, a session lost what it held, or the sides differ.
 #![forbid(unsafe_code)]
 
 mod record;
+mod sessions;
 
+use sessions::{HELD, SESSIONS, Seen, Sessions};
 use std::fs;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -16,7 +19,8 @@ use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_measure::report::Report;
 use stillpoint_measure::timeline::Timeline;
-use stillpoint_migrate_testbed::{Cluster, LoadOutcome, available, free_port, until};
+use stillpoint_migrate_testbed::{Cluster, LoadOutcome, NEWER, available, free_port, newer_available, until};
+use stillpoint_migrate_trials::teller::{COMMITS, TABLES, WRONG_BALANCES};
 
 /// What is run; `--short` is for a look and for tests.
 struct Size {
@@ -58,18 +62,21 @@ fn main() -> ExitCode {
 }
 
 fn demonstrate(demo: Demo, size: &Size) -> bool {
-    println!(
-        "two servers, PostgreSQL {}; pgbench, scale {}",
-        demo.source.sql("postgres", "SHOW server_version"),
-        size.scale
-    );
+    let [from, to] = [&demo.source, &demo.target].map(|server| server.sql("postgres", "SHOW server_version"));
+    println!("from PostgreSQL {from} to {to}; pgbench, scale {}", size.scale);
     demo.source.sql("postgres", "CREATE DATABASE shop");
     demo.source.pgbench("shop", &["-i", "-s", size.scale, "-q"]);
+    for server in [&demo.source, &demo.target] {
+        server.sql("postgres", "CREATE ROLE teller");
+    }
+    demo.source.sql("shop", TABLES);
     println!("\n$ stillpoint migrate check");
     assert!(demo.migrate(&["check"], None), "check refuses");
     let arguments = ["-n", "-M", "prepared", "-c", size.clients, "-j", "2", "-R", size.rate, "-T", size.load_s, "-l"];
     println!("\npgbench through the proxy: {} clients, {} transactions a second", size.clients, size.rate);
     let mut load = demo.source.pgbench_load("shop", demo.port, &arguments);
+    println!("beside it {SESSIONS} sessions that hold {HELD}, and one that listens to them");
+    let sessions = Sessions::open(demo.port);
     std::thread::sleep(size.rest);
     let events = demo.dir.path().join("events");
     println!("\n$ stillpoint migrate run");
@@ -78,13 +85,19 @@ fn demonstrate(demo: Demo, size: &Size) -> bool {
     println!("\n$ stillpoint migrate fallback");
     let back = there && demo.migrate(&["fallback", "--pause-timeout", "2s"], Some(&events)) && load.running();
     let outcome = load.finish();
-    report(&demo, &outcome, &events, there, back)
+    report(&demo, &outcome, sessions.finish(), &events, there, back)
 }
 
 impl Demo {
     fn start(stillpoint: PathBuf) -> Demo {
         let settings = ["wal_level=logical", "fsync=on", "shared_buffers=256MB"];
-        let (source, target) = (Cluster::start(&settings), Cluster::start(&settings));
+        let source = Cluster::start(&settings);
+        let target = if newer_available() {
+            Cluster::of_major(NEWER, &settings)
+        } else {
+            println!("PostgreSQL {NEWER} cannot be had here: the target is of the same version");
+            Cluster::start(&settings)
+        };
         let dir = tempfile::TempDir::with_prefix("stillpoint-demo-").expect("make a directory");
         let port = free_port();
         let path = |name: &str| dir.path().join(name);
@@ -147,16 +160,24 @@ fn show(event: &Event) {
 }
 
 /// The table and the page; whether all is as it must be.
-fn report(demo: &Demo, outcome: &LoadOutcome, events: &Path, there: bool, back: bool) -> bool {
-    let record = record::of_logs(demo.source.socket_dir(), demo.port);
+fn report(demo: &Demo, outcome: &LoadOutcome, seen: Seen, events: &Path, there: bool, back: bool) -> bool {
+    let called = format!("of sessions that hold {HELD}");
+    let record = record::of_logs(demo.source.socket_dir(), demo.port, seen.samples, called);
     let failed = outcome.failed + u64::from(!outcome.success);
     let committed: u64 = demo.source.sql("shop", "SELECT count(*) FROM pgbench_history").parse().unwrap_or(0);
     let balance = "SELECT sum(abalance) = (SELECT sum(delta) FROM pgbench_history) FROM pgbench_accounts";
     let balanced = demo.source.sql("shop", balance) == "t";
+    let theirs = demo.source.sql("shop", COMMITS) == format!("{0}|{0}", seen.commits);
+    let theirs = theirs && demo.source.sql("shop", WRONG_BALANCES) == "0";
     let timeline = Timeline::open(&[events]).expect("read the events");
     println!("\n  transactions {:>9}   failed {failed}", outcome.transactions);
     println!("  in the history {:>7}   every commit exactly once: {}", committed, committed == outcome.transactions);
     println!("  balances agree with the history: {balanced}");
+    println!("  {SESSIONS} sessions that hold {HELD}: {} transactions, each exactly once: {theirs}", seen.commits);
+    match &seen.wrong {
+        None => println!("  they kept all of it, and every notification came once and in order"),
+        Some(wrong) => println!("  of what they hold: {wrong}"),
+    }
     let page = Path::new("target/demo/migrate.html");
     match Report::of(vec![record], timeline) {
         Ok(report) => {
@@ -172,5 +193,5 @@ fn report(demo: &Demo, outcome: &LoadOutcome, events: &Path, there: bool, back: 
         }
         Err(error) => println!("  no page: {error}"),
     }
-    there && back && failed == 0 && balanced && committed == outcome.transactions
+    there && back && failed == 0 && balanced && committed == outcome.transactions && theirs && seen.wrong.is_none()
 }

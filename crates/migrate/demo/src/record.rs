@@ -6,31 +6,43 @@ use std::path::Path;
 use stillpoint_measure::record::{Header, Outcome, Record, Sample};
 
 /// Everything that pgbench logged in a directory. With a rate its latencies count from the time at which a transaction
-/// was due, so no pause hides behind a client that waits.
-pub(crate) fn of_logs(directory: &Path, port: u16) -> Record {
-    let nanoseconds = |clock| {
-        let now = clock_gettime(clock);
-        now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-    };
+/// was due, so no pause hides behind a client that waits. With it goes what `others` saw, who are called `called`.
+pub(crate) fn of_logs(directory: &Path, port: u16, others: Vec<Sample>, called: String) -> Record {
     // The logs tell wall-clock time, events the monotonic one.
-    let apart = nanoseconds(ClockId::Realtime) - nanoseconds(ClockId::Monotonic);
+    let apart = nanoseconds(ClockId::Realtime) - now_ns();
     let mut samples = Vec::new();
     let logs = fs::read_dir(directory).expect("list the logs").flatten();
     for log in logs.filter(|entry| entry.file_name().to_string_lossy().starts_with("pgbench_log.")) {
         let text = fs::read_to_string(log.path()).expect("read a log of pgbench");
         samples.extend(text.lines().filter_map(|line| sample(line, apart)));
     }
+    let of_logs = samples.iter().map(|sample| sample.connection + 1).max().unwrap_or(0);
+    samples.extend(others.into_iter().map(|sample| Sample {
+        connection: sample.connection + of_logs,
+        kind: 1,
+        ..sample
+    }));
     let connections = samples.iter().map(|sample| sample.connection + 1).max().unwrap_or(0);
     let header = Header {
         protocol: "postgresql".into(),
         target: format!("127.0.0.1:{port}"),
-        kinds: vec!["tpcb-like".into()],
+        kinds: vec!["tpcb-like".into(), called],
         arrivals: "poisson".into(),
         connections,
         pipeline: 1,
         ..Header::default()
     };
     Record::of_others(header, samples, apart)
+}
+
+/// As events tell time.
+pub(crate) fn now_ns() -> u64 {
+    nanoseconds(ClockId::Monotonic)
+}
+
+fn nanoseconds(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 /// `client transaction latency_us script seconds microseconds [lag_us]`; what is not a number was a failure.

@@ -144,7 +144,7 @@ async fn follow_back(
     let follower = Follower::start(Plan {
         source: &options.target.called("target"),
         target: &options.source.called("source"),
-        feed: Feed::Log { slot: &slot, publications: &PUBLICATIONS, from: journal.record.back_from },
+        feed: Feed::Log { slot: &slot, publications: &PUBLICATIONS, from: journal.record.back_from, horizon: 0 },
         inventory: &inventory,
         players: options.players,
         pace: std::sync::Arc::new(crate::throttle::Throttle::free()),

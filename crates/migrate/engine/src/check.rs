@@ -8,6 +8,7 @@ use crate::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA, numbe
 use crate::link::{Link, Purpose, literal};
 use crate::{Capture, Error, Options, Server, fence};
 use serde::Serialize;
+use std::collections::HashSet;
 use stillpoint_migrate_proxy::{Capturable, capturable, capturable_question};
 
 /// What becomes of something.
@@ -43,6 +44,8 @@ pub struct Finding {
 pub enum Carries {
     /// All of it.
     All,
+    /// All but what a statement leaves to a default that is computed anew each time: that ends the migration.
+    Given,
     /// New rows alone: whatever else is written ends the migration.
     NewRows,
     /// Nothing: a migration that is fed by it is refused.
@@ -81,6 +84,17 @@ pub struct TableSources {
     pub log: Way,
     /// Images of rows, by the proxy.
     pub rows: Way,
+    /// Statements, by the proxy, as far as the table goes: whether one can be repeated is seen when it comes.
+    pub statements: Way,
+}
+
+/// The sources, for people.
+fn name(by: Capture) -> &'static str {
+    match by {
+        Capture::Log => "C (pgoutput)",
+        Capture::Rows => "A (images of rows)",
+        Capture::Statements => "B (statements)",
+    }
 }
 
 /// What preflight found.
@@ -129,7 +143,7 @@ pub async fn check(options: &Options) -> Result<Report, Error> {
     let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
     let mut findings = Vec::new();
     let wanted = options.targets().count() as i64;
-    let (by, capture) = source_facts(&mut link, options.capture, wanted, &mut findings).await?;
+    let (by, mut capture) = source_facts(&mut link, options, wanted, &mut findings).await?;
     let mut clusters = Vec::new();
     for target in options.targets() {
         let mut there = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
@@ -145,22 +159,31 @@ pub async fn check(options: &Options) -> Result<Report, Error> {
         }
         findings.extend(of_target);
     }
-    let inventory = Inventory::read(&mut link).await?;
+    let mut inventory = Inventory::read(&mut link).await?;
+    let plain = inventory.measure(&mut link).await?;
     let can = capturable(&link.query(capturable_question()).await?);
     let mut sources = sources(&mut link, &inventory, by, &can).await?;
-    tables(&inventory, &sources, &mut findings);
+    tables(&inventory, &sources, &plain, &mut findings);
     survey(&mut link, *accepted, &mut findings).await?;
     strangers(&mut link, options, by, &mut findings).await?;
-    if by == Capture::Rows {
-        rows_only(can, wanted, &mut findings);
+    if by.is_by_proxy() {
+        proxy_only(can, wanted, &mut findings);
+    }
+    if by != Capture::Statements {
+        let fit = sources.iter().filter(|table| table.statements.carries != Carries::Nothing).count();
+        capture += &format!(
+            "; {} (--capture statements) is possible for {fit} of {}",
+            name(Capture::Statements),
+            sources.len()
+        );
     }
     sources.sort_by(|a, b| a.table.cmp(&b.table));
     findings.sort_by(|a, b| (&a.kind, &a.name).cmp(&(&b.kind, &b.name)));
     Ok(Report { capture, source: by, tables: sources, bytes: inventory.bytes(), findings })
 }
 
-/// What stands against images of rows, which only the proxy sees.
-fn rows_only(can: Capturable, targets: i64, findings: &mut Vec<Finding>) {
+/// What stands against what only the proxy sees; the rows of statements are captured with these.
+fn proxy_only(can: Capturable, targets: i64, findings: &mut Vec<Finding>) {
     if targets > 1 {
         refuse(findings, "server", "target", "several targets need capture by pgoutput");
     }
@@ -183,7 +206,7 @@ fn rows_only(can: Capturable, targets: i64, findings: &mut Vec<Finding>) {
     }
 }
 
-/// What both sources of changes are to each table.
+/// What the sources of changes are to each table.
 async fn sources(
     link: &mut Link,
     inventory: &Inventory,
@@ -199,18 +222,37 @@ async fn sources(
              JOIN pg_namespace n ON n.oid = r.relnamespace WHERE c.relispartition",
         )
         .await?;
+    let root = |table: &TableDef| {
+        let root = partitions.iter().find(|row| number::<u32>(row, 0) == table.oid).map(|row| text(row, 1));
+        root.unwrap_or_else(|| table.display())
+    };
     let rows = |table: &TableDef| {
         if let Some(why) = &can.refused {
             return Way::nothing(why);
         }
-        let root = partitions.iter().find(|row| number::<u32>(row, 0) == table.oid).map(|row| text(row, 1));
-        let name = root.unwrap_or_else(|| table.display());
+        let name = root(table);
         can.tables.iter().find(|limit| limit.table == name).map_or_else(Way::all, |limit| Way {
             carries: if limit.added_to { Carries::NewRows } else { Carries::Nothing },
             why: Some(limit.why.clone()),
         })
     };
-    let of = |table: &TableDef| TableSources { table: table.display(), by, log: log.clone(), rows: rows(table) };
+    let statements = |table: &TableDef| {
+        let (rows, name) = (rows(table), root(table));
+        match can.defaults.iter().find(|(of, _)| *of == name) {
+            Some((_, column)) if rows.carries == Carries::All => Way {
+                carries: Carries::Given,
+                why: Some(format!("a statement that leaves column {column} to its default cannot be repeated")),
+            },
+            _ => rows,
+        }
+    };
+    let of = |table: &TableDef| TableSources {
+        table: table.display(),
+        by,
+        log: log.clone(),
+        rows: rows(table),
+        statements: statements(table),
+    };
     Ok(inventory.tables.iter().map(of).collect())
 }
 
@@ -238,7 +280,9 @@ async fn strangers(link: &mut Link, options: &Options, by: Capture, findings: &m
                 Verdict::NotMoved,
                 "does not come through the proxy: it is ended at the switch-over, and must connect to the proxy then",
             ),
-            Capture::Rows => (Verdict::Refused, "does not come through the proxy, which alone sees what is written"),
+            Capture::Rows | Capture::Statements => {
+                (Verdict::Refused, "does not come through the proxy, which alone sees what is written")
+            }
         };
         let finding = note("session", format!("{} (process {})", text(&row, 1), text(&row, 0)), why.into());
         findings.push(Finding { verdict, ..finding });
@@ -252,10 +296,11 @@ fn refuse(findings: &mut Vec<Finding>, kind: &str, name: impl Into<String>, note
 
 async fn source_facts(
     link: &mut Link,
-    wanted: Option<Capture>,
+    options: &Options,
     targets: i64,
     findings: &mut Vec<Finding>,
 ) -> Result<(Capture, String), Error> {
+    let wanted = options.capture;
     let rows = link
         .query(
             "SELECT current_setting('wal_level'), current_setting('server_version_num')::int, \
@@ -282,8 +327,23 @@ async fn source_facts(
         Some(_) => "because you asked for it".to_owned(),
         None => format!("because wal_level={wal_level} on the source"),
     };
-    if by == Capture::Rows {
-        return Ok((by, format!("A (images of rows, by the proxy) for every table, {why}")));
+    match by {
+        Capture::Log => {}
+        Capture::Rows => return Ok((by, format!("A (images of rows, by the proxy) for every table, {why}"))),
+        Capture::Statements => {
+            let schedule = options.schedule.name();
+            if !options.schedule.needs_snapshots() {
+                let note = "one transaction after the other: of two that ran at the same time, and of which one read what the \
+                            other wrote, the second may find another row than it found; where both sides differ at the \
+                            comparison, that ends the migration";
+                let name = schedule.to_owned();
+                findings.push(Finding { kind: "schedule".into(), name, verdict: Verdict::NotMoved, note: note.into() });
+            }
+            let needed = "REPEATABLE READ, texts without parameters and nothing of the moment";
+            let how =
+                format!("B (statements, by the proxy, repeated in the schedule {schedule}) for every table, {why}");
+            return Ok((by, format!("{how}; they take {needed}: whatever else is written ends the migration")));
+        }
     }
     if logical {
         for (at, name) in [(4, "max_replication_slots"), (5, "max_wal_senders")] {
@@ -356,14 +416,19 @@ async fn target_facts(
     Ok(cluster)
 }
 
-fn tables(inventory: &Inventory, sources: &[TableSources], findings: &mut Vec<Finding>) {
-    const NAMES: [&str; 2] = ["C (pgoutput)", "A (images of rows)"];
+/// `plain` are tables without large values that lie elsewhere.
+fn tables(inventory: &Inventory, sources: &[TableSources], plain: &HashSet<u32>, findings: &mut Vec<Finding>) {
     for (table, sources) in inventory.tables.iter().zip(sources) {
-        let (by, other, way) = match sources.by {
-            Capture::Log => (NAMES[0], NAMES[1], &sources.rows),
-            Capture::Rows => (NAMES[1], NAMES[0], &sources.log),
+        let (other, way) = match sources.by {
+            Capture::Log => (Capture::Rows, &sources.rows),
+            Capture::Rows | Capture::Statements => (Capture::Log, &sources.log),
         };
-        let other = way.why.as_ref().map_or_else(String::new, |why| format!("; not by {other}: {why}"));
+        let not = |by: Capture, way: &Way| way.why.as_ref().map(|why| format!("; not by {}: {why}", name(by)));
+        let mut other = not(other, way).unwrap_or_default();
+        if sources.by == Capture::Statements && sources.statements.carries == Carries::Given {
+            other = format!("; {}{other}", sources.statements.why.as_deref().unwrap_or_default());
+        }
+        let by = name(sources.by);
         let (verdict, how) = match table.identity_wanted() {
             None => (Verdict::Moved, String::new()),
             Some("FULL") => (
@@ -375,7 +440,9 @@ fn tables(inventory: &Inventory, sources: &[TableSources], findings: &mut Vec<Fi
             Some(wanted) => (Verdict::Changed, format!("; REPLICA IDENTITY {wanted} until the migration ends")),
         };
         let form = if table.binary() { "binary" } else { "text" };
-        let note = format!("copied in {form} ({} MiB), then {by}{how}{other}", table.bytes >> 20);
+        let apart = sources.by == Capture::Log && table.upserts() && plain.contains(&table.oid);
+        let held = if apart { "" } else { " while a snapshot is held" };
+        let note = format!("copied in {form} ({} MiB){held}, then {by}{how}{other}", table.bytes >> 20);
         findings.push(Finding { kind: "table".into(), name: table.display(), verdict, note });
     }
 }

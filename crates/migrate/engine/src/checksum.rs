@@ -1,7 +1,7 @@
 //! Comparing both sides: a sum over each table that does not depend on the order of rows.
 
 use crate::Error;
-use crate::copy::pieces;
+use crate::copy::Cutter;
 use crate::inventory::{Inventory, TableDef, number};
 use crate::link::{Link, Row};
 use crate::throttle::Throttle;
@@ -29,7 +29,8 @@ pub(crate) async fn compare(
     in_turn: bool,
 ) -> Result<Compared, Error> {
     let mut sums = vec![[Sum::default(); 2]; inventory.tables.len()];
-    for piece in pieces(&inventory.tables, PIECE_PAGES) {
+    let mut cutter = Cutter::new(&inventory.tables);
+    while let Some(piece) = cutter.next(PIECE_PAGES) {
         // The hash of the text: equal values have equal text when both sides print alike, which our connections see to.
         let sql = format!(
             "SELECT count(*), coalesce(sum(hashtextextended(_stillpoint_row::text, 0)), 0) FROM ONLY {} _stillpoint_row \

@@ -3,7 +3,7 @@
 //! ```text
 //! kept = the lesser of: statements a second, of the last two windows / the usual ones
 //!                       share * bearable / what 95 of 100 statements of the window stay below
-//! usual = before anything began; more when there is more; what is left when nothing that we do makes a difference
+//! usual = before anything began; more when there is more; what is left when nothing that we do makes a difference;
 //! bearable = twice the usual and a little
 //! ```
 //!
@@ -26,6 +26,8 @@ use tokio::task::JoinHandle;
 /// How long clients are looked at before anything begins.
 const BEFORE: Duration = Duration::from_secs(2);
 const WINDOW: Duration = Duration::from_secs(1);
+/// One that is as good: ticks do not come to the millisecond.
+const NEARLY: Duration = Duration::from_millis(900);
 /// Fewer statements a second tell nothing.
 const FEW: f64 = 20.0;
 /// After so many windows at the least rate it is not us whom clients suffer from.
@@ -129,9 +131,24 @@ impl Clients {
         Ok(Window { rate, wait })
     }
 
-    /// The part of their speed that clients keep; `None` where there is too little to tell.
+    /// The same where another proxy may have taken the place of the first: it counts anew. While there is none, there is
+    /// nobody to heed.
+    async fn look_again(&mut self) -> Result<Option<Window>, Error> {
+        match self.window().await {
+            Err(Error::ProxyGone(_)) => {
+                if let Ok(front) = self.front.again().await {
+                    self.front = front;
+                    self.last = (Instant::now(), self.front.served().await.unwrap_or_default());
+                }
+                Ok(None)
+            }
+            window => window.map(Some),
+        }
+    }
+
+    /// Once in a window: the part of their speed that clients keep; `None` where there is too little to tell.
     async fn kept(&mut self) -> Result<Option<f64>, Error> {
-        let Window { rate, wait } = self.window().await?;
+        let Some(Window { rate, wait }) = self.look_again().await? else { return Ok(None) };
         self.last_wait = wait;
         let Some(kept) = self.rates.take(rate) else { return Ok(None) };
         let (Some(usual), Some(wait)) = (self.usual_wait, wait) else { return Ok(Some(kept)) };
@@ -141,21 +158,15 @@ impl Clients {
     /// Once in a window: adjusts how fast that may go which is at work, and tells.
     pub(crate) async fn heed(&mut self, throttles: &[&Throttle], teller: &Teller) -> Result<(), Error> {
         let window = self.last.0.elapsed();
-        if window < WINDOW {
-            return Ok(());
+        if window >= NEARLY
+            && let Some(kept) = self.kept().await?
+        {
+            self.adjust(throttles, kept, window, teller);
         }
-        let kept = match self.kept().await {
-            // A proxy that has taken its place counts anew. While there is none, there is nobody to heed.
-            Err(Error::ProxyGone(_)) => {
-                if let Ok(front) = self.front.again().await {
-                    self.front = front;
-                    self.last = (Instant::now(), self.front.served().await.unwrap_or_default());
-                }
-                return Ok(());
-            }
-            kept => kept?,
-        };
-        let Some(kept) = kept else { return Ok(()) };
+        Ok(())
+    }
+
+    fn adjust(&mut self, throttles: &[&Throttle], kept: f64, window: Duration, teller: &Teller) {
         for throttle in throttles {
             let before = throttle.rate();
             let Some(allowed) = throttle.heed(kept, self.share, window) else { continue };
@@ -170,7 +181,6 @@ impl Clients {
                 teller.tell(EventKind::Throttled { kept_percent: (kept * 100.0) as u64, allowed_per_s: allowed });
             }
         }
-        Ok(())
     }
 }
 

@@ -1,6 +1,27 @@
-//! Copying rows: several connections, large tables in pieces, no faster than clients can bear.
+//! Copying rows: several connections, tables in pieces, no faster than clients can bear.
+//!
+//! For a snapshot that is held the source keeps every version of every row, which lie in the way of clients who write the
+//! same rows again and again: the slower a copy, the more of them. So what can be is copied without: rows as the slot's
+//! snapshot saw them and nobody has changed since, each piece with a snapshot of its own that lasts as long as the piece is
+//! read. The log brings the rest, from the slot on.
+//!
+//! - A snapshot that a slot exports lists every number below its end that it does not see, those of subtransactions and of
+//!   aborted ones too. So it sees a version of a row if and only if the version's `xmin` committed, is below that end and is not
+//!   on the list. Of each row it sees one version at most.
+//! - A piece's snapshot sees all that the slot's does; that is waited for once ([`SourceSnapshot::contains`]), since a commit
+//!   may be in the log, and not be seen while it waits for a standby. So a version that both see is the row as the slot's
+//!   snapshot saw it: what is copied is a part of that, and breaks no key.
+//! - A version that only the slot's snapshot sees was replaced or deleted by a transaction that it does not see, which is in
+//!   the log behind the slot's position, and before the *horizon*: a place in the log that is behind the last piece, and on
+//!   disk. Up to there an update may meet no row, and brings it; a delete may meet no row. Then all rows are there.
+//! - An update brings a row only if it tells all of it. It tells no large value that lies elsewhere and is as it was: so a table
+//!   with such values, when the slot's snapshot was taken, is copied with that snapshot. So is one whose rows have no key, or
+//!   that has rules, beside which there is no upsert. These come first, that the snapshot is soon let go.
+//! - An `xmin` has 32 bits. Once the source has given out so many numbers, a frozen row may carry one that comes again, and
+//!   everything is copied with the slot's snapshot.
 
-use crate::inventory::{Inventory, TableDef};
+use crate::follow::SourceSnapshot;
+use crate::inventory::TableDef;
 use crate::link::{Link, Purpose, literal};
 use crate::throttle::Throttle;
 use crate::{Error, Server};
@@ -10,8 +31,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
-/// Pages of a piece: 64 MiB.
+const PAGE: u64 = 8192;
+/// Pages of a piece at most, and at least: 64 MiB and 1 MiB.
 const PIECE_PAGES: u64 = 8192;
+const LEAST_PAGES: u64 = 128;
+/// Pieces that the allowed rate comes to in a second: each is read at once, and paid for afterwards.
+const A_SECOND: u64 = 8;
+/// Numbers of transactions from which on a version's number no longer tells enough: the rest is for what the copy itself sees.
+const NUMBERS: u64 = 3 << 30;
 
 /// A table, or a part of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +64,20 @@ impl Piece {
     }
 }
 
+/// What is seen of the source.
+#[derive(Debug, Clone)]
+pub(crate) enum View {
+    /// All that a snapshot saw that somebody holds, by its name.
+    Held(String),
+    /// What a snapshot saw and nobody has changed since.
+    Since(SourceSnapshot),
+}
+
+/// Whether a version's number tells whether a snapshot saw it.
+pub(crate) fn tells_apart(snapshot: &SourceSnapshot) -> bool {
+    snapshot.xmax < NUMBERS
+}
+
 /// What is copied so far.
 #[derive(Debug, Default)]
 pub(crate) struct Copied {
@@ -55,41 +96,60 @@ impl Copied {
     }
 }
 
-/// Largest tables first, so that no long one is left for the end.
-pub(crate) fn pieces(tables: &[TableDef], pages: u64) -> VecDeque<Piece> {
-    let mut order: Vec<usize> = (0..tables.len()).collect();
-    order.sort_by_key(|table| std::cmp::Reverse(tables[*table].pages));
-    let of_table = |table: usize| {
-        let count = tables[table].pages.div_ceil(pages).max(1);
-        (0..count).map(move |number| {
-            let end = (number + 1 < count).then_some((number + 1) * pages);
-            Piece { table, first: number * pages, end }
-        })
-    };
-    order.into_iter().flat_map(of_table).collect()
+/// Cuts tables into pieces: largest tables first, so that no long one is left for the end.
+#[derive(Debug)]
+pub(crate) struct Cutter {
+    tables: Arc<[TableDef]>,
+    order: VecDeque<usize>,
+    /// The next page of the first in order.
+    at: u64,
 }
 
-/// Copies all tables of the inventory as the snapshot sees them.
+impl Cutter {
+    pub(crate) fn new(tables: &[TableDef]) -> Cutter {
+        let mut order: Vec<usize> = (0..tables.len()).collect();
+        order.sort_by_key(|table| std::cmp::Reverse(tables[*table].pages));
+        Cutter { tables: tables.into(), order: order.into(), at: 0 }
+    }
+
+    /// The next piece, of so many pages at most.
+    pub(crate) fn next(&mut self, pages: u64) -> Option<Piece> {
+        let table = *self.order.front()?;
+        let (first, end) = (self.at, self.at + pages);
+        if end < self.tables[table].pages {
+            self.at = end;
+            return Some(Piece { table, first, end: Some(end) });
+        }
+        self.order.pop_front();
+        self.at = 0;
+        Some(Piece { table, first, end: None })
+    }
+}
+
+/// Copies tables.
 pub(crate) async fn copy(
     source: &Server,
     target: &Server,
-    snapshot: &str,
-    inventory: &Inventory,
+    view: View,
+    tables: &[TableDef],
     jobs: usize,
     copied: &Arc<Copied>,
     throttle: &Arc<Throttle>,
 ) -> Result<(), Error> {
-    let tables: Arc<[TableDef]> = inventory.tables.clone().into();
-    let queue = Arc::new(Mutex::new(pieces(&tables, PIECE_PAGES)));
+    if tables.is_empty() {
+        return Ok(());
+    }
+    let queue = Arc::new(Mutex::new(Cutter::new(tables)));
     let mut workers = JoinSet::new();
     for _ in 0..jobs {
-        let (mut from, mut to) = connect(source, target, snapshot).await?;
-        let (tables, queue) = (Arc::clone(&tables), Arc::clone(&queue));
+        let (mut from, mut to) = connect(source, target, &view).await?;
+        let (tables, queue, view) = (Arc::<[TableDef]>::from(tables), Arc::clone(&queue), view.clone());
         let (copied, throttle) = (Arc::clone(copied), Arc::clone(throttle));
         workers.spawn(async move {
             loop {
-                let Some(piece) = queue.lock().await.pop_front() else { return Ok(()) };
-                copy_piece(&mut from, &mut to, &tables[piece.table], &piece, &copied, &throttle).await?;
+                let pages = (throttle.rate() / A_SECOND / PAGE).clamp(LEAST_PAGES, PIECE_PAGES);
+                let Some(piece) = queue.lock().await.next(pages) else { return Ok(()) };
+                copy_piece(&mut from, &mut to, &view, &tables[piece.table], &piece, &copied, &throttle).await?;
             }
         });
     }
@@ -100,10 +160,12 @@ pub(crate) async fn copy(
     Ok(())
 }
 
-async fn connect(source: &Server, target: &Server, snapshot: &str) -> Result<(Link, Link), Error> {
+async fn connect(source: &Server, target: &Server, view: &View) -> Result<(Link, Link), Error> {
     let mut from = Link::connect(source, Purpose::Statements, &[]).await?;
-    from.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
-    from.query(&format!("SET TRANSACTION SNAPSHOT {}", literal(snapshot))).await?;
+    if let View::Held(snapshot) = view {
+        from.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
+        from.query(&format!("SET TRANSACTION SNAPSHOT {}", literal(snapshot))).await?;
+    }
     let settings = [("session_replication_role", "replica"), ("synchronous_commit", "off")];
     Ok((from, Link::connect(target, Purpose::Statements, &settings).await?))
 }
@@ -111,6 +173,7 @@ async fn connect(source: &Server, target: &Server, snapshot: &str) -> Result<(Li
 async fn copy_piece(
     from: &mut Link,
     to: &mut Link,
+    view: &View,
     table: &TableDef,
     piece: &Piece,
     copied: &Copied,
@@ -118,22 +181,48 @@ async fn copy_piece(
 ) -> Result<(), Error> {
     let (name, columns) = (table.qualified(), table.column_list());
     let format = if table.binary() { "binary" } else { "text" };
-    let place = piece.place();
+    let rows = match view {
+        View::Held(_) => piece.place(),
+        // Pages that came later hold nothing that it saw.
+        View::Since(snapshot) => {
+            let end = piece.end.or(Some(table.pages));
+            format!("{} AND {}", Piece { end, ..piece.clone() }.place(), seen_by(snapshot))
+        }
+    };
     let list = if columns.is_empty() { String::new() } else { format!("({columns}) ") };
-    from.begin_copy(&format!("COPY (SELECT {columns} FROM ONLY {name} WHERE {place}) TO STDOUT (FORMAT {format})"))
+    from.begin_copy(&format!("COPY (SELECT {columns} FROM ONLY {name} WHERE {rows}) TO STDOUT (FORMAT {format})"))
         .await?;
     to.begin_copy(&format!("COPY {name} {list}FROM STDIN (FORMAT {format})")).await?;
-    let mut sent = 0;
+    let (mut sent, mut due) = (0, 0);
     while let Some(data) = from.copied().await? {
         to.copy(&data).await?;
-        sent += data.len() as u64;
-        copied.bytes.fetch_add(data.len() as u64, Ordering::Relaxed);
-        throttle.spend(data.len() as u64).await;
+        let size = data.len() as u64;
+        sent += size;
+        copied.bytes.fetch_add(size, Ordering::Relaxed);
+        match view {
+            // A few pages may lead to many large values.
+            View::Held(_) => throttle.spend(size).await,
+            View::Since(_) => due += size,
+        }
     }
     to.end_copy().await?;
+    // Its snapshot is gone.
+    throttle.spend(due).await;
     let mut whole = copied.whole.lock().await;
     *whole = (whole.0 + sent, whole.1 + piece.bytes(table));
     Ok(())
+}
+
+/// The condition that finds versions of rows which a snapshot saw that a slot exported, of a source that has given out less
+/// than all numbers of transactions once. `age` counts from one moment of the statement behind its snapshot, so that none
+/// that the statement sees is younger.
+fn seen_by(snapshot: &SourceSnapshot) -> String {
+    let running: Vec<String> = snapshot.in_progress.iter().map(u64::to_string).collect();
+    format!(
+        "age(xmin) NOT BETWEEN 0 AND age('{}'::xid) AND xmin <> ALL ('{{{}}}'::xid[])",
+        snapshot.xmax,
+        running.join(",")
+    )
 }
 
 #[cfg(test)]
@@ -153,13 +242,19 @@ mod tests {
             key: None,
             identity: 'd',
             uniques: Vec::new(),
+            rules: false,
         }
+    }
+
+    fn pieces(tables: &[TableDef], pages: u64) -> Vec<Piece> {
+        let mut cutter = Cutter::new(tables);
+        std::iter::from_fn(|| cutter.next(pages)).collect()
     }
 
     #[test]
     fn pieces_cover_every_page_once_and_the_last_is_open() {
         for pages in [0, 1, PIECE_PAGES - 1, PIECE_PAGES, PIECE_PAGES + 1, 5 * PIECE_PAGES + 3] {
-            let pieces: Vec<Piece> = pieces(&[table(pages)], PIECE_PAGES).into();
+            let pieces = pieces(&[table(pages)], PIECE_PAGES);
             assert_eq!(pieces[0].first, 0);
             for pair in pieces.windows(2) {
                 assert_eq!(pair[0].end, Some(pair[1].first));
@@ -174,6 +269,21 @@ mod tests {
         table.bytes = 10 * table.pages;
         let pieces: Vec<u64> = pieces(&[table.clone()], PIECE_PAGES).iter().map(|piece| piece.bytes(&table)).collect();
         assert_eq!(pieces, [10 * PIECE_PAGES, 10 * PIECE_PAGES, 10]);
+    }
+
+    #[test]
+    fn a_piece_is_as_long_as_it_may_be_when_it_is_cut() {
+        let mut cutter = Cutter::new(&[table(10), table(3)]);
+        let cut = [4, 2, 9, 2, 2, 2].map(|pages| cutter.next(pages).map(|piece| (piece.table, piece.first, piece.end)));
+        let expected = [
+            Some((0, 0, Some(4))),
+            Some((0, 4, Some(6))),
+            Some((0, 6, None)),
+            Some((1, 0, Some(2))),
+            Some((1, 2, None)),
+            None,
+        ];
+        assert_eq!(cut, expected);
     }
 
     #[tokio::test]

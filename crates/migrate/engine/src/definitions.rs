@@ -1,8 +1,11 @@
 //! Definitions: `pg_dump` reads them from the snapshot, `pg_restore` makes them, indexes and constraints after the rows.
 
+use crate::link::{Link, literal};
 use crate::{Error, Server};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
 /// Reads all definitions as the snapshot sees them.
@@ -11,30 +14,107 @@ pub(crate) async fn dump(source: &Server, major: u32, snapshot: &str, into: &Pat
     command.args(["--format=custom", "--schema-only", "--no-publications", "--no-subscriptions"]);
     command.args(["--exclude-schema=stillpoint", "--lock-wait-timeout=2000"]).arg(format!("--snapshot={snapshot}"));
     command.arg("--file").arg(into).arg(&source.database).envs(source.environment());
-    run(command, "pg_dump").await
+    run(command, "pg_dump", "").await.map(drop)
 }
 
 /// Makes the database with its types, tables and functions, without indexes.
 pub(crate) async fn create(target: &Server, major: u32, dump: &Path) -> Result<(), Error> {
     let mut command = Command::new(program("pg_restore", major));
     command.args(["--create", "--section=pre-data", "--exit-on-error", "--dbname=postgres"]).arg(dump);
-    command.envs(target.environment()).env("PGOPTIONS", LAZY);
-    run(command, "pg_restore").await
+    command.envs(target.environment()).env("PGAPPNAME", maker(target)).env("PGOPTIONS", LAZY);
+    run(command, "pg_restore", "").await.map(drop)
+}
+
+/// What sessions are called that make definitions of a database at a target. A server keeps 63 bytes of it, and what is not
+/// ASCII otherwise.
+fn maker(target: &Server) -> String {
+    let mut hasher = DefaultHasher::new();
+    target.database.hash(&mut hasher);
+    format!("{} makes {:016x}", crate::APPLICATION, hasher.finish())
+}
+
+/// Ends what such sessions still do: a server goes on with a statement whose client was killed.
+pub(crate) async fn end(target: &Server, link: &mut Link) -> Result<(), Error> {
+    let name = literal(&maker(target));
+    link.query(&format!(
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = {name}"
+    ))
+    .await
+    .map(drop)
 }
 
 /// Nothing waits for the disk: a later commit does, before anything is made of what was written.
 const LAZY: &str = "-c synchronous_commit=off";
 
-/// Makes indexes, constraints and triggers, several at a time; `alone` by one process of the server, which leaves the other
-/// processors to clients.
-pub(crate) async fn complete(target: &Server, major: u32, dump: &Path, jobs: usize, alone: bool) -> Result<(), Error> {
+/// What comes behind the rows: the lines of the dump's list, but for foreign keys with what belongs to them, and these.
+pub(crate) struct Behind {
+    most: String,
+    foreign_keys: String,
+}
+
+impl Behind {
+    pub(crate) async fn read(major: u32, dump: &Path) -> Result<Behind, Error> {
+        let mut command = Command::new(program("pg_restore", major));
+        command.args(["--section=post-data", "--list"]).arg(dump);
+        Ok(Behind::of(&run(command, "pg_restore", "").await?))
+    }
+
+    /// A comment on something comes right behind it.
+    fn of(list: &str) -> Behind {
+        let (mut most, mut foreign_keys, mut of_key) = (String::new(), String::new(), false);
+        for line in list.lines().filter(|line| !line.starts_with(';')) {
+            // Number in the dump, its catalogue's, its own, and what it is.
+            let is = |kind: &str| line.splitn(4, ' ').nth(3).is_some_and(|entry| entry.starts_with(kind));
+            of_key = is("FK CONSTRAINT ") || of_key && is("COMMENT ");
+            let into = if of_key { &mut foreign_keys } else { &mut most };
+            into.push_str(line);
+            into.push('\n');
+        }
+        Behind { most, foreign_keys }
+    }
+
+    /// Whether there are foreign keys.
+    pub(crate) fn has_foreign_keys(&self) -> bool {
+        !self.foreign_keys.is_empty()
+    }
+
+    /// Makes indexes, constraints and triggers, several at a time, without foreign keys unless these are wanted `too`; `alone`
+    /// by one process of the server, which leaves the other processors to clients.
+    pub(crate) async fn complete(
+        &self,
+        target: &Server,
+        major: u32,
+        dump: &Path,
+        jobs: usize,
+        too: bool,
+        alone: bool,
+    ) -> Result<(), Error> {
+        let jobs = if alone { 1 } else { jobs };
+        let processes = if alone { " -c max_parallel_maintenance_workers=0" } else { "" };
+        let list = if too { format!("{}{}", self.most, self.foreign_keys) } else { self.most.clone() };
+        restore(target, major, dump, &list, &format!("--jobs={jobs}"), format!("{LAZY}{processes}")).await
+    }
+
+    /// Makes foreign keys, all or none; on disk when this returns.
+    pub(crate) async fn tie(&self, target: &Server, major: u32, dump: &Path, alone: bool) -> Result<(), Error> {
+        let processes = if alone { "-c max_parallel_workers_per_gather=0" } else { "" };
+        restore(target, major, dump, &self.foreign_keys, "--single-transaction", processes.into()).await
+    }
+}
+
+/// Makes what a list names.
+async fn restore(
+    target: &Server,
+    major: u32,
+    dump: &Path,
+    list: &str,
+    how: &str,
+    settings: String,
+) -> Result<(), Error> {
     let mut command = Command::new(program("pg_restore", major));
-    let jobs = if alone { 1 } else { jobs };
-    command.args(["--section=post-data", "--exit-on-error"]).arg(format!("--jobs={jobs}"));
-    command.arg(format!("--dbname={}", target.database)).arg(dump).envs(target.environment());
-    let processes = if alone { " -c max_parallel_maintenance_workers=0" } else { "" };
-    command.env("PGOPTIONS", format!("{LAZY}{processes}"));
-    run(command, "pg_restore").await
+    command.args(["--use-list=/dev/stdin", "--exit-on-error", how]).arg(format!("--dbname={}", target.database));
+    command.arg(dump).envs(target.environment()).env("PGAPPNAME", maker(target)).env("PGOPTIONS", settings);
+    run(command, "pg_restore", list).await.map(drop)
 }
 
 /// The program of one major version where Debian puts it, else the one on the path.
@@ -43,13 +123,40 @@ fn program(name: &str, major: u32) -> PathBuf {
     if path.exists() { path } else { name.into() }
 }
 
-async fn run(mut command: Command, program: &str) -> Result<(), Error> {
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+/// What it prints, when it is given this to read.
+async fn run(mut command: Command, program: &str, input: &str) -> Result<String, Error> {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     let failed = |why: String| Error::Program { program: program.into(), why };
-    let output = command.output().await.map_err(|error| failed(error.to_string()))?;
+    let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
+    let mut stdin = child.stdin.take();
+    let give = async move {
+        // One that reads nothing ends without, and says why.
+        if let Some(stdin) = &mut stdin {
+            let _ = stdin.write_all(input.as_bytes()).await;
+        }
+    };
+    let ((), output) = tokio::join!(give, child.wait_with_output());
+    let output = output.map_err(|error| failed(error.to_string()))?;
     if output.status.success() {
-        return Ok(());
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let text = String::from_utf8_lossy(&output.stderr);
     Err(failed(text.lines().find(|line| line.contains("error")).unwrap_or(text.trim()).to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn foreign_keys_are_told_apart_with_their_comments() {
+        let list = ";\n; Archive created at 2026-11-23\n;\n3215; 2606 16397 CONSTRAINT public FK CONSTRAINT t_pkey me\n\
+                    3333; 0 0 COMMENT public CONSTRAINT t_pkey ON t me\n3216; 2606 16404 FK CONSTRAINT public u u_t_fkey me\n\
+                    3334; 0 0 COMMENT public CONSTRAINT u_t_fkey ON u me\n3217; 1259 16500 INDEX public more me\n\
+                    3335; 0 0 COMMENT public INDEX more me\n";
+        let behind = Behind::of(list);
+        let numbers = |lines: &str| lines.lines().map(|line| line[..4].to_owned()).collect::<Vec<_>>();
+        assert_eq!(numbers(&behind.foreign_keys), ["3216", "3334"]);
+        assert_eq!(numbers(&behind.most), ["3215", "3333", "3217", "3335"]);
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::link::{Link, Row, identifier};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// Schemas of the user: not PostgreSQL's, not ours.
 pub(crate) const USER_SCHEMA: &str =
@@ -62,6 +62,8 @@ pub(crate) struct TableDef {
     pub(crate) identity: char,
     /// Unique and exclusion indexes that are not the primary key.
     pub(crate) uniques: Vec<UniqueIndex>,
+    /// Whether rules stand on it, beside which PostgreSQL takes no `ON CONFLICT`.
+    pub(crate) rules: bool,
 }
 
 /// Tables and sequences of a database.
@@ -121,6 +123,11 @@ impl TableDef {
         }
     }
 
+    /// Whether a row can be brought by its key, be it there or not.
+    pub(crate) fn upserts(&self) -> bool {
+        !self.rules && (self.key.is_some() || self.identity == 'i')
+    }
+
     /// Whether equal values of the column have equal text.
     pub(crate) fn plain(&self, column: usize) -> bool {
         self.columns[column].plain
@@ -145,6 +152,23 @@ impl Inventory {
         Ok(Inventory { tables, partitioned, sequences })
     }
 
+    /// Takes the pages of the tables anew, and tells, by number, which of them have no large values that lie elsewhere.
+    pub(crate) async fn measure(&mut self, link: &mut Link) -> Result<HashSet<u32>, Error> {
+        let numbers: Vec<String> = self.tables.iter().map(|table| table.oid.to_string()).collect();
+        let rows = link
+            .query(&format!(
+                "SELECT oid, pg_relation_size(oid) / 8192, reltoastrelid = 0 OR pg_relation_size(reltoastrelid) = 0 \
+                 FROM pg_class WHERE oid = ANY ('{{{}}}')",
+                numbers.join(",")
+            ))
+            .await?;
+        for row in &rows {
+            let measured = self.tables.iter_mut().find(|table| table.oid == number::<u32>(row, 0));
+            measured.into_iter().for_each(|table| table.pages = number(row, 1));
+        }
+        Ok(rows.iter().filter(|row| text(row, 2) == "t").map(|row| number(row, 0)).collect())
+    }
+
     /// How many bytes the tables take.
     pub(crate) fn bytes(&self) -> u64 {
         self.tables.iter().map(|table| table.bytes).sum()
@@ -156,7 +180,8 @@ async fn read_tables(link: &mut Link) -> Result<BTreeMap<u32, TableDef>, Error> 
     let rows = link
         .query(&format!(
             "SELECT c.oid, n.nspname, c.relname, pg_relation_size(c.oid) / 8192, c.relreplident, \
-             c.relkind = 'p', pg_relation_size(c.oid) + coalesce(pg_total_relation_size(nullif(c.reltoastrelid, 0)), 0) \
+             c.relkind = 'p', pg_relation_size(c.oid) + coalesce(pg_total_relation_size(nullif(c.reltoastrelid, 0)), 0), \
+             EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = c.oid) \
              FROM pg_class c \
              JOIN pg_namespace n ON n.oid = c.relnamespace \
              WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND {USER_SCHEMA} AND {NOT_OF_EXTENSION} ORDER BY 2, 3"
@@ -178,6 +203,7 @@ async fn read_tables(link: &mut Link) -> Result<BTreeMap<u32, TableDef>, Error> 
                 key: None,
                 identity: text(&row, 4).chars().next().unwrap_or('d'),
                 uniques: Vec::new(),
+                rules: text(&row, 7) == "t",
             },
         );
     }

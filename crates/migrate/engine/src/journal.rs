@@ -51,6 +51,15 @@ pub enum Capture {
     Log,
     /// The proxy, as images of the rows that statements write (source A).
     Rows,
+    /// The proxy, as statements with what their transactions saw (source B).
+    Statements,
+}
+
+impl Capture {
+    /// Whether the proxy captures, which sees what comes through it.
+    pub(crate) fn is_by_proxy(self) -> bool {
+        self != Capture::Log
+    }
 }
 
 /// A target that is not the one clients are to go to.
@@ -65,6 +74,9 @@ pub struct Other {
     /// The definitions with which it follows, as [`Record::fingerprint`]; none while it does not.
     #[serde(default)]
     pub(crate) follows: Option<String>,
+    /// As [`Record::horizon`].
+    #[serde(default)]
+    horizon: u64,
     /// Why it is no target any more; none while clients may still go to it.
     pub dropped: Option<String>,
 }
@@ -72,7 +84,7 @@ pub struct Other {
 impl Other {
     /// One that was named, and of which nothing has been done.
     pub(crate) fn named(number: usize, server: String) -> Other {
-        Other { number, server, made_database: false, follows: None, dropped: None }
+        Other { number, server, made_database: false, follows: None, horizon: 0, dropped: None }
     }
 
     /// Whether it holds the snapshot, and repeats what commits on the source.
@@ -123,6 +135,10 @@ pub struct Record {
     pub(crate) leads_to: Option<(String, u16)>,
     /// Of all definitions, as the snapshot saw them.
     pub(crate) fingerprint: String,
+    /// Where in the source's log rows are there that the copy has left to the log: up to there a change may meet no row, and
+    /// then foreign keys are made. 0 when that is done, or the copy has left none.
+    #[serde(default)]
+    pub(crate) horizon: u64,
     /// Replica identities that were changed.
     pub(crate) identities: Vec<IdentityChange>,
     /// Who could connect to the source before it was fenced; none when it never was.
@@ -160,17 +176,23 @@ impl Record {
         self.others.iter().find(|other| other.number == number)?.follows.as_deref()
     }
 
+    /// How far the log must have brought a target that follows; see [`Record::horizon`].
+    pub(crate) fn horizon_of(&self, number: usize) -> u64 {
+        let other = self.others.iter().find(|other| other.number == number);
+        if number == self.number { self.horizon } else { other.map_or(0, |other| other.horizon) }
+    }
+
     /// Another target takes the place to which clients go, and the one that had it is one of the others.
     fn put_first(&mut self, number: usize) {
         let Some(at) = self.others.iter().position(|other| other.number == number) else { return };
         let next = self.others.remove(at);
         let follows = (self.phase == Phase::Following).then(|| std::mem::take(&mut self.fingerprint));
-        let (number, made_database) = (self.number, self.made_database);
-        self.others.push(Other { number, server: self.target.clone(), made_database, follows, dropped: None });
+        let (number, made_database, horizon) = (self.number, self.made_database, self.horizon);
+        self.others.push(Other { number, server: self.target.clone(), made_database, follows, horizon, dropped: None });
         self.others.sort_by_key(|other| other.number);
         (self.number, self.target, self.made_database) = (next.number, next.server, next.made_database);
         self.phase = if next.follows.is_some() { Phase::Following } else { Phase::Begun };
-        self.fingerprint = next.follows.unwrap_or_default();
+        (self.fingerprint, self.horizon) = (next.follows.unwrap_or_default(), next.horizon);
     }
 
     /// Name of the slot on the target, for the way back.
@@ -400,14 +422,27 @@ impl Journal {
         })
     }
 
-    /// A target follows, with these definitions.
-    pub(crate) fn follows(&mut self, number: usize, fingerprint: &str) -> Result<(), Error> {
+    /// A target follows, with these definitions, and with this horizon before it.
+    pub(crate) fn follows(&mut self, number: usize, fingerprint: &str, horizon: u64) -> Result<(), Error> {
         self.update(|record| {
             if number == record.number {
                 (record.phase, record.fingerprint) = (Phase::Following, fingerprint.into());
+                record.horizon = horizon;
             }
             if let Some(other) = record.others.iter_mut().find(|other| other.number == number) {
-                other.follows = Some(fingerprint.into());
+                (other.follows, other.horizon) = (Some(fingerprint.into()), horizon);
+            }
+        })
+    }
+
+    /// The horizon of a target is behind it.
+    pub(crate) fn is_whole(&mut self, number: usize) -> Result<(), Error> {
+        self.update(|record| {
+            if number == record.number {
+                record.horizon = 0;
+            }
+            if let Some(other) = record.others.iter_mut().find(|other| other.number == number) {
+                other.horizon = 0;
             }
         })
     }
@@ -504,6 +539,7 @@ mod tests {
             served_from: None,
             leads_to: None,
             fingerprint: String::new(),
+            horizon: 0,
             identities: Vec::new(),
             fenced: None,
             fenced_target: None,
@@ -520,7 +556,7 @@ mod tests {
     #[test]
     fn the_next_target_takes_the_place_of_one_that_is_dropped() {
         let (dir, mut journal) = of_three();
-        journal.follows(0, "e").unwrap();
+        journal.follows(0, "e", 0).unwrap();
         journal.reached(2, Phase::Copying).unwrap();
         journal.drop_target(1, "slow".into()).unwrap();
         assert_eq!((&journal.record.target[..], journal.record.phase), ("t", Phase::Following));
@@ -532,18 +568,18 @@ mod tests {
             record.others.iter().map(|other| (&other.server[..], other.dropped.as_deref().unwrap())).collect();
         assert_eq!(dropped, [("t", "gone"), ("t1", "slow")]);
         assert_eq!(peek(dir.path(), "a/b").unwrap().as_ref(), Some(record), "all of it is on disk");
-        journal.follows(2, "f").unwrap();
+        journal.follows(2, "f", 0).unwrap();
         assert_eq!((journal.record.phase, &journal.record.fingerprint[..]), (Phase::Following, "f"));
     }
 
     #[test]
     fn one_that_follows_comes_before_one_that_is_being_copied_until_both_do() {
         let (_dir, mut journal) = of_three();
-        journal.follows(2, "f").unwrap();
+        journal.follows(2, "f", 0).unwrap();
         journal.drop_target(0, "gone".into()).unwrap();
         let record = &journal.record;
         assert_eq!((record.number, record.phase, &record.fingerprint[..]), (2, Phase::Following, "f"));
-        journal.follows(1, "e").unwrap();
+        journal.follows(1, "e", 0).unwrap();
         journal.choose(1).unwrap();
         let record = &journal.record;
         assert_eq!((record.number, record.phase, &record.fingerprint[..]), (1, Phase::Following, "e"));

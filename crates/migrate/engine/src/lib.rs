@@ -11,14 +11,17 @@
 //! that is killed leaves a journal: the next [`run`] goes on from it, or [`abort`] takes everything away; where it left the
 //! side that serves shut to new sessions, [`heal`], called by a process that outlives it, opens it at once. A committed
 //! transaction is on the side in service exactly once: it is repeated with its stamp in the same transaction on the
-//! target, and the source is told of it only when the target has flushed it.
+//! target, and the source is told of it only when the target has flushed it. Where changes come from the log no snapshot is
+//! held while rows are copied, but of tables for which it must be.
 //!
 //! Of several targets those that fail before clients are sent to one are dropped, and it goes on with the others
 //! ([`Options::others`]).
 //!
 //! Where the source's log tells of no rows ([`Capture::Rows`]) the proxy captures what its clients' statements write. That
 //! sees less: what gives no images of rows, and a session that bypasses the proxy, ends the migration by name, clients
-//! unharmed; and a process that was killed is not gone on from, as the capture ends with it.
+//! unharmed; and a process that was killed is not gone on from, as the capture ends with it. Whoever asks for it
+//! ([`Capture::Statements`]) has the statements themselves repeated, in one of the paper's schedules, where all of them can
+//! be. The way back reads the target's log in any case.
 //!
 //! **It does not** repeat definitions (DDL ends the migration, clients unharmed), move large objects, or hold back clients
 //! whose load the target cannot follow: it tells of that.
@@ -51,8 +54,8 @@
 //! ```
 //!
 //! Follows section 4.3 of "Madeus: Database Live Migration Middleware under Heavy Workloads for Cloud Environment" (SIGMOD
-//! 2015); changes come from PostgreSQL's logical decoding, or as images of rows, instead of statements, so that any isolation
-//! level is sound.
+//! 2015); changes come from PostgreSQL's logical decoding, or as images of rows, so that any isolation level is sound, and as
+//! statements, as there, only when asked for.
 #![forbid(unsafe_code)]
 
 mod attach;
@@ -99,7 +102,13 @@ pub use progress::Observer;
 pub use run::{Outcome, run};
 pub use server::Server;
 pub use since::defined_since;
+pub use stillpoint_migrate_replay::Mode as Schedule;
 pub use undo::{Status, abort, status};
+
+/// Repeating statements as a migration does, of a capture that nobody migrates: for measurements.
+pub mod spoken {
+    pub use crate::follow::spoken::{Happened, Reader, Replay, Transaction, Way};
+}
 
 /// What our connections call themselves, so that both servers can tell them from clients.
 pub(crate) const APPLICATION: &str = "stillpoint migrate";

@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use stillpoint_migrate_replay::Mode as Schedule;
 use tokio::sync::Notify;
 
 /// How a database is moved.
@@ -42,6 +43,8 @@ pub struct Options {
     pub compare: bool,
     /// Where changes are captured; none leaves it to the check.
     pub capture: Option<Capture>,
+    /// In which order statements are repeated, where these are captured.
+    pub schedule: Schedule,
     /// What the user accepts knowingly.
     pub accepted: Accepted,
     /// Wakes when the user wants it ended.
@@ -69,6 +72,7 @@ impl Options {
             pause_attempts: 10,
             compare: true,
             capture: None,
+            schedule: Schedule::Lsir,
             accepted: Accepted::default(),
             interrupt: Arc::default(),
             faults: Vec::new(),

@@ -1,6 +1,7 @@
 //! What we put on both servers for the time of a migration, and take away again: a schema, publications, slots, replica
 //! identities. Every step has its inverse beside it, and every inverse is harmless when there is nothing to undo.
 
+use crate::follow::copy_of;
 use crate::inventory::{Inventory, TableDef, number, text};
 use crate::link::{Link, Purpose, Row, identifier, literal};
 use crate::pgoutput::Lsn;
@@ -97,6 +98,21 @@ pub(crate) async fn publish(link: &mut Link, inventory: &Inventory) -> Result<()
     .map(drop)
 }
 
+/// Refuses a table that has come since they were published: nothing would tell of its changes.
+pub(crate) async fn all_published(link: &mut Link, inventory: &Inventory) -> Result<(), Error> {
+    let [rows, _] = PUBLICATIONS.map(literal);
+    let published = link
+        .query(&format!(
+            "SELECT r.prrelid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid WHERE p.pubname = {rows}"
+        ))
+        .await?;
+    let published: Vec<u32> = published.iter().map(|row| number(row, 0)).collect();
+    match inventory.tables.iter().find(|table| !published.contains(&table.oid)) {
+        Some(table) => Err(Error::SchemaChanged(format!("{} was created", table.display()))),
+        None => Ok(()),
+    }
+}
+
 /// Has updates and deletes of tables without a key tell the whole old row.
 pub(crate) async fn widen_identities(
     link: &mut Link,
@@ -180,18 +196,25 @@ pub(crate) async fn create_slot(server: &Server, name: &str, export: bool, limit
     Ok(Slot { position: lsn(&text(&row, 1)), snapshot: text(&row, 2), link })
 }
 
-/// Takes [`create_slot`] back: ends its reader, and drops it.
+/// Takes [`create_slot`] back: ends who reads the slot or its copy, and drops it.
 pub(crate) async fn drop_slot(link: &mut Link, name: &str) -> Result<(), Error> {
-    let find = format!("SELECT active_pid FROM pg_replication_slots WHERE slot_name = {}", literal(name));
+    let names = [name, &copy_of(name)].map(literal).join(", ");
+    let find = format!("SELECT active_pid, slot_name FROM pg_replication_slots WHERE slot_name IN ({names})");
     for _ in 0..100 {
         let rows = link.query(&find).await?;
-        let Some(row) = rows.first() else { return Ok(()) };
-        let reader: i64 = number(row, 0);
-        if reader == 0 {
-            return link.query(&format!("SELECT pg_drop_replication_slot({})", literal(name))).await.map(drop);
+        if rows.is_empty() {
+            return Ok(());
         }
-        link.query(&format!("SELECT pg_terminate_backend({reader})")).await?;
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        let (read, free): (Vec<_>, Vec<_>) = rows.iter().partition(|row| number::<i64>(row, 0) != 0);
+        for row in free {
+            link.query(&format!("SELECT pg_drop_replication_slot({})", literal(&text(row, 1)))).await?;
+        }
+        for row in &read {
+            link.query(&format!("SELECT pg_terminate_backend({})", number::<i64>(row, 0))).await?;
+        }
+        if !read.is_empty() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
     Err(Error::WrongPhase(format!("slot {name} has a reader that does not end")))
 }

@@ -117,7 +117,8 @@ pub(crate) fn status_update(received: Lsn, confirmed: Lsn) -> Bytes {
     update.into()
 }
 
-fn message(mut body: Bytes) -> Result<Message, Error> {
+/// Decodes one message, as a stream holds it and as a slot's function returns it.
+pub(crate) fn message(mut body: Bytes) -> Result<Message, Error> {
     let tag = byte(&mut body)?;
     let message = match tag {
         b'B' => {

@@ -86,8 +86,8 @@ impl From<Error> for Over {
 }
 
 impl Recording {
-    /// Has the proxy capture everything that its clients commit from now on.
-    pub(crate) async fn begin(options: &Options) -> Result<Recording, Error> {
+    /// Has the proxy capture everything that its clients commit from now on, with their statements if these are wanted.
+    pub(crate) async fn begin(options: &Options, statements: bool) -> Result<Recording, Error> {
         let journal = |source| Error::Journal { path: options.state.clone(), source };
         let spool = Arc::new(Spool {
             file: tempfile::tempfile_in(&options.state).map_err(journal)?,
@@ -97,7 +97,7 @@ impl Recording {
         let watch = Watch::begin(options).await?;
         let mut client = Client::connect(&options.proxy).await.map_err(|error| broken(&error))?;
         let limit_ms = options.snapshot_limit.as_millis() as u64;
-        let request = Request::Capture { tenant: options.tenant.clone(), limit_ms, statements: false };
+        let request = Request::Capture { tenant: options.tenant.clone(), limit_ms, statements };
         match client.ask(&request).await.map_err(|error| broken(&error))? {
             Reply::Capturing { .. } => {}
             reply => return Err(Error::Proxy(format!("answered {reply:?} to a request to capture"))),

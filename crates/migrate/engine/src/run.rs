@@ -5,25 +5,30 @@
 //!     |                       |                     |                    |                      |
 //!     | (nothing touched)     +---------------------+---- undo: clients on the source ----------+
 //! ```
+//!
+//! Where the log captures changes, most rows are copied without the snapshot (see [`copy`](mod@crate::copy)), and until the
+//! replay has passed the copy's horizon some are missing: foreign keys are made behind it, where the replay stands.
 
 use crate::checksum::compare;
 use crate::clients::{Clients, Guide};
-use crate::copy::{Copied, copy};
-use crate::definitions;
+use crate::copy::{Copied, View, copy, tells_apart};
+use crate::definitions::{self, Behind};
 use crate::estimate::Estimate;
 use crate::fault::{FaultPoint, reach};
-use crate::follow::{Feed, Follower, Plan, SourceSnapshot};
+use crate::follow::{Feed, Follower, MARKER_PREFIX, Plan, SourceSnapshot};
 use crate::front::{Front, is_served};
-use crate::inventory::{Inventory, number, text};
+use crate::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, number, text};
 use crate::journal::{self, Capture, Copying, Journal, Other, Phase, Record, Shared};
 use crate::link::{Link, Purpose, literal};
 use crate::options::{Failure, Options, State};
 use crate::outfit::{self, PUBLICATIONS, Slot};
+use crate::pgoutput::Lsn;
 use crate::progress::{Observer, Teller};
 use crate::recording::Recording;
 use crate::switch::{self, Side};
 use crate::throttle::{Bounds, COPIED, Throttle};
 use crate::{Error, Server, several, undo};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -56,13 +61,26 @@ pub enum Outcome {
 /// Step 1 is done: changes are kept, the snapshot is open.
 struct Snapshotted {
     kept: Kept,
-    /// Its name, by which others take it.
+    /// Its name, by which others take it, and who holds it.
     snapshot: String,
-    /// Holds the snapshot and a lock on every table against changed definitions.
     holder: Link,
+    /// What it sees, and the tables that are copied without it; nothing where all are copied with it.
+    since: Option<(SourceSnapshot, Vec<TableDef>)>,
+    /// A lock on every table against changed definitions, and no snapshot.
+    locks: Link,
     inventory: Inventory,
     /// Of all definitions.
     fingerprint: String,
+}
+
+/// Step 2 is done: the target is there, up to what the log brings.
+struct Created {
+    inventory: Inventory,
+    fingerprint: String,
+    /// What the proxy captured meanwhile, where it does.
+    captured: Option<(Recording, SourceSnapshot)>,
+    /// As [`Record::horizon`].
+    horizon: Lsn,
 }
 
 /// Where changes are kept that are committed behind the snapshot.
@@ -178,20 +196,32 @@ pub(crate) async fn bring_up(
     mut clients: Option<Clients>,
     teller: &Teller,
 ) -> Result<Following, Error> {
-    let followed = journal.lock().record.followed_by(number).map(str::to_owned);
-    let (inventory, fingerprint, captured) = if let Some(fingerprint) = followed {
-        (inventory_of(&options.source).await?, fingerprint, None)
+    let followed = {
+        let record = &journal.lock().record;
+        record.followed_by(number).map(|fingerprint| (fingerprint.to_owned(), record.horizon_of(number)))
+    };
+    let Created { inventory, fingerprint, captured, horizon } = if let Some((fingerprint, horizon)) = followed {
+        Created { inventory: inventory_of(&options.source).await?, fingerprint, captured: None, horizon }
     } else {
         let snapshotted = teller.phase("snapshot", snapshot(options, number, journal)).await?;
         teller.phase("copy", create(options, number, journal, snapshotted, clients.as_mut(), teller)).await?
     };
-    let slot = journal.lock().record.slot_of(number);
+    let (slot, capture) = {
+        let journal = journal.lock();
+        (journal.record.slot_of(number), journal.record.capture)
+    };
+    let schedule = (capture == Capture::Statements).then_some(options.schedule);
     let feed = match captured {
-        Some((recording, seen)) => Feed::Proxy(recording, seen),
-        None => Feed::Log { slot: &slot, publications: &PUBLICATIONS, from: 0 },
+        Some((recording, seen)) => Feed::Proxy(recording, seen, schedule),
+        None => Feed::Log { slot: &slot, publications: &PUBLICATIONS, from: 0, horizon },
     };
     let following = follow(options, feed, inventory, fingerprint, clients, teller);
-    let following = teller.phase("catch-up", following).await?;
+    let mut following = teller.phase("catch-up", following).await?;
+    if horizon > 0 {
+        let dump = journal.lock().dump_of(number);
+        tie(options, &mut following, &dump, teller).await?;
+        journal.lock().is_whole(number)?;
+    }
     teller.phase("compare", compare_sides(options, following, teller)).await
 }
 
@@ -235,6 +265,7 @@ async fn begin(options: &Options, teller: &Teller) -> Result<Journal, Error> {
         served_from: Some(served_from),
         leads_to: None,
         fingerprint: String::new(),
+        horizon: 0,
         identities: Vec::new(),
         fenced: None,
         fenced_target: None,
@@ -261,9 +292,8 @@ pub(crate) async fn fit_out(options: &Options, journal: &mut Journal) -> Result<
 
 /// Step 1: from here on the source keeps every change for us.
 async fn snapshot(options: &Options, number: usize, journal: &Shared<'_>) -> Result<Snapshotted, Error> {
-    let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-    let inventory = Inventory::read(&mut link).await?;
-    let mut holder = Link::connect(&options.source, Purpose::Statements, &[("lock_timeout", "2000")]).await?;
+    let mut holder = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+    let mut locks = Link::connect(&options.source, Purpose::Statements, &[("lock_timeout", "2000")]).await?;
     const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
     let (capture, name) = {
         let journal = journal.lock();
@@ -277,88 +307,122 @@ async fn snapshot(options: &Options, number: usize, journal: &Shared<'_>) -> Res
             let snapshot = slot.snapshot.clone();
             (Kept::Slot(slot), snapshot)
         }
-        Capture::Rows => {
+        Capture::Rows | Capture::Statements => {
             // Whatever was not captured has ended by now, and so the snapshot sees it.
-            let recording = Recording::begin(options).await?;
+            let recording = Recording::begin(options, capture == Capture::Statements).await?;
             holder.query(BEGIN).await?;
             let told = holder.query("SELECT pg_export_snapshot(), pg_current_snapshot()").await?;
             let row = told.into_iter().next().unwrap_or_default();
-            let seen = SourceSnapshot::parse(&text(&row, 1))
-                .ok_or_else(|| Error::Pgoutput(format!("`{}` is no snapshot", text(&row, 1))))?;
-            (Kept::Proxy(recording, seen), text(&row, 0))
+            (Kept::Proxy(recording, SourceSnapshot::parse(&text(&row, 1))?), text(&row, 0))
         }
     };
+    let mut inventory = Inventory::read(&mut holder).await?;
+    locks.query("BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY").await?;
     for table in &inventory.tables {
-        holder.query(&format!("LOCK TABLE ONLY {} IN ACCESS SHARE MODE", table.qualified())).await?;
+        locks.query(&format!("LOCK TABLE ONLY {} IN ACCESS SHARE MODE", table.qualified())).await?;
     }
-    let fingerprint = fingerprint(&mut holder).await?;
+    let before = fingerprint(&mut holder).await?;
+    if before != fingerprint(&mut locks).await? {
+        return Err(Error::SchemaChanged("something was created, altered or dropped".into()));
+    }
+    if capture == Capture::Log {
+        outfit::all_published(&mut locks, &inventory).await?;
+    }
+    // While the snapshot is held nothing that it sees goes away: what has no large values now had none then.
+    let plain = inventory.measure(&mut locks).await?;
+    let since = match &kept {
+        Kept::Slot(_) => {
+            let seen = SourceSnapshot::parse(&holder.text("SELECT pg_current_snapshot()").await?)?;
+            let without = inventory.tables.iter().filter(|table| table.upserts() && plain.contains(&table.oid));
+            tells_apart(&seen).then(|| (seen, without.cloned().collect()))
+        }
+        Kept::Proxy(..) => None,
+    };
     journal.lock().reached(number, Phase::Snapshotted)?;
     reach(&options.faults, FaultPoint::Snapshotted)?;
-    Ok(Snapshotted { kept, snapshot, holder, inventory, fingerprint })
+    Ok(Snapshotted { kept, snapshot, holder, since, locks, inventory, fingerprint: before })
 }
 
-/// Step 2: definitions, rows, then indexes and constraints. What was captured meanwhile, where the proxy does that.
+/// Step 2: definitions, rows, then indexes and constraints.
 async fn create(
     options: &Options,
     number: usize,
     journal: &Shared<'_>,
-    snapshotted: Snapshotted,
+    mut snapshotted: Snapshotted,
     clients: Option<&mut Clients>,
     teller: &Teller,
-) -> Result<(Inventory, String, Option<(Recording, SourceSnapshot)>), Error> {
+) -> Result<Created, Error> {
     let clients = clients.filter(|clients| clients.any());
     // Indexes cannot be held back as rows can.
     let gently = clients.is_some() && options.source.shares_machine_with(&options.target);
-    let Snapshotted { kept, snapshot, mut holder, inventory, fingerprint } = snapshotted;
     let dump = journal.lock().dump_of(number);
-    let there = options.target.database("postgres");
-    let mut link = Link::connect(&there, Purpose::Statements, &[]).await?;
-    let major: u32 = link.text("SELECT current_setting('server_version_num')::int / 10000").await?.parse().unwrap_or(0);
-    definitions::dump(&options.source, major, &snapshot, &dump).await?;
+    let major = major(&options.target).await?;
+    definitions::dump(&options.source, major, &snapshotted.snapshot, &dump).await?;
     journal.lock().reached(number, Phase::Copying)?;
     definitions::create(&options.target, major, &dump).await?;
     let mut target = Link::connect(&options.target, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
-    let (position, recording) = match &kept {
-        Kept::Slot(slot) => (slot.position, None),
-        Kept::Proxy(recording, _) => (0, Some(recording)),
-    };
+    let position = if let Kept::Slot(slot) = &snapshotted.kept { slot.position } else { 0 };
     outfit::install(&mut target, position).await?;
     reach(&options.faults, FaultPoint::Defined)?;
-    let copied = copy_rows(options, &snapshot, &inventory, &holder, recording, clients, teller).await;
+    let copied = copy_rows(options, &mut snapshotted, clients, teller).await;
     journal::forget_copying(&options.state, &options.source.database, number);
-    copied?;
-    // Until here the snapshot had to live.
-    holder.query("COMMIT").await?;
-    let captured = match kept {
-        Kept::Slot(mut slot) => {
-            slot.link.query("IDENTIFY_SYSTEM").await?;
-            None
-        }
-        Kept::Proxy(recording, seen) => Some((recording, seen)),
-    };
+    let horizon = copied?;
+    let Snapshotted { kept, mut locks, inventory, fingerprint, .. } = snapshotted;
+    locks.query("COMMIT").await?;
     reach(&options.faults, FaultPoint::Copied)?;
-    teller.phase("indexes", definitions::complete(&options.target, major, &dump, options.copy_jobs, gently)).await?;
+    let behind = Behind::read(major, &dump).await?;
+    let indexes = behind.complete(&options.target, major, &dump, options.copy_jobs, horizon == 0, gently);
+    teller.phase("indexes", indexes).await?;
     teller.phase("statistics", async { target.query("ANALYZE").await.map(drop) }).await?;
-    // With this commit all of it is on disk.
-    target.query("UPDATE stillpoint.position SET position = position").await?;
-    journal.lock().follows(number, &fingerprint)?;
-    Ok((inventory, fingerprint, captured))
+    on_disk(&mut target).await?;
+    journal.lock().follows(number, &fingerprint, horizon)?;
+    let captured = if let Kept::Proxy(recording, seen) = kept { Some((recording, seen)) } else { None };
+    Ok(Created { inventory, fingerprint, captured, horizon })
 }
 
+async fn major(server: &Server) -> Result<u32, Error> {
+    let mut link = Link::connect(&server.database("postgres"), Purpose::Statements, &[]).await?;
+    let major = link.text("SELECT current_setting('server_version_num')::int / 10000").await?;
+    Ok(major.parse().unwrap_or(0))
+}
+
+/// With this commit all that was written on the target is on disk.
+async fn on_disk(target: &mut Link) -> Result<(), Error> {
+    target.query("UPDATE stillpoint.position SET position = position").await.map(drop)
+}
+
+/// Copies all rows but those that the log brings; where all of these are in the log, as [`Record::horizon`].
 async fn copy_rows(
     options: &Options,
-    snapshot: &str,
-    inventory: &Inventory,
-    holder: &Link,
-    recording: Option<&Recording>,
+    snapshotted: &mut Snapshotted,
     mut clients: Option<&mut Clients>,
     teller: &Teller,
-) -> Result<(), Error> {
+) -> Result<Lsn, Error> {
+    let Snapshotted { kept, snapshot, holder, since, locks, inventory, .. } = snapshotted;
+    let (slot, recording) = match kept {
+        Kept::Slot(slot) => (Some(slot), None),
+        Kept::Proxy(recording, _) => (None, Some(&*recording)),
+    };
     let copied = Arc::new(Copied::default());
     let throttle = Arc::new(if clients.is_some() { Throttle::new(COPIED) } else { Throttle::free() });
     let mut watch = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-    let (source, target) = (&options.source, &options.target);
-    let copying = copy(source, target, snapshot, inventory, options.copy_jobs, &copied, &throttle);
+    let (source, target, locker) = (&options.source, &options.target, locks.pid);
+    let (seen, without) = since.as_ref().map(|(seen, without)| (seen, without.as_slice())).unzip();
+    let without = without.unwrap_or_default();
+    let with = inventory.tables.iter().filter(|table| without.iter().all(|other| other.oid != table.oid));
+    let with: Vec<TableDef> = with.cloned().collect();
+    let copying = async {
+        let copy = |view, tables| copy(source, target, view, tables, options.copy_jobs, &copied, &throttle);
+        copy(View::Held(snapshot.clone()), &with).await?;
+        holder.query("COMMIT").await?;
+        if let Some(slot) = slot {
+            slot.link.query("IDENTIFY_SYSTEM").await?;
+        }
+        let Some(seen) = seen else { return Ok(0) };
+        until_seen(seen, locks, options.snapshot_limit).await?;
+        copy(View::Since(seen.clone()), without).await?;
+        horizon(source).await
+    };
     tokio::pin!(copying);
     let (mut tick, mut last) = (tokio::time::interval(TELLING), (Instant::now(), 0));
     let mut estimate = Estimate::begin(last.0);
@@ -366,7 +430,7 @@ async fn copy_rows(
         tokio::select! {
             result = &mut copying => return result,
             _ = tick.tick() => {
-                stand_aside(&mut watch, holder.pid).await?;
+                stand_aside(&mut watch, locker).await?;
                 if let Some(error) = recording.and_then(Recording::failure) {
                     return Err(error);
                 }
@@ -384,6 +448,76 @@ async fn copy_rows(
             }
         }
     }
+}
+
+/// Waits until whoever looks at the source sees all that a snapshot of its log saw.
+async fn until_seen(snapshot: &SourceSnapshot, link: &mut Link, limit: Duration) -> Result<(), Error> {
+    let begun = Instant::now();
+    loop {
+        let now = SourceSnapshot::parse(&link.text("SELECT pg_current_snapshot()").await?)?;
+        if now.contains(snapshot) {
+            return Ok(());
+        }
+        if begun.elapsed() > limit {
+            let (what, who) = ("waiting for commits that the log tells of".into(), outfit::running(link).await?);
+            return Err(Error::TimedOut { what, limit, who });
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// A place in the source's log, on disk, behind all that anybody has seen there.
+async fn horizon(source: &Server) -> Result<Lsn, Error> {
+    let mut link = Link::connect(source, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
+    let snapshot = SourceSnapshot::parse(&link.text("SELECT pg_current_snapshot()").await?)?;
+    if snapshot.xmax > u64::from(u32::MAX) {
+        return Err(Error::WrongPhase(
+            "the source has given out all numbers of transactions while rows were copied".into(),
+        ));
+    }
+    let message = format!("SELECT pg_logical_emit_message(true, {}, 'mark')", literal(MARKER_PREFIX));
+    Ok(outfit::lsn(&link.text(&message).await?))
+}
+
+/// Makes foreign keys: every row is there by now, and the replay stands meanwhile where they hold.
+async fn tie(options: &Options, following: &mut Following, dump: &Path, teller: &Teller) -> Result<(), Error> {
+    let major = major(&options.target).await?;
+    let behind = Behind::read(major, dump).await?;
+    let mut target = Link::connect(&options.target, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
+    if behind.has_foreign_keys() {
+        let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+        teller.phase("foreign keys", tied(options, following, &behind, dump, major, &mut source, &mut target)).await?;
+        catch_up(following, &mut source, teller).await?;
+    }
+    on_disk(&mut target).await
+}
+
+async fn tied(
+    options: &Options,
+    following: &mut Following,
+    behind: &Behind,
+    dump: &Path,
+    major: u32,
+    source: &mut Link,
+    target: &mut Link,
+) -> Result<(), Error> {
+    // Of a command that was killed.
+    definitions::end(&options.target, target).await?;
+    let there = format!(
+        "SELECT 1 FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid WHERE k.contype = 'f' AND {NOT_OF_EXTENSION}"
+    );
+    if target.value(&there).await?.is_some() {
+        return Ok(());
+    }
+    let gently = following.guide.is_some() && options.source.shares_machine_with(&options.target);
+    let tied = async {
+        following.follower.stand_at(source, BARRIER_LIMIT).await?;
+        source.query("ROLLBACK").await?;
+        behind.tie(&options.target, major, dump, gently).await
+    };
+    let tied = tied.await;
+    let gone_on = following.follower.go_on().await;
+    tied.and(gone_on)
 }
 
 /// Somebody who waits for a lock behind us would hold up everybody behind him: the copy gives way.

@@ -323,7 +323,7 @@ pub(crate) fn side_of(options: &Options, record: &Record, at: &(String, u16)) ->
 pub(crate) async fn settle_again(options: &Options, teller: &Teller) -> Result<(), Error> {
     let mut journal = Journal::open(&options.state, &options.source.database)?;
     let settled = match journal.record.capture {
-        Capture::Rows => journal.record.settled,
+        Capture::Rows | Capture::Statements => journal.record.settled,
         Capture::Log => {
             let mut beside = fence::beside(&options.source).await?;
             let slots = outfit::our_slots(&mut beside, &options.source.database).await?;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! clients' throughput / usual  <  share                        =>  min(rate, what was really moved) * 0.7
-//!                              >= share + margin, and held     =>  rate * 1.5 before the first fall, * 1.15 after it
+//!                              >= share + margin, and held     =>  rate * 2 before the first fall, * 1.15 after it
 //! ```
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,7 +24,7 @@ pub(crate) struct Bounds {
 }
 
 /// Bytes of rows that are copied.
-pub(crate) const COPIED: Bounds = Bounds { least: 2 << 20, first: 16 << 20 };
+pub(crate) const COPIED: Bounds = Bounds { least: 2 << 20, first: 8 << 20 };
 /// Bytes of rows that are compared, while both sides keep old versions of rows for the snapshots that are read.
 pub(crate) const COMPARED: Bounds = Bounds { least: 32 << 20, first: 64 << 20 };
 
@@ -91,7 +91,7 @@ impl Throttle {
             self.fallen.store(true, Ordering::Relaxed);
             rate.min(moved) * 0.7
         } else if kept >= share + MARGIN && held {
-            rate * if self.fallen.load(Ordering::Relaxed) { 1.15 } else { 1.5 }
+            rate * if self.fallen.load(Ordering::Relaxed) { 1.15 } else { 2.0 }
         } else {
             rate
         };
@@ -140,7 +140,7 @@ mod tests {
     async fn the_rate_falls_while_clients_suffer_and_rises_while_they_do_not() {
         let throttle = Throttle::new(COPIED);
         let first = COPIED.first;
-        assert_eq!(heed(&throttle, first, 1.0).await, first * 3 / 2, "at first it looks for what clients bear");
+        assert_eq!(heed(&throttle, first, 1.0).await, first * 2, "at first it looks for what clients bear");
         let low = heed(&throttle, first, 0.5).await;
         assert_eq!(low, (first as f64 * 0.7) as u64, "from what was moved, not from what was allowed");
         assert_eq!(heed(&throttle, low, 0.86).await, low, "just enough is left alone");

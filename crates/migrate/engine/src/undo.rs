@@ -8,7 +8,7 @@ use crate::options::{Failure, Options, State};
 use crate::progress::Teller;
 use crate::run::clean;
 use crate::switch::{Side, serves, side_of};
-use crate::{Error, Server, fence, outfit, since};
+use crate::{Error, Server, definitions, fence, outfit, since};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -172,6 +172,7 @@ async fn undo_source(options: &Options, record: &Record) -> Result<(), Error> {
 pub(crate) async fn drop_database(target: &Server, record: &Record) -> Result<(), Error> {
     let mut link = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
     outfit::drop_slot(&mut link, &record.back_slot()).await?;
+    definitions::end(target, &mut link).await?;
     let name = identifier(&target.database);
     link.query(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await.map(drop)
 }

@@ -161,8 +161,9 @@ async fn each_table_is_told_its_sources() {
         "{cost}"
     );
     assert!(!note(&report, "public.keyed").contains("not by"));
+    let new_rows = serde_json::json!({"carries": "new-rows", "why": only});
     let wanted = serde_json::json!({"table": "public.keyless", "by": "log", "log": {"carries": "all"},
-                                    "rows": {"carries": "new-rows", "why": only}});
+                                    "rows": new_rows, "statements": new_rows});
     assert_eq!(serde_json::to_value(&report.tables[2]).unwrap(), wanted);
 
     let source = Cluster::start(&["wal_level=replica"]);
@@ -173,6 +174,45 @@ async fn each_table_is_told_its_sources() {
     assert_eq!((by, log.carries), (Capture::Rows, Carries::Nothing));
     let note = note(&report, "public.keyed");
     assert!(note.ends_with("not by C (pgoutput): wal_level is replica on the source"), "{note}");
+}
+
+/// Statements are never chosen by themselves, and it is said of each table which of them cannot be repeated.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn statements_are_possible_and_taken_only_when_asked_for() {
+    if !available() {
+        return;
+    }
+    let (source, target) = (Cluster::start(&["wal_level=replica"]), Cluster::start(&["wal_level=logical"]));
+    source.sql("postgres", "CREATE DATABASE shop");
+    source.sql(
+        "shop",
+        "CREATE TABLE plain (id int PRIMARY KEY, n int DEFAULT 7); CREATE TABLE cost (a int PRIMARY KEY, m money); \
+         CREATE TABLE stamped (id int PRIMARY KEY, at timestamptz DEFAULT now())",
+    );
+    let report = report(&source, &target, "shop", Accepted::default()).await;
+    assert_eq!(report.source, Capture::Rows);
+    assert!(
+        report.capture.ends_with("B (statements) (--capture statements) is possible for 2 of 3"),
+        "{}",
+        report.capture
+    );
+    let asked = report_by(&source, &target, "shop", Accepted::default(), Some(Capture::Statements)).await;
+    assert_eq!(asked.source, Capture::Statements);
+    assert!(
+        asked.capture.starts_with("B (statements, by the proxy, repeated in the schedule lsir)"),
+        "{}",
+        asked.capture
+    );
+    let why = "a statement that leaves column at to its default cannot be repeated";
+    let wanted = [(Carries::Nothing, "the text of money"), (Carries::All, ""), (Carries::Given, why)];
+    for (table, (carries, why)) in asked.tables.iter().zip(wanted) {
+        let told = table.statements.why.clone().unwrap_or_default();
+        assert!((table.statements.carries, table.by) == (carries, Capture::Statements), "{table:?}");
+        assert!(told.contains(why) && told.is_empty() == why.is_empty(), "{table:?}");
+    }
+    let note = &asked.findings.iter().find(|finding| finding.name == "public.stamped").expect("a table").note;
+    assert!(note.contains("then B (statements)") && note.contains(why), "{note}");
+    assert!(asked.refusals().iter().any(|refusal| refusal.contains("cost")), "{:?}", asked.refusals());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -187,7 +227,10 @@ async fn everything_is_listed_with_what_becomes_of_it() {
         "shop",
         "CREATE TYPE mood AS ENUM ('ok', 'bad'); CREATE TABLE keyed (id bigserial PRIMARY KEY, m mood, ms mood[]); \
          CREATE TABLE keyless (a int); CREATE TABLE parts (a int PRIMARY KEY) PARTITION BY RANGE (a); \
-         CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (0) TO (10); CREATE VIEW v AS SELECT 1 AS a",
+         CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (0) TO (10); CREATE VIEW v AS SELECT 1 AS a; \
+         CREATE TABLE ruled (a int PRIMARY KEY); CREATE RULE also AS ON DELETE TO ruled DO ALSO SELECT 1; \
+         CREATE TABLE wide (a int PRIMARY KEY, w text); ALTER TABLE wide ALTER COLUMN w SET STORAGE EXTERNAL; \
+         INSERT INTO wide VALUES (1, repeat('w', 9000))",
     );
     let report = report(&source, &target, "shop", Accepted::default()).await;
     assert!(report.accepted().is_ok(), "{:?}", report.refusals());
@@ -201,6 +244,10 @@ async fn everything_is_listed_with_what_becomes_of_it() {
     assert!(of("table", "public.keyed").note.contains("text"));
     assert!(of("table", "public.parts_1").note.contains("binary"));
     assert_eq!(of("table", "public.keyless").verdict, Verdict::Changed);
+    for (name, held) in [("keyed", false), ("parts_1", false), ("keyless", true), ("ruled", true), ("wide", true)] {
+        let note = &of("table", &format!("public.{name}")).note;
+        assert_eq!(note.contains("while a snapshot is held"), held, "{name}: {note}");
+    }
     for (kind, name) in [
         ("type", "public.mood"),
         ("partitioned table", "public.parts"),

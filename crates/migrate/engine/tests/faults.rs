@@ -4,6 +4,7 @@ mod support;
 
 use std::process::Child;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_migrate_engine::{
     Error, Failure, FaultPoint, Observer, Options, Outcome, Phase, Server, State, abort, fallback, finish, run, status,
@@ -57,6 +58,83 @@ async fn before_the_switch_everything_is_taken_away_again() {
     assert_eq!(source, target);
     let outcome = attempt(&options(&bench)).await.unwrap();
     assert_eq!(outcome, Outcome::AlreadyThere, "a second run has nothing to do");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_that_comes_before_the_snapshot_is_not_taken_for_one_that_the_log_tells_of() {
+    if !available() {
+        return;
+    }
+    let bench = Arc::new(bench());
+    let making = Arc::clone(&bench);
+    let observer: Observer = Arc::new(move |event: Event| {
+        if matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "snapshot") {
+            making.source.sql("shop", "CREATE TABLE late (id int PRIMARY KEY)");
+        }
+    });
+    let failure = run(&options(&bench), observer).await.unwrap_err();
+    assert!(matches!(&failure.error, Error::SchemaChanged(what) if what.contains("late")), "{failure:?}");
+    assert_eq!(failure.state, State::OnSource, "{failure:?}");
+    bench.assert_clean("shop");
+    attempt(&options(&bench)).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+}
+
+/// A slot waits for transactions that are under way; one of them may make a table.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_that_is_being_made_when_the_slot_is_made_is_not_left_behind() {
+    if !available() {
+        return;
+    }
+    let bench = bench();
+    let conninfo = format!("host=127.0.0.1 port={} user=postgres dbname=shop", bench.source.port());
+    let (maker, connection) = tokio_postgres::connect(&conninfo, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    maker.batch_execute("BEGIN; CREATE TABLE late (id int PRIMARY KEY); INSERT INTO late VALUES (1)").await.unwrap();
+    let options = options(&bench);
+    let making = async {
+        while !bench.source.log_text().contains("logical decoding found initial starting point") {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        maker.batch_execute("COMMIT").await.unwrap();
+    };
+    let (outcome, ()) = tokio::join!(attempt(&options), making);
+    let failure = outcome.unwrap_err();
+    assert!(matches!(&failure.error, Error::SchemaChanged(what) if what.contains("late")), "{failure:?}");
+    assert_eq!(failure.state, State::OnSource, "{failure:?}");
+    bench.assert_clean("shop");
+    attempt(&options).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert_eq!(bench.target.sql("shop", "SELECT count(*) FROM late"), "1");
+}
+
+/// A server goes on with a statement when its client is gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_is_being_made_when_somebody_interrupts_does_not_come() {
+    if !available() {
+        return;
+    }
+    let bench = bench();
+    let conninfo = format!("host=127.0.0.1 port={} user=postgres dbname=postgres", bench.target.port());
+    let (holder, connection) = tokio_postgres::connect(&conninfo, tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    // who makes a database waits for this
+    holder.batch_execute("BEGIN; COMMENT ON DATABASE template0 IS 'held'").await.unwrap();
+    let options = options(&bench);
+    let making = async {
+        const MAKING: &str =
+            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'CREATE DATABASE%' AND wait_event_type = 'Lock'";
+        while bench.target.sql("postgres", MAKING) != "1" {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        options.interrupt.notify_one();
+    };
+    let (outcome, ()) = tokio::join!(attempt(&options), making);
+    let failure = outcome.unwrap_err();
+    assert!(matches!(failure.error, Error::Interrupted) && failure.state == State::OnSource, "{failure:?}");
+    holder.batch_execute("ROLLBACK").await.unwrap();
+    const LEFT: &str = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'CREATE DATABASE%'";
+    assert_eq!(bench.target.sql("postgres", LEFT), "0", "nobody makes it");
+    bench.assert_clean("shop");
+    attempt(&options).await.unwrap_or_else(|failure| panic!("{failure:?}"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

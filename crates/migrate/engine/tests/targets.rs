@@ -21,7 +21,7 @@ fn bench() -> (Bench, Cluster) {
     bench.source.sql("postgres", "CREATE DATABASE shop");
     bench.source.pgbench("shop", &["-i", "-s", "1", "-q"]);
     let load = bench.source.pgbench_load("shop", bench.source.port(), &["-n", "-c", "4", "-R", "100", "-T", "600"]);
-    bench.front.lock().unwrap().load = Some(load);
+    bench.front.lock().unwrap().loads.push(load);
     (bench, second)
 }
 

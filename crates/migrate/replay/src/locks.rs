@@ -11,15 +11,37 @@ use crate::token::{Access, Granule};
 /// Place of a syncset in the scheduler's memory.
 pub(crate) type Slot = u32;
 
+/// Place of a granule in the table, as long as anybody holds it or waits for it: it is looked for once.
+pub(crate) type Place = u32;
+
 /// Those that may hold a granule at the same time.
 #[derive(Debug)]
 struct Group {
     access: Access,
-    members: Vec<Slot>,
+    first: Slot,
+    more: Vec<Slot>,
+}
+
+impl Group {
+    fn members(&self) -> impl Iterator<Item = Slot> {
+        std::iter::once(self.first).chain(self.more.iter().copied())
+    }
+
+    /// Whether anybody is left.
+    fn leave(&mut self, slot: Slot) -> bool {
+        if self.first != slot {
+            self.more.retain(|member| *member != slot);
+            return true;
+        }
+        let next = (!self.more.is_empty()).then(|| self.more.remove(0));
+        self.first = next.unwrap_or(slot);
+        next.is_some()
+    }
 }
 
 #[derive(Debug)]
 struct Lock {
+    granule: Granule,
     access: Access,
     holders: u32,
     /// Who holds it, when the access is exclusive.
@@ -55,78 +77,94 @@ impl Hasher for Fold {
 /// The lock table.
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
-    table: HashMap<Granule, Lock, BuildHasherDefault<Fold>>,
+    places: HashMap<Granule, Place, BuildHasherDefault<Fold>>,
+    /// Those that nobody holds are `free`.
+    locks: Vec<Lock>,
+    free: Vec<Place>,
 }
 
 impl Locks {
-    /// Asks for a granule; whether it was granted at once.
-    pub(crate) fn acquire(&mut self, granule: Granule, access: Access, slot: Slot) -> bool {
+    /// Asks for a granule: where it is, and whether it was granted at once.
+    pub(crate) fn acquire(&mut self, granule: Granule, access: Access, slot: Slot) -> (Place, bool) {
         use std::collections::hash_map::Entry;
-        let lock = match self.table.entry(granule) {
+        let place = match self.places.entry(granule) {
             Entry::Vacant(entry) => {
-                entry.insert(Lock { access, holders: 1, holder: slot, waiting: VecDeque::new(), given: 0 });
-                return true;
+                let place = match self.free.pop() {
+                    Some(place) => {
+                        let lock = &mut self.locks[place as usize];
+                        (lock.granule, lock.access, lock.holders, lock.holder) = (granule, access, 1, slot);
+                        place
+                    }
+                    None => {
+                        let waiting = VecDeque::new();
+                        self.locks.push(Lock { granule, access, holders: 1, holder: slot, waiting, given: 0 });
+                        self.locks.len() as Place - 1
+                    }
+                };
+                entry.insert(place);
+                return (place, true);
             }
-            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Occupied(entry) => *entry.get(),
         };
+        let lock = &mut self.locks[place as usize];
         let shares = |other: Access| access == Access::Shared && other == Access::Shared;
         match lock.waiting.back_mut() {
             None if shares(lock.access) => {
                 lock.holders += 1;
-                return true;
+                return (place, true);
             }
-            Some(last) if shares(last.access) => last.members.push(slot),
-            _ => lock.waiting.push_back(Group { access, members: vec![slot] }),
+            Some(last) if shares(last.access) => last.more.push(slot),
+            _ => lock.waiting.push_back(Group { access, first: slot, more: Vec::new() }),
         }
-        false
+        (place, false)
     }
 
     /// Gives a granted granule back; those to whom it is granted now are appended to `granted`.
-    pub(crate) fn release(&mut self, granule: Granule, granted: &mut Vec<Slot>) {
-        let Some(lock) = self.table.get_mut(&granule) else { return };
+    pub(crate) fn release(&mut self, place: Place, granted: &mut Vec<Slot>) {
+        let lock = &mut self.locks[place as usize];
         lock.holders -= 1;
         if lock.holders > 0 {
             return;
         }
+        lock.given = lock.given.saturating_sub(1);
         match lock.waiting.pop_front() {
             Some(next) => {
-                (lock.access, lock.holders, lock.holder) = (next.access, next.members.len() as u32, next.members[0]);
-                lock.given = lock.given.saturating_sub(1);
-                granted.extend(next.members);
+                (lock.access, lock.holders, lock.holder) = (next.access, 1 + next.more.len() as u32, next.first);
+                granted.extend(next.members());
             }
             None => {
-                self.table.remove(&granule);
+                self.places.remove(&lock.granule);
+                self.free.push(place);
             }
         }
     }
 
     /// Gives a granule back that may not have been granted.
-    pub(crate) fn leave(&mut self, granule: Granule, slot: Slot, granted: &mut Vec<Slot>) {
-        let Some(lock) = self.table.get_mut(&granule) else { return };
-        match lock.waiting.iter().position(|group| group.members.contains(&slot)) {
+    pub(crate) fn leave(&mut self, place: Place, slot: Slot, granted: &mut Vec<Slot>) {
+        let lock = &mut self.locks[place as usize];
+        match lock.waiting.iter().position(|group| group.members().any(|member| member == slot)) {
             Some(at) => {
-                lock.waiting[at].members.retain(|member| *member != slot);
-                if lock.waiting[at].members.is_empty() {
+                if !lock.waiting[at].leave(slot) {
                     lock.waiting.remove(at);
                     lock.given -= usize::from(at < lock.given);
                 }
             }
-            None => self.release(granule, granted),
+            None => self.release(place, granted),
         }
     }
 
     /// Whether `slot` waits for the granule behind syncsets of `inside` alone. Of granules that are held shared the
     /// holders are not known, so the answer there is no.
-    pub(crate) fn waits_behind(&self, granule: Granule, slot: Slot, inside: impl Fn(Slot) -> bool) -> bool {
-        let Some(lock) = self.table.get(&granule) else { return false };
+    pub(crate) fn waits_behind(&self, place: Place, slot: Slot, inside: impl Fn(Slot) -> bool) -> bool {
+        let lock = &self.locks[place as usize];
         if lock.access == Access::Shared || !inside(lock.holder) {
             return false;
         }
         for group in lock.waiting.iter().skip(lock.given) {
-            if group.members.contains(&slot) {
+            if group.members().any(|member| member == slot) {
                 return true;
             }
-            if !group.members.iter().all(|&member| inside(member)) {
+            if !group.members().all(&inside) {
                 return false;
             }
         }
@@ -134,37 +172,38 @@ impl Locks {
     }
 
     /// The first who waits for a granule behind syncsets of `inside` alone and is not one of them.
-    pub(crate) fn first_behind(&self, granule: Granule, inside: impl Fn(Slot) -> bool) -> Option<Slot> {
-        let lock = self.table.get(&granule)?;
+    pub(crate) fn first_behind(&self, place: Place, inside: impl Fn(Slot) -> bool) -> Option<Slot> {
+        let lock = &self.locks[place as usize];
         if lock.access == Access::Shared || !inside(lock.holder) {
             return None;
         }
         let waiting = lock.waiting.iter().skip(lock.given);
-        waiting.flat_map(|group| &group.members).copied().find(|&member| !inside(member))
+        waiting.flat_map(Group::members).find(|&member| !inside(member))
     }
 
     /// Who holds it exclusively.
-    pub(crate) fn holder(&self, granule: Granule) -> Option<Slot> {
-        self.table.get(&granule).filter(|lock| lock.access == Access::Exclusive).map(|lock| lock.holder)
+    pub(crate) fn holder(&self, place: Place) -> Option<Slot> {
+        let lock = &self.locks[place as usize];
+        (lock.access == Access::Exclusive).then_some(lock.holder)
     }
 
     /// Somebody was handed out behind the holder: those at the front of whom all were need not be looked at again, or a
     /// batch on one row would cost its square.
-    pub(crate) fn give(&mut self, granule: Granule, inside: impl Fn(Slot) -> bool) {
-        let Some(lock) = self.table.get_mut(&granule).filter(|lock| inside(lock.holder)) else { return };
-        let given = lock.waiting.iter().skip(lock.given).take_while(|group| group.members.iter().all(|&m| inside(m)));
-        lock.given += given.count();
+    pub(crate) fn give(&mut self, place: Place, inside: impl Fn(Slot) -> bool) {
+        let lock = &mut self.locks[place as usize];
+        if inside(lock.holder) {
+            let given = lock.waiting.iter().skip(lock.given).take_while(|group| group.members().all(&inside));
+            lock.given += given.count();
+        }
     }
 
     /// What was handed out behind the holder has been given back.
-    pub(crate) fn take_back(&mut self, granule: Granule) {
-        if let Some(lock) = self.table.get_mut(&granule) {
-            lock.given = 0;
-        }
+    pub(crate) fn take_back(&mut self, place: Place) {
+        self.locks[place as usize].given = 0;
     }
 
     /// Granules that anybody holds.
     pub(crate) fn len(&self) -> usize {
-        self.table.len()
+        self.places.len()
     }
 }

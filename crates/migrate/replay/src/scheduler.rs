@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use crate::error::{Error, Refused};
 use crate::gates::Gates;
-use crate::locks::{Locks, Slot};
+use crate::locks::{Locks, Place, Slot};
 use crate::rules::Rules;
 use crate::syncset::{Mode, Operation, Player, RunningId, Stamp, Step, Syncset, SyncsetId};
-use crate::token::{Access, Granule, granules};
+use crate::token::{Access, granules};
 use crate::visibility::{Snapshot, Xid};
 
 /// Tries of one syncset before it is given up: freely, after all lower stamps, alone.
@@ -73,7 +73,7 @@ struct Entry<P> {
     stamp: Stamp,
     payload: P,
     bytes: u64,
-    granules: Box<[(Granule, Access)]>,
+    granules: Box<[(Place, Access)]>,
     /// Granules that are not granted yet.
     waiting: u32,
     /// Position in the line of stamps.
@@ -304,8 +304,13 @@ impl<P> Scheduler<P> {
         });
         let serial = self.mode.is_serial();
         let held = if serial { Box::default() } else { granules(&syncset.tokens, &self.rules) };
-        let waiting =
-            held.iter().filter(|(granule, access)| !self.locks.acquire(*granule, *access, slot)).count() as u32;
+        let mut waiting = 0;
+        let ask = |&(granule, access): &(_, Access)| {
+            let (place, granted) = self.locks.acquire(granule, access, slot);
+            waiting += u32::from(!granted);
+            (place, access)
+        };
+        let held = held.iter().map(ask).collect();
         let statement = syncset.statement.filter(|_| self.mode.needs_snapshots()).and_then(|statement| {
             let snapshot = self.gates.forget(statement.running)?;
             self.gates.admit(slot, statement.xid, &snapshot);
@@ -423,7 +428,7 @@ impl<P> Scheduler<P> {
     /// Notes a syncset that came when those before it had been given already.
     fn note_arrival(&mut self, slot: Slot) {
         let entry = self.entry(slot);
-        let next_in_line = |granule: &Granule| {
+        let next_in_line = |granule: &Place| {
             let player = self.entry(self.locks.holder(*granule)?).player?;
             let first = self.locks.first_behind(*granule, |other| self.is_inside(player, other));
             (first == Some(slot)).then_some(player)

@@ -38,6 +38,11 @@ impl Snapshot {
         xid < self.xmax && self.in_progress.binary_search(&xid).is_err()
     }
 
+    /// Whether it sees all that another snapshot of the same server sees.
+    pub fn includes(&self, other: &Snapshot) -> bool {
+        self.rank() >= other.rank()
+    }
+
     /// The first number that is not seen because it had not been given out.
     pub fn xmax(&self) -> Xid {
         self.xmax
@@ -93,6 +98,13 @@ mod tests {
         assert_eq!(seen, [8, 9, 11, 13, 14]);
         assert_eq!(snapshot.to_string(), "10:15:10,12");
         assert_eq!(Snapshot::at_clock(5).to_string(), "5:5:");
+    }
+
+    #[test]
+    fn a_later_snapshot_includes_an_earlier_one() {
+        let snapshot = |text: &str| text.parse::<Snapshot>().unwrap();
+        let (early, late) = (snapshot("5:7:5,6"), snapshot("5:7:5"));
+        assert!(late.includes(&early) && late.includes(&late) && !early.includes(&late));
     }
 
     #[test]

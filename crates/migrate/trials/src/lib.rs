@@ -14,6 +14,7 @@ mod fault;
 mod random;
 pub mod recording;
 mod stage;
+pub mod teller;
 mod trial;
 
 pub use fault::{Fault, Moment};

@@ -28,7 +28,7 @@ fn succeeds(stage: &Stage, words: &[&str]) -> Ended {
 /// Kills a command ever later, until it comes to its end before that; how often it was killed.
 #[track_caller]
 fn killed_ever_later(stage: &Stage, words: &[&str], after_each: impl Fn(&Stage)) -> usize {
-    let mut after = Duration::from_millis(10);
+    let mut after = Duration::from_millis(1);
     for killed in 0.. {
         let tool = stage.tool(words);
         std::thread::sleep(after);

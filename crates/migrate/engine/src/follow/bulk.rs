@@ -4,6 +4,7 @@
 //! ```text
 //! insert, update(s)  => insert       insert .. delete  => nothing       anything else on a row that was touched,
 //! update, update     => update       update .. delete  => delete        or on a table where order matters  => in order
+//! upsert, update(s)  => upsert       upsert .. delete  => delete
 //! ```
 //!
 //! Rows of one table without further unique indexes, named by a key, can be written in any order: foreign keys are not
@@ -42,6 +43,7 @@ pub(crate) enum ManyShape {
     Insert(u32),
     /// The columns that are set.
     Update(u32, Vec<bool>),
+    Upsert(u32),
     Delete(u32),
 }
 
@@ -50,6 +52,7 @@ pub(crate) enum ManyShape {
 enum Net<'a> {
     Insert(Row<'a>),
     Update(Row<'a>),
+    Upsert(Row<'a>),
     /// Holds the key.
     Delete(Row<'a>),
     /// It came and went.
@@ -128,7 +131,12 @@ fn neighbours(table: &Table, one: &[Value], other: &[Value]) -> Ordering {
 fn gather<'a>(gathered: &mut Vec<Gathered<'a>>, write: &'a Write) -> bool {
     let table = match write {
         Write::Insert { table, .. } if table.key.is_none() && adds(table) => table,
-        Write::Insert { table, .. } | Write::Update { table, .. } | Write::Delete { table, .. } if gathers(table) => {
+        Write::Insert { table, .. }
+        | Write::Update { table, .. }
+        | Write::Upsert { table, .. }
+        | Write::Delete { table, .. }
+            if gathers(table) =>
+        {
             table
         }
         _ => return false,
@@ -148,9 +156,9 @@ fn gather<'a>(gathered: &mut Vec<Gathered<'a>>, write: &'a Write) -> bool {
 impl<'a> Gathered<'a> {
     fn take(&mut self, write: &'a Write) -> bool {
         let row: &'a Tuple = match write {
-            Write::Insert { new, .. } | Write::Update { new, .. } => new,
+            Write::Insert { new, .. } | Write::Update { new, .. } | Write::Upsert { new, .. } => new,
             Write::Delete { old, .. } => old,
-            Write::Upsert { .. } | Write::Truncate { .. } => return false,
+            Write::Truncate { .. } => return false,
         };
         if self.table.key.is_none() {
             self.rows.push(Net::Insert(row.into()));
@@ -168,14 +176,15 @@ impl<'a> Gathered<'a> {
         match (write, self.places.get(&key).copied()) {
             (Write::Insert { .. }, None) => self.put(key, Net::Insert(row.into())),
             (Write::Update { .. }, None) => self.put(key, Net::Update(row.into())),
+            (Write::Upsert { .. }, None) => self.put(key, Net::Upsert(row.into())),
             (Write::Delete { .. }, None) => self.put(key, Net::Delete(row.into())),
-            (Write::Update { .. }, Some(at)) => match &mut self.rows[at] {
-                Net::Insert(known) | Net::Update(known) => overlay(known, row),
+            (Write::Update { .. } | Write::Upsert { .. }, Some(at)) => match &mut self.rows[at] {
+                Net::Insert(known) | Net::Update(known) | Net::Upsert(known) => overlay(known, row),
                 Net::Delete(_) | Net::Nothing => return false,
             },
             (Write::Delete { .. }, Some(at)) => match self.rows[at] {
                 Net::Insert(_) => self.rows[at] = Net::Nothing,
-                Net::Update(_) => self.rows[at] = Net::Delete(row.into()),
+                Net::Update(_) | Net::Upsert(_) => self.rows[at] = Net::Delete(row.into()),
                 Net::Delete(_) | Net::Nothing => return false,
             },
             _ => return false,
@@ -190,11 +199,12 @@ impl<'a> Gathered<'a> {
 
     fn flush(self, steps: &mut Vec<Step<'_>>) {
         let Gathered { table, rows, .. } = self;
-        let (mut inserts, mut deletes) = (Vec::new(), Vec::new());
+        let (mut inserts, mut upserts, mut deletes) = (Vec::new(), Vec::new(), Vec::new());
         let mut updates: Vec<(Vec<bool>, Vec<Row<'a>>)> = Vec::new();
         for net in rows {
             match net {
                 Net::Insert(row) => inserts.push(row),
+                Net::Upsert(row) => upserts.push(row),
                 Net::Delete(row) => deletes.push(row),
                 Net::Update(row) => {
                     let is_set = |value: &Value| *value != Value::Unchanged;
@@ -225,6 +235,8 @@ impl<'a> Gathered<'a> {
             let columns = all().into_iter().filter(|at| set[*at]).collect();
             many(ManyShape::Update(oid, set), columns, &rows);
         }
+        in_order(&mut upserts);
+        many(ManyShape::Upsert(oid), all(), &upserts);
         many(ManyShape::Insert(oid), all(), &inserts);
     }
 }
@@ -270,6 +282,11 @@ fn array<'a>(values: impl Iterator<Item = &'a Value> + Clone) -> Value {
 }
 
 impl Many {
+    /// Whether it must find each of its rows, or make it; of those that early transactions delete some may not be there.
+    pub(crate) fn is_sure(&self, early: bool) -> bool {
+        !(early && self.table.brings() && matches!(self.shape, ManyShape::Delete(_)))
+    }
+
     /// The statement's text.
     pub(crate) fn sql(&self) -> String {
         let def = &self.table.def;
@@ -286,13 +303,18 @@ impl Many {
         };
         let same = key.iter().map(|at| format!("t.{0} = v.{0}", name(at))).collect::<Vec<_>>().join(" AND ");
         let (table, alone) = (def.qualified(), def.alone());
+        let insert = || {
+            let columns = list(&all, "");
+            format!("INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {}", rows(&all))
+        };
         match &self.shape {
-            ManyShape::Insert(_) => {
-                let columns = list(&all, "");
-                format!("INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {}", rows(&all))
+            ManyShape::Insert(_) => insert(),
+            ManyShape::Upsert(_) => {
+                let sets = all.iter().map(|at| format!("{0} = EXCLUDED.{0}", name(at))).collect::<Vec<_>>().join(", ");
+                format!("{} ON CONFLICT ({}) DO UPDATE SET {sets}", insert(), list(&key, ""))
             }
             ManyShape::Update(_, set) => {
-                let columns: Vec<usize> = all.into_iter().filter(|at| set[*at]).collect();
+                let columns: Vec<usize> = all.iter().copied().filter(|at| set[*at]).collect();
                 // The key is the same before and after.
                 let sets: Vec<String> =
                     columns.iter().filter(|at| !key.contains(at)).map(|at| format!("{0} = v.{0}", name(at))).collect();
@@ -326,8 +348,10 @@ mod tests {
 
     fn of(writes: Vec<Write>) -> Vec<Arc<Transaction>> {
         let each = writes.into_iter().zip(1..);
-        each.map(|(write, stamp)| Arc::new(Transaction { stamp, xid: 1, writes: vec![write], bytes: 1, told: None }))
-            .collect()
+        each.map(|(write, stamp)| {
+            Arc::new(Transaction { stamp, xid: 1, writes: vec![write], bytes: 1, told: None, early: false })
+        })
+        .collect()
     }
 
     fn texts(group: &[Arc<Transaction>]) -> Vec<String> {
@@ -362,6 +386,30 @@ mod tests {
         let t = table();
         let group = of(vec![update(&t, ["1", "a", "x"]), update(&t, ["2", "b", ""]), update(&t, ["1", "c", "?"])]);
         assert_eq!(texts(&group), [r#"UPDATE 2 {"1","2"} {"c","b"} {"x",NULL}"#]);
+    }
+
+    #[test]
+    fn a_row_that_may_not_be_there_is_brought_as_it_is_at_last() {
+        let t = table();
+        let upsert = |values| Write::Upsert { table: Arc::clone(&t), new: row(values) };
+        let group = of(vec![
+            upsert(["1", "a", "x"]),
+            upsert(["2", "b", "y"]),
+            update(&t, ["1", "c", "?"]),
+            upsert(["3", "d", "z"]),
+            delete(&t, "3"),
+            insert(&t, ["4", "e", "x"]),
+            upsert(["4", "f", "y"]),
+        ]);
+        let expected =
+            [r#"DELETE 1 {"3"}"#, r#"INSERT 2 {"1","2"} {"c","b"} {"x","y"}"#, r#"INSERT 1 {"4"} {"f"} {"y"}"#];
+        assert_eq!(texts(&group), expected);
+        let steps = steps(&group);
+        let [Step::Many(gone), Step::Many(brought), _] = &steps[..] else { panic!("{steps:?}") };
+        assert!(!gone.is_sure(true) && gone.is_sure(false) && brought.is_sure(true));
+        let sql = brought.sql();
+        let conflict = r#" ON CONFLICT ("id") DO UPDATE SET "id" = EXCLUDED."id", "mail" = EXCLUDED."mail", "note" = EXCLUDED."note""#;
+        assert!(sql.ends_with(conflict), "{sql}");
     }
 
     #[test]

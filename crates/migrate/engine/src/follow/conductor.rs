@@ -6,7 +6,7 @@ use crate::Error;
 use crate::pgoutput::Lsn;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-use stillpoint_migrate_replay::{Limits, Mode, Player as PlayerId, Scheduler, Stamp, Syncset};
+use stillpoint_migrate_replay::{Limits, Mode, Player as PlayerId, Scheduler, Snapshot, Stamp, Syncset, Xid};
 use tokio::sync::{mpsc, oneshot, watch};
 
 /// Transactions of a batch: enough that many rows go out in one statement and hot ones once, few enough that what has to be
@@ -40,7 +40,7 @@ pub(crate) struct Standing {
     pub(crate) retries: u64,
 }
 
-/// Which transactions a snapshot of the source sees.
+/// Which transactions a snapshot of the source sees: none from `xmax` on, and none that was in progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SourceSnapshot {
     pub(crate) xmax: u64,
@@ -63,12 +63,26 @@ pub(crate) enum Command {
 
 impl SourceSnapshot {
     /// From the text of `pg_current_snapshot()`: `xmin:xmax:in,progress`.
-    pub(crate) fn parse(text: &str) -> Option<SourceSnapshot> {
-        let mut parts = text.split(':');
-        let _xmin: u64 = parts.next()?.parse().ok()?;
-        let xmax = parts.next()?.parse().ok()?;
-        let in_progress = parts.next()?.split(',').filter(|xid| !xid.is_empty()).map(str::parse);
-        Some(SourceSnapshot { xmax, in_progress: in_progress.collect::<Result<_, _>>().ok()? })
+    pub(crate) fn parse(text: &str) -> Result<SourceSnapshot, Error> {
+        let parts = || {
+            let mut parts = text.split(':');
+            let _xmin: u64 = parts.next()?.parse().ok()?;
+            let xmax = parts.next()?.parse().ok()?;
+            let in_progress = parts.next()?.split(',').filter(|xid| !xid.is_empty()).map(str::parse);
+            Some(SourceSnapshot { xmax, in_progress: in_progress.collect::<Result<_, _>>().ok()? })
+        };
+        parts().ok_or_else(|| Error::Pgoutput(format!("`{text}` is no snapshot")))
+    }
+
+    /// Whether it sees all that an earlier one saw.
+    pub(crate) fn contains(&self, earlier: &SourceSnapshot) -> bool {
+        let hidden = |xid: &u64| *xid < earlier.xmax && !earlier.in_progress.contains(xid);
+        self.xmax >= earlier.xmax && !self.in_progress.iter().any(hidden)
+    }
+
+    /// The same for the scheduler.
+    pub(super) fn whole(&self) -> Snapshot {
+        Snapshot::new(Xid(self.xmax), self.in_progress.iter().copied().map(Xid))
     }
 
     /// Whether it sees a transaction that committed; numbers of the stream have no epoch, so they are compared as the
@@ -385,7 +399,24 @@ mod tests {
         }
         assert!(SourceSnapshot::parse("10:20:").unwrap().sees(12));
         for wrong in ["", "1:2", "a:b:c"] {
-            assert_eq!(SourceSnapshot::parse(wrong), None, "{wrong}");
+            assert!(SourceSnapshot::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    /// A commit that waits for a standby is in the log, and seen by nobody.
+    #[test]
+    fn a_later_snapshot_may_not_see_yet_what_the_log_tells() {
+        let snapshot = |text| SourceSnapshot::parse(text).unwrap();
+        let earlier = snapshot("10:20:12,15");
+        for (later, contains) in [
+            ("12:20:12,15", true),
+            ("15:30:15,25", true),
+            ("30:30:", true),
+            ("12:20:12,13", false),
+            ("9:30:9", false),
+            ("19:19:", false),
+        ] {
+            assert_eq!(snapshot(later).contains(&earlier), contains, "{later}");
         }
     }
 
@@ -394,7 +425,8 @@ mod tests {
         let (batches, mut player) = mpsc::channel(ROOM);
         let mut slot = PlayerSlot::new(batches);
         let send = |slot: &mut PlayerSlot| {
-            let of = |stamp| Arc::new(Transaction { stamp, xid: 1, writes: Vec::new(), bytes: 1, told: None });
+            let of =
+                |stamp| Arc::new(Transaction { stamp, xid: 1, writes: Vec::new(), bytes: 1, told: None, early: false });
             slot.gathered = (0..LONG as u64).map(of).collect();
             slot.send();
         };

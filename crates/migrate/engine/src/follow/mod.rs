@@ -10,10 +10,12 @@
 //! flushed, so that a crash of either side, or of ours, loses and repeats nothing: what comes again above the confirmed
 //! position is skipped when its stamp is there.
 
+mod backlog;
 mod bulk;
 mod conductor;
 mod player;
 mod rows;
+pub(crate) mod spoken;
 mod statement;
 mod stream;
 #[cfg(test)]
@@ -28,19 +30,24 @@ use crate::throttle::Throttle;
 use crate::{Error, Server, outfit};
 use conductor::{Command, Conductor, ROOM};
 use player::Player;
-use rows::Markers;
+use rows::{Markers, Reader};
+use spoken::{Replay, Way};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use stillpoint_migrate_replay::Mode;
 use stream::Opening;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
+use transaction::Item;
 
+pub(crate) use backlog::copy_of;
 pub(crate) use conductor::{SourceSnapshot, Standing};
 pub(crate) use transaction::MARKER_PREFIX;
 
 /// How often the position on the target is made safe and told to the source.
 const KEEPING: Duration = Duration::from_millis(500);
+const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 /// Chunks of items received ahead of the conductor.
 const CHUNKS: usize = 4;
 
@@ -65,9 +72,43 @@ pub(crate) enum Feed<'a> {
         publications: &'a [&'a str],
         /// Not before here.
         from: Lsn,
+        /// What commits up to here may change rows that were not copied, since it had changed them before they were read.
+        horizon: Lsn,
     },
-    /// What the proxy captures, behind a snapshot. Its stamps stand for positions.
-    Proxy(Recording, SourceSnapshot),
+    /// What the proxy captures, behind a snapshot: rows, or statements that are repeated in this schedule. Its stamps stand
+    /// for positions.
+    Proxy(Recording, SourceSnapshot, Option<Mode>),
+}
+
+/// Players that repeat rows.
+struct OfRows<'a> {
+    target: &'a Server,
+    search_path: &'a str,
+    players: usize,
+    pace: &'a Arc<Throttle>,
+    /// Stamps that were applied before.
+    applied: Vec<Lsn>,
+}
+
+impl OfRows<'_> {
+    /// Connects them, with their conductor.
+    async fn start(
+        self,
+        items: mpsc::Receiver<Result<Vec<Item>, Error>>,
+        commands: mpsc::Receiver<Command>,
+        publisher: watch::Sender<Standing>,
+        others: &mut Vec<JoinHandle<()>>,
+    ) -> Result<JoinHandle<Result<(), Error>>, Error> {
+        let (report, reports) = mpsc::channel(self.players);
+        let mut batches = Vec::new();
+        for number in 0..self.players {
+            let player = Player::connect(self.target, self.search_path).await?;
+            let (sender, receiver) = mpsc::channel(ROOM);
+            batches.push(sender);
+            others.push(tokio::spawn(player.run(number as u32, receiver, report.clone(), Arc::clone(self.pace))));
+        }
+        Ok(tokio::spawn(Conductor::new(batches, publisher, self.applied).run(items, reports, commands)))
+    }
 }
 
 /// How a place in the order of changes is marked, and read.
@@ -99,41 +140,49 @@ impl Follower {
         let mut keeper = Keeper::connect(plan.target).await?;
         let (confirmed, applied) = keeper.restore().await?;
         let shared = Arc::new(AtomicU64::new(confirmed));
-        let (item, items) = mpsc::channel(CHUNKS);
+        let (command, commands) = mpsc::channel(4);
+        let (publisher, standing) = watch::channel(Standing::default());
+        let Plan { source, target, feed, inventory, players, pace } = plan;
         let mut others = Vec::new();
-        let marks = match plan.feed {
-            Feed::Log { slot, publications, from } => {
+        let of_rows = OfRows { target, search_path: &search_path, players, pace: &pace, applied };
+        let (marks, conductor) = match feed {
+            Feed::Log { slot, publications, from, horizon } => {
                 let from = from.max(confirmed);
                 shared.store(from, Ordering::Release);
                 let opening = Opening {
-                    source: plan.source.clone(),
+                    source: source.clone(),
                     slot: slot.to_owned(),
                     publications: publications.iter().map(ToString::to_string).collect(),
-                    inventory: plan.inventory.clone(),
+                    inventory: inventory.clone(),
                     from,
+                    horizon,
                     confirmed: Arc::clone(&shared),
                 };
+                let (item, items) = mpsc::channel(CHUNKS);
                 stream::start(opening, item).await?;
-                Marks::Log(Link::connect(plan.source, Purpose::Statements, &[("synchronous_commit", "on")]).await?)
+                let marks =
+                    Marks::Log(Link::connect(source, Purpose::Statements, &[("synchronous_commit", "on")]).await?);
+                (marks, of_rows.start(items, commands, publisher, &mut others).await?)
             }
-            Feed::Proxy(recording, seen) => {
+            Feed::Proxy(recording, seen, schedule) => {
                 let (stamps, markers) = (recording.stamps().await?, Arc::<Markers>::default());
-                let reader = rows::Reader::new(recording.spool(), seen, plan.inventory, Arc::clone(&markers));
-                others.push(tokio::spawn(reader.run(item)));
-                Marks::Proxy { recording, stamps, markers }
+                let (spool, marked) = (recording.spool(), Arc::clone(&markers));
+                let conductor = if let Some(mode) = schedule {
+                    let way = Way { mode, players, synchronous: false };
+                    let replay = Replay::with(way, target, Some(seen.whole()), &search_path, pace).await?;
+                    let (item, items) = mpsc::channel(CHUNKS);
+                    let translator = spoken::Translator::new(seen.whole(), inventory);
+                    others.push(tokio::spawn(Reader::new(spool, translator, marked).run(item)));
+                    tokio::spawn(spoken::Conductor::new(replay, publisher).run(items, commands))
+                } else {
+                    let (item, items) = mpsc::channel(CHUNKS);
+                    let translator = rows::Translator::new(seen, inventory);
+                    others.push(tokio::spawn(Reader::new(spool, translator, marked).run(item)));
+                    of_rows.start(items, commands, publisher, &mut others).await?
+                };
+                (Marks::Proxy { recording, stamps, markers }, conductor)
             }
         };
-        let (report, reports) = mpsc::channel(plan.players);
-        let mut batches = Vec::new();
-        for number in 0..plan.players {
-            let player = Player::connect(plan.target, &search_path).await?;
-            let (sender, receiver) = mpsc::channel(ROOM);
-            batches.push(sender);
-            others.push(tokio::spawn(player.run(number as u32, receiver, report.clone(), Arc::clone(&plan.pace))));
-        }
-        let (command, commands) = mpsc::channel(4);
-        let (publisher, standing) = watch::channel(Standing::default());
-        let conductor = tokio::spawn(Conductor::new(batches, publisher, applied).run(items, reports, commands));
         let keeper = tokio::spawn(keeper.run(standing.clone(), shared));
         Ok(Follower { commands: command, standing, conductor, others, keeper, marks, markers: 0, over: false })
     }
@@ -187,31 +236,38 @@ impl Follower {
     /// taken when one falls between two commits that became visible in the other order, or when more was committed right
     /// behind it than may wait in memory.
     pub(crate) async fn hold_at(&mut self, source: &mut Link, target: &mut Link, limit: Duration) -> Result<(), Error> {
-        const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
+        let result = async {
+            self.stand_at(source, limit).await?;
+            target.query(&format!("{BEGIN}; SELECT 1")).await.map(drop)
+        };
+        let result = result.await;
+        let released = self.go_on().await;
+        result.and(released)
+    }
+
+    /// The same for a caller who does something there, and then has it [go on](Follower::go_on).
+    pub(crate) async fn stand_at(&mut self, source: &mut Link, limit: Duration) -> Result<(), Error> {
         let (answer, answered) = oneshot::channel();
         self.send(Command::Hold(answer)).await?;
         self.within(limit, "holding the replay", answered).await?;
-        let result = async {
-            for _ in 0..50 {
-                source.query(BEGIN).await?;
-                let text = source.text("SELECT pg_current_snapshot()").await?;
-                let snapshot =
-                    SourceSnapshot::parse(&text).ok_or_else(|| Error::Pgoutput(format!("`{text}` is no snapshot")))?;
-                let marker = self.emit("barrier").await?;
-                let (done, answered) = oneshot::channel();
-                self.send(Command::ApplySeen { marker, snapshot, done }).await?;
-                if self.within(limit, "bringing the target to a snapshot of the source", answered).await? {
-                    target.query(&format!("{BEGIN}; SELECT 1")).await?;
-                    return Ok(());
-                }
-                source.query("ROLLBACK").await?;
+        for _ in 0..50 {
+            source.query(BEGIN).await?;
+            let snapshot = SourceSnapshot::parse(&source.text("SELECT pg_current_snapshot()").await?)?;
+            let marker = self.emit("barrier").await?;
+            let (done, answered) = oneshot::channel();
+            self.send(Command::ApplySeen { marker, snapshot, done }).await?;
+            if self.within(limit, "bringing the target to a snapshot of the source", answered).await? {
+                return Ok(());
             }
-            let (what, who) = ("finding a common snapshot".into(), Vec::new());
-            Err(Error::TimedOut { what, limit, who })
-        };
-        let result = result.await;
-        let released = self.send(Command::Release).await;
-        result.and(released)
+            source.query("ROLLBACK").await?;
+        }
+        let (what, who) = ("finding a common snapshot".into(), Vec::new());
+        Err(Error::TimedOut { what, limit, who })
+    }
+
+    /// Takes [`Follower::stand_at`] back.
+    pub(crate) async fn go_on(&mut self) -> Result<(), Error> {
+        self.send(Command::Release).await
     }
 
     async fn emit(&mut self, kind: &str) -> Result<String, Error> {

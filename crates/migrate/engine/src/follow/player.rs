@@ -17,7 +17,7 @@
 
 use super::bulk::{ManyShape, Step, steps};
 use super::statement::Shape;
-use super::transaction::Transaction;
+use super::transaction::{Transaction, Write};
 use crate::link::{Frame, Link, Purpose};
 use crate::pgoutput::Value;
 use crate::throttle::Throttle;
@@ -296,8 +296,9 @@ impl Player {
     fn group(&mut self, group: &[Arc<Transaction>], asked: &mut Asked) -> Result<(), Error> {
         self.bind(BEGIN, &[])?;
         asked.rows.push_back(None);
+        let early = group.iter().any(|transaction| transaction.early);
         for step in steps(group) {
-            self.step(&step, asked)?;
+            self.step(&step, early, asked)?;
         }
         let mut stamps = String::with_capacity(2 + 21 * group.len());
         for transaction in group {
@@ -312,16 +313,17 @@ impl Player {
         Ok(())
     }
 
-    fn step(&mut self, step: &Step<'_>, asked: &mut Asked) -> Result<(), Error> {
+    fn step(&mut self, step: &Step<'_>, early: bool, asked: &mut Asked) -> Result<(), Error> {
         match step {
             Step::One(write) => {
                 let (shape, parameters) = (write.shape().map(Prepared::One), write.parameters());
+                let sure = !matches!(write, Write::Delete { table, .. } if early && table.brings());
                 // TRUNCATE tells no number.
-                asked.rows.push_back(shape.is_some().then_some(1));
+                asked.rows.push_back((shape.is_some() && sure).then_some(1));
                 self.execute(shape, || write.sql(), &parameters, asked)
             }
             Step::Many(many) => {
-                asked.rows.push_back(Some(many.rows));
+                asked.rows.push_back(many.is_sure(early).then_some(many.rows));
                 let parameters: Vec<&Value> = many.arrays.iter().collect();
                 self.execute(Some(Prepared::Many(many.shape.clone())), || many.sql(), &parameters, asked)
             }
@@ -385,7 +387,7 @@ impl Asked {
 }
 
 /// Whether trying again, when everything before it is there, can help.
-fn can_be_mended(error: &Error) -> bool {
+pub(super) fn can_be_mended(error: &Error) -> bool {
     matches!(error.sqlstate(), Some("23505" | "23P01" | "40P01" | "40001" | "55P03"))
 }
 
@@ -418,8 +420,8 @@ async fn answers(
 
 #[cfg(test)]
 mod tests {
+    use super::super::transaction::Table;
     use super::super::transaction::tests::table_def;
-    use super::super::transaction::{Table, Write};
     use super::*;
     use std::time::Duration;
     use stillpoint_migrate_testbed::{Cluster, available};
@@ -456,7 +458,7 @@ mod tests {
         fn transaction(&mut self, write: impl Fn(Arc<Table>) -> Write) -> Arc<Transaction> {
             self.stamp += 1;
             let writes = vec![write(Arc::clone(&self.table))];
-            Arc::new(Transaction { stamp: self.stamp, xid: 1, writes, bytes: 1, told: None })
+            Arc::new(Transaction { stamp: self.stamp, xid: 1, writes, bytes: 1, told: None, early: false })
         }
 
         fn insert(&mut self, mail: &str) -> Arc<Transaction> {
@@ -505,7 +507,8 @@ mod tests {
         let Value::Text(id) = &new[0] else { panic!("a text") };
         let new = row(std::str::from_utf8(id).unwrap(), "taken");
         let writes = vec![Write::Insert { table: Arc::clone(&stage.table), new }];
-        second[9] = Arc::new(Transaction { stamp: second[9].stamp, xid: 1, writes, bytes: 1, told: None });
+        second[9] =
+            Arc::new(Transaction { stamp: second[9].stamp, xid: 1, writes, bytes: 1, told: None, early: false });
         for batch in [&first, &second, &third] {
             stage.send(batch, 0).await;
         }

@@ -32,51 +32,70 @@ impl Markers {
         self.changed.notify_one();
     }
 
-    fn reached(&self, stamp: Lsn) -> Vec<Item> {
+    fn reached<T>(&self, stamp: Lsn) -> Vec<Item<T>> {
         let mut wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
         let reached = wanted.extract_if(.., |(behind, _)| *behind <= stamp);
         reached.map(|(end, text)| Item::Marker { text, end }).collect()
     }
 }
 
+/// Makes items of lines of a capture.
+pub(super) trait Translate: Send {
+    /// What stands for a transaction.
+    type Of: Send;
+
+    /// Takes a line in.
+    fn take(&mut self, line: &[u8]) -> Result<Option<Item<Self::Of>>, Error>;
+
+    /// The stamp of the last transaction that was taken in.
+    fn received(&self) -> Lsn;
+}
+
 /// Reads what was captured.
-pub(crate) struct Reader {
+pub(super) struct Reader<T> {
     spool: Arc<Spool>,
-    translator: Translator,
+    translator: T,
     markers: Arc<Markers>,
+}
+
+/// What comes to the conductor of items.
+pub(super) type Items<T> = mpsc::Sender<Result<Vec<Item<T>>, Error>>;
+
+/// Makes transactions of rows.
+pub(super) struct Translator {
+    tables: Tables,
+    seen: SourceSnapshot,
     received: Lsn,
 }
 
 /// Knows tables as the proxy tells of them.
-struct Translator {
+#[derive(Debug)]
+pub(super) struct Tables {
     inventory: HashMap<u32, TableDef>,
-    seen: SourceSnapshot,
-    tables: HashMap<u32, Known>,
+    known: HashMap<u32, Known>,
 }
 
 /// A table, and where the value of each of its columns stands.
+#[derive(Debug)]
 struct Known {
     table: Arc<Table>,
     places: Vec<usize>,
 }
 
-impl Reader {
-    /// `seen` is the snapshot that was copied.
-    pub(crate) fn new(spool: Arc<Spool>, seen: SourceSnapshot, inventory: &Inventory, markers: Arc<Markers>) -> Reader {
-        let tables = inventory.tables.iter().chain(&inventory.partitioned);
-        let inventory = tables.map(|table| (table.oid, table.clone())).collect();
-        Reader { spool, translator: Translator { inventory, seen, tables: HashMap::new() }, markers, received: 0 }
+impl<T: Translate> Reader<T> {
+    pub(super) fn new(spool: Arc<Spool>, translator: T, markers: Arc<Markers>) -> Reader<T> {
+        Reader { spool, translator, markers }
     }
 
     /// Reads until the receiver of items is gone; the error that ends it goes the same way.
-    pub(crate) async fn run(mut self, items: mpsc::Sender<Result<Vec<Item>, Error>>) {
+    pub(super) async fn run(mut self, items: Items<T::Of>) {
         if let Err(error) = self.pump(&items).await {
             // Nobody listens any more: then nobody is interested.
             let _ = items.send(Err(error)).await;
         }
     }
 
-    async fn pump(&mut self, items: &mpsc::Sender<Result<Vec<Item>, Error>>) -> Result<(), Error> {
+    async fn pump(&mut self, items: &Items<T::Of>) -> Result<(), Error> {
         let mut bytes = Vec::new();
         loop {
             tokio::select! {
@@ -87,16 +106,13 @@ impl Reader {
             let mut chunk = Vec::new();
             let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
             for line in bytes[..whole].split_inclusive(|byte| *byte == b'\n') {
-                if let Some((stamp, item)) = self.translator.take(line)? {
-                    self.received = stamp;
-                    chunk.push(item);
-                }
+                chunk.extend(self.translator.take(line)?);
                 if chunk.len() >= CHUNK_MAX && items.send(Ok(std::mem::take(&mut chunk))).await.is_err() {
                     return Ok(());
                 }
             }
             bytes.drain(..whole);
-            chunk.extend(self.markers.reached(self.received));
+            chunk.extend(self.markers.reached(self.translator.received()));
             if !chunk.is_empty() && items.send(Ok(chunk)).await.is_err() {
                 return Ok(());
             }
@@ -105,28 +121,9 @@ impl Reader {
 }
 
 impl Translator {
-    /// Takes a line in; a transaction with its stamp.
-    fn take(&mut self, line: &[u8]) -> Result<Option<(Lsn, Item)>, Error> {
-        match Reply::of_line(line).map_err(|error| Error::Capture(error.to_string()))? {
-            Reply::Table(shape) => {
-                let known = self.table(&shape)?;
-                self.tables.insert(shape.table, known);
-                Ok(None)
-            }
-            Reply::Syncset(rows) => Ok(Some((rows.stamp, self.transaction(rows)?))),
-            other => Err(Error::Capture(format!("the proxy said {other:?} among what it captured"))),
-        }
-    }
-
-    fn table(&self, shape: &TableShape) -> Result<Known, Error> {
-        let def = described(&self.inventory, shape.table, &shape.schema, &shape.name)?;
-        let place = |name: &String| shape.columns.iter().position(|column| column == name);
-        let places: Option<Vec<usize>> = def.columns.iter().map(|column| place(&column.name)).collect();
-        let places = places.filter(|places| places.len() == shape.columns.len());
-        let places = places.ok_or_else(|| other_columns(def))?;
-        let key: Option<Vec<usize>> = shape.key.iter().map(|at| places.iter().position(|place| place == at)).collect();
-        let key = key.filter(|key| !key.is_empty());
-        Ok(Known { table: Arc::new(Table { def: def.clone(), key }), places })
+    /// `seen` is the snapshot that was copied.
+    pub(super) fn new(seen: SourceSnapshot, inventory: &Inventory) -> Translator {
+        Translator { tables: Tables::new(inventory), seen, received: 0 }
     }
 
     fn transaction(&self, rows: Syncset) -> Result<Item, Error> {
@@ -134,21 +131,63 @@ impl Translator {
         if rows.is_empty() {
             return Ok(Item::Position(stamp));
         }
-        let number: u64 = xid.parse().map_err(|_| Error::Capture(format!("`{xid}` is no number of a transaction")))?;
         // As the server's own numbers in its log are.
-        let xid = number as u32;
+        let xid = xid_of(&xid)? as u32;
         if self.seen.sees(xid) {
             return Ok(Item::Position(stamp));
         }
         let bytes = rows.iter().map(size).sum();
-        let writes: Result<Vec<Write>, Error> = rows.into_iter().map(|row| self.write(row)).collect();
+        let writes = self.tables.writes(rows)?;
         let told = Some(tokens.into_iter().map(Token::from).collect());
-        Ok(Item::Transaction(Transaction { stamp, xid, writes: writes?, bytes, told }))
+        Ok(Item::Transaction(Transaction { stamp, xid, writes, bytes, told, early: false }))
+    }
+}
+
+impl Translate for Translator {
+    type Of = Transaction;
+
+    fn take(&mut self, line: &[u8]) -> Result<Option<Item>, Error> {
+        match reply(line)? {
+            Reply::Table(shape) => self.tables.learn(&shape).map(|()| None),
+            Reply::Syncset(rows) => {
+                self.received = rows.stamp;
+                self.transaction(rows).map(Some)
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn received(&self) -> Lsn {
+        self.received
+    }
+}
+
+impl Tables {
+    pub(super) fn new(inventory: &Inventory) -> Tables {
+        let tables = inventory.tables.iter().chain(&inventory.partitioned);
+        Tables { inventory: tables.map(|table| (table.oid, table.clone())).collect(), known: HashMap::new() }
+    }
+
+    /// The proxy tells of a table before it tells of its rows.
+    pub(super) fn learn(&mut self, shape: &TableShape) -> Result<(), Error> {
+        let def = described(&self.inventory, shape.table, &shape.schema, &shape.name)?;
+        let place = |name: &String| shape.columns.iter().position(|column| column == name);
+        let places: Option<Vec<usize>> = def.columns.iter().map(|column| place(&column.name)).collect();
+        let places = places.filter(|places| places.len() == shape.columns.len());
+        let places = places.ok_or_else(|| other_columns(def))?;
+        let key: Option<Vec<usize>> = shape.key.iter().map(|at| places.iter().position(|place| place == at)).collect();
+        let key = key.filter(|key| !key.is_empty());
+        self.known.insert(shape.table, Known { table: Arc::new(Table { def: def.clone(), key }), places });
+        Ok(())
+    }
+
+    pub(super) fn writes(&self, rows: Vec<Row>) -> Result<Vec<Write>, Error> {
+        rows.into_iter().map(|row| self.write(row)).collect()
     }
 
     fn write(&self, row: Row) -> Result<Write, Error> {
         let unknown = || Error::Capture(format!("a row of relation {}, of which nothing was said", row.table));
-        let Known { table, places } = self.tables.get(&row.table).ok_or_else(unknown)?;
+        let Known { table, places } = self.known.get(&row.table).ok_or_else(unknown)?;
         let table = Arc::clone(table);
         let mut values = row.values;
         if values.len() != places.len() {
@@ -165,8 +204,21 @@ impl Translator {
     }
 }
 
+pub(super) fn reply(line: &[u8]) -> Result<Reply, Error> {
+    Reply::of_line(line).map_err(|error| Error::Capture(error.to_string()))
+}
+
+pub(super) fn unexpected(reply: &Reply) -> Error {
+    Error::Capture(format!("the proxy said {reply:?} among what it captured"))
+}
+
+/// The number of a transaction, as the proxy writes it.
+pub(super) fn xid_of(text: &str) -> Result<u64, Error> {
+    text.parse().map_err(|_| Error::Capture(format!("`{text}` is no number of a transaction")))
+}
+
 /// What a row takes, in bytes.
-fn size(row: &Row) -> u64 {
+pub(super) fn size(row: &Row) -> u64 {
     row.values.iter().map(|value| 8 + value.as_ref().map_or(0, String::len) as u64).sum()
 }
 
@@ -178,7 +230,8 @@ mod tests {
 
     fn translator() -> Translator {
         let seen = SourceSnapshot::parse("10:20:12").unwrap();
-        Translator { inventory: HashMap::from([(5, table_def(true))]), seen, tables: HashMap::new() }
+        let inventory = Inventory { tables: vec![table_def(true)], partitioned: Vec::new(), sequences: Vec::new() };
+        Translator::new(seen, &inventory)
     }
 
     /// The proxy names the columns in an order of its own.
@@ -224,7 +277,7 @@ mod tests {
             ),
         ] {
             let item = translator.take(&line(&syncset(3, "4294967330", did))).unwrap();
-            let Some((3, Item::Transaction(mut whole))) = item else { panic!("{item:?}") };
+            let Some(Item::Transaction(mut whole)) = item else { panic!("{item:?}") };
             assert_eq!((whole.stamp, whole.xid, whole.writes[0].sql().as_str()), (3, 34, sql));
             assert_eq!(whole.tokens(), [Token::Row { table: 5, key: 77 }]);
             if did == Did::Insert {
@@ -239,7 +292,7 @@ mod tests {
         translator.take(&line(&Reply::Table(shape()))).unwrap();
         for (xid, left_out) in [("9", true), ("12", false), ("15", true), ("20", false)] {
             let item = translator.take(&line(&syncset(8, xid, Did::Insert))).unwrap();
-            assert_eq!(matches!(item, Some((8, Item::Position(8)))), left_out, "{xid}: {item:?}");
+            assert_eq!(matches!(item, Some(Item::Position(8))), left_out, "{xid}: {item:?}");
         }
     }
 
@@ -260,8 +313,8 @@ mod tests {
         let markers = Markers::default();
         markers.put(3, "drain".into());
         markers.put(0, "mark".into());
-        assert!(matches!(&markers.reached(2)[..], [Item::Marker { text, end: 0 }] if text == "mark"));
-        assert!(matches!(&markers.reached(3)[..], [Item::Marker { text, end: 3 }] if text == "drain"));
-        assert!(markers.reached(9).is_empty());
+        assert!(matches!(&markers.reached::<Transaction>(2)[..], [Item::Marker { text, end: 0 }] if text == "mark"));
+        assert!(matches!(&markers.reached::<Transaction>(3)[..], [Item::Marker { text, end: 3 }] if text == "drain"));
+        assert!(markers.reached::<Transaction>(9).is_empty());
     }
 }

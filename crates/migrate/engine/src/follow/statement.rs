@@ -90,6 +90,29 @@ impl Write {
         }
     }
 
+    /// The same where the row may not be there, for a table whose rows can be brought so ([`TableDef::upserts`]). A row of
+    /// which something was not sent is there: what is not sent lies in it.
+    ///
+    /// [`TableDef::upserts`]: crate::inventory::TableDef::upserts
+    pub(super) fn found_or_not(self) -> impl Iterator<Item = Write> {
+        let (table, old, new) = match self {
+            Write::Update { table, old, new } if table.brings() && !new.contains(&Value::Unchanged) => {
+                (table, old, new)
+            }
+            other => return [Some(other), None].into_iter().flatten(),
+        };
+        let values = |row: &Tuple| key_values(&table, row).cloned().collect::<Vec<_>>();
+        let moves = old.as_ref().is_some_and(|old| values(old) != values(&new));
+        let anew = moves || replaces(&table, old.as_ref(), &new) || !settable(&table, &new).contains(&true);
+        let writes = if anew {
+            let old = old.unwrap_or_else(|| new.clone());
+            [Some(Write::Delete { table: Arc::clone(&table), old }), Some(Write::Insert { table, new })]
+        } else {
+            [Some(Write::Upsert { table, new }), None]
+        };
+        writes.into_iter().flatten()
+    }
+
     /// Whether there is anything to do: a row whose columns are all unchanged, or cannot be changed, needs no statement.
     pub(crate) fn has_effect(&self) -> bool {
         match self {

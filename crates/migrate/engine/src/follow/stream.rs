@@ -2,12 +2,14 @@
 //!
 //! A server sends each change by itself. Where they come fast, waking up for each costs more than all else that we do with
 //! it: the reader then rests until some have come. For that it has a thread of its own; one that waits for the sockets of
-//! others as well would be woken up all the same.
+//! others as well would be woken up all the same. Where there is much to read before, it is read in another way
+//! ([`super::backlog`]).
 
+use super::backlog::{Backlog, trail};
 use super::transaction::{Assembler, Item};
 use crate::inventory::Inventory;
 use crate::link::{Frame, Link, Purpose, identifier, literal};
-use crate::pgoutput::{self, Lsn, Streamed};
+use crate::pgoutput::{self, Lsn, Message, Streamed};
 use crate::{Error, Server};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,15 +49,21 @@ impl Tempo {
     }
 }
 
-/// An open stream of one slot.
-pub(crate) struct Stream {
-    link: Link,
+/// What is read of one slot.
+struct Stream {
+    opening: Opening,
     assembler: Assembler,
-    /// Everything before it is safe on the target.
-    confirmed: Arc<AtomicU64>,
     received: Lsn,
     tempo: Tempo,
 }
+
+/// Where reading begins.
+enum Start {
+    Backlog(Backlog),
+    Stream(Link),
+}
+
+type Items = mpsc::Sender<Result<Vec<Item>, Error>>;
 
 /// What a stream is opened with.
 pub(crate) struct Opening {
@@ -65,12 +73,15 @@ pub(crate) struct Opening {
     pub(crate) inventory: Inventory,
     /// Where the slot stands, or here when that is later.
     pub(crate) from: Lsn,
+    /// Up to here rows may not be there that are changed.
+    pub(crate) horizon: Lsn,
+    /// Everything before it is safe on the target.
     pub(crate) confirmed: Arc<AtomicU64>,
 }
 
 /// Opens a stream and reads it, on a thread of its own, until the receiver of items is gone; the error that ends it goes the
 /// same way.
-pub(crate) async fn start(opening: Opening, items: mpsc::Sender<Result<Vec<Item>, Error>>) -> Result<(), Error> {
+pub(crate) async fn start(opening: Opening, items: Items) -> Result<(), Error> {
     let (told, opened) = oneshot::channel();
     let failed =
         |error: std::io::Error| Error::Program { program: "the stream's reader".into(), why: error.to_string() };
@@ -80,13 +91,17 @@ pub(crate) async fn start(opening: Opening, items: mpsc::Sender<Result<Vec<Item>
             Err(error) => return drop(told.send(Err(failed(error)))),
         };
         runtime.block_on(async {
-            let (outcome, stream) = match Stream::open(opening).await {
-                Ok(stream) => (Ok(()), Some(stream)),
+            let mut stream = Stream::new(opening);
+            let (outcome, start) = match stream.open().await {
+                Ok(start) => (Ok(()), Some(start)),
                 Err(error) => (Err(error), None),
             };
             // Where nobody waits for it any more it is not read either.
-            if let (Ok(()), Some(stream)) = (told.send(outcome), stream) {
-                stream.run(items).await;
+            if let (Ok(()), Some(start)) = (told.send(outcome), start) {
+                tokio::select! {
+                    Err(error) = stream.run(start, &items) => drop(items.send(Err(error)).await),
+                    () = items.closed() => {}
+                }
             }
         });
     };
@@ -94,65 +109,150 @@ pub(crate) async fn start(opening: Opening, items: mpsc::Sender<Result<Vec<Item>
     opened.await.unwrap_or_else(|_| Err(Error::WrongPhase("the stream's reader has ended".into())))
 }
 
+impl Opening {
+    fn publications(&self) -> String {
+        self.publications.iter().map(|name| identifier(name)).collect::<Vec<_>>().join(",")
+    }
+
+    fn safe(&self) -> Lsn {
+        self.confirmed.load(Ordering::Acquire)
+    }
+}
+
 impl Stream {
-    async fn open(opening: Opening) -> Result<Stream, Error> {
-        let Opening { source, slot, publications, inventory, from, confirmed } = opening;
-        let mut link = Link::connect(&source, Purpose::Replication, &[]).await?;
-        let names: Vec<String> = publications.iter().map(|name| identifier(name)).collect();
-        let start = format!(
-            "START_REPLICATION SLOT {} LOGICAL {:X}/{:X} (proto_version '1', publication_names {}, messages 'true')",
-            identifier(&slot),
-            from >> 32,
-            from & 0xffff_ffff,
-            literal(&names.join(","))
-        );
+    fn new(opening: Opening) -> Stream {
+        let (assembler, received) = (Assembler::new(&opening.inventory, opening.horizon), opening.from);
+        let tempo = Tempo { since: Instant::now(), messages: 0, fast: false };
+        Stream { opening, assembler, received, tempo }
+    }
+
+    async fn open(&self) -> Result<Start, Error> {
+        let Opening { source, slot, from, .. } = &self.opening;
+        match Backlog::open(source, slot, &self.opening.publications(), *from).await {
+            Some(backlog) => Ok(Start::Backlog(backlog)),
+            None => self.begin().await.map(Start::Stream),
+        }
+    }
+
+    /// Begins the stream behind what was received.
+    async fn begin(&self) -> Result<Link, Error> {
+        let source = &self.opening.source;
+        let mut link = Link::connect(source, Purpose::Replication, &[]).await?;
         // The server has not noticed yet that whoever read it before is gone.
         let begun = Instant::now();
-        while let Err(error) = link.begin_copy(&start).await {
+        while let Err(error) = link.begin_copy(&self.statement(&self.opening.slot)).await {
             if error.sqlstate() != Some("55006") || begun.elapsed() > SLOT_LIMIT {
                 return Err(error);
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
-            link = Link::connect(&source, Purpose::Replication, &[]).await?;
+            link = Link::connect(source, Purpose::Replication, &[]).await?;
         }
-        let tempo = Tempo { since: Instant::now(), messages: 0, fast: false };
-        Ok(Stream { link, assembler: Assembler::new(&inventory), confirmed, received: from, tempo })
+        Ok(link)
     }
 
-    async fn run(mut self, items: mpsc::Sender<Result<Vec<Item>, Error>>) {
-        if let Err(error) = self.pump(&items).await {
-            // Nobody listens any more: then nobody is interested.
-            let _ = items.send(Err(error)).await;
+    fn statement(&self, slot: &str) -> String {
+        format!(
+            "START_REPLICATION SLOT {} LOGICAL {:X}/{:X} (proto_version '1', publication_names {}, messages 'true')",
+            identifier(slot),
+            self.received >> 32,
+            self.received & 0xffff_ffff,
+            literal(&self.opening.publications())
+        )
+    }
+
+    async fn run(&mut self, start: Start, items: &Items) -> Result<(), Error> {
+        let backlog = match start {
+            Start::Stream(mut link) => return self.pump(&mut link, items).await,
+            Start::Backlog(backlog) => backlog,
+        };
+        match self.behind(backlog, items).await? {
+            Ok(mut link) => {
+                let Opening { source, slot, from, confirmed, .. } = &self.opening;
+                let (source, slot, from, confirmed) = (source.clone(), slot.clone(), *from, Arc::clone(confirmed));
+                tokio::select! {
+                    ended = self.pump(&mut link, items) => ended,
+                    error = trail(&source, &slot, from, &confirmed) => Err(error),
+                }
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the rest of the backlog is left to the stream");
+                self.pump(&mut self.begin().await?, items).await
+            }
         }
     }
 
-    async fn pump(&mut self, items: &mpsc::Sender<Result<Vec<Item>, Error>>) -> Result<(), Error> {
+    /// The stream behind a backlog, which is handed on first. What the server failed to bring is the inner error.
+    async fn behind(&mut self, mut backlog: Backlog, items: &Items) -> Result<Result<Link, Error>, Error> {
+        if let Err(error) = self.work_off(&mut backlog, items).await? {
+            return Ok(Err(error));
+        }
+        let (mut link, copy) = backlog.end();
+        Ok(link.begin_copy(&self.statement(&copy)).await.map(|()| link))
+    }
+
+    /// Hands on what a backlog holds, step by step. What the server failed to bring is the inner error.
+    async fn work_off(&mut self, backlog: &mut Backlog, items: &Items) -> Result<Result<(), Error>, Error> {
+        let mut asked = backlog.ask().await;
+        while asked.is_ok() {
+            let (messages, more) = match backlog.step().await {
+                Ok(step) => step,
+                Err(error) => return Ok(Err(error)),
+            };
+            // The server is at the next one while players are at this one.
+            if more {
+                asked = backlog.ask().await;
+            }
+            let mut chunk = Vec::new();
+            for message in messages {
+                let size = message.len() as u64;
+                let message = pgoutput::message(message)?;
+                if let Message::Commit { end_lsn, .. } = &message {
+                    self.received = self.received.max(*end_lsn);
+                }
+                chunk.extend(self.assembler.take(message, size)?);
+                if chunk.len() >= CHUNK_MAX {
+                    // Where nobody takes it this is not waited for any more.
+                    let _ = items.send(Ok(std::mem::take(&mut chunk))).await;
+                }
+            }
+            if !more {
+                self.received = self.received.max(backlog.until);
+                chunk.push(Item::Position(self.received));
+            }
+            let _ = items.send(Ok(chunk)).await;
+            if !more {
+                break;
+            }
+        }
+        Ok(asked)
+    }
+
+    async fn pump(&mut self, link: &mut Link, items: &Items) -> Result<(), Error> {
         let mut heartbeat = tokio::time::interval(HEARTBEAT);
         loop {
             let frame = tokio::select! {
-                frame = self.link.receiver.frame() => frame?,
+                frame = link.receiver.frame() => frame?,
                 _ = heartbeat.tick() => {
-                    self.update().await?;
+                    self.update(link).await?;
                     continue;
                 }
-                () = items.closed() => return Ok(()),
             };
             // What has come with it goes the same way, all at once.
             let mut chunk = Vec::new();
             let mut messages = 1;
-            chunk.extend(self.item(frame).await?);
+            chunk.extend(self.item(link, frame).await?);
             while chunk.len() < CHUNK_MAX {
-                let Some(frame) = self.link.receiver.waiting()? else { break };
+                let Some(frame) = link.receiver.waiting()? else { break };
                 messages += 1;
-                chunk.extend(self.item(frame).await?);
+                chunk.extend(self.item(link, frame).await?);
             }
-            let rests = self.tempo.take(messages) && self.link.receiver.is_dry();
+            let rests = self.tempo.take(messages) && link.receiver.is_dry();
             if !chunk.is_empty() {
                 // The conductor may be busy for longer than the source's patience.
                 let permit = loop {
                     tokio::select! {
                         permit = items.reserve() => break permit,
-                        _ = heartbeat.tick() => self.update().await?,
+                        _ = heartbeat.tick() => self.update(link).await?,
                     }
                 };
                 let Ok(permit) = permit else { return Ok(()) };
@@ -165,16 +265,16 @@ impl Stream {
         }
     }
 
-    async fn item(&mut self, frame: Frame) -> Result<Option<Item>, Error> {
+    async fn item(&mut self, link: &mut Link, frame: Frame) -> Result<Option<Item>, Error> {
         let size = frame.body.len() as u64;
         match frame.tag {
-            b'd' => self.decode(pgoutput::streamed(frame.body)?, size).await,
-            b'E' => Err(self.link.receiver.sql_error(&frame.body, "streaming changes")),
-            tag => Err(self.link.receiver.protocol(format!("`{}` in the stream", char::from(tag)))),
+            b'd' => self.decode(link, pgoutput::streamed(frame.body)?, size).await,
+            b'E' => Err(link.receiver.sql_error(&frame.body, "streaming changes")),
+            tag => Err(link.receiver.protocol(format!("`{}` in the stream", char::from(tag)))),
         }
     }
 
-    async fn decode(&mut self, streamed: Streamed, size: u64) -> Result<Option<Item>, Error> {
+    async fn decode(&mut self, link: &mut Link, streamed: Streamed, size: u64) -> Result<Option<Item>, Error> {
         match streamed {
             Streamed::Data { end, message } => {
                 self.received = self.received.max(end);
@@ -183,17 +283,16 @@ impl Stream {
             Streamed::KeepAlive { end, answer } => {
                 self.received = self.received.max(end);
                 if answer {
-                    self.update().await?;
+                    self.update(link).await?;
                 }
                 Ok(Some(Item::Position(end)))
             }
         }
     }
 
-    async fn update(&mut self) -> Result<(), Error> {
-        let update = pgoutput::status_update(self.received, self.confirmed.load(Ordering::Acquire));
-        self.link.copy(&update).await?;
-        self.link.sender.flush().await
+    async fn update(&self, link: &mut Link) -> Result<(), Error> {
+        link.copy(&pgoutput::status_update(self.received, self.opening.safe())).await?;
+        link.sender.flush().await
     }
 }
 

@@ -42,7 +42,7 @@ async fn follower(pair: &Pair) -> Follower {
     Follower::start(Plan {
         source: &pair.from,
         target: &pair.to,
-        feed: Feed::Log { slot: "stillpoint_test", publications: &PUBLICATIONS, from: 0 },
+        feed: Feed::Log { slot: "stillpoint_test", publications: &PUBLICATIONS, from: 0, horizon: 0 },
         inventory: &inventory,
         players: 2,
         pace: Arc::new(Throttle::free()),

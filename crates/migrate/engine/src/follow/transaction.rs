@@ -21,6 +21,13 @@ pub(crate) struct Table {
     pub(crate) key: Option<Vec<usize>>,
 }
 
+impl Table {
+    /// Whether a row can be brought that may be there or not.
+    pub(crate) fn brings(&self) -> bool {
+        self.def.upserts() && self.key.as_ref().is_some_and(|key| !key.is_empty())
+    }
+}
+
 /// A change of one row, or of whole tables.
 #[derive(Debug, Clone)]
 pub(crate) enum Write {
@@ -58,12 +65,15 @@ pub(crate) struct Transaction {
     pub(crate) bytes: u64,
     /// What it touches, where that came with it; otherwise it follows from the rows.
     pub(crate) told: Option<Vec<Token>>,
+    /// It committed while rows were copied that it may have changed before they were read: of those it deletes some may not
+    /// be there.
+    pub(crate) early: bool,
 }
 
 /// What the stream amounts to.
 #[derive(Debug)]
-pub(crate) enum Item {
-    Transaction(Transaction),
+pub(crate) enum Item<T = Transaction> {
+    Transaction(T),
     /// A marker of ours; everything committed before it has come.
     Marker {
         text: String,
@@ -80,21 +90,25 @@ pub(crate) struct Assembler {
     tables: HashMap<u32, Option<Arc<Table>>>,
     open: Option<Transaction>,
     marker: Option<String>,
+    /// What ends up to here is early.
+    horizon: Lsn,
     /// The open transaction was brought by us from the other side: it carries a stamp of ours.
     ours: bool,
 }
 
 impl Assembler {
-    pub(crate) fn new(inventory: &Inventory) -> Assembler {
+    /// What commits up to the `horizon` is early.
+    pub(crate) fn new(inventory: &Inventory, horizon: Lsn) -> Assembler {
         let inventory = inventory.tables.iter().map(|table| (table.oid, table.clone())).collect();
-        Assembler { inventory, tables: HashMap::new(), open: None, marker: None, ours: false }
+        Assembler { inventory, tables: HashMap::new(), open: None, marker: None, horizon, ours: false }
     }
 
     /// Takes the next message; `size` is what it took on the wire.
     pub(crate) fn take(&mut self, message: Message, size: u64) -> Result<Option<Item>, Error> {
         match message {
             Message::Begin { xid, .. } => {
-                self.open = Some(Transaction { stamp: 0, xid, writes: Vec::new(), bytes: 0, told: None });
+                let writes = Vec::new();
+                self.open = Some(Transaction { stamp: 0, xid, writes, bytes: 0, told: None, early: false });
                 (self.marker, self.ours) = (None, false);
             }
             Message::Commit { end_lsn, .. } => return self.commit(end_lsn).map(Some),
@@ -137,7 +151,9 @@ impl Assembler {
         if self.ours || open.writes.is_empty() {
             return Ok(Item::Position(end));
         }
-        Ok(Item::Transaction(Transaction { stamp: end, ..open }))
+        let early = end <= self.horizon;
+        let writes = if early { open.writes.into_iter().flat_map(Write::found_or_not).collect() } else { open.writes };
+        Ok(Item::Transaction(Transaction { stamp: end, writes, early, ..open }))
     }
 
     fn write(&mut self, write: Write, size: u64) -> Result<(), Error> {
@@ -291,6 +307,7 @@ pub(crate) mod tests {
             key: keyed.then(|| vec![0]),
             identity: if keyed { 'd' } else { 'f' },
             uniques: vec![UniqueIndex { oid: 9, columns: Some(vec![1]), nulls_equal: false }],
+            rules: false,
         }
     }
 
@@ -315,8 +332,12 @@ pub(crate) mod tests {
     }
 
     fn assembler(def: &TableDef) -> Assembler {
+        assembler_with(def, 0)
+    }
+
+    fn assembler_with(def: &TableDef, horizon: Lsn) -> Assembler {
         let inventory = Inventory { tables: vec![def.clone()], partitioned: Vec::new(), sequences: Vec::new() };
-        let mut assembler = Assembler::new(&inventory);
+        let mut assembler = Assembler::new(&inventory, horizon);
         assembler.take(Message::Relation(relation(def)), 0).unwrap();
         assembler
     }
@@ -351,6 +372,39 @@ pub(crate) mod tests {
         assert_eq!(rows, 2, "a change of key takes both keys: {taken:?}");
         let taken = tokens(Message::Delete { relation: 5, old: row(["2", "", ""]) });
         assert!(matches!(taken[..], [Token::Row { .. }, Token::Index { table: 5, index: 9 }]), "{taken:?}");
+    }
+
+    /// What becomes of an update that commits at 12, with this horizon.
+    fn brought(def: &TableDef, horizon: Lsn, old: Option<Tuple>, new: Tuple) -> Vec<Write> {
+        let update = Message::Update { relation: 5, old, new };
+        match transaction(&mut assembler_with(def, horizon), vec![update]) {
+            Item::Transaction(whole) if whole.early == (horizon >= 12) => whole.writes,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn before_the_horizon_a_row_is_brought_whether_it_is_there_or_not() {
+        let def = table_def(true);
+        let whole = || row(["1", "a", "b"]);
+        assert!(matches!(brought(&def, 11, None, whole())[..], [Write::Update { .. }]), "beyond it");
+        assert!(matches!(brought(&def, 12, None, whole())[..], [Write::Upsert { .. }]));
+        let moved = brought(&def, 12, Some(row(["2", "", ""])), whole());
+        let [Write::Delete { old, .. }, Write::Insert { new, .. }] = &moved[..] else { panic!("{moved:?}") };
+        assert_eq!((&old[0], new), (&row(["2", "", ""])[0], &whole()));
+        let full = brought(&def, 12, Some(row(["1", "before", "b"])), whole());
+        assert!(matches!(full[..], [Write::Upsert { .. }]), "told, and the same: {full:?}");
+        let mut part = whole();
+        part[2] = Value::Unchanged;
+        assert!(matches!(brought(&def, 12, None, part)[..], [Write::Update { .. }]), "it is there");
+        let ruled = TableDef { rules: true, ..table_def(true) };
+        assert!(matches!(brought(&ruled, 12, None, whole())[..], [Write::Update { .. }]));
+        let keyless = brought(&table_def(false), 12, Some(whole()), whole());
+        assert!(matches!(keyless[..], [Write::Update { .. }]), "{keyless:?}");
+        let mut numbered = table_def(true);
+        numbered.columns[1].identity_always = true;
+        let anew = brought(&numbered, 12, None, whole());
+        assert!(matches!(anew[..], [Write::Delete { .. }, Write::Insert { .. }]), "no update can set it: {anew:?}");
     }
 
     #[test]

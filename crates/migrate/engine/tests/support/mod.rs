@@ -28,8 +28,8 @@ pub(crate) struct FakeFront {
     pub(crate) serving: (String, u16),
     prepared: Option<(String, u16)>,
     paused: bool,
-    /// Load that a pause ends.
-    pub(crate) load: Option<Load>,
+    /// Loads that a pause ends.
+    pub(crate) loads: Vec<Load>,
     /// What was asked, in order.
     pub(crate) asked: Vec<String>,
     /// Requests that are answered with an error.
@@ -103,7 +103,7 @@ impl Bench {
             serving: ("127.0.0.1".into(), source.port()),
             prepared: None,
             paused: false,
-            load: None,
+            loads: Vec::new(),
             asked: Vec::new(),
             refuse: Vec::new(),
             clients: None,
@@ -139,10 +139,11 @@ impl Bench {
     }
 
     /// A database `shop` with one table, `big`, whose copy takes a while.
-    pub(crate) fn fill_big(&self) {
+    pub(crate) fn fill_big(&self, rows: u32) {
         self.source.sql("postgres", "CREATE DATABASE shop");
-        let rows =
-            "CREATE TABLE big AS SELECT g AS id, repeat(md5(g::text), 30) AS note FROM generate_series(1, 56000) g";
+        let rows = format!(
+            "CREATE TABLE big AS SELECT g AS id, repeat(md5(g::text), 30) AS note FROM generate_series(1, {rows}) g"
+        );
         self.source.sql("shop", &format!("{rows}; ALTER TABLE big ADD PRIMARY KEY (id)"));
     }
 
@@ -241,8 +242,8 @@ impl FakeFront {
                 Reply::Prepared { sessions: 0, waiting: Vec::new(), pinned: Vec::new(), failed: Vec::new() }
             }
             Request::Pause { .. } => {
-                if let Some(load) = self.load.take() {
-                    load.end();
+                if !self.loads.is_empty() {
+                    self.loads.drain(..).for_each(Load::end);
                     self.until_quiet();
                 }
                 self.paused = true;

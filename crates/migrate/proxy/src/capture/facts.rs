@@ -1,13 +1,19 @@
 //! The facts of a database that capture needs, asked from the server by the session that is captured: with its rights, its
 //! search path and its temporary tables.
 
+use super::Meant;
 use std::collections::HashMap;
+use std::sync::Arc;
 use stillpoint_migrate_capture::{Catalogue, Column, Reference, Table, Unique, WritesMore};
 
 /// Functions of the server itself that write rows, or run texts that may.
 const WRITE: &str = "'{lo_create,lo_creat,lo_from_bytea,lo_import,lo_put,lo_unlink,lo_open,lowrite,lo_truncate,\
     lo_truncate64,query_to_xml,query_to_xmlschema,query_to_xml_and_xmlschema,cursor_to_xml,cursor_to_xmlschema,ts_stat,\
     ts_rewrite,database_to_xml,schema_to_xml,table_to_xml}'";
+
+/// Settings, beside `search_path`, on which it depends what a text means.
+const SAID: &str = "'{TimeZone,timezone_abbreviations,DateStyle,IntervalStyle,bytea_output,extra_float_digits,\
+    standard_conforming_strings,array_nulls,transform_null_equals,xmlbinary,xmloption}'";
 
 /// Every row: what it is about, and seven texts. Lists of columns are numbers with spaces.
 fn question() -> String {
@@ -25,6 +31,11 @@ fn question() -> String {
     format!(
         "SELECT 'set', pg_catalog.current_setting('extra_float_digits'), pg_catalog.current_setting('track_counts'), \
            pg_catalog.getdatabaseencoding()::text, NULL::text, NULL::text, NULL::text, NULL::text \
+         UNION ALL SELECT 'said', pg_catalog.string_agg(pg_catalog.format('pg_catalog.set_config(%L, %L, false)', s.name, \
+             coalesce(s.value, pg_catalog.current_setting(s.name))), ', ' ORDER BY s.name), CURRENT_USER::text, NULL, NULL, NULL, NULL, NULL \
+           FROM (SELECT name, NULL::text AS value FROM pg_catalog.unnest({SAID}::text[]) name UNION ALL \
+             SELECT 'search_path', pg_catalog.array_to_string(ARRAY(SELECT pg_catalog.quote_ident(x.s) \
+               FROM pg_catalog.unnest(pg_catalog.current_schemas(false)) WITH ORDINALITY x(s, p) ORDER BY p), ', ')) s \
          UNION ALL SELECT 'path', s, p::text, NULL, NULL, NULL, NULL, NULL \
            FROM pg_catalog.unnest(pg_catalog.current_schemas(true)) WITH ORDINALITY x(s, p) \
          UNION ALL SELECT 'table', c.oid::text, n.nspname, c.relname, CASE WHEN c.relispartition THEN 'partition' \
@@ -99,6 +110,8 @@ pub(crate) struct Facts {
     pub(crate) uncovered: Vec<(String, String)>,
     /// Why nothing of this session can be captured.
     pub(crate) refused: Option<String>,
+    /// What the texts of this session mean.
+    pub(crate) meant: Meant,
 }
 
 struct Raw {
@@ -171,6 +184,7 @@ pub(crate) fn read(rows: &[Row]) -> Facts {
         raw.table.writes_more.push(WritesMore { what: text(row, 2), insert: is(3), update: is(4), delete: is(5) });
     }
     facts.statements = of("statement").map(statement).collect();
+    facts.meant = of("said").map(|row| Meant { settings: text(row, 1), role: text(row, 2) }).next().unwrap_or_default();
     let counted: Vec<String> = tables.values().filter(|raw| raw.counted).map(|raw| raw.table.oid.to_string()).collect();
     facts.audited = format!("{{{}}}", counted.join(","));
     facts.uncovered = tables.values().filter_map(|raw| uncovered(&raw.table)).collect();
@@ -227,9 +241,14 @@ pub fn capturable_question() -> &'static str {
 pub fn capturable(rows: &[Vec<Option<String>>]) -> Capturable {
     let bytes = |row: &Vec<Option<String>>| row.iter().map(|value| value.clone().map(String::into_bytes)).collect();
     let rows: Vec<Row> = rows.iter().map(bytes).collect();
-    let Facts { refused, uncovered, .. } = read(&rows);
+    let Facts { refused, uncovered, catalogue, .. } = read(&rows);
     let limit = |(table, why): (String, String)| Limit { added_to: why == ADDED_ONLY, table, why };
-    Capturable { refused, tables: uncovered.into_iter().map(limit).collect() }
+    let of_the_moment = |table: &Arc<Table>| {
+        let open = table.columns.iter().find(|column| column.computed_default)?;
+        Some((format!("{}.{}", table.schema, table.name), open.name.clone()))
+    };
+    let defaults = catalogue.tables().filter_map(of_the_moment).collect();
+    Capturable { refused, tables: uncovered.into_iter().map(limit).collect(), defaults }
 }
 
 /// What can be captured of a database.
@@ -239,6 +258,8 @@ pub struct Capturable {
     pub refused: Option<String>,
     /// Tables of which not everything can.
     pub tables: Vec<Limit>,
+    /// Tables with a column whose default is computed anew each time: a statement that leaves it to that cannot be repeated.
+    pub defaults: Vec<(String, String)>,
 }
 
 /// A table of which not everything can be captured.

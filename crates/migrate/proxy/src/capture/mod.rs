@@ -57,6 +57,16 @@ pub(crate) struct Spoken {
     pub(crate) running: Option<u64>,
     /// Texts, and whether they write.
     pub(crate) operations: Vec<(bool, String)>,
+    pub(crate) meant: Arc<Meant>,
+}
+
+/// On what it depends what the texts of a session mean and may do.
+#[derive(Debug, Default)]
+pub(crate) struct Meant {
+    /// What to SELECT so that another session has the same settings.
+    pub(crate) settings: String,
+    /// The role that it has.
+    pub(crate) role: String,
 }
 
 /// What is told of a transaction that runs.
@@ -395,7 +405,8 @@ mod tests {
         one.began("3:3:".into());
         let stamp = capture.stamp();
         let late = capture.begins();
-        let spoken = Spoken { running: Some(one.committed()), operations: vec![(true, "w".into())] };
+        let spoken =
+            Spoken { running: Some(one.committed()), operations: vec![(true, "w".into())], ..Spoken::default() };
         stamp.resolve(Written { spoken: Some(spoken), ..Written::default() });
         drop(other);
         late.committed();

@@ -92,6 +92,10 @@ pub struct Statements {
     pub running: Option<u64>,
     /// In their order.
     pub operations: Vec<Operation>,
+    /// The list of a SELECT that gives a session the settings on which it depends what the texts mean.
+    pub settings: String,
+    /// The role with whose rights they were executed.
+    pub role: String,
 }
 
 /// A statement.
@@ -175,6 +179,8 @@ pub(crate) fn lines(stamp: u64, written: Written, known: &mut BTreeMap<u32, Arc<
         tokens: written.tokens.into_iter().map(Touched::from).collect(),
         statements: written.spoken.map(|spoken| Statements {
             running: spoken.running,
+            settings: spoken.meant.settings.clone(),
+            role: spoken.meant.role.clone(),
             operations: spoken.operations.into_iter().map(|(writes, text)| Operation { writes, text }).collect(),
         }),
     }));

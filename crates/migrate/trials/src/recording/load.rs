@@ -1,10 +1,11 @@
 //! Clients of a shop: half of their transactions order something (after TPC-W's ordering mix; tables and statements are
 //! ours), all of them at REPEATABLE READ, and none leaves anything to the moment.
 
+use super::front::Front;
 use crate::random::Random;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use stillpoint_migrate_testbed::Cluster;
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
@@ -71,6 +72,27 @@ impl Shop {
         self.stop.store(true, Ordering::Relaxed);
         self.clients.join_all().await;
         (self.ordered.load(Ordering::Relaxed), self.all.load(Ordering::Relaxed))
+    }
+}
+
+/// Clients at work.
+pub struct Busy {
+    shop: Shop,
+    begun: Instant,
+}
+
+/// Starts so many clients, each of which thinks so long between two transactions.
+pub async fn busy(front: &Front, clients: usize, think: Duration) -> Busy {
+    let shop = Shop::connect(&front.conninfo(), clients, think).await;
+    shop.begin().await;
+    Busy { shop, begun: Instant::now() }
+}
+
+impl Busy {
+    /// Lets clients end. Transactions a second that they committed.
+    pub async fn end(self) -> f64 {
+        let seconds = self.begun.elapsed().as_secs_f64();
+        self.shop.end().await.1 as f64 / seconds
     }
 }
 

@@ -2,15 +2,14 @@
 //! in each mode of the scheduler, over real connections.
 
 mod front;
-mod live;
 mod load;
-mod player;
 mod record;
 mod replay;
 
 use load::Shop;
 
 pub use front::Front;
-pub use live::{Busy, Migrated, busy};
+pub use load::{Busy, busy};
 pub use record::{Recording, record};
-pub use replay::{Replayed, Target, Way};
+pub use replay::{Replayed, Target};
+pub use stillpoint_migrate_engine::spoken::Way;

@@ -23,7 +23,7 @@ mod statements;
 mod transaction;
 
 use crate::capture::facts::{self, Facts};
-use crate::capture::{Capture, Held, Stamped};
+use crate::capture::{Capture, Held, Meant, Stamped};
 use crate::entry::Command;
 use crate::error::SessionError;
 use crate::link;
@@ -90,6 +90,7 @@ pub(super) struct Captured {
     catalogue: Catalogue,
     audited: String,
     defers: bool,
+    meant: Arc<Meant>,
     /// The facts may not be those of this moment.
     stale: bool,
     judged: HashMap<Vec<u8>, Arc<Judged>>,
@@ -158,6 +159,7 @@ impl Captured {
             catalogue: Catalogue::default(),
             audited: String::new(),
             defers: false,
+            meant: Arc::default(),
             stale: false,
             judged: HashMap::new(),
             statements: HashMap::new(),
@@ -212,6 +214,7 @@ impl Captured {
     fn learn(&mut self, facts: Facts) {
         self.capture.note_uncovered(facts.uncovered);
         (self.catalogue, self.audited, self.defers) = (facts.catalogue, facts.audited, facts.defers);
+        self.meant = Arc::new(facts.meant);
         self.judged.clear();
         self.stale = false;
     }
@@ -539,7 +542,7 @@ impl Captured {
             Some(stamp) => stamp,
         };
         self.stale |= self.transaction.touched;
-        let written = if committed { self.transaction.committed() } else { Default::default() };
+        let written = if committed { self.transaction.committed(&self.meant) } else { Default::default() };
         stamp.resolve(written);
         self.transaction_over();
     }

@@ -8,7 +8,7 @@ use super::statements::{Judged, What};
 use super::{Captured, Expected, Manner};
 use crate::error::SessionError;
 use crate::session::pump::Pump;
-use stillpoint_migrate_capture::{Control, repeatable};
+use stillpoint_migrate_capture::{Control, only_reads, repeatable};
 use stillpoint_migrate_wire::frontend::put_sync;
 
 /// What a transaction sees, and whether it sees that to its end.
@@ -103,7 +103,7 @@ impl Captured {
             What::Nothing => return,
         };
         let Ok(text) = std::str::from_utf8(text) else { return };
-        if parameters {
+        if parameters && writes {
             return self.break_off(pump, "statements: one has parameters");
         }
         if writes {
@@ -113,6 +113,9 @@ impl Captured {
             if let Err(refusal) = repeatable(text, &self.catalogue) {
                 return self.break_off(pump, &format!("statements: {refusal}"));
             }
+        } else if !only_reads(text, &self.catalogue) {
+            // It wrote nothing, and whoever repeats it would do what it did to the server or to its session.
+            return;
         }
         self.transaction.speak(writes, text);
     }

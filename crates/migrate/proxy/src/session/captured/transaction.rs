@@ -1,6 +1,6 @@
 //! What one transaction has written so far.
 
-use crate::capture::{Capture, Change, Held, Running, Spoken, Written};
+use crate::capture::{Capture, Change, Held, Meant, Running, Spoken, Written};
 use std::sync::Arc;
 use stillpoint_migrate_capture::{Control, Refusal, Rewritten};
 
@@ -122,13 +122,14 @@ impl Transaction {
         !self.operations.is_empty()
     }
 
-    /// It is committed: what it wrote, and how.
-    pub(super) fn committed(&mut self) -> Written {
+    /// It is committed: what it wrote, and how, in a session that meant this.
+    pub(super) fn committed(&mut self, meant: &Arc<Meant>) -> Written {
         let Transaction { mut written, running, operations, .. } = std::mem::take(self);
         written.tokens.sort_unstable();
         written.tokens.dedup();
         if !operations.is_empty() {
-            written.spoken = Some(Spoken { running: running.map(Running::committed), operations });
+            written.spoken =
+                Some(Spoken { running: running.map(Running::committed), operations, meant: meant.clone() });
         }
         written
     }
@@ -170,7 +171,7 @@ mod tests {
         transaction.set_baseline(13);
         transaction.row(&delete, "(3,13)").unwrap();
         transaction.audit(14, "5").unwrap();
-        let written = transaction.committed();
+        let written = transaction.committed(&Arc::default());
         let keys: Vec<_> = written.changes.iter().map(|change| change.values[0].clone().unwrap()).collect();
         assert_eq!((keys, written.tokens.len(), written.xid.as_str()), (vec!["1".to_owned(), "3".to_owned()], 2, "5"));
     }

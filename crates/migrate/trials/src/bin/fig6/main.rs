@@ -22,7 +22,7 @@ const THINK: Duration = Duration::from_millis(100);
 /// What each flush takes longer.
 const DELAYS_MS: [u64; 2] = [0, 5];
 /// The product's number of players, and as it has them: only the last commit of all waits for the disk.
-const PRODUCT_PLAYERS: u32 = 4;
+const PRODUCT_PLAYERS: usize = 4;
 
 /// One replay, as it stands in the table.
 struct Column {
@@ -53,8 +53,10 @@ on average.
   set. Every commit waits for a flush of its own.
 - `b-con`: first reads and writes at once, commits one after another: a flush for each as well.
 - `lsir`: the paper's rule. Commits that no first read separates on the source are sent at once and share flushes.
-  Players: as many as the source had sessions. Every operation is a message of its own, as in the paper.
-- `rows`: row images in the order of their tokens alone, by as many players, an operation a message too: what does not conflict
+  Players: as many as the source had sessions. What may be sent without waiting for others (a first read; all writes; a
+  commit; a whole transaction where nothing has to be waited for) goes out at once, unlike in the paper, where each operation
+  waits for the answer to the one before.
+- `rows`: row images in the order of their tokens alone, by as many players, a transaction at once too: what does not conflict
   shares flushes, however it was ordered on the source.
 - `rows, lazy`: the same by four players, commits that do not wait for the disk, as `migrate run` has its players. It sends
   batches besides, which is not done here.
@@ -132,7 +134,7 @@ async fn measure(seconds: f64, rounds: usize) -> Vec<Line> {
 }
 
 async fn replay(target: &Target<'_>, recording: &Recording, column: &Column, clients: usize) -> Replayed {
-    let players = if column.product { PRODUCT_PLAYERS } else { clients as u32 };
+    let players = if column.product { PRODUCT_PLAYERS } else { clients };
     target.replay(recording, Way { mode: column.mode, players, synchronous: !column.product }).await
 }
 

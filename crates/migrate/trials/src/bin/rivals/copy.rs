@@ -1,7 +1,7 @@
 //! How fast a target is filled, up to the moment from which on it follows.
 
 use crate::native;
-use crate::{Raw, SETTINGS, cluster};
+use crate::{Raw, SETTINGS, Size, against, cluster, median, of_rounds, spread};
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -13,59 +13,56 @@ use stillpoint_migrate_testbed::{Cluster, within};
 use stillpoint_migrate_trials::Stage;
 use stillpoint_testing::packages::{Binary, binary};
 
-/// About 450 MB.
-const SCALE: &str = "30";
 /// A copy that takes longer has failed.
 const LIMIT: Duration = Duration::from_secs(580);
 /// What pgcopydb says when rows, indexes and constraints are there, and changes may follow.
 const FILLED: &str = "to enable applying changes";
 
-pub(crate) fn measure(rounds: usize) -> Raw {
+pub(crate) fn measure(size: &Size, rounds: usize) -> Raw {
     let rival = Pgcopydb::unpack();
     let [mut ours, mut natives, mut theirs, mut mib] = [const { Vec::new() }; 4];
     for _ in 0..rounds {
-        ours.push(stillpoint(&mut mib));
-        natives.push(logical_replication());
+        ours.push(stillpoint(size, &mut mib));
+        natives.push(logical_replication(size));
         match &rival {
-            Ok(rival) => theirs.push(rival.takes()),
+            Ok(rival) => theirs.push(rival.takes(size)),
             Err(why) => eprintln!("no pgcopydb: {why}"),
         }
     }
-    println!("## Filling the target: pgbench of scale {SCALE}, {:.0} MiB with indexes, no load\n", median(&mib));
-    println!("| | s | MiB a second |");
-    println!("|---|---|---|");
+    let mib = median(&mib);
+    println!("## Filling the target: pgbench of scale {}, {mib:.0} MiB with indexes, no load\n", size.filled);
+    println!("| | s | MiB a second | stillpoint / this |");
+    println!("|---|---|---|---|");
+    let per_second = |took: &[f64]| took.iter().map(|seconds| mib / seconds).collect::<Vec<_>>();
+    let rate = per_second(&ours);
     let mut raw = Raw::new();
     for (name, took) in [
         ("stillpoint migrate, 2 copies at a time", ours),
         ("logical replication", natives),
         ("pgcopydb clone --follow, 2 copies at a time", theirs),
     ] {
-        let seconds = median(&took);
-        println!("| {name} | {seconds:.1} | {:.1} |", median(&mib) / seconds);
+        let this = per_second(&took);
+        let times = if raw.is_empty() { String::new() } else { against(&rate, &this) };
+        println!("| {name} | {} | {} | {times} |", spread(&took), spread(&this));
         raw.push((format!("filled in s, {name}"), took));
     }
     println!(
-        "\nMedian of {rounds}, in turns: from the command until rows, indexes and constraints are there and changes follow.\n"
+        "\n{}: from the command until rows, indexes and constraints are there and changes follow.\n",
+        of_rounds(rounds)
     );
     raw
 }
 
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
-fn fill(source: &Cluster) {
-    source.pgbench("shop", &["-i", "-s", SCALE, "-q"]);
+fn fill(size: &Size, source: &Cluster) {
+    source.pgbench("shop", &["-i", "-s", size.filled, "-q"]);
     source.sql("shop", "CHECKPOINT");
 }
 
-fn stillpoint(mib: &mut Vec<f64>) -> f64 {
+fn stillpoint(size: &Size, mib: &mut Vec<f64>) -> f64 {
     let stage = Stage::direct(cluster(), cluster());
-    fill(&stage.source);
-    let size = stage.source.sql("shop", "SELECT pg_database_size('shop')");
-    mib.push(size.parse::<f64>().expect("a size") / f64::from(1 << 20));
+    fill(size, &stage.source);
+    let bytes = stage.source.sql("shop", "SELECT pg_database_size('shop')");
+    mib.push(bytes.parse::<f64>().expect("a size") / f64::from(1 << 20));
     let begun = Instant::now();
     let mut tool = stage.tool(&["run"]);
     let follows = |event: &Event| matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "catch-up");
@@ -76,10 +73,10 @@ fn stillpoint(mib: &mut Vec<f64>) -> f64 {
     took
 }
 
-fn logical_replication() -> f64 {
+fn logical_replication(size: &Size) -> f64 {
     let (source, target) = (cluster(), cluster());
     source.sql("postgres", "CREATE DATABASE shop");
-    fill(&source);
+    fill(size, &source);
     let begun = Instant::now();
     native::subscribe(&source, &target);
     begun.elapsed().as_secs_f64()
@@ -100,13 +97,13 @@ impl Pgcopydb {
     }
 
     /// Seconds.
-    fn takes(&self) -> f64 {
+    fn takes(&self, size: &Size) -> f64 {
         let library_path = format!("dynamic_library_path=$libdir:{}", self.plugins.display());
         let source = Cluster::start(&[&SETTINGS[..], &[&library_path]].concat());
         let target = cluster();
         source.sql("postgres", "CREATE DATABASE shop");
         target.sql("postgres", "CREATE DATABASE shop");
-        fill(&source);
+        fill(size, &source);
         let dir = tempfile::tempdir().expect("make a directory");
         let log = dir.path().join("log");
         let file = File::create(&log).expect("make a log");

@@ -3,15 +3,13 @@
 use crate::native::{self, Pgbouncer};
 use crate::pgbench::{Answer, answers, now_s};
 use crate::phases::{Phases, percentile};
-use crate::{Raw, cluster, spread};
+use crate::{Raw, Size, against, cluster, of_rounds, spread};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use stillpoint_events::EventKind;
 use stillpoint_migrate_testbed::{Cluster, Load};
 use stillpoint_migrate_trials::Stage;
 
-/// Size of the database.
-const SCALE: &str = "10";
 /// Sessions, and transactions a second of all together: the machine is not full.
 const SESSIONS: u32 = 64;
 const LOAD: [&str; 10] = ["-n", "-l", "-c", "64", "-j", "2", "-R", "400", "-T", "600"];
@@ -34,27 +32,32 @@ struct Seen {
     phases: Vec<(String, f64, Vec<f64>)>,
 }
 
-pub(crate) fn measure(rounds: usize) -> Raw {
+pub(crate) fn measure(size: &Size, rounds: usize) -> Raw {
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        ours.push(stillpoint());
+        ours.push(stillpoint(size));
         if native::available() {
-            theirs.push(rival());
+            theirs.push(rival(size));
         }
     }
     println!("## Switch-over: 64 sessions, 400 transactions a second\n");
-    println!("| | longest gap of any client, ms | pause by its own account, ms | p99 otherwise, ms | failed |");
-    println!("|---|---|---|---|---|");
-    for (name, seen) in [("stillpoint migrate", &ours), ("logical replication + pgbouncer", &theirs)] {
-        let of = |value: fn(&Seen) -> Option<f64>| spread(&seen.iter().filter_map(value).collect::<Vec<_>>());
+    println!(
+        "| | longest gap of any client, ms | stillpoint / this | pause by its own account, ms | p99 otherwise, ms | failed |"
+    );
+    println!("|---|---|---|---|---|---|");
+    let gaps = |seen: &[Seen]| seen.iter().map(|seen| seen.gap_ms).collect::<Vec<_>>();
+    let p99s = |seen: &[Seen]| seen.iter().map(|seen| seen.p99_ms).collect::<Vec<_>>();
+    let times = against(&gaps(&ours), &gaps(&theirs));
+    for (name, times, seen) in
+        [("stillpoint migrate", "", &ours), ("logical replication + pgbouncer", &times[..], &theirs)]
+    {
         let failed: u64 = seen.iter().map(|seen| seen.failed).sum();
-        let (gap, p99, paused) = (of(|s| Some(s.gap_ms)), of(|s| Some(s.p99_ms)), of(|s| s.paused_ms));
-        println!("| {name} | {gap} | {paused} | {p99} | {failed} |");
+        let paused: Vec<f64> = seen.iter().filter_map(|seen| seen.paused_ms).collect();
+        let (gap, paused, p99) = (spread(&gaps(seen)), spread(&paused), spread(&p99s(seen)));
+        println!("| {name} | {gap} | {times} | {paused} | {p99} | {failed} |");
     }
-    println!("\nMedian of {rounds}, in turns. A gap counts from when a transaction was due to its answer.\n");
+    println!("\n{}. A gap counts from when a transaction was due to its answer.\n", of_rounds(rounds));
     print_phases(&ours);
-    let gaps = |seen: &[Seen]| seen.iter().map(|seen| seen.gap_ms).collect();
-    let p99s = |seen: &[Seen]| seen.iter().map(|seen| seen.p99_ms).collect();
     vec![
         ("gap_ms, stillpoint".into(), gaps(&ours)),
         ("gap_ms, native and pgbouncer".into(), gaps(&theirs)),
@@ -77,9 +80,9 @@ fn print_phases(seen: &[Seen]) {
     println!();
 }
 
-fn stillpoint() -> Seen {
+fn stillpoint(size: &Size) -> Seen {
     let stage = Stage::direct(cluster(), cluster());
-    stage.source.pgbench("shop", &["-i", "-s", SCALE, "-q"]);
+    stage.source.pgbench("shop", &["-i", "-s", size.scale, "-q"]);
     let load = stage.source.pgbench_load("shop", stage.port(), &[&LOAD[..], &["-M", "simple"]].concat());
     std::thread::sleep(REST);
     let mut tool = stage.tool(&["run"]);
@@ -100,10 +103,10 @@ fn stillpoint() -> Seen {
     Seen { paused_ms: paused, phases, ..seen }
 }
 
-fn rival() -> Seen {
+fn rival(size: &Size) -> Seen {
     let (source, target) = (cluster(), cluster());
     source.sql("postgres", "CREATE DATABASE shop");
-    source.pgbench("shop", &["-i", "-s", SCALE, "-q"]);
+    source.pgbench("shop", &["-i", "-s", size.scale, "-q"]);
     // Updates of a table without a key would fail.
     source.sql("shop", "ALTER TABLE pgbench_history REPLICA IDENTITY FULL");
     let pgbouncer = Pgbouncer::start(&source);

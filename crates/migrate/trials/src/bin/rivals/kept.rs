@@ -31,10 +31,11 @@ struct Kept {
 }
 
 pub(crate) fn measure(rounds: usize) -> Raw {
-    let mut all = [Kept::default(), Kept::default(), Kept::default(), Kept::default()];
+    let mut all: [Kept; 5] = Default::default();
     for _ in 0..rounds {
-        let [alone, with, without, native] = &mut all;
-        left_alone(alone);
+        let [alone, snapshot, with, without, native] = &mut all;
+        left_alone(alone, false);
+        left_alone(snapshot, true);
         stillpoint(&["run"], with);
         stillpoint(&["run", "--share", "0"], without);
         if native::available() {
@@ -46,6 +47,7 @@ pub(crate) fn measure(rounds: usize) -> Raw {
     println!("|---|---|---|---|---|---|");
     let names = [
         "left alone for half a minute",
+        "the same while a snapshot is held",
         "stillpoint migrate",
         "stillpoint migrate, `--share 0`",
         "logical replication",
@@ -73,7 +75,10 @@ pub(crate) fn measure(rounds: usize) -> Raw {
     println!(
         "\nMedian of {rounds}, in turns. Both servers and the clients share the machine: what the target does costs the"
     );
-    println!("clients as well. Logical replication makes its indexes before it copies.\n");
+    println!(
+        "clients as well. Logical replication makes its indexes before it copies. For the sake of a snapshot the source"
+    );
+    println!("keeps every version of every row: those of pgbench's hottest rows lie in its clients' way.\n");
     raw
 }
 
@@ -86,14 +91,23 @@ fn times(at_server: &Cluster) -> Vec<f64> {
     answers(at_server).iter().map(|answer| answer.at_s).collect()
 }
 
-/// What becomes of the same load by itself: its tables grow old versions, which are cleaned up beside it.
-fn left_alone(kept: &mut Kept) {
+/// What becomes of the same load by itself: its tables grow old versions, which are cleaned up beside it, or not while a
+/// snapshot is held, which is all that a copy which moves nothing does.
+fn left_alone(kept: &mut Kept, held: bool) {
     let stage = Stage::direct(cluster(), cluster());
     stage.source.pgbench("shop", &["-i", "-s", SCALE, "-q"]);
     let load = stage.source.pgbench_load("shop", stage.port(), &LOAD);
     std::thread::sleep(SETTLING + BEFORE);
     let begun = now_s();
-    std::thread::sleep(ALONE);
+    if held {
+        let hold = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM pgbench_branches";
+        let rest = format!("SELECT pg_sleep({})", ALONE.as_secs());
+        let arguments = ["-q", "-d", "shop", "-c", hold, "-c", &rest];
+        let output = stage.source.client("psql").args(arguments).output().expect("run psql");
+        assert!(output.status.success(), "{output:?}");
+    } else {
+        std::thread::sleep(ALONE);
+    }
     load.end();
     let answered = times(&stage.source);
     let before = rate(&answered, (begun - BEFORE.as_secs_f64(), begun));

@@ -23,18 +23,36 @@ const SETTINGS: [&str; 4] = ["wal_level=logical", "fsync=on", "shared_buffers=25
 /// Every value that was measured, by what it is.
 type Raw = Vec<(String, Vec<f64>)>;
 
+/// How much is moved.
+struct Size {
+    /// pgbench's, of a target that is filled: 30 are about 450 MB.
+    filled: &'static str,
+    /// pgbench's, of everything else but what clients keep.
+    scale: &'static str,
+    /// Transactions of each of eight clients that are caught up with.
+    backlog_each: u32,
+}
+
+const FULL: Size = Size { filled: "30", scale: "10", backlog_each: 25_000 };
+/// To see that it works.
+const SMALL: Size = Size { filled: "5", scale: "2", backlog_each: 4_000 };
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [part, rounds, raw] = &arguments[..] else { return usage() };
+    let (size, arguments) = match &arguments[..] {
+        [small, rest @ ..] if small == "--small" => (&SMALL, rest),
+        all => (&FULL, all),
+    };
+    let [part, rounds, raw] = arguments else { return usage() };
     let Ok(rounds) = rounds.parse::<usize>() else { return usage() };
     if !available() {
         return ExitCode::from(3);
     }
     let values = match part.as_str() {
-        "gap" => gap::measure(rounds),
-        "rate" => rate::measure(rounds),
+        "gap" => gap::measure(size, rounds),
+        "rate" => rate::measure(size, rounds),
         "kept" => kept::measure(rounds),
-        "copy" => copy::measure(rounds),
+        "copy" => copy::measure(size, rounds),
         _ => return usage(),
     };
     let values: serde_json::Map<_, _> = values.into_iter().map(|(what, values)| (what, values.into())).collect();
@@ -48,7 +66,7 @@ fn main() -> ExitCode {
 }
 
 fn usage() -> ExitCode {
-    eprintln!("usage: migrate-rivals gap|rate|kept|copy ROUNDS FILE-FOR-THE-VALUES");
+    eprintln!("usage: migrate-rivals [--small] gap|rate|kept|copy ROUNDS FILE-FOR-THE-VALUES");
     ExitCode::from(2)
 }
 
@@ -56,12 +74,33 @@ fn cluster() -> Cluster {
     Cluster::start(&SETTINGS)
 }
 
-/// Median and largest, as text.
-fn spread(values: &[f64]) -> String {
+/// What stands below each table.
+fn of_rounds(rounds: usize) -> String {
+    format!("Median (smallest to largest) of {rounds}, in turns")
+}
+
+fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    match sorted.last() {
-        Some(largest) => format!("{:.0} (worst {largest:.0})", sorted[sorted.len() / 2]),
-        None => "-".into(),
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Median, smallest and largest, as text.
+fn spread(values: &[f64]) -> String {
+    if values.is_empty() {
+        return "-".into();
     }
+    let digits = if median(values) < 100.0 { 1 } else { 0 };
+    let (least, most) = values.iter().fold((f64::INFINITY, 0.0_f64), |(a, b), value| (a.min(*value), b.max(*value)));
+    format!("{:.digits$} ({least:.digits$} to {most:.digits$})", median(values))
+}
+
+/// How many times theirs ours is, round by round, as text.
+fn against(ours: &[f64], theirs: &[f64]) -> String {
+    let ratios: Vec<f64> = ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect();
+    if ratios.is_empty() {
+        return "-".into();
+    }
+    let (least, most) = ratios.iter().fold((f64::INFINITY, 0.0_f64), |(a, b), ratio| (a.min(*ratio), b.max(*ratio)));
+    format!("{:.2} ({least:.2} to {most:.2})", median(&ratios))
 }

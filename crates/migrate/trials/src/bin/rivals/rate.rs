@@ -1,53 +1,58 @@
 //! How fast a target repeats what has been committed while it did not follow.
 
 use crate::native;
-use crate::{Raw, cluster, spread};
+use crate::{Raw, Size, against, cluster, of_rounds, spread};
 use rustix::process::Signal;
 use std::time::Instant;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_migrate_testbed::Cluster;
 use stillpoint_migrate_trials::Stage;
 
-const SCALE: &str = "10";
-/// Transactions to catch up with, of pgbench's own kind: three updates and an insert each.
-const BACKLOG: u64 = 200_000;
-const LOAD: [&str; 7] = ["-n", "-c", "8", "-j", "2", "-t", "25000"];
+/// Clients that make the backlog, by transactions of pgbench's own kind: three updates and an insert each.
+const CLIENTS: u32 = 8;
 
-pub(crate) fn measure(rounds: usize) -> Raw {
+impl Size {
+    fn backlog(&self) -> u32 {
+        CLIENTS * self.backlog_each
+    }
+
+    fn make_backlog(&self, source: &Cluster) {
+        let (clients, each) = (CLIENTS.to_string(), self.backlog_each.to_string());
+        // Nobody waits for the disk: it is what was committed that counts, not how fast.
+        source.sql("postgres", "ALTER ROLE postgres SET synchronous_commit = off");
+        source.pgbench("shop", &["-n", "-c", &clients, "-j", "2", "-t", &each]);
+        source.sql("postgres", "ALTER ROLE postgres RESET synchronous_commit");
+    }
+}
+
+pub(crate) fn measure(size: &Size, rounds: usize) -> Raw {
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        ours.push(stillpoint());
-        theirs.push(rival());
+        ours.push(stillpoint(size));
+        theirs.push(rival(size));
     }
-    println!("## Catching up with {BACKLOG} transactions, no load meanwhile\n");
-    println!("| | transactions a second |");
-    println!("|---|---|");
-    println!("| stillpoint migrate, 4 players | {} |", median(&ours));
-    println!("| logical replication, one worker | {} |", median(&theirs));
-    println!("\nMedian of {rounds}, in turns; both with synchronous_commit=off at the target.\n");
+    println!("## Catching up with {} transactions, no load meanwhile\n", size.backlog());
+    println!("| | transactions a second | stillpoint / this |");
+    println!("|---|---|---|");
+    println!("| stillpoint migrate, 4 players | {} | |", spread(&ours));
+    println!("| logical replication, one worker | {} | {} |", spread(&theirs), against(&ours, &theirs));
+    println!("\n{}; both with synchronous_commit=off at the target.\n", of_rounds(rounds));
     vec![("transactions a second, stillpoint".into(), ours), ("transactions a second, native".into(), theirs)]
 }
 
-fn median(rates: &[f64]) -> String {
-    // The worst is the slowest here.
-    let slowest = rates.iter().copied().fold(f64::INFINITY, f64::min);
-    let text = spread(rates);
-    format!("{} (slowest {slowest:.0})", text.split(' ').next().unwrap_or_default())
+fn fill(size: &Size, source: &Cluster) {
+    source.pgbench("shop", &["-i", "-s", size.scale, "-q"]);
 }
 
-fn fill(source: &Cluster) {
-    source.pgbench("shop", &["-i", "-s", SCALE, "-q"]);
-}
-
-fn stillpoint() -> f64 {
+fn stillpoint(size: &Size) -> f64 {
     let stage = Stage::direct(cluster(), cluster());
-    fill(&stage.source);
+    fill(size, &stage.source);
     let mut tool = stage.tool(&["run", "--share", "0"]);
     let begins = |wanted: &'static str| move |event: &Event| matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == wanted);
     assert!(tool.await_event(begins("indexes")), "it ended before: {:?}", tool.seen);
     // The snapshot is taken; everything from here on has to be repeated.
     tool.signal(Signal::STOP);
-    stage.source.pgbench("shop", &LOAD);
+    size.make_backlog(&stage.source);
     tool.signal(Signal::CONT);
     let ended = tool.end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
@@ -55,18 +60,18 @@ fn stillpoint() -> f64 {
         EventKind::PhaseEnded { phase, duration_ns, .. } if phase == "catch-up" => Some(*duration_ns as f64 / 1e9),
         _ => None,
     });
-    BACKLOG as f64 / took.expect("it caught up")
+    f64::from(size.backlog()) / took.expect("it caught up")
 }
 
-fn rival() -> f64 {
+fn rival(size: &Size) -> f64 {
     let (source, target) = (cluster(), cluster());
     source.sql("postgres", "CREATE DATABASE shop");
-    fill(&source);
+    fill(size, &source);
     native::subscribe(&source, &target);
     target.sql("shop", "ALTER SUBSCRIPTION follower DISABLE");
-    source.pgbench("shop", &LOAD);
+    size.make_backlog(&source);
     target.sql("shop", "ALTER SUBSCRIPTION follower ENABLE");
     let begun = Instant::now();
     native::await_target(&source);
-    BACKLOG as f64 / begun.elapsed().as_secs_f64()
+    f64::from(size.backlog()) / begun.elapsed().as_secs_f64()
 }

@@ -1,0 +1,210 @@
+//! The conductor of statements: hands what happened on the source to the replay, and does what the manager asks, as
+//! [`super::super::conductor`] does with rows.
+
+use super::super::conductor::{Command, SourceSnapshot, Standing};
+use super::super::transaction::Item;
+use super::reader::Happened;
+use super::replay::Replay;
+use crate::Error;
+use crate::pgoutput::Lsn;
+use std::collections::VecDeque;
+use std::time::Duration;
+use stillpoint_migrate_replay::Xid;
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// What is taken in ahead of the players, in things that happened and in bytes.
+const INTAKE_MAX: usize = 4096;
+const INTAKE_BYTES_MAX: u64 = 64 << 20;
+/// Transactions that are remembered after they were handed in, to tell whether a snapshot of the source has them.
+const RECENT: usize = 4096;
+/// Commits wait so long for the first read of a transaction that still runs on the source.
+const PATIENCE: Duration = Duration::from_millis(50);
+/// How often it is looked whether they do.
+const LOOKING: Duration = Duration::from_millis(10);
+
+/// See the module.
+pub(in super::super) struct Conductor {
+    replay: Replay,
+    intake: VecDeque<Happened>,
+    intake_bytes: u64,
+    /// Markers received, and waited for: the position is that of the marker.
+    markers: VecDeque<(String, Lsn)>,
+    waiting: Option<(String, oneshot::Sender<Lsn>)>,
+    seen: Option<(String, SourceSnapshot, oneshot::Sender<bool>)>,
+    held: bool,
+    recent: VecDeque<Xid>,
+    /// Everything up to here has come.
+    received: Lsn,
+    position: Lsn,
+    standing: watch::Sender<Standing>,
+}
+
+impl Conductor {
+    pub(in super::super) fn new(replay: Replay, standing: watch::Sender<Standing>) -> Conductor {
+        Conductor {
+            replay,
+            intake: VecDeque::new(),
+            intake_bytes: 0,
+            markers: VecDeque::new(),
+            waiting: None,
+            seen: None,
+            held: false,
+            recent: VecDeque::new(),
+            received: 0,
+            position: 0,
+            standing,
+        }
+    }
+
+    /// Runs until the capture ends with an error, a player fails, or nobody commands any more.
+    pub(in super::super) async fn run(
+        mut self,
+        mut items: mpsc::Receiver<Result<Vec<Item<Happened>>, Error>>,
+        mut commands: mpsc::Receiver<Command>,
+    ) -> Result<(), Error> {
+        let mut looking = tokio::time::interval(LOOKING);
+        looking.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            // A held replay must see the marker that ends the hold.
+            let room = self.intake_bytes < INTAKE_BYTES_MAX && (self.intake.len() < INTAKE_MAX || self.held);
+            let stuck = self.replay.is_stuck();
+            tokio::select! {
+                biased;
+                reported = self.replay.reported() => reported?,
+                command = commands.recv() => match command {
+                    Some(command) => self.command(command),
+                    None => return Ok(()),
+                },
+                item = items.recv(), if room => match item {
+                    Some(items) => items?.into_iter().for_each(|item| self.received(item)),
+                    None => return Err(Error::WrongPhase("the capture is gone".into())),
+                },
+                _ = looking.tick(), if stuck => self.replay.renounce(if self.held { Duration::ZERO } else { PATIENCE }),
+            }
+            self.hand_in()?;
+            self.replay.feed().await?;
+            self.answer();
+            self.publish();
+        }
+    }
+
+    fn received(&mut self, item: Item<Happened>) {
+        match item {
+            Item::Transaction(happened) => {
+                if let Happened::Committed(transaction) = &happened {
+                    self.received = self.received.max(transaction.stamp);
+                    self.intake_bytes += transaction.bytes;
+                }
+                self.intake.push_back(happened);
+            }
+            Item::Marker { text, end } => {
+                self.received = self.received.max(end);
+                // Nobody waits for a mark by name.
+                if text != "mark" {
+                    self.markers.push_back((text, end));
+                }
+            }
+            Item::Position(end) => self.received = self.received.max(end),
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::AwaitMarker(text, answer) => self.waiting = Some((text, answer)),
+            Command::Hold(answer) => {
+                self.held = true;
+                let _ = answer.send(());
+            }
+            Command::ApplySeen { marker, snapshot, done } => self.seen = Some((marker, snapshot, done)),
+            Command::Release => (self.held, self.seen) = (false, None),
+        }
+    }
+
+    /// Whether a transaction that is held may be repeated.
+    fn is_seen(&self, xid: Xid) -> bool {
+        self.seen.as_ref().is_some_and(|(_, snapshot, _)| snapshot.sees(xid.0 as u32))
+    }
+
+    /// Whether what happened next may be handed in.
+    fn may_go(&self) -> bool {
+        match self.intake.front() {
+            Some(Happened::Committed(next)) => !self.held || next.xid.is_none_or(|xid| self.is_seen(xid)),
+            next => next.is_some(),
+        }
+    }
+
+    fn hand_in(&mut self) -> Result<(), Error> {
+        while self.may_go() {
+            let Some(happened) = self.intake.pop_front() else { return Ok(()) };
+            let (bytes, xid) = match &happened {
+                Happened::Committed(transaction) => (transaction.bytes, transaction.xid),
+                _ => (0, None),
+            };
+            if let Some(back) = self.replay.hand_in(happened)? {
+                self.intake.push_front(back);
+                return Ok(());
+            }
+            self.intake_bytes -= bytes;
+            self.recent.extend(xid);
+            if self.recent.len() > RECENT {
+                self.recent.pop_front();
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers what is waited for, when it is so.
+    fn answer(&mut self) {
+        self.apply_seen();
+        if !self.replay.is_drained() || !self.intake.is_empty() {
+            return;
+        }
+        self.position = self.position.max(self.received);
+        let Some((wanted, _)) = &self.waiting else { return };
+        let Some(&(_, end)) = self.markers.iter().find(|(text, _)| text == wanted) else { return };
+        self.markers.clear();
+        if let Some((_, answer)) = self.waiting.take() {
+            let _ = answer.send(end);
+        }
+    }
+
+    fn apply_seen(&mut self) {
+        let Some((marker, snapshot, _)) = &self.seen else { return };
+        let all_is_here = self.markers.iter().any(|(text, _)| text == marker);
+        let too_much = self.intake_bytes >= INTAKE_BYTES_MAX;
+        // What it sees at the front is handed in as soon as the scheduler has room for it.
+        if self.may_go() || !(all_is_here || too_much) {
+            return;
+        }
+        let sees = |xid: &Xid| snapshot.sees(xid.0 as u32);
+        let left = self.intake.iter().filter_map(|happened| match happened {
+            Happened::Committed(transaction) => transaction.xid,
+            _ => None,
+        });
+        let prefix = all_is_here && !left.into_iter().any(|xid| sees(&xid)) && self.recent.iter().all(sees);
+        if prefix && !self.replay.is_drained() {
+            return;
+        }
+        self.markers.clear();
+        if let Some((_, _, done)) = self.seen.take() {
+            let _ = done.send(prefix);
+        }
+    }
+
+    fn publish(&mut self) {
+        let progress = self.replay.progress();
+        self.position = self.position.max(progress.applied.0);
+        let standing = Standing {
+            applied: progress.done,
+            pending: (progress.pending + self.intake.len()) as u64,
+            position: self.position,
+            waiting_bytes: self.intake_bytes,
+            retries: progress.retries,
+        };
+        self.standing.send_if_modified(|current| {
+            let changed = *current != standing;
+            *current = standing;
+            changed
+        });
+    }
+}

@@ -1,0 +1,231 @@
+//! A player: one connection to the target that repeats transactions, step by step (Algorithm 5 of the paper). What a step
+//! consists of goes out at once, under one Sync.
+
+use super::super::player::can_be_mended;
+use super::super::transaction::Write;
+use super::reader::Transaction;
+use crate::link::{Frame, Link, Purpose, identifier};
+use crate::pgoutput::{Lsn, Value};
+use crate::throttle::Throttle;
+use crate::{Error, Server};
+use bytes::BytesMut;
+use postgres_protocol::IsNull;
+use postgres_protocol::message::frontend;
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use stillpoint_migrate_proxy::control::rows::Operation;
+use stillpoint_migrate_replay::mapping::{End, Kind, map};
+use stillpoint_migrate_replay::{Mode, Step};
+use tokio::sync::mpsc;
+
+const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ";
+/// Blind writes see what is there.
+const BEGIN_BLIND: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
+/// Takes the snapshot where the client's first operation wrote: a write might wait for one whose commit it must precede.
+const LOOK: &str = "SELECT 1";
+
+/// A transaction, and whether it is repeated by its rows.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) transaction: Arc<Transaction>,
+    pub(super) blind: bool,
+}
+
+/// A part of a transaction to be sent.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) step: Step,
+    pub(super) part: Arc<Part>,
+}
+
+/// Who has done what he was given, and why not: the transaction is rolled back then.
+pub(super) type Report = (u32, Result<(), Error>);
+
+/// How players do it.
+#[derive(Debug, Clone)]
+pub(super) struct Manner {
+    pub(super) mode: Mode,
+    /// Whether each commit waits for the disk.
+    pub(super) synchronous: bool,
+    /// Whether each transaction writes its stamp.
+    pub(super) stamps: bool,
+    /// What to SELECT before rows are written.
+    pub(super) blind: Arc<str>,
+    pub(super) pace: Arc<Throttle>,
+}
+
+/// Repeats.
+pub(super) struct Player {
+    link: Link,
+    manner: Manner,
+    /// Those that the session has.
+    settings: Arc<str>,
+}
+
+/// What answers are waited for: whether a statement writes rows of the transaction.
+#[derive(Debug, Default)]
+struct Asked {
+    counts: VecDeque<bool>,
+    written: u64,
+}
+
+impl Player {
+    /// Connects to the target.
+    pub(super) async fn connect(target: &Server, manner: Manner) -> Result<Player, Error> {
+        let synchronous = if manner.synchronous { "on" } else { "off" };
+        // Keys that refer to others were checked on the source.
+        let settings = [("session_replication_role", "replica"), ("synchronous_commit", synchronous)];
+        let link = Link::connect(target, Purpose::Statements, &settings).await?;
+        Ok(Player { link, manner, settings: "".into() })
+    }
+
+    /// Does what it is given, and reports each, until nobody can give it anything or nobody listens.
+    pub(super) async fn run(
+        mut self,
+        number: u32,
+        mut jobs: mpsc::UnboundedReceiver<Job>,
+        reports: mpsc::UnboundedSender<Report>,
+    ) {
+        while let Some(job) = jobs.recv().await {
+            if matches!(job.step, Step::Whole | Step::FirstRead) {
+                self.manner.pace.spend(1).await;
+            }
+            let done = self.play(&job).await;
+            if reports.send((number, done)).is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn play(&mut self, job: &Job) -> Result<(), Error> {
+        let Part { transaction, blind } = &*job.part;
+        let operations: Vec<&Operation> = if *blind { Vec::new() } else { said(self.manner.mode, transaction) };
+        let first = operations.first().filter(|operation| !operation.writes).map(|operation| operation.text.as_str());
+        let mut asked = Asked::default();
+        if matches!(job.step, Step::Whole | Step::FirstRead) {
+            self.mean(if *blind { Arc::clone(&self.manner.blind) } else { Arc::clone(&transaction.settings) }).await?;
+            self.put(if *blind { BEGIN_BLIND } else { BEGIN }, false, &mut asked)?;
+            if !blind {
+                // Not with our rights: what its names mean is for its client to define.
+                self.put(&format!("SET LOCAL ROLE {}", identifier(&transaction.role)), false, &mut asked)?;
+            }
+        }
+        if job.step == Step::FirstRead && !blind {
+            self.put(first.unwrap_or(LOOK), false, &mut asked)?;
+        }
+        let writes = matches!(job.step, Step::Whole | Step::Writes);
+        if writes {
+            let done = usize::from(job.step == Step::Writes && first.is_some());
+            for operation in operations.into_iter().skip(done) {
+                self.put(&operation.text, operation.writes, &mut asked)?;
+            }
+            for write in transaction.rows.iter().filter(|write| *blind && write.has_effect()) {
+                self.put_write(write, &mut asked)?;
+            }
+            if self.manner.stamps && transaction.wrote() {
+                self.put("SET LOCAL ROLE NONE", false, &mut asked)?;
+                self.put(&stamped(transaction.stamp), false, &mut asked)?;
+            }
+        }
+        if matches!(job.step, Step::Whole | Step::Commit) {
+            self.put("COMMIT", false, &mut asked)?;
+        }
+        let failure = self.answers(&mut asked).await?;
+        if let Some(error) = failure {
+            self.link.query("ROLLBACK").await?;
+            return Err(error);
+        }
+        let wanted = transaction.rows.iter().filter(|write| !*blind || write.has_effect()).count() as u64;
+        if writes && asked.written != wanted {
+            let (written, stamp) = (asked.written, transaction.stamp);
+            let what = format!("transaction {stamp}, which wrote {wanted} rows on the source and {written} there");
+            return Err(Error::Differs(vec![what]));
+        }
+        Ok(())
+    }
+
+    /// Gives the session the settings of those whose text is repeated.
+    async fn mean(&mut self, settings: Arc<str>) -> Result<(), Error> {
+        if *settings != *self.settings {
+            if !settings.is_empty() {
+                self.link.query(&format!("SELECT {settings}")).await?;
+            }
+            self.settings = settings;
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, text: &str, counts: bool, asked: &mut Asked) -> Result<(), Error> {
+        self.execute(text, &[], counts, asked)
+    }
+
+    fn put_write(&mut self, write: &Write, asked: &mut Asked) -> Result<(), Error> {
+        self.execute(&write.sql(), &write.parameters(), true, asked)
+    }
+
+    fn execute(&mut self, text: &str, values: &[&Value], counts: bool, asked: &mut Asked) -> Result<(), Error> {
+        asked.counts.push_back(counts);
+        self.link.sender.put(|buffer| {
+            frontend::parse("", text, [], buffer)?;
+            let serialise = |value: &&Value, buffer: &mut BytesMut| match value {
+                Value::Text(text) => {
+                    buffer.extend_from_slice(text);
+                    Ok(IsNull::No)
+                }
+                Value::Null | Value::Unchanged => Ok(IsNull::Yes),
+            };
+            frontend::bind("", "", [], values, serialise, [], buffer).map_err(|error| match error {
+                frontend::BindError::Conversion(error) => io::Error::other(error),
+                frontend::BindError::Serialization(error) => error,
+            })?;
+            frontend::execute("", 0, buffer)
+        })
+    }
+
+    /// Sends all, and reads the answers: the failure that a retry can mend; others are errors.
+    async fn answers(&mut self, asked: &mut Asked) -> Result<Option<Error>, Error> {
+        let Link { sender, receiver, .. } = &mut self.link;
+        frontend::sync(&mut sender.buffer);
+        let answered = async {
+            let mut failure = None;
+            loop {
+                let frame = receiver.frame().await?;
+                match frame.tag {
+                    b'C' => asked.answered(&frame),
+                    b'E' => failure = Some(receiver.sql_error(&frame.body, "repeating statements")),
+                    b'Z' => return Ok(failure),
+                    b'1' | b'2' | b'D' | b'n' | b'I' => {}
+                    tag => return Err(receiver.protocol(format!("`{}` in answer to a step", char::from(tag)))),
+                }
+            }
+        };
+        let (sent, answered) = tokio::join!(sender.flush(), answered);
+        sent?;
+        match answered? {
+            Some(error) if !can_be_mended(&error) => Err(error),
+            failure => Ok(failure),
+        }
+    }
+}
+
+impl Asked {
+    fn answered(&mut self, frame: &Frame) {
+        if self.counts.pop_front() == Some(true) {
+            let tag = String::from_utf8_lossy(&frame.body);
+            let number = tag.trim_end_matches('\0').rsplit(' ').next().and_then(|number| number.parse::<u64>().ok());
+            self.written += number.unwrap_or(0);
+        }
+    }
+}
+
+/// The operations that are repeated (Definition 2 of the paper).
+fn said(mode: Mode, transaction: &Transaction) -> Vec<&Operation> {
+    let kind = |operation: &Operation| if operation.writes { Kind::Write } else { Kind::Read };
+    let operations = transaction.operations.iter().map(|operation| (kind(operation), operation)).collect();
+    map(operations, End::Committed, mode != Mode::BAll).into_iter().map(|(_, operation)| operation).collect()
+}
+
+fn stamped(stamp: Lsn) -> String {
+    format!("INSERT INTO stillpoint.applied (stamps) VALUES ('{{{stamp}}}')")
+}

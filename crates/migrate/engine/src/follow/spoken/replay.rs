@@ -1,0 +1,273 @@
+//! The players, and what of all that happened each of them may send now.
+
+use super::player::{Job, Manner, Part, Player, Report};
+use super::reader::{Happened, Transaction};
+use crate::link::literal;
+use crate::throttle::Throttle;
+use crate::{Error, Server};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use stillpoint_migrate_replay::{
+    Limits, Mode, Player as PlayerId, Progress, RunningId, Scheduler, Snapshot, Stamp, Statement, Syncset,
+};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+/// How statements are repeated.
+#[derive(Debug, Clone, Copy)]
+pub struct Way {
+    /// In which order; [`Mode::Rows`] repeats the rows instead.
+    pub mode: Mode,
+    /// By how many connections at least; modes that need more get more.
+    pub players: usize,
+    /// Whether each commit waits for the disk.
+    pub synchronous: bool,
+}
+
+/// A replay of statements. Dropping it ends it.
+#[derive(Debug)]
+pub struct Replay {
+    scheduler: Scheduler<Arc<Part>>,
+    target: Server,
+    manner: Manner,
+    /// What the target held in the beginning; none where nobody was at work then.
+    base: Option<Snapshot>,
+    running: HashMap<RunningId, Running>,
+    /// What each may be given, and whether it is at work.
+    players: Vec<(mpsc::UnboundedSender<Job>, bool)>,
+    tasks: JoinSet<()>,
+    report: mpsc::UnboundedSender<Report>,
+    reports: mpsc::UnboundedReceiver<Report>,
+}
+
+/// A transaction of the source that runs, as far as is known.
+#[derive(Debug)]
+struct Running {
+    snapshot: Option<Snapshot>,
+    since: Instant,
+    /// Nothing waits for it: it will be repeated by its rows.
+    renounced: bool,
+}
+
+impl Replay {
+    /// Connects the players to a target that holds what the source did when nobody was at work, and before anything of
+    /// what is handed in had happened.
+    ///
+    /// # Errors
+    /// The target cannot be reached.
+    pub async fn start(way: Way, target: &Server) -> Result<Replay, Error> {
+        Replay::with(way, target, None, "", Arc::new(Throttle::free())).await
+    }
+
+    /// The same for a migration: the target holds what this snapshot saw, and each transaction writes its stamp.
+    pub(crate) async fn with(
+        way: Way,
+        target: &Server,
+        base: Option<Snapshot>,
+        search_path: &str,
+        pace: Arc<Throttle>,
+    ) -> Result<Replay, Error> {
+        let limits = if base.is_some() { Limits::default() } else { Limits { bytes: u64::MAX, syncsets: usize::MAX } };
+        let (report, reports) = mpsc::unbounded_channel();
+        let blind = if search_path.is_empty() {
+            String::new()
+        } else {
+            format!("pg_catalog.set_config('search_path', {}, false)", literal(search_path))
+        };
+        let stamps = base.is_some();
+        let manner = Manner { mode: way.mode, synchronous: way.synchronous, stamps, blind: blind.into(), pace };
+        let mut replay = Replay {
+            scheduler: Scheduler::new(way.mode, 0, limits),
+            target: target.clone(),
+            manner,
+            base,
+            running: HashMap::new(),
+            players: Vec::new(),
+            tasks: JoinSet::new(),
+            report,
+            reports,
+        };
+        for _ in 0..way.players {
+            replay.add_player().await?;
+        }
+        Ok(replay)
+    }
+
+    async fn add_player(&mut self) -> Result<(), Error> {
+        let player = Player::connect(&self.target, self.manner.clone()).await?;
+        let PlayerId(number) = self.scheduler.add_player();
+        let (jobs, given) = mpsc::unbounded_channel();
+        self.tasks.spawn(player.run(number, given, self.report.clone()));
+        self.players.push((jobs, false));
+        Ok(())
+    }
+
+    /// Players that there are.
+    pub fn players(&self) -> u32 {
+        self.scheduler.players()
+    }
+
+    /// Where it stands.
+    pub fn progress(&self) -> Progress {
+        self.scheduler.progress()
+    }
+
+    /// Whether all that was handed in is done.
+    pub fn is_drained(&self) -> bool {
+        self.scheduler.is_drained()
+    }
+
+    /// Takes what happened next on the source; gives it back when there is no room for it until something is done.
+    ///
+    /// # Errors
+    /// [`Error::Replay`], for what cannot be.
+    pub fn hand_in(&mut self, happened: Happened) -> Result<Option<Happened>, Error> {
+        match happened {
+            Happened::Begins(running) => {
+                self.running.insert(running, Running { snapshot: None, since: Instant::now(), renounced: false });
+                if self.by_snapshot() {
+                    self.scheduler.begins(running);
+                }
+            }
+            Happened::Began(running, snapshot) => self.began(running, snapshot),
+            Happened::Ended(running) => self.ended(running),
+            Happened::Committed(transaction) => return self.committed(transaction),
+        }
+        Ok(None)
+    }
+
+    fn began(&mut self, id: RunningId, snapshot: Snapshot) {
+        let straddles = self.base.as_ref().is_some_and(|base| !snapshot.includes(base));
+        let Some(running) = self.running.get_mut(&id) else { return };
+        running.snapshot = Some(snapshot.clone());
+        running.renounced |= straddles;
+        if running.renounced {
+            self.scheduler.ended(id);
+        } else if self.by_snapshot() {
+            self.scheduler.began(id, snapshot);
+        }
+    }
+
+    fn by_snapshot(&self) -> bool {
+        self.manner.mode.needs_snapshots()
+    }
+
+    fn ended(&mut self, id: RunningId) {
+        self.running.remove(&id);
+        self.scheduler.ended(id);
+    }
+
+    fn committed(&mut self, transaction: Arc<Transaction>) -> Result<Option<Happened>, Error> {
+        let mode = self.manner.mode;
+        if !transaction.wrote() && mode != Mode::BAll {
+            if let Some(running) = transaction.running {
+                self.ended(running);
+            }
+            return Ok(None);
+        }
+        let known = transaction.running.and_then(|id| self.running.get(&id));
+        let renounced = known.is_some_and(|running| running.renounced);
+        let blind = mode == Mode::Rows || renounced;
+        if let (true, Some(id), Some(snapshot)) =
+            (renounced && self.by_snapshot(), transaction.running, known.and_then(|known| known.snapshot.clone()))
+        {
+            // From here on others have to wait for it again.
+            self.scheduler.began(id, snapshot);
+        }
+        let statement = transaction.xid.zip(transaction.running).filter(|_| self.by_snapshot());
+        let syncset = Syncset {
+            stamp: Stamp(transaction.stamp),
+            tokens: transaction.tokens.clone(),
+            statement: statement.map(|(xid, running)| Statement { running, xid }),
+            bytes: transaction.bytes,
+            payload: Arc::new(Part { transaction: Arc::clone(&transaction), blind }),
+        };
+        match self.scheduler.push_next(syncset) {
+            Ok(()) => {
+                if let Some(running) = transaction.running {
+                    self.running.remove(&running);
+                }
+                Ok(None)
+            }
+            Err(refused) if matches!(refused.error, stillpoint_migrate_replay::Error::Full { .. }) => {
+                if let Some(running) = transaction.running.filter(|_| renounced) {
+                    self.scheduler.ended(running);
+                }
+                Ok(Some(Happened::Committed(transaction)))
+            }
+            Err(refused) => Err(Error::Replay(refused.error)),
+        }
+    }
+
+    /// Gives players what there is for them; connects more when that is what it takes to go on.
+    ///
+    /// # Errors
+    /// A player is gone, or one more cannot reach the target.
+    pub async fn feed(&mut self) -> Result<(), Error> {
+        loop {
+            for number in 0..self.players.len() {
+                self.feed_one(number)?;
+            }
+            if !self.scheduler.is_starved() {
+                return Ok(());
+            }
+            self.add_player().await?;
+        }
+    }
+
+    fn feed_one(&mut self, number: usize) -> Result<(), Error> {
+        let (jobs, busy) = &mut self.players[number];
+        if *busy {
+            return Ok(());
+        }
+        let next = self.scheduler.next(PlayerId(number as u32)).map_err(Error::Replay)?;
+        let Some(operation) = next else { return Ok(()) };
+        let part = Arc::clone(self.scheduler.payload(operation.syncset));
+        *busy = true;
+        let sent = jobs.send(Job { step: operation.step, part });
+        sent.map_err(|_| Error::WrongPhase(format!("player {number} is gone")))
+    }
+
+    /// Whether nothing goes on though there is something to be done: it waits for transactions that run on the source.
+    pub(super) fn is_stuck(&self) -> bool {
+        let progress = self.scheduler.progress();
+        progress.pending > 0 && progress.under_way == 0
+    }
+
+    /// Waits no longer for transactions that have run for so long.
+    pub(super) fn renounce(&mut self, after: Duration) {
+        for (id, running) in &mut self.running {
+            if !running.renounced && running.since.elapsed() >= after {
+                running.renounced = true;
+                self.scheduler.ended(*id);
+            }
+        }
+    }
+
+    /// Waits until a player has done something, and takes that in. Nothing is lost when this is dropped before.
+    ///
+    /// # Errors
+    /// What a player met that trying again does not mend.
+    pub async fn reported(&mut self) -> Result<(), Error> {
+        let Some(report) = self.reports.recv().await else { return Ok(()) };
+        self.take(report)?;
+        while let Ok(report) = self.reports.try_recv() {
+            self.take(report)?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, (number, done): Report) -> Result<(), Error> {
+        self.players[number as usize].1 = false;
+        let player = PlayerId(number);
+        match done {
+            Ok(()) => self.scheduler.done(player).map(drop).map_err(Error::Replay),
+            Err(error) if super::super::player::can_be_mended(&error) => {
+                tracing::debug!(%error, "a repeated transaction is tried again");
+                self.scheduler.failed(player).map(drop).map_err(Error::Replay)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
