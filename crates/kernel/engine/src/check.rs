@@ -5,13 +5,13 @@ use crate::criu::Criu;
 use crate::tree::tree;
 use crate::unix_peers::unix_peers;
 use crate::volatile::{Volatile, volatile};
-use crate::{Error, host};
+use crate::{Error, host, ipc};
 use procfs::process::{MMPermissions, MMapPath, Process};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// How much a finding matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -96,6 +96,8 @@ struct Look {
     served: bool,
     peers: BTreeMap<u32, u32>,
     ports: BTreeSet<u64>,
+    /// The namespace of SysV memory that nobody else is in, if they have one.
+    ipc: Option<PathBuf>,
     findings: Vec<Finding>,
 }
 
@@ -104,8 +106,10 @@ impl Look {
         let processes = tree(pid)?;
         let inside: BTreeSet<i32> = processes.iter().map(|process| process.pid).collect();
         let (mut outside, mut served) = (BTreeMap::new(), false);
+        let mut ipc = ipc::namespace(pid);
         for other in procfs::process::all_processes().into_iter().flatten().flatten() {
             if !inside.contains(&other.pid) {
+                ipc = ipc.filter(|ours| ipc::namespace(other.pid).as_ref() != Some(ours));
                 for (_, target) in descriptors(other.pid) {
                     served |= target == "anon_inode:[userfaultfd]";
                     if let Some((_, inode)) = numbered(&target) {
@@ -115,7 +119,7 @@ impl Look {
             }
         }
         let peers = unix_peers()?;
-        Ok(Look { processes, inside, outside, served, peers, ports: BTreeSet::new(), findings: Vec::new() })
+        Ok(Look { processes, inside, outside, served, peers, ports: BTreeSet::new(), ipc, findings: Vec::new() })
     }
 
     fn found(&mut self, weight: Weight, pid: Option<i32>, text: impl Into<String>) {
@@ -174,7 +178,9 @@ impl Look {
         // Not the one of time: criu restores into one, and takes it along the next time.
         for name in ["mnt", "pid", "net", "ipc", "user", "uts"] {
             let link = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/{name}")).ok();
-            if link(&process.pid.to_string()) != link("self") {
+            let there = link(&process.pid.to_string());
+            let comes_along = name == "ipc" && there.is_some() && there == self.ipc;
+            if there != link("self") && !comes_along {
                 let text = format!("is in another {name} namespace; that is not supported yet");
                 self.found(Weight::Refusal, Some(process.pid), text);
             }
@@ -196,9 +202,10 @@ impl Look {
                 self.found(Weight::Refusal, Some(pid), text);
             }
             match &map.pathname {
-                MMapPath::Vsys(_) => {
+                MMapPath::Vsys(_) if ipc::is_common(pid) => {
                     let text = format!(
-                        "uses SysV shared memory at {:#x}: run it in an IPC namespace of its own (PrivateIPC=yes)",
+                        "uses SysV shared memory at {:#x}: run it in an IPC namespace of its own (unshare --ipc; \
+                         `stillpoint kernel dropin` tells a unit how)",
                         map.address.0
                     );
                     self.found(Weight::Refusal, Some(pid), text);

@@ -156,7 +156,7 @@ pub(crate) fn existing(path: &Path) -> &Path {
 }
 
 /// Bytes of memory of a process and all below it.
-fn needed(pid: i32) -> Result<u64, Error> {
+pub(crate) fn needed(pid: i32) -> Result<u64, Error> {
     let statuses: Vec<_> = tree(pid)?.iter().filter_map(|process| process.status().ok()).collect();
     let own = |status: &procfs::process::Status| status.rssanon.unwrap_or(0) + status.vmswap.unwrap_or(0);
     // all of them count the same shared memory

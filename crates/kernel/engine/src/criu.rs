@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::error::At;
-use rustix::io::FdFlags;
+use rustix::io::{Errno, FdFlags};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -110,7 +110,11 @@ impl Worker {
         self.send(request)?;
         let mut message = vec![0; MESSAGE];
         loop {
-            let n = recv(&self.socket, message.as_mut_slice(), RecvFlags::empty()).doing("hear criu")?.0;
+            let n = match recv(&self.socket, message.as_mut_slice(), RecvFlags::empty()) {
+                // it ended before it read what it was told
+                Err(Errno::CONNRESET) => 0,
+                heard => heard.doing("hear criu")?.0,
+            };
             if n == 0 {
                 return Ok(Answer::Failed { errno: None, message: Some("it ended without an answer".into()) });
             }
@@ -124,8 +128,12 @@ impl Worker {
         }
     }
 
+    /// That it has ended is found when it is heard next, behind what it said before.
     fn send(&self, request: &Request) -> Result<(), Error> {
-        send(&self.socket, &request.encode(), SendFlags::NOSIGNAL).doing("ask criu").map(|_| ())
+        match send(&self.socket, &request.encode(), SendFlags::NOSIGNAL) {
+            Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
+            sent => sent.doing("ask criu").map(|_| ()),
+        }
     }
 
     /// Waits for it to end. What it restored lives on.
@@ -148,4 +156,21 @@ pub(crate) fn errors_in(dir: &Path, log: &str) -> Vec<String> {
     let errors = text.lines().filter_map(|line| line.split_once("Error (").map(|(_, error)| error));
     let plain = errors.map(|error| error.split_once("): ").map_or(error, |(_, plain)| plain).trim().to_owned());
     plain.take(3).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_ends_unheard_has_failed() {
+        let unread = Criu::new("/bin/true");
+        let mut worker = unread.worker(&[]).unwrap();
+        let sent = worker.request(&Request::features(), |_, _| true).unwrap();
+        assert!(matches!(sent, Answer::Failed { .. }), "{sent:?}");
+        // and asked when it has ended already
+        worker.child.wait().unwrap();
+        let sent = worker.request(&Request::features(), |_, _| true).unwrap();
+        assert!(matches!(sent, Answer::Failed { .. }), "{sent:?}");
+    }
 }

@@ -49,6 +49,7 @@ mod error;
 mod guard;
 mod host;
 mod image;
+mod ipc;
 mod journal;
 mod lazy;
 mod netlink;

@@ -29,6 +29,8 @@ use stillpoint_kernel_foam::{Extent, Recorded};
 pub(crate) const RESTORE_LOG: &str = "restore.log";
 /// What the daemon says.
 const DAEMON_LOG: &str = "lazy-pages.log";
+/// Processes that a checkpoint has ended are heard of by their parents within this.
+const REAPED: Duration = Duration::from_secs(5);
 /// How long a daemon may take to notice that criu has gone.
 const GOES_BY_ITSELF: Duration = Duration::from_secs(10);
 /// What the daemon prints when criu can be started.
@@ -98,8 +100,12 @@ fn against(image: &Image, again: bool) -> Result<Vec<Finding>, Error> {
         let now = host::kernel();
         refuse(format!("kernel {now} is older than {}, on which the image was made", origin.kernel));
     }
+    let patience = Instant::now() + REAPED;
     for process in processes(&read(image.dir(), "pstree.img")?)? {
         for tid in process.threads {
+            while has_ended(tid) && Instant::now() < patience {
+                std::thread::sleep(Duration::from_millis(5));
+            }
             if Path::new(&format!("/proc/{tid}")).exists() {
                 refuse(format!("process id {tid} of the image is in use by {}", crate::tree::name(tid as i32)));
             }
@@ -112,6 +118,12 @@ fn against(image: &Image, again: bool) -> Result<Vec<Finding>, Error> {
         }
     }
     Ok(findings)
+}
+
+/// Whether a process has ended, and its parent has not heard of it.
+fn has_ended(pid: u32) -> bool {
+    let stat = Process::new(pid.cast_signed()).and_then(|process| process.stat());
+    stat.is_ok_and(|stat| stat.state == 'Z')
 }
 
 fn listens(port: u32) -> bool {
@@ -137,13 +149,18 @@ pub fn restore_then(
     let worker = options.criu.worker(&[]);
     let image = Image::open(&options.image)?;
     let mut worker = worker?;
-    let version = progress.phase("check", || {
+    let (version, daemon) = progress.phase("check", || {
         let findings = against(&image, options.again)?;
         let refused: Vec<String> = findings.into_iter().map(|found| found.text).collect();
-        if refused.is_empty() { options.criu.version_of(&mut worker) } else { Err(Error::Refused(refused)) }
+        if !refused.is_empty() {
+            return Err(Error::Refused(refused));
+        }
+        // it opens the image while criu starts
+        let daemon = (options.restore == Restore::OnDemand).then(|| Daemon::start(options)).transpose()?;
+        Ok((options.criu.version_of(&mut worker)?, daemon))
     })?;
     progress.journal_in(&options.image);
-    let done = checked(options, &image, (worker, version), (stopped, &progress));
+    let done = checked(options, &image, (worker, version, daemon), (stopped, &progress));
     progress.end(&done);
     done
 }
@@ -151,7 +168,7 @@ pub fn restore_then(
 fn checked(
     options: &RestoreOptions,
     image: &Image,
-    (worker, version): (Worker, Version),
+    (worker, version, mut daemon): (Worker, Version, Option<Daemon>),
     (stopped, progress): (&dyn Fn() -> Result<(), Error>, &Progress<'_>),
 ) -> Result<Restored, Error> {
     progress.phase("verify", || {
@@ -162,10 +179,9 @@ fn checked(
     })?;
     let begun = now_ns();
     progress.phase("prepare", || for_criu(image, options.restore, form_of(version)))?;
-    let daemon = match options.restore {
-        Restore::Eager => None,
-        Restore::OnDemand => Some(progress.phase("daemon", || Daemon::start(options))?),
-    };
+    if let Some(daemon) = &mut daemon {
+        progress.phase("daemon", || daemon.ready())?;
+    }
     let pid = progress.phase("restore", || run(options, image, worker, stopped));
     if pid.is_err() {
         end_unfinished(image.index().origin.pid);
@@ -173,7 +189,7 @@ fn checked(
     let keeper = match (&pid, daemon) {
         (Ok(_), Some(daemon)) => Some(daemon.leave()),
         (Err(_), Some(daemon)) => {
-            daemon.end(&options.image);
+            daemon.end();
             None
         }
         (_, None) => None,
@@ -250,9 +266,12 @@ fn run(
     }
 }
 
-/// The process that serves memory.
+/// The process that serves memory. One that is dropped before criu may have come to it is killed.
 struct Daemon {
     child: Child,
+    image: PathBuf,
+    /// Nothing was heard of it yet.
+    begins: bool,
 }
 
 impl Daemon {
@@ -263,27 +282,31 @@ impl Daemon {
             options.daemon.split_first().ok_or_else(|| Error::Daemon("no program was named for it".into()))?;
         let mut command = Command::new(program);
         command.args(arguments).arg(&options.image).arg(options.image.join(SOCKET));
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+        // its end tells the daemon that this process has gone
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
         if std::env::var_os("STILLPOINT_LOG").is_none() {
             command.env("STILLPOINT_LOG", "info");
         }
-        let mut child = command.spawn().doing("start the lazy-pages daemon")?;
+        let child = command.spawn().doing("start the lazy-pages daemon")?;
         if let Some(Err(error)) = options.unit.as_ref().map(|unit| apart::beside(unit, child.id())) {
             // the program comes back all the same
             tracing::error!("memory is lost if the unit stops before it has come: {}", error.with_causes());
         }
+        Ok(Daemon { child, image: options.image.clone(), begins: true })
+    }
+
+    /// Waits until criu can be started.
+    fn ready(&mut self) -> Result<(), Error> {
         let mut line = String::new();
-        if let Some(out) = child.stdout.take() {
+        if let Some(out) = self.child.stdout.take() {
             BufReader::new(out).read_line(&mut line).doing("hear the lazy-pages daemon")?;
         }
-        if line.trim() != READY {
-            let _ = child.kill();
-            let _ = child.wait();
-            let said = fs::read_to_string(&path).unwrap_or_default();
-            let last = said.lines().last().unwrap_or("it did not say why").to_owned();
-            return Err(Error::Daemon(last));
+        if line.trim() == READY {
+            self.begins = false;
+            return Ok(());
         }
-        Ok(Daemon { child })
+        let said = fs::read_to_string(self.image.join(DAEMON_LOG)).unwrap_or_default();
+        Err(Error::Daemon(said.lines().last().unwrap_or("it did not say why").to_owned()))
     }
 
     /// It goes on without us.
@@ -293,16 +316,28 @@ impl Daemon {
 
     /// criu has gone. A daemon that had heard of it notices, kills what it has served and ends: were it killed before, its
     /// successor could do so to what the next restore brings back. One that criu never came to waits for ever.
-    fn end(mut self, image: &Path) {
+    fn end(mut self) {
         let begun = Instant::now();
-        while begun.elapsed() < GOES_BY_ITSELF && !image.join(SOCKET).exists() {
+        while begun.elapsed() < GOES_BY_ITSELF && !self.image.join(SOCKET).exists() {
             if matches!(self.child.try_wait(), Ok(Some(_))) {
                 return;
             }
             std::thread::sleep(Duration::from_millis(2));
         }
+        self.kill();
+    }
+
+    fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if self.begins {
+            self.kill();
+        }
     }
 }
 

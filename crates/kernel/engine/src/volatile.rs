@@ -89,8 +89,9 @@ pub(crate) fn volatile(pid: i32) -> Result<Volatile, Error> {
                 Fate::Needs(directory) => needed.extend(made_again(&directory)),
                 Fate::Lost => {
                     let name = name.trim_end_matches(" (deleted)");
+                    let how = if name.contains("/PostgreSQL.") { " (dynamic_shared_memory_type = mmap)" } else { "" };
                     let text = format!(
-                        "has {name} open, which lies in memory and is gone with this kernel: keep it on a disk"
+                        "has {name} open, which lies in memory and is gone with this kernel: keep it on a disk{how}"
                     );
                     found.lost.insert((process.pid, text));
                 }

@@ -1,6 +1,10 @@
 //! Clients that must not notice a switch, and what a machine needs before its units can go along.
 
 use crate::{Door, Machine};
+use bytes::BytesMut;
+use fallible_iterator::FallibleIterator;
+use postgres_protocol::message::backend::Message;
+use postgres_protocol::message::frontend;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
@@ -9,6 +13,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use stillpoint_testing::wait;
 
+/// Debian's unit of PostgreSQL's first cluster.
+pub const POSTGRESQL: &str = "postgresql@15-main";
 /// Longer than any outage, also on a host that has better things to do.
 const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -20,14 +26,20 @@ pub fn take_along(machine: &mut Machine, units: &[&str]) {
         let health = match *unit {
             "redis-server" => r#"["redis-cli", "ping"]"#,
             "memcached" => r#"["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/11211"]"#,
+            POSTGRESQL => r#"["pg_isready", "-q"]"#,
             _ => r#"["mariadb", "-e", "SELECT 1"]"#,
         };
-        config += &format!("[units.{unit}]\nhealth = {health}\n");
+        config += &format!("[units.\"{unit}\"]\nhealth = {health}\n");
         if *unit == "mariadb" {
             // what `check` asks for: no io_uring, no listening socket that systemd holds, no address space for more memory
             // than there is
             machine.ok("systemctl disable -q --now mariadb.socket");
             machine.ok("printf '[mysqld]\\ninnodb_use_native_aio=OFF\\ninnodb_buffer_pool_size=32M\\ninnodb_buffer_pool_size_max=64M\\n' >/etc/mysql/mariadb.conf.d/91-switch.cnf");
+        }
+        if *unit == POSTGRESQL {
+            // no files in memory that are lost with it; only when it runs it can be seen what else it uses
+            machine.ok("printf 'dynamic_shared_memory_type = mmap\\nshared_buffers = 32MB\\n' >/etc/postgresql/15/main/conf.d/switch.conf");
+            machine.ok(&format!("systemctl start {unit}"));
         }
         machine.ok(&format!(
             "mkdir -p /etc/systemd/system/{unit}.service.d && stillpoint kernel dropin {unit} \
@@ -35,8 +47,14 @@ pub fn take_along(machine: &mut Machine, units: &[&str]) {
         ));
     }
     machine.ok(&format!("mkdir -p /etc/stillpoint && printf '{config}' >/etc/stillpoint/kernel.toml"));
-    machine.ok(&format!("systemctl daemon-reload && systemctl start {}", units.join(" ")));
-    units.iter().for_each(|unit| until_alone(machine, unit));
+    machine.ok(&format!("systemctl daemon-reload && systemctl restart {}", units.join(" ")));
+    for unit in units {
+        if *unit == POSTGRESQL {
+            machine.until("pg_isready -q");
+        } else {
+            until_alone(machine, unit);
+        }
+    }
 }
 
 /// Waits until nothing is left beside a unit's server: Debian's MariaDB has its tables checked after each start.
@@ -254,6 +272,15 @@ impl Pulse {
         })
     }
 
+    /// Of PostgreSQL, each with a server process of its own: a committed change of a row in the table of [`prepare_postgresql`].
+    #[track_caller]
+    pub fn postgresql(machine: &Machine, name: &str, rest: Duration) -> Pulse {
+        let mut client = Postgresql::connect(machine);
+        client.ask(&format!("INSERT INTO pulse VALUES ('{name}', 0)"));
+        let change = format!("UPDATE pulse SET n = n + 1 WHERE name = '{name}' RETURNING n");
+        Pulse::start(rest, move || number(&client.ask(&change).expect("a row")))
+    }
+
     /// As many clients of each database; the number beside each is its database's.
     #[track_caller]
     pub fn of_all(machine: &Machine, each: usize, rest: Duration) -> Vec<(u8, Pulse)> {
@@ -396,6 +423,12 @@ pub fn prepare_mariadb(machine: &mut Machine) {
     );
 }
 
+/// The table in which PostgreSQL's pulses count.
+#[track_caller]
+pub fn prepare_postgresql(machine: &mut Machine) {
+    machine.ok("su postgres -c \"psql -qc 'CREATE TABLE pulse (name text PRIMARY KEY, n bigint)'\"");
+}
+
 /// The longest request.
 pub fn longest(beats: &[Beat]) -> Duration {
     beats.iter().map(|beat| beat.took).max().unwrap_or_default()
@@ -474,5 +507,61 @@ impl Sql {
         let mut payload = vec![0; u32::from_le_bytes([head[0], head[1], head[2], 0]) as usize];
         self.stream.read_exact(&mut payload)?;
         Ok(payload)
+    }
+}
+
+/// A client of PostgreSQL, its superuser.
+pub struct Postgresql {
+    stream: TcpStream,
+    heard: BytesMut,
+}
+
+impl Postgresql {
+    /// From outside of the machine.
+    #[track_caller]
+    pub fn connect(machine: &Machine) -> Postgresql {
+        let stream = machine.connect(5432);
+        stream.set_read_timeout(Some(PATIENCE)).expect("set a limit");
+        let mut client = Postgresql { stream, heard: BytesMut::new() };
+        let mut hello = BytesMut::new();
+        frontend::startup_message([("user", "postgres"), ("database", "postgres")], &mut hello).expect("no zeros");
+        client.stream.write_all(&hello).expect("say who it is");
+        client.until_ready();
+        client
+    }
+
+    /// One query; the first value of its last row, where there is one.
+    #[track_caller]
+    pub fn ask(&mut self, query: &str) -> Option<String> {
+        let mut message = BytesMut::new();
+        frontend::query(query, &mut message).expect("no zeros");
+        self.stream.write_all(&message).expect("send a query");
+        self.until_ready()
+    }
+
+    #[track_caller]
+    fn until_ready(&mut self) -> Option<String> {
+        let mut value = None;
+        loop {
+            match Message::parse(&mut self.heard).expect("a message of PostgreSQL") {
+                Some(Message::ReadyForQuery(_)) => return value,
+                Some(Message::DataRow(row)) => {
+                    let first = row.ranges().next().expect("a row").flatten();
+                    value = first.map(|range| String::from_utf8_lossy(&row.buffer()[range]).into_owned());
+                }
+                Some(Message::ErrorResponse(error)) => {
+                    let fields: Vec<_> =
+                        error.fields().map(|field| Ok(field.value_bytes().to_vec())).collect().unwrap_or_default();
+                    panic!("{:?}", fields.iter().map(|field| String::from_utf8_lossy(field)).collect::<Vec<_>>());
+                }
+                Some(_) => {}
+                None => {
+                    let mut bytes = [0; 4096];
+                    let n = self.stream.read(&mut bytes).expect("an answer");
+                    assert!(n > 0, "the connection was closed");
+                    self.heard.extend_from_slice(&bytes[..n]);
+                }
+            }
+        }
     }
 }

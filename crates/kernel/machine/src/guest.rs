@@ -8,12 +8,14 @@ use stillpoint_testing::skipped;
 #[derive(Debug, Clone)]
 pub struct Guest {
     pub(crate) dir: PathBuf,
+    /// Where kernels lie that its disk does not have.
+    pub(crate) own: Option<PathBuf>,
     /// Versions of its kernels, the older one first.
     pub kernels: Vec<String>,
 }
 
 impl Guest {
-    /// Builds it, or finds it built; otherwise why it cannot be, or why no machine could run it.
+    /// `$STILLPOINT_GUEST`, or builds it, or finds it built; otherwise why it cannot be, or why no machine could run it.
     pub fn build() -> Result<Guest, String> {
         if !rustix::process::geteuid().is_root() {
             return Err("a machine's network needs root".into());
@@ -21,21 +23,61 @@ impl Guest {
         if !Path::new("/dev/net/tun").exists() {
             return Err("no /dev/net/tun: a machine has no network".into());
         }
+        if let Some(dir) = std::env::var_os("STILLPOINT_GUEST") {
+            return Guest::at(dir.into());
+        }
         let root = root();
-        let output = Command::new(root.join("setup/guest")).stdin(Stdio::null()).output();
-        let output = output.map_err(|error| format!("setup/guest: {error}"))?;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            return Err(format!("no guest: {}", said.lines().last().unwrap_or("setup/guest failed")));
+        set_up(&root, "guest", &[])?;
+        Guest::at(root.join(".cache/guest"))
+    }
+
+    /// The same with the newest of Debian's kernels of each of these series too (`$STILLPOINT_GUEST_EVERY`).
+    pub fn every(series: &[&str]) -> Result<Guest, String> {
+        if let Some(dir) = std::env::var_os("STILLPOINT_GUEST_EVERY") {
+            return Guest::at(dir.into());
         }
-        let dir = root.join(".cache/guest");
-        let path = dir.join("kernels");
-        let kernels = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        let kernels: Vec<String> = kernels.lines().map(ToOwned::to_owned).collect();
-        if kernels.len() < 2 {
-            return Err(format!("{} names {} kernels", path.display(), kernels.len()));
-        }
-        Ok(Guest { dir, kernels })
+        let (root, dir) = (root(), ".cache/guest-every");
+        set_up(&root, "guest", &[&[dir], series].concat())?;
+        Guest::at(root.join(dir))
+    }
+
+    /// One that is built.
+    fn at(dir: PathBuf) -> Result<Guest, String> {
+        let kernels = kernels(&dir)?;
+        Ok(Guest { dir, own: None, kernels })
+    }
+
+    /// It with the kernels of `setup/handover` (`$STILLPOINT_HANDOVER`) in the place of its own.
+    pub fn with_handover(self) -> Result<Guest, String> {
+        let own = match std::env::var_os("STILLPOINT_HANDOVER") {
+            Some(dir) => dir.into(),
+            None => {
+                let root = root();
+                set_up(&root, "handover", &[])?;
+                root.join(".cache/handover")
+            }
+        };
+        let kernels = kernels(&own)?;
+        Ok(Guest { own: Some(own), kernels, ..self })
+    }
+
+    /// A kernel's file.
+    pub(crate) fn image(&self, kernel: &str) -> PathBuf {
+        self.own.as_ref().unwrap_or(&self.dir).join(format!("vmlinuz-{kernel}"))
+    }
+
+    /// Its initramfs; one that is made is made in `dir`.
+    pub(crate) fn initrd(&self, kernel: &str, dir: &Path) -> Result<PathBuf, String> {
+        let Some(own) = &self.own else { return Ok(self.dir.join(format!("initrd-{kernel}"))) };
+        let read = |path: PathBuf| std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()));
+        let of_guest = self::kernels(&self.dir)?.pop().unwrap_or_default();
+        let mut bytes = read(self.dir.join(format!("initrd-{of_guest}")))?;
+        // where the kernel looks for a second archive that is not compressed
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes.extend(read(own.join("no-modules"))?);
+        let path = dir.join(format!("initrd-{kernel}"));
+        std::fs::write(&path, bytes).map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(path)
     }
 
     /// The same for a test, which leaves when there is none; with `REQUIRE_ALL=1` it fails.
@@ -43,6 +85,28 @@ impl Guest {
     pub fn for_test() -> Option<Guest> {
         Guest::build().map_err(|why| skipped(&why)).ok()
     }
+}
+
+/// The versions that a directory of kernels names.
+fn kernels(dir: &Path) -> Result<Vec<String>, String> {
+    let path = dir.join("kernels");
+    let kernels = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let kernels: Vec<String> = kernels.lines().map(ToOwned::to_owned).collect();
+    if kernels.len() < 2 {
+        return Err(format!("{} names {} kernels", path.display(), kernels.len()));
+    }
+    Ok(kernels)
+}
+
+fn set_up(root: &Path, what: &str, arguments: &[&str]) -> Result<(), String> {
+    let script = root.join("setup").join(what);
+    let output = Command::new(script).args(arguments).current_dir(root).stdin(Stdio::null()).output();
+    let output = output.map_err(|error| format!("setup/{what}: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    Err(format!("no {what}: {}", said.lines().last().unwrap_or("its setup failed")))
 }
 
 /// The source tree.

@@ -164,7 +164,7 @@ impl Machine {
 
 fn start(guest: &Guest, kernel: &str, tool: &Path, shape: Shape<'_>) -> Result<Machine, String> {
     let dir = tempfile::tempdir().map_err(|error| error.to_string())?;
-    let disk = tool_disk(dir.path(), tool, shape.programs)?;
+    let disk = tool_disk(dir.path(), guest, tool, shape.programs)?;
     let network = Network::make()?;
     let path = |name: &str| dir.path().join(name).display().to_string();
     let of_guest = |name: String| guest.dir.join(name).display().to_string();
@@ -172,7 +172,7 @@ fn start(guest: &Guest, kernel: &str, tool: &Path, shape: Shape<'_>) -> Result<M
     command.args(["netns", "exec", &network.name]).arg(guest.dir.join("qemu"));
     command.args("-accel tcg,thread=multi -cpu max -smp 2 -display none -nodefaults -no-user-config".split(' '));
     command.args(["-m", &shape.memory_mib.to_string()]);
-    command.args(["-kernel", &of_guest(format!("vmlinuz-{kernel}")), "-initrd", &of_guest(format!("initrd-{kernel}"))]);
+    command.arg("-kernel").arg(guest.image(kernel)).arg("-initrd").arg(guest.initrd(kernel, dir.path())?);
     command.args(["-append", format!("{COMMAND_LINE} {}", shape.append).trim_end()]);
     // changes go to a file that has no name, and away with the emulator
     let root = of_guest("root.ext4".into());
@@ -203,8 +203,8 @@ fn start(guest: &Guest, kernel: &str, tool: &Path, shape: Shape<'_>) -> Result<M
     Ok(Machine { emulator, network, shell, dir })
 }
 
-/// A disk with what `make install` puts onto a machine.
-fn tool_disk(dir: &Path, tool: &Path, programs: &[&Path]) -> Result<PathBuf, String> {
+/// A disk with what `make install` puts onto a machine, and kernels that the machine's own disk does not have.
+fn tool_disk(dir: &Path, guest: &Guest, tool: &Path, programs: &[&Path]) -> Result<PathBuf, String> {
     let root = dir.join("tool/root");
     let bin = root.join("usr/local/bin");
     fs::create_dir_all(&bin).map_err(|error| error.to_string())?;
@@ -219,6 +219,16 @@ fn tool_disk(dir: &Path, tool: &Path, programs: &[&Path]) -> Result<PathBuf, Str
     let to = generators.join("stillpoint-kernel");
     fs::write(&to, text.replace("@PREFIX@", "/usr/local")).map_err(|error| error.to_string())?;
     run(Command::new("chmod").arg("755").arg(&to))?;
+    if let Some(own) = &guest.own {
+        let boot = root.join("boot");
+        fs::create_dir_all(&boot).map_err(|error| error.to_string())?;
+        for kernel in &guest.kernels {
+            let initrd = guest.initrd(kernel, dir)?;
+            let config = own.join(format!("config-{kernel}"));
+            run(Command::new("cp").arg("-t").arg(&boot).arg(guest.image(kernel)).arg(config))?;
+            run(Command::new("cp").arg(initrd).arg(boot.join(format!("initrd.img-{kernel}"))))?;
+        }
+    }
     let disk = dir.join("tool.ext4");
     run(Command::new("mke2fs").args(["-q", "-t", "ext4", "-F", "-d"]).arg(dir.join("tool")).arg(&disk).arg("160M"))?;
     Ok(disk)

@@ -3,12 +3,13 @@
 
 use std::time::Duration;
 use stillpoint_kernel_machine::clients::{
-    Client, Newcomers, Pulse, all_pairs, append, longest, prepare_mariadb, redis_pairs, switch, take_along, until_done,
-    until_state,
+    Client, Newcomers, POSTGRESQL, Postgresql, Pulse, all_pairs, append, longest, prepare_mariadb, prepare_postgresql,
+    redis_pairs, switch, take_along, until_done, until_state,
 };
 use stillpoint_kernel_machine::{Guest, Machine, Shape};
 use stillpoint_testing::binary::stillpoint;
-use stillpoint_testing::long::{is_soak, rounds};
+use stillpoint_testing::long::{is_soak, part, rounds};
+use stillpoint_testing::skipped;
 
 /// Three databases have so many clients each.
 const CLIENTS: usize = 17;
@@ -190,6 +191,126 @@ fn a_leader_that_is_killed_has_a_successor() {
         }
         loaded.end();
     }
+}
+
+/// Ids of processes above all that a new kernel gives, in [`units_whose_memory_still_comes_stop_and_start`].
+const LAST_PID: u32 = 70_000;
+
+/// Whoever administers the machine need not know that memory still comes: what stops has all it had, and what starts is the
+/// unit as it always was.
+#[test]
+#[ignore = "two boots of an emulated machine more: one of the long forms"]
+fn units_whose_memory_still_comes_stop_and_start() {
+    let Some(guest) = Guest::for_test() else { return };
+    let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
+    let mut machine = Machine::boot(&guest, from, stillpoint());
+    machine.ok(&format!("sysctl -q -w kernel.pid_max=4194304 kernel.ns_last_pid={LAST_PID}"));
+    take_along(&mut machine, &["memcached", "redis-server"]);
+    machine.ok("sed -i '1i fill-rate = 1' /etc/stillpoint/kernel.toml");
+    let mut client = Client::connect(&machine, 6379);
+    redis_pairs(&mut client, KEYS);
+    // memory that takes a minute to come
+    let fat = "for n = 1, 60000 do redis.call('SET', 'fat' .. n, string.rep('x', 960)) end";
+    machine.ok(&format!("redis-cli EVAL \"{fat}\" 0"));
+    let mut other = Client::connect(&machine, 11211);
+    let value = "y".repeat(1_000_000);
+    for n in 0..60 {
+        assert_eq!(other.ask(&format!("set fat{n} 0 0 {}\r\n{value}", value.len())), "STORED");
+    }
+    let pids = |machine: &mut Machine| machine.ok("systemctl show --value --property=MainPID redis-server memcached");
+    let before = pids(&mut machine);
+    let numbers = before.split_whitespace().map(|pid| pid.parse::<u32>().expect("a process id"));
+    assert!(numbers.clone().count() == 2 && numbers.clone().all(|pid| pid > LAST_PID), "{before}");
+    switch(&mut machine, to, to);
+    until_state(&mut machine, "confirmed");
+    assert_eq!(pids(&mut machine), before);
+    all_pairs(&mut client, KEYS);
+    drop((client, other));
+    let comes = "grep -q '\"state\":\"filling\"' /var/lib/stillpoint/switch/images";
+    machine.ok(&format!("{comes}/redis-server.service/foam.fill"));
+    // whoever follows the leader waits in its place
+    machine.ok("systemctl kill --signal=KILL --kill-whom=main stillpoint-switch");
+    machine.ok("systemctl stop redis-server");
+    machine.ok(&format!("{comes}/memcached.service/foam.fill"));
+    machine.ok("systemctl start redis-server");
+    machine.ok(&format!("{comes}/memcached.service/foam.fill"));
+    machine.ok("systemctl restart memcached");
+    machine.until("redis-cli ping | grep -q PONG");
+    assert_eq!(machine.ok("redis-cli --raw DBSIZE"), (KEYS + 60_000).to_string());
+    all_pairs(&mut Client::connect(&machine, 6379), KEYS);
+    assert_eq!(Client::connect(&machine, 11211).ask("get fat1"), "END");
+    let journal = until_done(&mut machine);
+    assert!(journal.contains("\"why\": null"), "{journal}");
+    println!("{journal}");
+    machine.ok("test ! -e /var/lib/stillpoint/switch/images");
+    // the groups of those that were stopped stay, and nobody is in them
+    assert_eq!(machine.ok("find /sys/fs/cgroup -name 'stillpoint-memory-*' -exec cat {}/cgroup.procs ';'"), "");
+    assert_eq!(machine.ok("nft list tables; systemctl is-active redis-server memcached"), "active\nactive");
+    assert_eq!(machine.ok("systemctl show --value --property=Type --property=Restart redis-server"), "notify\nalways");
+}
+
+/// Every kernel of Debian's at hand to every later one, in pieces with `SOAK_PIECES`. The shorter tests go from the first to the
+/// second alone.
+#[test]
+#[ignore = "two boots of an emulated machine for each pair of kernels: one of the long forms"]
+fn every_pair_of_kernels_goes_forward() {
+    let guest = match Guest::every(&["6.16", "6.17", "6.18", "7.2", "7.3"]) {
+        Ok(guest) => guest,
+        Err(why) => return skipped(&why),
+    };
+    println!("kernels: {}", guest.kernels.join(", "));
+    let later = |(at, from)| guest.kernels[at + 1..].iter().map(move |to| (from, to));
+    for (from, to) in part(guest.kernels.iter().enumerate().flat_map(later).collect()) {
+        let mut machine = Machine::boot(&guest, from, stillpoint());
+        take_along(&mut machine, &["memcached", "redis-server"]);
+        let mut client = Client::connect(&machine, 6379);
+        redis_pairs(&mut client, KEYS);
+        let pulses = [Pulse::redis(&machine, "pulse", REST), Pulse::memcached(&machine, "pulse", REST)];
+        switch(&mut machine, to, to);
+        let journal = until_done(&mut machine);
+        assert!(journal.contains("\"why\": null"), "{from} to {to}: {journal}");
+        all_pairs(&mut client, KEYS);
+        let requests: usize = pulses.map(|pulse| pulse.end().len()).iter().sum();
+        println!("COUNT pairs of kernels, {from} to {to} 1\nCOUNT requests that had their effect once {requests}");
+    }
+}
+
+/// A server of many processes with SysV memory: it goes over, and comes back where the new kernel fails.
+#[test]
+fn postgresql_goes_along_with_all_of_its_processes() {
+    let Some(guest) = Guest::for_test() else { return };
+    let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
+    let mut machine = Machine::boot(&guest, from, stillpoint());
+    machine.ok(&format!("systemctl start {POSTGRESQL}"));
+    let told = machine.run(&format!("stillpoint kernel check --criu /usr/local/bin/criu --unit {POSTGRESQL}"));
+    assert_eq!(told.code, 3, "{told:?}");
+    for what in ["unshare --ipc", "stillpoint kernel dropin", "dynamic_shared_memory_type = mmap"] {
+        assert!(told.text.contains(what), "{what}: {told:?}");
+    }
+    take_along(&mut machine, &[POSTGRESQL, "redis-server"]);
+    prepare_postgresql(&mut machine);
+    let mut session = Postgresql::connect(&machine);
+    session.ask("BEGIN ISOLATION LEVEL REPEATABLE READ");
+    session.ask("CREATE TEMP TABLE mine AS SELECT n FROM generate_series(1, 1000) n");
+    let server = session.ask("SELECT pg_backend_pid()");
+    let pulses: Vec<Pulse> = (0..CLIENTS).map(|n| Pulse::postgresql(&machine, &format!("pulse{n}"), REST)).collect();
+    append(&mut machine, "stillpoint.initrd=panic");
+    switch(&mut machine, to, from);
+    assert!(until_done(&mut machine).contains("the machine came up with the old kernel"));
+    append(&mut machine, "");
+    switch(&mut machine, to, to);
+    let journal = until_done(&mut machine);
+    assert!(journal.contains("\"why\": null"), "{journal}");
+    assert_eq!(session.ask("SELECT count(*) FROM mine").as_deref(), Some("1000"));
+    assert_eq!(session.ask("SELECT pg_backend_pid()"), server);
+    session.ask("COMMIT");
+    let beats: Vec<_> = pulses.into_iter().flat_map(Pulse::end).collect();
+    println!("the longest request took {:.1} s", longest(&beats).as_secs_f64());
+    println!("COUNT connections kept {}\nCOUNT requests that had their effect once {}", CLIENTS + 1, beats.len());
+    // who comes anew, and who stops it
+    assert!(Postgresql::connect(&machine).ask("SELECT sum(n) FROM pulse").is_some());
+    machine.ok(&format!("systemctl restart {POSTGRESQL} && until pg_isready -q; do sleep 0.2; done"));
+    assert!(Postgresql::connect(&machine).ask("CHECKPOINT").is_none());
 }
 
 /// 6.12 has a driver for the emulated watchdog, 6.1 has none: from 6.12 to a later one.

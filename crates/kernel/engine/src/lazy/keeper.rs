@@ -32,7 +32,7 @@ pub struct LazyOptions {
 }
 
 /// Serves one restore: waits for criu on the socket, brings memory, and returns when all of it has come. `ready` is called
-/// when criu can be started.
+/// when criu can be started. An error if standard input is a pipe whose other end is closed before criu has come.
 ///
 /// The process must have one thread: it is split in two.
 pub fn serve(options: &LazyOptions, ready: impl FnOnce()) -> Result<(), Error> {
@@ -42,6 +42,7 @@ pub fn serve(options: &LazyOptions, ready: impl FnOnce()) -> Result<(), Error> {
     let listener = UnixListener::bind(&options.socket).at("listen on", &options.socket)?;
     fs::set_permissions(&options.socket, PermissionsExt::from_mode(0o600)).at("close to others", &options.socket)?;
     ready();
+    expect(&listener)?;
     let (criu, _) = listener.accept().at("wait for criu on", &options.socket)?;
     drop(listener);
     let _ = fs::remove_file(&options.socket);
@@ -49,6 +50,25 @@ pub fn serve(options: &LazyOptions, ready: impl FnOnce()) -> Result<(), Error> {
     let done = Pair { image, log, criu, rate: options.rate }.keep(None);
     journal.note("fill", "done", None, done.as_ref().err());
     done
+}
+
+/// Waits for a connection, and not for ever: when whoever started this has gone, nobody comes.
+fn expect(listener: &UnixListener) -> Result<(), Error> {
+    let starter = std::io::stdin();
+    loop {
+        let mut ready = [PollFd::new(listener, PollFlags::IN), PollFd::new(&starter, PollFlags::empty())];
+        match poll(&mut ready, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error).doing("wait for criu"),
+        }
+        let [came, gone] = ready.map(|fd| fd.revents());
+        if !came.is_empty() {
+            return Ok(());
+        }
+        if gone.contains(PollFlags::HUP) {
+            return Err(Error::Daemon("whoever started it has gone, and criu has not come".into()));
+        }
+    }
 }
 
 struct Pair {

@@ -223,7 +223,11 @@ impl<'i> Server<'i> {
     /// One message of criu's; false when it has gone before the end.
     fn hear(&mut self, criu: BorrowedFd<'_>) -> Result<bool, Error> {
         let mut bytes = [0; 4];
-        let read = rustix::io::read(criu, &mut bytes).doing("hear criu")?;
+        let read = match rustix::io::read(criu, &mut bytes) {
+            // it ended before it read what it was told
+            Err(rustix::io::Errno::CONNRESET) => 0,
+            read => read.doing("hear criu")?,
+        };
         if read != 4 {
             return Ok(false);
         }

@@ -1,13 +1,13 @@
 //! What happens first when a kernel comes up: systemd runs this before it looks at any unit.
 
-use super::journal::{Decision, Journal};
+use super::journal::{Decision, Journal, State};
 use super::system::{Wall, raise, skip_pids};
 use super::unit;
 use crate::error::At;
 use crate::{Error, host};
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Units that are started on an idle machine get ids from here on, so that another kernel's first processes have none of
 /// them.
@@ -38,6 +38,8 @@ fn boot_with(
             // its image. Before a cold start it keeps clients waiting until the units serve, instead of being refused.
             guard(&journal.ports())
         }
+        // systemd forgets who follows a leader that still waits for memory, if it is not told again
+        Some(journal) if journal.state == State::Confirmed => leader(&[], (program, state), units).map(|_| ()),
         _ => Ok(()),
     };
     let above = journal.filter(|_| matches!(decision, Decision::Restore | Decision::Return));
@@ -70,8 +72,7 @@ fn prepare(journal: &Journal, decision: Decision, (program, state): (&Path, &Pat
     }
     // on the way back to the old kernel nothing is started here
     let wanted: &[String] = if decision == Decision::Return { &[] } else { &names };
-    let path = units.join(LEADER);
-    fs::write(&path, unit::leader(program, state, wanted)).at("write", &path)?;
+    let path = leader(wanted, (program, state), units)?;
     let wants = units.join("sysinit.target.wants");
     fs::create_dir_all(&wants).at("make", &wants)?;
     let link = wants.join(LEADER);
@@ -79,9 +80,16 @@ fn prepare(journal: &Journal, decision: Decision, (program, state): (&Path, &Pat
     symlink(&path, &link).at("link", link)
 }
 
+/// Writes the unit that leads; where it is.
+fn leader(wanted: &[String], (program, state): (&Path, &Path), units: &Path) -> Result<PathBuf, Error> {
+    let path = units.join(LEADER);
+    fs::write(&path, unit::leader(program, state, wanted)).at("write", &path)?;
+    Ok(path)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::journal::{State, Unit};
+    use super::super::journal::Unit;
     use super::*;
     use std::cell::RefCell;
 
@@ -109,5 +117,24 @@ mod tests {
         assert!(units.join("redis-server.service.d/zz-stillpoint.conf").exists());
         assert!(units.join("sysinit.target.wants").join(LEADER).exists());
         assert_eq!((guarded.into_inner(), skipped.into_inner()), (vec![6379], 71_000));
+    }
+
+    #[test]
+    fn units_are_as_they_were_while_their_memory_comes_and_their_leader_has_a_successor() {
+        let dir = tempfile::tempdir().unwrap();
+        let (state, units) = (dir.path().join("state"), dir.path().join("units"));
+        fs::create_dir(&units).unwrap();
+        let mut journal = Journal::plain("6.1", &host::kernel());
+        journal.config.state.clone_from(&state);
+        journal.units.push(Unit::plain("redis-server.service"));
+        let names = |journal: &mut Journal, now| {
+            journal.advance(now).unwrap();
+            let _ = fs::remove_file(units.join(LEADER));
+            boot_with(&state, &units, Path::new("/bin/stillpoint"), |_| Ok(()), |_| Ok(())).unwrap();
+            fs::read_dir(&units).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&mut journal, State::Confirmed), [LEADER]);
+        assert!(fs::read_to_string(units.join(LEADER)).unwrap().contains("ExecStopPost="));
+        assert!(names(&mut journal, State::Done).is_empty());
     }
 }

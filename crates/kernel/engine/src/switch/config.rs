@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 /// Where it is looked for.
 pub const CONFIG: &str = "/etc/stillpoint/kernel.toml";
 
+/// What `images` says of memory that this kernel hands over to the next one.
+const HANDOVER: &str = "handover";
+
 /// When memory comes back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -36,7 +39,8 @@ pub struct Config {
     pub criu: PathBuf,
     /// Where the journal lies, and images with it: a directory that is there when a kernel has mounted its root file system.
     pub state: PathBuf,
-    /// Where images lie instead: on another disk, or in memory that outlives kernels (`stillpoint kernel memory`).
+    /// Where images lie instead: on another disk, or in memory that outlives kernels (`stillpoint kernel memory`); `handover` has this
+    /// kernel hand memory over to the next one for them.
     pub images: Option<PathBuf>,
     /// Where kernels and their initramfs lie, named as Debian names them.
     pub boot: PathBuf,
@@ -94,7 +98,14 @@ impl Config {
 
     /// The directory that holds the images of units, and nothing else.
     pub fn images(&self) -> PathBuf {
-        self.images.as_ref().unwrap_or(&self.state).join("images")
+        let dir = self.handover().or_else(|| self.images.clone());
+        dir.as_ref().unwrap_or(&self.state).join("images")
+    }
+
+    /// Where memory that is handed over is mounted, if images lie in such.
+    pub(super) fn handover(&self) -> Option<PathBuf> {
+        let is_it = self.images.as_deref() == Some(Path::new(HANDOVER));
+        is_it.then(|| self.state.join(HANDOVER))
     }
 
     fn parse(text: &str) -> Result<Self, String> {
@@ -122,6 +133,9 @@ mod tests {
         assert_eq!((config.memory, config.fill_rate), (Memory::Eager, 512));
         config.select(&["memcached".into()]);
         assert_eq!(config.units.keys().collect::<Vec<_>>(), ["memcached"]);
+        assert_eq!((config.images(), config.handover()), ("/var/lib/stillpoint/switch/images".into(), None));
+        let config = Config::parse("images = \"handover\"").unwrap();
+        assert_eq!(config.images(), Path::new("/var/lib/stillpoint/switch/handover/images"));
         assert!(Config::parse("unit = 1").unwrap_err().contains("unknown field `unit`"));
     }
 }

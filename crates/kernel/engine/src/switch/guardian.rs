@@ -215,7 +215,7 @@ fn take_back(journal: &mut Journal, let_go: impl FnOnce(), reset: &dyn Fn()) -> 
     warn("still", write_again(&journal.mounts));
     warn("guard", lower());
     warn("preload", Kernel::unload());
-    let _ = fs::remove_dir_all(journal.config.images());
+    let _ = journal.drop_images();
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! What is known of a switch on disk, and what a kernel that comes up makes of it.
 
 use super::config::Config;
+use super::handover::Handover;
 use super::region::Region;
 use super::watchdog::Watchdog;
 use crate::error::At;
@@ -103,6 +104,9 @@ pub struct Journal {
     /// The memory that the images lie in, if they are not on a disk.
     #[serde(default)]
     pub region: Option<Region>,
+    /// The memory that they lie in and that is handed over to the next kernel, if they do.
+    #[serde(default)]
+    pub handover: Option<Handover>,
     /// Of how many connections both ends were told that the way is free again, or why of none.
     #[serde(default)]
     pub woken: Option<Result<usize, String>>,
@@ -183,12 +187,21 @@ impl Journal {
     /// What whoever goes to another kernel must know before.
     pub fn warnings(&self) -> Vec<String> {
         let region = self.region.as_ref().map(Region::warning);
-        self.unwatched.iter().cloned().chain(region).chain(self.cautions.iter().cloned()).collect()
+        let handover = self.handover.as_ref().map(Handover::warning);
+        self.unwatched.iter().cloned().chain(region).chain(handover).chain(self.cautions.iter().cloned()).collect()
     }
 
     /// Where the image of a unit lies.
     pub fn image(&self, unit: &str) -> PathBuf {
         self.config.images().join(unit)
+    }
+
+    /// Away with all images, and with the memory that was for them alone.
+    pub(super) fn drop_images(&self) -> Result<(), Error> {
+        let images = self.config.images();
+        let removed = std::fs::remove_dir_all(&images).at("remove", images);
+        self.handover.iter().for_each(Handover::leave);
+        removed
     }
 
     /// The units whose memory is being brought out of its images.
@@ -292,6 +305,7 @@ impl Journal {
             unwatched: None,
             cautions: Vec::new(),
             region: None,
+            handover: None,
             woken: None,
             mounts: Vec::new(),
             config: Config::default(),

@@ -14,6 +14,7 @@
 mod boot;
 mod config;
 mod guardian;
+mod handover;
 mod health;
 mod journal;
 mod limit;
@@ -32,6 +33,7 @@ mod watchdog;
 pub use boot::boot;
 pub use config::{CONFIG, Config, Memory, UnitConfig};
 pub use guardian::{guard, left_behind};
+pub use handover::Handover;
 pub use journal::{Decision, Journal, State, Timing, Unit};
 pub use phases::{Plan, check_switch, switch, take_back};
 pub use region::Region;

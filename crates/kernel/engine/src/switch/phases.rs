@@ -2,19 +2,22 @@
 
 use super::config::{Config, Memory};
 use super::guardian::{self, Guardian};
+use super::handover::{Handover, Held};
 use super::journal::{Decision, Journal, State, Unit};
+use super::limit::Limit;
 use super::loader;
 use super::order::Order;
 use super::region::Region;
 use super::system::{Disks, Kernel, Wall, jump, lower, missing, next_line, raise, reset, still, unstill, writable_now};
 use super::unit::{dropin, dropin_path, ports, sockets, waiting};
 use super::watchdog::{self, Armed, Watchdog};
-use crate::checkpoint::room;
+use crate::checkpoint::{DUMP_LOG, needed, room};
 use crate::error::At;
 use crate::progress::now_ns;
 use crate::tree::{full, of_unit, tree};
 use crate::volatile::Volatile;
 use crate::{Checkpoint, CheckpointOptions, Criu, Error, Guard, Moment, Observer, check, checkpoint_then, host};
+use procfs::process::Process;
 use rustix::process::{Signal, getpid, kill_process};
 use std::fs::{self, File};
 use std::os::unix::fs::DirBuilderExt;
@@ -29,8 +32,10 @@ use stillpoint_events::{Event, EventKind};
 const DRAIN: Duration = Duration::from_secs(10);
 /// Another switch that says it is done ends within this.
 const ANOTHER: Duration = Duration::from_secs(3);
-/// Units freeze within this, or the switch is given up.
-const FREEZE: Duration = Duration::from_secs(300);
+/// How often it is looked whether checkpoints go on.
+const LOOK: Duration = Duration::from_secs(1);
+/// A checkpoint that does nothing for so long is given up, and the switch with it; one that goes on may take its time.
+const STANDSTILL: Duration = Duration::from_secs(120);
 
 /// Which switch.
 #[derive(Debug, Clone)]
@@ -109,10 +114,13 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
         refused.push(why);
         None
     });
-    if units.len() == config.units.len()
-        && let Err(Error::Refused(texts)) = room(units.iter().map(|unit| unit.pid), &config.images())
-    {
-        refused.extend(texts);
+    let mut handover = None;
+    if units.len() == config.units.len() {
+        match images(plan, &from, &units) {
+            Ok(found) => handover = found,
+            Err(Error::Refused(texts)) => refused.extend(texts),
+            Err(error) => return Err(error),
+        }
     }
     let names: Vec<String> = config.units.keys().map(|name| full(name)).collect();
     let held = Order::read()?.held(&names);
@@ -141,11 +149,23 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
         unwatched,
         cautions,
         region,
+        handover,
         woken: None,
         mounts: Vec::new(),
         config: config.clone(),
         timings: Vec::new(),
     })
+}
+
+/// What is handed over to the next kernel with images of all units in it, if they lie in such memory; that there is room for them.
+fn images(plan: &Plan, from: &str, units: &[Unit]) -> Result<Option<Handover>, Error> {
+    let (config, pids) = (&plan.config, units.iter().map(|unit| unit.pid));
+    if config.handover().is_none() {
+        return room(pids, &config.images()).map(|()| None);
+    }
+    let bytes = pids.map(needed).sum::<Result<u64, Error>>()?;
+    let (running, next) = next_line(&config.append)?;
+    Handover::of(config, bytes, (from, &plan.to), (&running, &next)).map(Some).map_err(Error::Refused)
 }
 
 /// The memory that images lie in, if they do. The journal must be there after any loss of power.
@@ -208,6 +228,7 @@ pub fn switch(plan: &Plan, observer: Observer<'_>) -> Result<std::convert::Infal
     }
     let images = plan.config.images();
     let _ = fs::remove_dir_all(&images);
+    let handed = hand_over(&mut journal, observer)?;
     fs::DirBuilder::new().recursive(true).mode(0o700).create(&images).at("make", &images)?;
     let guardian = Guardian::start(state, &lock)?;
     journal.write()?;
@@ -221,12 +242,23 @@ pub fn switch(plan: &Plan, observer: Observer<'_>) -> Result<std::convert::Infal
         watch: None,
         disks: None,
         guardian,
+        _handed: handed,
         _lock: lock,
     };
     let (reached, error) = switch.forward();
     switch.back(reached, &error);
     switch.guardian.dismiss();
     Err(error)
+}
+
+/// The memory for the images, where it is to be handed over.
+fn hand_over(journal: &mut Journal, observer: Observer<'_>) -> Result<Option<Held>, Error> {
+    let Some(handover) = &journal.handover else { return Ok(None) };
+    let begun = now_ns();
+    tell(observer, EventKind::PhaseStarted { operation: "switch".into(), phase: "memory".into() });
+    let held = handover.make()?;
+    took(journal, "memory", begun, observer);
+    Ok(Some(held))
 }
 
 fn locked(state: &Path) -> Result<File, Error> {
@@ -279,6 +311,8 @@ struct Switch<'p> {
     watch: Option<Armed>,
     disks: Option<Disks>,
     guardian: Guardian,
+    /// It is handed over for as long as it is held.
+    _handed: Option<Held>,
     _lock: File,
 }
 
@@ -333,17 +367,22 @@ impl Switch<'_> {
         if let Err(error) = self.journal.advance(State::Aborted) {
             tracing::error!("the journal could not be written: {error}");
         }
-        let _ = fs::remove_dir_all(self.plan.config.images());
+        let _ = self.journal.drop_images();
+    }
+
+    /// Another number when something was written of an image, or a criu has said something.
+    fn progress(&self) -> u64 {
+        let written = Process::myself().and_then(|own| own.io()).map_or(0, |io| io.wchar);
+        let logs = self.journal.units.iter().map(|unit| self.journal.image(&unit.name).join(DUMP_LOG));
+        written + logs.filter_map(|log| fs::metadata(log).ok()).map(|log| log.len()).sum::<u64>()
     }
 
     /// Waits until every checkpoint has come to a moment.
     fn until(&mut self, moment: Moment) -> Result<(), Error> {
-        let end = Instant::now() + FREEZE;
+        let mut limit = Limit::new(STANDSTILL, Instant::now());
         let mut there = vec![false; self.workers.len()];
         while there.iter().any(|there| !there) {
-            let left = end.saturating_duration_since(Instant::now());
-            let told = self.told.as_ref().and_then(|told| told.recv_timeout(left).ok());
-            match told {
+            match self.told.as_ref().and_then(|told| told.recv_timeout(LOOK).ok()) {
                 Some((_, Told::Event(event))) => (self.observer)(&event),
                 Some((at, Told::At(reached))) if reached == moment => there[at] = true,
                 Some((_, Told::At(_))) => {}
@@ -355,7 +394,11 @@ impl Switch<'_> {
                     };
                     return Err(Error::Unit { unit: worker.unit, why });
                 }
-                None => return Err(Error::Step { what: "freeze", why: format!("not within {} s", FREEZE.as_secs()) }),
+                None if limit.is_over(Instant::now(), || self.progress()) => {
+                    let why = format!("nothing went on for {} s", STANDSTILL.as_secs());
+                    return Err(Error::Step { what: "freeze", why });
+                }
+                None => {}
             }
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! The new kernel's side, or the old one's when it comes again: every unit back and stopped, then all let go.
 
+use super::handover::{Handover, Held};
 use super::health::confirm;
 use super::journal::{Decision, Journal, State};
 use super::meeting::{DAMAGED, FAILED, FILLED, LOST, Meeting, RUNNING, STOPPED, Seat};
@@ -82,17 +83,17 @@ pub fn resume(state: &Path) -> Result<Decision, Error> {
     }
     match decision {
         Decision::Nothing => {}
-        Decision::Return => back(&mut journal, "the restore on the new kernel did not come to its end"),
+        Decision::Return => back(&mut journal, "the restore on the new kernel did not come to its end", None),
         Decision::Cold(why) => {
             let mut watch = watch(&journal).unwrap_or_else(unwatched);
             unwatch(&mut watch).unwrap_or_else(unwatched);
             cold(&mut journal, why, START)?;
         }
         Decision::Restore => {
-            let mut watch = None;
-            if let Err(error) = lead(&mut journal, &mut watch) {
+            let (mut watch, mut held) = (None, None);
+            if let Err(error) = lead(&mut journal, &mut watch, &mut held) {
                 tracing::error!("{error}");
-                give_up(&mut journal, &error, &mut watch)?;
+                give_up(&mut journal, &error, &mut watch, held)?;
                 ready()?;
             }
         }
@@ -118,7 +119,8 @@ pub fn resume_after(state: &Path) -> Result<(), Error> {
             };
             match serves.and_then(|()| settle(&mut journal, &mut watch)) {
                 Ok(()) => finish(&mut journal, until_filled),
-                Err(error) => give_up(&mut journal, &error, &mut watch),
+                // what was handed over cannot be handed on: it was the leader's
+                Err(error) => give_up(&mut journal, &error, &mut watch, None),
             }
         }
         State::Confirmed => {
@@ -165,15 +167,19 @@ fn unwatched<T: Default>(error: Error) -> T {
 }
 
 /// Where to go from a failure: forward never. A watchdog runs on over the jump back.
-fn give_up(journal: &mut Journal, error: &Error, watch: &mut Option<Kept>) -> Result<(), Error> {
+fn give_up(journal: &mut Journal, error: &Error, watch: &mut Option<Kept>, held: Option<Held>) -> Result<(), Error> {
     let why = error.to_string();
+    // nobody can hand it on to the old kernel
+    let gone = journal.handover.is_some() && held.is_none();
     match journal.state {
         // no process has run: the images are good
-        State::Sealed if host::kernel() == journal.to => back(journal, &why),
+        State::Sealed if !gone && host::kernel() == journal.to => back(journal, &why, held),
         // they have run here and do not serve: the old kernel starts them from their files
-        State::Released if host::kernel() == journal.to => back(journal, &why),
+        State::Released if host::kernel() == journal.to => back(journal, &why, held),
         // nor has any here; what failed may go next time, unless it is the image
-        State::Sealed if journal.may_try_again() && !matches!(error, Error::Damaged { .. }) => back(journal, &why),
+        State::Sealed if !gone && journal.may_try_again() && !matches!(error, Error::Damaged { .. }) => {
+            back(journal, &why, held)
+        }
         // their restores may still be under way here
         State::Sealed | State::Released => {
             unwatch(watch).unwrap_or_else(unwatched);
@@ -183,9 +189,12 @@ fn give_up(journal: &mut Journal, error: &Error, watch: &mut Option<Kept>) -> Re
     }
 }
 
-/// To the old kernel.
-fn back(journal: &mut Journal, why: &str) -> ! {
+/// To the old kernel, with the memory that this one was handed.
+fn back(journal: &mut Journal, why: &str, mut held: Option<Held>) -> ! {
     journal.because(why);
+    if let (State::Sealed, Some(Err(error))) = (journal.state, held.as_mut().map(Held::keep)) {
+        tracing::error!("the images do not get to the old kernel: {error}");
+    }
     // nothing may keep this machine from going back, a full disk neither: the old kernel finds its way without this line
     if let Err(error) = journal.write() {
         tracing::error!("the journal could not be written: {error}");
@@ -206,11 +215,10 @@ fn back(journal: &mut Journal, why: &str) -> ! {
 /// once that their connections are gone.
 fn cold(journal: &mut Journal, why: &str, how: &str) -> Result<(), Error> {
     journal.because(why);
-    let images = journal.config.images();
     if let Err(error) = journal.advance(State::Cold) {
         // a full disk has room without the images
         tracing::warn!("{error}; once more without the images");
-        let _ = fs::remove_dir_all(&images);
+        let _ = journal.drop_images();
         journal.advance(State::Cold)?;
     }
     // the generator has nothing more to say
@@ -226,7 +234,7 @@ fn cold(journal: &mut Journal, why: &str, how: &str) -> Result<(), Error> {
     wake(journal);
     // it is told what came of that where there is room
     let _ = journal.write();
-    let _ = fs::remove_dir_all(&images);
+    let _ = journal.drop_images();
     started.map(|_| ())
 }
 
@@ -241,7 +249,7 @@ fn wake(journal: &mut Journal) {
     journal.woken = Some(woken);
 }
 
-fn lead(journal: &mut Journal, watch: &mut Option<Kept>) -> Result<(), Error> {
+fn lead(journal: &mut Journal, watch: &mut Option<Kept>, held: &mut Option<Held>) -> Result<(), Error> {
     let begun = now_ns();
     let kernel = host::kernel();
     if kernel == journal.from {
@@ -264,8 +272,11 @@ fn lead(journal: &mut Journal, watch: &mut Option<Kept>) -> Result<(), Error> {
             watch.go_on();
         }
     };
-    reach(journal)?;
+    *held = reach(journal)?;
     let mut meeting = Meeting::begin()?;
+    // systemd has much to start before the units: meanwhile criu looks at what this kernel can do, and keeps that for all
+    let criu = Criu::new(&journal.config.criu);
+    std::thread::spawn(move || criu.features());
     let fault = Fault::asked().filter(|_| kernel == journal.to);
     if fault == Some(Fault::Panic) {
         let _ = fs::write("/proc/sysrq-trigger", "c");
@@ -315,15 +326,19 @@ fn open(journal: &mut Journal) -> Result<(), Error> {
 }
 
 /// Has the images where they were. Memory that has lost them is no reason to try once more on the kernel that knows it.
-fn reach(journal: &Journal) -> Result<(), Error> {
-    let Some(region) = &journal.region else { return Ok(()) };
+fn reach(journal: &Journal) -> Result<Option<Held>, Error> {
     let lost = |why: String| {
         let why = format!("the memory that held it came up without it, as after a loss of power: {why}");
         Error::Damaged { path: journal.config.images(), why }
     };
-    region.reach().map_err(|error| lost(error.with_causes()))?;
+    let held = match (&journal.region, &journal.handover) {
+        (Some(region), _) => region.reach().map(|()| None),
+        (None, Some(handover)) => Handover::reach(handover).map(Some),
+        (None, None) => return Ok(None),
+    };
+    let held = held.map_err(|error| lost(error.with_causes()))?;
     if journal.units.iter().all(|unit| journal.image(&unit.name).is_dir()) {
-        return Ok(());
+        return Ok(held);
     }
     Err(lost("its file system holds no images".into()))
 }
@@ -343,15 +358,14 @@ fn die_if(fault: Option<Fault>, this: Fault) {
 /// When all memory has come nothing needs the images any more. `filled` waits for that, and tells which units have lost theirs.
 fn finish(journal: &mut Journal, filled: impl FnOnce(&Journal) -> Result<Vec<String>, Error>) -> Result<(), Error> {
     let begun = now_ns();
-    let lost = filled(journal)?;
-    until_served(journal);
-    journal.took("fill", (now_ns() - begun) / 1000);
-    let images = journal.config.images();
-    fs::remove_dir_all(&images).at("remove", images)?;
-    // the generator has nothing more to say: units are as they were
+    // the generator has no more to say of units: whoever starts one anew while memory still comes starts it from its files
     if let Err(error) = run("forget the images", "systemctl", &["daemon-reload"], None) {
         tracing::warn!("units look as if they came from images until systemctl daemon-reload: {error}");
     }
+    let lost = filled(journal)?;
+    until_served(journal);
+    journal.took("fill", (now_ns() - begun) / 1000);
+    journal.drop_images()?;
     lost.iter().for_each(|why| journal.because(why));
     // the next switch may begin
     journal.advance(if lost.is_empty() { State::Done } else { State::Cold })?;
@@ -426,13 +440,12 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
     Ok(restored.pid)
 }
 
-/// A unit that is started again while the memory of others still comes is not to go back to what it was before the switch.
+/// A unit that is started again before systemd knows it as it was is not to go back to what it was before the switch.
 fn used_up(journal: &Journal) -> Result<(), Error> {
     if journal.state == State::Sealed {
         return Ok(());
     }
-    let text = "its image has been used: when `stillpoint kernel status` says that all memory has come, or after systemctl \
-                daemon-reload, it starts from its files";
+    let text = "its image has been used: when clients have been let in, or after systemctl daemon-reload, it starts from its files";
     Err(Error::Refused(vec![text.into()]))
 }
 

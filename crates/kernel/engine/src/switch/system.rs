@@ -296,7 +296,8 @@ pub(super) fn missing(config: &Config) -> Vec<String> {
     if config.units.is_empty() {
         missing.push("no unit is named".into());
     }
-    let images = config.images.as_deref().map(|images| (images, "images must be on a disk, or in a region of RAM"));
+    let elsewhere = config.images.as_deref().filter(|_| config.handover().is_none());
+    let images = elsewhere.map(|images| (images, "images must be on a disk, or in a region of RAM"));
     for (dir, what) in [(config.state.as_path(), "the state must be on a disk")].into_iter().chain(images) {
         if is_memory(existing(dir)) {
             missing.push(format!("{} lies in memory, which does not outlive this kernel: {what}", dir.display()));

@@ -3,7 +3,8 @@
 use super::order::BEFORE_ALL;
 use super::system::run;
 use crate::Error;
-use crate::tree::{full, tree};
+use crate::ipc;
+use crate::tree::{full, of_unit, tree};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -51,13 +52,35 @@ pub(super) fn sockets(unit: &str) -> Result<Vec<String>, Error> {
     Ok(triggers.split_whitespace().filter(|name| name.ends_with(".socket")).map(ToOwned::to_owned).collect())
 }
 
-/// The drop-in without which a unit cannot be taken along; none if it can.
+/// The drop-in without which a unit cannot be taken along; none if it can. A unit that runs is asked what it uses.
 pub fn dropin(unit: &str) -> Result<Option<String>, Error> {
-    properties(&full(unit)).map(|properties| dropin_for(&properties))
+    let unit = full(unit);
+    let properties = properties(&unit)?;
+    let is_roots = properties.get("User").is_none_or(|user| user.is_empty() || user == "root");
+    let apart = if is_roots && of_unit(&unit).is_ok_and(ipc::is_stuck) {
+        apart(&run("ask about a unit", "systemctl", &["cat", &unit], None)?)
+    } else {
+        None
+    };
+    Ok(dropin_for(&properties, apart))
 }
 
-fn dropin_for(properties: &BTreeMap<String, String>) -> Option<String> {
-    let mut text = String::new();
+/// How a unit starts in an IPC namespace of its own, from what its files say. systemd's own setting brings one of mounts
+/// too. None where it has not one command, or is told another name.
+fn apart(files: &str) -> Option<String> {
+    let files = files.replace("\\\n", " ");
+    let mut commands: Vec<&str> = Vec::new();
+    for value in files.lines().filter_map(|line| line.trim().strip_prefix("ExecStart=")) {
+        if value.is_empty() { commands.clear() } else { commands.push(value) }
+    }
+    let [command] = commands[..] else { return None };
+    let (marks, command) = command.split_at(command.find('/')?);
+    let known = marks.chars().all(|mark| "-:+!".contains(mark));
+    known.then(|| format!("ExecStart=\nExecStart={marks}/usr/bin/unshare --ipc {command}\n"))
+}
+
+fn dropin_for(properties: &BTreeMap<String, String>, apart: Option<String>) -> Option<String> {
+    let mut text = apart.unwrap_or_default();
     for (key, open) in OPEN {
         if properties.get(*key).is_some_and(|value| value != open && !(open.is_empty() && value == "no")) {
             let _ = writeln!(text, "{key}={open}");
@@ -163,10 +186,21 @@ mod tests {
         ];
         let properties = pairs.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
         let expected = "[Service]\nPrivateTmp=no\nProtectSystem=no\nReadWritePaths=\nStandardOutput=null\n";
-        assert_eq!(dropin_for(&properties).as_deref(), Some(expected));
+        assert_eq!(dropin_for(&properties, None).as_deref(), Some(expected));
         let open = [("PrivateTmp", "no"), ("StandardOutput", "null"), ("StandardError", "append:/var/log/x")];
         let open = open.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
-        assert_eq!(dropin_for(&open), None);
+        assert_eq!(dropin_for(&open, None), None);
+    }
+
+    #[test]
+    fn one_command_is_started_apart() {
+        let files = "[Service]\nExecStart=/bin/a\nExecStart=\n  ExecStart=-/usr/bin/b --c \\\n  %i start\n";
+        let expected = "ExecStart=\nExecStart=-/usr/bin/unshare --ipc /usr/bin/b --c    %i start\n";
+        assert_eq!(apart(files).as_deref(), Some(expected));
+        assert_eq!(dropin_for(&BTreeMap::new(), apart(files)).as_deref(), Some(&*format!("[Service]\n{expected}")));
+        for other in ["", "ExecStart=/bin/a\nExecStart=/bin/b", "ExecStart=@/bin/a b"] {
+            assert_eq!(apart(other), None);
+        }
     }
 
     #[test]

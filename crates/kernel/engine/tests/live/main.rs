@@ -10,6 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 use stillpoint_testing::packages::{self, Binary};
+use stillpoint_testing::skipped;
 use support::{
     Client, Victim, children, criu, free_port, kernel, kill, logs, program, restore, scratch, until, until_all_has_come,
 };
@@ -165,14 +166,59 @@ fn a_checkpoint_that_fails_lets_the_program_run_on() {
     assert!(left.iter().all(|name| name.to_string_lossy().ends_with(".log")), "{left:?}");
 }
 
+/// A program of ours.
+#[track_caller]
+fn compiled(name: &str, dir: &Path) -> Binary {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(format!("{name}.c"));
+    let path = dir.join(name);
+    let compiled = Command::new("cc").args(["-O1", "-pthread", "-o"]).arg(&path).arg(&source).status();
+    assert!(compiled.is_ok_and(|status| status.success()), "{} compiles", source.display());
+    Binary { path, libraries: Vec::new() }
+}
+
+/// So many huge pages more, until dropped.
+struct HugePages {
+    before: String,
+}
+
+impl HugePages {
+    const COUNT: &str = "/proc/sys/vm/nr_hugepages";
+
+    fn more(pages: usize) -> Option<HugePages> {
+        let before = fs::read_to_string(HugePages::COUNT).ok()?;
+        let wanted = before.trim().parse::<usize>().ok()? + pages;
+        let _ = fs::write(HugePages::COUNT, wanted.to_string());
+        let taken = HugePages { before };
+        (fs::read_to_string(HugePages::COUNT).ok()?.trim() == wanted.to_string()).then_some(taken)
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        let _ = fs::write(HugePages::COUNT, &self.before);
+    }
+}
+
+#[test]
+fn huge_pages_come_back_with_who_shares_them() {
+    let (Some(criu), dir) = (criu(), scratch()) else { return };
+    // its own, its child's copies, and what both share
+    let Some(_pages) = HugePages::more(8) else { return skipped("this machine gives no huge pages") };
+    let mut victim = Victim::start(&compiled("huge", dir.path()), &[], dir.path());
+    let says = |what: &str| fs::read_to_string(dir.path().join("out")).is_ok_and(|text| text.contains(what));
+    until("the program to be ready", || says("ready").then_some(()));
+    let image = dir.path().join("image");
+    victim.checkpoint(&criu, &image, &[]);
+    restore(&criu, &image, &[]);
+    kill(victim.pid, "USR1");
+    until("the program's judgement", || (says("fine") || says("wrong")).then_some(()));
+    assert!(says("fine"), "{}", logs(&image));
+}
+
 #[test]
 fn a_program_that_changes_its_memory_while_it_comes_reads_what_it_should() {
     let (Some(criu), dir) = (criu(), scratch()) else { return };
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/changes.c");
-    let program = dir.path().join("changes");
-    let compiled = Command::new("cc").args(["-O1", "-pthread", "-o"]).arg(&program).arg(&source).status();
-    assert!(compiled.is_ok_and(|status| status.success()), "{} compiles", source.display());
-    let mut victim = Victim::start(&Binary { path: program, libraries: Vec::new() }, &[], dir.path());
+    let mut victim = Victim::start(&compiled("changes", dir.path()), &[], dir.path());
     let out = dir.path().join("out");
     let says = |what: &str| fs::read_to_string(&out).is_ok_and(|text| text.contains(what)).then_some(());
     until("the program to be ready", || says("ready"));

@@ -1,8 +1,9 @@
 //! How long a program stands by the size of its memory, without the kernel's boot: criu's own images (basic, incremental,
 //! on demand), FOAM on disk, FOAM in memory that outlives kernels. After KUP's figures 4 and 7 (ATC 2016). One emulated
-//! machine, one run; a last switch of kernels shows what the boot adds.
+//! machine for each size; a last switch of kernels shows what the boot adds.
 //!
-//! usage: kup-fig7 JSON SVG [MIB...]; a table goes to standard output.
+//! usage: kup-fig7 JSON SVG [MIB...]; a table goes to standard output. What has been measured is kept in JSON.part: run again,
+//! it goes on behind that, and a size that fails loses no other one.
 #![forbid(unsafe_code)]
 
 use serde_json::{Value, json};
@@ -46,13 +47,65 @@ fn main() -> ExitCode {
         }
     };
     let sizes = if sizes.is_empty() { SIZES.to_vec() } else { sizes };
-    let rows = measure(&guest, Path::new(&tool), &sizes, Path::new(svg));
-    let text = serde_json::to_string_pretty(&rows).expect("numbers are JSON");
+    let part = format!("{json}.part");
+    let measured = measure(&guest, Path::new(&tool), &sizes, Path::new(&part));
+    let Some(measured) = measured else {
+        eprintln!("error: not all was measured; {part} has the rest, and the next run goes on behind it");
+        return ExitCode::FAILURE;
+    };
+    let rows: Vec<Value> = measured.iter().filter(|row| row["way"].is_string()).cloned().collect();
+    let kexec = measured.iter().find(|row| row["timings"].is_array()).expect("a switch");
+    table(&rows, &sizes, kexec);
+    std::fs::write(svg, drawing(&rows).svg()).expect("write the drawing");
+    let whole = json!({ "rate_mib_s": RATE, "rows": rows, "switch": kexec });
+    let text = serde_json::to_string_pretty(&whole).expect("numbers are JSON");
     std::fs::write(json, text + "\n").expect("write the numbers");
+    std::fs::remove_file(part).expect("it is whole");
     ExitCode::SUCCESS
 }
 
-fn measure(guest: &Guest, tool: &Path, sizes: &[u32], svg: &Path) -> Value {
+/// What an earlier run has measured.
+fn measured(part: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(part).unwrap_or_default();
+    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+fn keep(part: &Path, row: &Value) {
+    use std::io::Write;
+    eprintln!("{row}");
+    let mut file = std::fs::File::options().create(true).append(true).open(part).expect("open what was measured");
+    writeln!(file, "{row}").expect("keep a row");
+}
+
+/// All ways of all sizes, smallest first, and a switch with the largest; nothing when some failed.
+fn measure(guest: &Guest, tool: &Path, sizes: &[u32], part: &Path) -> Option<Vec<Value>> {
+    let most = *sizes.iter().max().expect("a size");
+    let has = |way: &str, mib: u32| measured(part).iter().any(|row| row["way"] == way && row["mib"] == mib);
+    let switched = || measured(part).iter().any(|row| row["timings"].is_array() && row["mib"] == most);
+    for mib in sizes {
+        let missing: Vec<&str> = WAYS.iter().map(|(way, _)| *way).filter(|way| !has(way, *mib)).collect();
+        let switches = *mib == most && !switched();
+        if missing.is_empty() && !switches {
+            continue;
+        }
+        // a machine that is lost takes its own size with it, and what was kept stays
+        let _ = std::panic::catch_unwind(|| {
+            let (mut machine, to) = boot(guest, tool, *mib);
+            for way in missing {
+                keep(part, &once(&mut machine, way, *mib));
+            }
+            if switches {
+                keep(part, &with_a_kernel(&mut machine, *mib, &to));
+            }
+        });
+    }
+    let asked = |row: &Value| sizes.iter().any(|mib| row["mib"] == *mib);
+    let whole = switched() && sizes.iter().all(|mib| WAYS.iter().all(|(way, _)| has(way, *mib)));
+    whole.then(|| measured(part).into_iter().filter(asked).collect())
+}
+
+/// A machine for one size, and the kernel that it can go to.
+fn boot(guest: &Guest, tool: &Path, mib: u32) -> (Machine, String) {
     let dir = tempfile::tempdir().expect("a directory");
     let worker = dir.path().join("worker");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/bin/kup-fig7");
@@ -61,9 +114,8 @@ fn measure(guest: &Guest, tool: &Path, sizes: &[u32], svg: &Path) -> Value {
         .args([&worker, &source.join("worker.c")])
         .status();
     assert!(built.is_ok_and(|status| status.success()), "cc builds the worker");
-    let most = *sizes.iter().max().expect("a size");
     // the images need what the worker has, and a third more; and the worker has its own beside that
-    let region = (most * 4 / 3 + 256).next_multiple_of(256);
+    let region = (mib * 4 / 3 + 256).next_multiple_of(256);
     let kernels = &guest.kernels;
     let [.., from, to] = &kernels[..] else { panic!("two kernels: {kernels:?}") };
     let mut machine = Machine::boot_as(
@@ -80,18 +132,7 @@ fn measure(guest: &Guest, tool: &Path, sizes: &[u32], svg: &Path) -> Value {
     );
     machine.ok("mkdir -p /disk /pmem; mke2fs -q -t ext4 -E lazy_itable_init=0,lazy_journal_init=0 /dev/vdc && mount /dev/vdc /disk");
     machine.ok("mke2fs -q -t ext4 -b 4096 -O ^has_journal /dev/pmem0 && mount -o dax /dev/pmem0 /pmem");
-    let mut rows = Vec::new();
-    for mib in sizes {
-        for (way, _) in WAYS {
-            let row = once(&mut machine, way, *mib);
-            eprintln!("{row}");
-            rows.push(row);
-        }
-    }
-    let kexec = with_a_kernel(&mut machine, most, to);
-    table(&rows, sizes, &kexec);
-    std::fs::write(svg, drawing(&rows).svg()).expect("write the drawing");
-    json!({ "rate_mib_s": RATE, "rows": rows, "switch": kexec })
+    (machine, to.clone())
 }
 
 fn once(machine: &mut Machine, way: &str, mib: u32) -> Value {

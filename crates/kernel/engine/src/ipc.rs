@@ -1,0 +1,26 @@
+//! SysV shared memory, which criu takes along only with the IPC namespace that it lies in.
+
+use crate::tree::tree;
+use procfs::process::{MMapPath, Process};
+use std::fs;
+use std::path::PathBuf;
+
+/// The IPC namespace of a process.
+pub(crate) fn namespace(pid: i32) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/ns/ipc")).ok()
+}
+
+/// Whether a process shares this program's.
+pub(crate) fn is_common(pid: i32) -> bool {
+    namespace(pid) == namespace(std::process::id().cast_signed())
+}
+
+/// Whether a process maps such memory.
+fn maps_any(process: &Process) -> bool {
+    process.maps().is_ok_and(|maps| maps.into_iter().any(|map| matches!(map.pathname, MMapPath::Vsys(_))))
+}
+
+/// Whether a process or one below it maps such memory that cannot be taken along.
+pub(crate) fn is_stuck(pid: i32) -> bool {
+    is_common(pid) && tree(pid).is_ok_and(|processes| processes.iter().any(maps_any))
+}

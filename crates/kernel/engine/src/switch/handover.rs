@@ -1,0 +1,243 @@
+//! Memory that this kernel hands over to the next one (kexec handover, live update): one file in memory, a loop device on it, and a
+//! file system on that, with the images. Everything above the mount is as on a disk. It ends with any boot but by the tool's jump.
+
+use super::config::Config;
+use super::region::mounted_at;
+use super::system::run;
+use crate::Error;
+use crate::error::At;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use stillpoint_kernel_handover::{DEVICE, Device, Session, keep, memory, take};
+
+/// The kernels know it by this name.
+const NAME: &str = "stillpoint-switch";
+const KIND: &str = "ext4";
+/// Tables of inodes that are filled later would be written all the time.
+const OPTIONS: &str = "noatime,noinit_itable";
+/// Beside the memory of programs: criu's images, and the file system's own.
+const BESIDE: u64 = 64 << 20;
+/// So much RAM is left to everything else.
+const LEFT: u64 = 128 << 20;
+const ALIGN: u64 = 1 << 20;
+
+/// What a kernel must have been built with, and told, to hand memory over or to take it.
+const BUILT: [&str; 3] = ["CONFIG_KEXEC_HANDOVER", "CONFIG_LIVEUPDATE", "CONFIG_LIVEUPDATE_MEMFD"];
+/// And what a file system on it takes.
+const DRIVERS: [&str; 2] = ["CONFIG_BLK_DEV_LOOP", "CONFIG_EXT4_FS"];
+/// The second one's default is off, whatever the kernel was built with.
+const TOLD: [(&str, Option<&str>); 2] = [("kho", Some("CONFIG_KEXEC_HANDOVER_ENABLE_DEFAULT")), ("liveupdate", None)];
+
+/// Memory that is handed over, and where the file system on it is mounted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Handover {
+    /// Its length.
+    pub bytes: u64,
+    /// Where it is mounted, on both kernels.
+    pub at: PathBuf,
+}
+
+/// It, mounted on this kernel.
+#[derive(Debug)]
+pub(super) struct Held {
+    memory: File,
+    session: Option<Session>,
+}
+
+impl Held {
+    /// Has the next kernel get it when this process jumps.
+    pub(super) fn keep(&mut self) -> Result<(), Error> {
+        self.session = Some(keep(NAME, &self.memory).doing("hand memory over to the next kernel")?);
+        Ok(())
+    }
+}
+
+impl Handover {
+    /// What a switch from this kernel would hand over for images of `needed` bytes; otherwise all that stands against it. `lines`
+    /// are the command lines of this kernel and the next one.
+    pub(super) fn of(
+        config: &Config,
+        needed: u64,
+        (from, to): (&str, &str),
+        (running, next): (&str, &str),
+    ) -> Result<Self, Vec<String>> {
+        let built = |version: &str| fs::read_to_string(config.boot.join(format!("config-{version}"))).ok();
+        let mut refused = Vec::new();
+        // what it was built with says why, and is not needed when it is there
+        if !Path::new(DEVICE).exists() {
+            let own = built(from).or_else(running_config);
+            let why = lacks(own.as_deref(), running).unwrap_or_else(|| format!("it has no {DEVICE}"));
+            refused.push(format!("{from}, which runs, hands no memory over: {why}"));
+        }
+        let other = built(to);
+        let why = match &other {
+            Some(text) => lacks(Some(text), next),
+            None => Some(format!("{} is not there to tell", config.boot.join(format!("config-{to}")).display())),
+        };
+        refused.extend(why.map(|why| format!("{to} takes no memory over: {why}")));
+        if !["/usr/sbin", "/sbin"].iter().any(|dir| Path::new(dir).join("mke2fs").exists()) {
+            refused.push("mke2fs is not there: install e2fsprogs".into());
+        }
+        let bytes = size(needed);
+        match available() {
+            Some(free) if free < bytes + LEFT => refused.push(format!(
+                "{} MiB of memory are free: {} for the images, to be handed over, and {} must be left",
+                free >> 20,
+                bytes >> 20,
+                LEFT >> 20
+            )),
+            _ => {}
+        }
+        if !refused.is_empty() {
+            return Err(refused);
+        }
+        let at = config.handover().unwrap_or_else(|| config.state.clone());
+        Ok(Handover { bytes, at })
+    }
+
+    /// What whoever goes to another kernel must know.
+    pub(super) fn warning(&self) -> String {
+        format!(
+            "images lie in {} MiB of memory that is handed over: it reaches the kernel that this one jumps to, and no other; after a \
+             panic, a hang or a loss of power in the switch, units start from their files and connections are gone",
+            self.bytes >> 20
+        )
+    }
+
+    /// Makes it, mounts it, and has it handed over at the jump of this process. All of it is allocated when this comes back.
+    pub(super) fn make(&self) -> Result<Held, Error> {
+        leave(&self.at)?;
+        let memory = memory(self.bytes).doing("make memory for the images")?;
+        let device = device(&memory)?;
+        let path = device.path.to_string_lossy().into_owned();
+        let file_system = ["-q", "-F", "-t", KIND, "-b", "4096", "-m", "0", "-O", "^has_journal", "-N", "4096", &path];
+        run("make a file system for the images", "mke2fs", &file_system, None)?;
+        self.mount(&device)?;
+        let mut held = Held { memory, session: None };
+        match held.keep() {
+            Ok(()) => Ok(held),
+            Err(error) => {
+                leave(&self.at)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes it out of what the kernel before has left, and mounts it where it was.
+    pub(super) fn reach(&self) -> Result<Held, Error> {
+        let taken = take(NAME).doing("take memory over from the kernel before")?;
+        let Some(memory) = taken else {
+            let why = "this kernel came up by itself, and not by a jump that hands memory over".into();
+            return Err(Error::Step { what: "find what the images lie in", why });
+        };
+        self.mount(&device(&memory)?)?;
+        Ok(Held { memory, session: None })
+    }
+
+    fn mount(&self, device: &Device) -> Result<(), Error> {
+        device.fill().at("prepare", &device.path)?;
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.at).at("make", &self.at)?;
+        let arguments = ["-t", KIND, "-o", OPTIONS, &device.path.to_string_lossy(), &self.at.to_string_lossy()];
+        run("mount what the images lie in", "mount", &arguments, None).map(|_| ())
+    }
+
+    /// Away with it, as soon as nobody uses it any more.
+    pub(super) fn leave(&self) {
+        if let Err(error) = leave(&self.at) {
+            tracing::warn!("the images' memory stays in use: {error}");
+        }
+    }
+}
+
+fn device(memory: &File) -> Result<Device, Error> {
+    // where it is no module this is nobody's to load
+    let _ = run("load the driver of loop devices", "modprobe", &["loop"], None);
+    Device::on(memory).doing("make a block device of memory")
+}
+
+fn leave(at: &Path) -> Result<(), Error> {
+    let path = "/proc/self/mountinfo";
+    if mounted_at(&fs::read_to_string(path).at("read", path)?, at).as_deref() == Some(at) {
+        run("unmount the images' memory", "umount", &["--lazy", &at.to_string_lossy()], None)?;
+    }
+    Ok(())
+}
+
+/// Memory for images of so many bytes: they grow until the freeze, and a file system takes some.
+fn size(needed: u64) -> u64 {
+    (needed + needed / 4 + BESIDE).next_multiple_of(ALIGN)
+}
+
+fn available() -> Option<u64> {
+    <procfs::Meminfo as procfs::Current>::current().ok()?.mem_available
+}
+
+/// What the running kernel was built with, if it says so itself.
+fn running_config() -> Option<String> {
+    run("read what this kernel was built with", "gzip", &["-dc", "/proc/config.gz"], None).ok()
+}
+
+/// What a kernel with this configuration and command line lacks for memory to be handed over or taken.
+fn lacks(config: Option<&str>, line: &str) -> Option<String> {
+    let has = |option: &str| {
+        let built =
+            |text: &str| text.lines().any(|line| line == format!("{option}=y") || line == format!("{option}=m"));
+        config.is_none_or(built)
+    };
+    if let Some(option) = BUILT.into_iter().chain(DRIVERS).find(|option| !has(option)) {
+        return Some(format!("it was built without {option}"));
+    }
+    let said = |name: &str| {
+        let mut values = line.split_whitespace().filter_map(|part| part.strip_prefix(name)?.strip_prefix('='));
+        values.next_back().map(|value| matches!(value, "on" | "1" | "y" | "Y" | "yes" | "t" | "true"))
+    };
+    let is_off = |(name, default): &(&str, Option<&str>)| {
+        !said(name).unwrap_or_else(|| default.is_some_and(|option| config.is_some() && has(option)))
+    };
+    TOLD.into_iter().find(is_off).map(|(name, _)| format!("its command line has no {name}=on"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONFIG: &str = "CONFIG_KEXEC_HANDOVER=y\nCONFIG_LIVEUPDATE=y\nCONFIG_LIVEUPDATE_MEMFD=y\nCONFIG_BLK_DEV_LOOP=m\n\
+                          CONFIG_EXT4_FS=y\n# CONFIG_KEXEC_HANDOVER_ENABLE_DEFAULT is not set\n";
+
+    #[test]
+    fn what_a_kernel_lacks_is_named() {
+        let why = |config: &str, line: &str| lacks(Some(config), line);
+        assert_eq!(why(CONFIG, "quiet kho=on liveupdate=1"), None);
+        assert_eq!(why(CONFIG, "quiet liveupdate=on").unwrap(), "its command line has no kho=on");
+        assert_eq!(why(CONFIG, "kho=on kho=off liveupdate=on").unwrap(), "its command line has no kho=on");
+        assert_eq!(why(CONFIG, "kho=on").unwrap(), "its command line has no liveupdate=on");
+        let default = CONFIG
+            .replace("# CONFIG_KEXEC_HANDOVER_ENABLE_DEFAULT is not set", "CONFIG_KEXEC_HANDOVER_ENABLE_DEFAULT=y");
+        assert_eq!(why(&default, "liveupdate=on"), None);
+        assert!(why(&default, "kho=off liveupdate=on").is_some());
+        let debian = CONFIG.replace("CONFIG_KEXEC_HANDOVER=y", "# CONFIG_KEXEC_HANDOVER is not set");
+        assert_eq!(why(&debian, "kho=on liveupdate=on").unwrap(), "it was built without CONFIG_KEXEC_HANDOVER");
+        // nobody tells what it was built with: the command line does
+        assert_eq!(lacks(None, "kho=on").unwrap(), "its command line has no liveupdate=on");
+    }
+
+    #[test]
+    fn there_is_room_for_more_than_is_needed_now() {
+        assert_eq!(size(0), BESIDE);
+        assert_eq!(size((100 << 20) + 1), (125 << 20) + BESIDE + ALIGN);
+    }
+
+    #[test]
+    fn a_kernel_that_hands_nothing_over_is_refused_by_name() {
+        let boot = tempfile::tempdir().unwrap();
+        fs::write(boot.path().join("config-7.2-b"), CONFIG).unwrap();
+        let config = Config { boot: boot.path().into(), ..Config::default() };
+        let refused = |to: &str, lines| Handover::of(&config, 0, ("7.2-a", to), lines).unwrap_err().join("\n");
+        let all = refused("7.2-b", ("quiet", "kho=on liveupdate=on"));
+        assert!(all.contains("7.2-a, which runs, hands no memory over") && !all.contains("7.2-b takes"), "{all}");
+        assert!(refused("7.2-b", ("", "quiet")).contains("7.2-b takes no memory over: its command line has no kho=on"));
+        assert!(refused("7.2-c", ("", "")).contains("config-7.2-c is not there to tell"));
+    }
+}

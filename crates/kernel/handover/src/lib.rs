@@ -1,0 +1,196 @@
+//! Memory that one kernel hands over to the next one (`/dev/liveupdate`), and a block device on it (`loop(4)`).
+//!
+//! **The caller must** be root, hold the [`Session`] until the jump, and jump by itself (`reboot(LINUX_REBOOT_CMD_KEXEC)`). From
+//! [`keep`] on the memory cannot change its length, nor have holes made; it can be written until the jump.
+//!
+//! **Guaranteed:** a session that is dropped hands nothing over. Memory that was taken out belongs to this kernel alone, and has to
+//! be kept again to be handed over a second time.
+//!
+//! **It does not** tell whether the next kernel understands what is handed over: one that does not starts without it.
+//!
+//! ```
+//! use std::os::unix::fs::FileExt;
+//! let memory = stillpoint_kernel_handover::memory(1 << 20).unwrap();
+//! memory.write_all_at(b"x", (1 << 20) - 1).unwrap();
+//! ```
+//!
+//! Follows `include/uapi/linux/liveupdate.h` and `drivers/block/loop.c` of Linux 7.2.
+
+use linux_raw_sys::loop_device::{LO_FLAGS_AUTOCLEAR, LOOP_CONFIGURE, LOOP_CTL_GET_FREE, loop_config};
+use rustix::fs::MemfdFlags;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Error, ErrorKind, Result};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::PathBuf;
+
+/// Where a kernel that hands memory over says so; one program at a time may have it open.
+pub const DEVICE: &str = "/dev/liveupdate";
+
+// Numbers of ioctl(2), without a size.
+const CREATE_SESSION: u32 = 0xba00;
+const RETRIEVE_SESSION: u32 = 0xba01;
+const PRESERVE: u32 = 0xba40;
+const RETRIEVE: u32 = 0xba41;
+const FINISH: u32 = 0xba42;
+/// Of what is kept in a session there is one thing.
+const TOKEN: u64 = 0;
+/// A loop device that is free may be taken by somebody else.
+const TRIES: usize = 16;
+
+/// A session by its name, which ends with a zero.
+#[repr(C)]
+struct Named {
+    size: u32,
+    fd: i32,
+    name: [u8; 64],
+}
+
+/// A file in a session.
+#[repr(C)]
+struct Kept {
+    size: u32,
+    fd: i32,
+    token: u64,
+}
+
+#[repr(C)]
+struct Finish {
+    size: u32,
+    reserved: u32,
+}
+
+/// What is handed over when this kernel jumps to the next one.
+#[derive(Debug)]
+pub struct Session(#[expect(dead_code, reason = "closing it is what ends it")] OwnedFd);
+
+/// Memory of so many bytes, all of them zero and none of them there yet.
+pub fn memory(bytes: u64) -> Result<File> {
+    let memory = File::from(rustix::fs::memfd_create("stillpoint-images", MemfdFlags::CLOEXEC)?);
+    memory.set_len(bytes)?;
+    Ok(memory)
+}
+
+/// Has memory handed over under a name, of 63 bytes at most. All of it is allocated now.
+pub fn keep(name: &str, memory: &File) -> Result<Session> {
+    let session = session(CREATE_SESSION, name)?;
+    let mut kept = Kept { size: size::<Kept>(), fd: memory.as_raw_fd(), token: TOKEN };
+    call(&session, PRESERVE, &mut kept)?;
+    Ok(Session(session))
+}
+
+/// Takes out what the kernel before handed over under a name; none if there was no such thing.
+pub fn take(name: &str) -> Result<Option<File>> {
+    let session = match session(RETRIEVE_SESSION, name) {
+        Ok(session) => session,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut kept = Kept { size: size::<Kept>(), fd: -1, token: TOKEN };
+    call(&session, RETRIEVE, &mut kept)?;
+    // SAFETY: the kernel has just opened it for us, and nobody else knows its number.
+    let memory = File::from(unsafe { OwnedFd::from_raw_fd(kept.fd) });
+    call(&session, FINISH, &mut Finish { size: size::<Finish>(), reserved: 0 })?;
+    Ok(Some(memory))
+}
+
+fn session(request: u32, name: &str) -> Result<OwnedFd> {
+    let mut named = Named { size: size::<Named>(), fd: -1, name: [0; 64] };
+    match named.name.get_mut(..name.len()) {
+        Some(place) if name.len() < 64 => place.copy_from_slice(name.as_bytes()),
+        _ => return Err(ErrorKind::InvalidInput.into()),
+    }
+    call(&OpenOptions::new().read(true).write(true).open(DEVICE)?, request, &mut named)?;
+    // SAFETY: as in `take`.
+    Ok(unsafe { OwnedFd::from_raw_fd(named.fd) })
+}
+
+fn size<T>() -> u32 {
+    size_of::<T>() as u32
+}
+
+fn call<T>(file: &impl AsRawFd, request: u32, argument: &mut T) -> Result<()> {
+    // SAFETY: every caller passes the structure that the kernel's header gives for its request, by exclusive reference, and its
+    // length in it. A descriptor that is something else answers with an error.
+    let done = unsafe { libc::ioctl(file.as_raw_fd(), libc::c_ulong::from(request), std::ptr::from_mut(argument)) };
+    if done < 0 { Err(Error::last_os_error()) } else { Ok(()) }
+}
+
+/// A block device on memory. It is gone when nobody uses it any more and this is closed.
+#[derive(Debug)]
+pub struct Device {
+    /// Its file.
+    pub path: PathBuf,
+    file: File,
+}
+
+impl Device {
+    /// On all of a file.
+    pub fn on(memory: &File) -> Result<Device> {
+        let open = |path: &str, write| OpenOptions::new().read(true).write(write).open(path);
+        let control = open("/dev/loop-control", true)?;
+        for _ in 0..TRIES {
+            // SAFETY: this request has no argument.
+            let number = unsafe { libc::ioctl(control.as_raw_fd(), libc::c_ulong::from(LOOP_CTL_GET_FREE)) };
+            if number < 0 {
+                return Err(Error::last_os_error());
+            }
+            let path = format!("/dev/loop{number}");
+            let writable = open(&path, true)?;
+            // SAFETY: numbers and arrays of numbers, of which zeros are values.
+            let mut config: loop_config = unsafe { std::mem::zeroed() };
+            config.fd = memory.as_raw_fd() as u32;
+            config.block_size = 4096;
+            config.info.lo_flags = LO_FLAGS_AUTOCLEAR as u32;
+            match call(&writable, LOOP_CONFIGURE, &mut config) {
+                // there are kernels that mount nothing that somebody else can write (CONFIG_BLK_DEV_WRITE_MOUNTED)
+                Ok(()) => return Ok(Device { file: open(&path, false)?, path: path.into() }),
+                Err(error) if error.kind() == ErrorKind::ResourceBusy => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(ErrorKind::ResourceBusy.into())
+    }
+
+    /// From here on nothing is freed that a file system on it no longer uses, and zeros are written: memory that is kept refuses
+    /// holes.
+    pub fn fill(&self) -> Result<()> {
+        self.file.sync_all()?;
+        let name = self.path.file_name().unwrap_or_default();
+        fs::write(PathBuf::from("/sys/class/block").join(name).join("queue/discard_max_bytes"), "0")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn structures_are_as_long_as_the_kernel_s() {
+        assert_eq!((size::<Named>(), size::<Kept>(), size::<Finish>()), (72, 16, 8));
+    }
+
+    #[test]
+    fn a_name_that_is_too_long_is_refused() {
+        let memory = memory(4096).unwrap();
+        assert_eq!(keep(&"x".repeat(64), &memory).unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn what_is_written_to_a_device_is_in_its_memory() {
+        let memory = memory(1 << 20).unwrap();
+        let device = match Device::on(&memory) {
+            Ok(device) => device,
+            Err(error) => stillpoint_testing::skip!("no loop device here: {error}"),
+        };
+        device.fill().unwrap();
+        let writable = OpenOptions::new().write(true).open(&device.path).unwrap();
+        writable.write_all_at(&[7; 4096], 8192).unwrap();
+        writable.sync_all().unwrap();
+        let mut page = [0; 4096];
+        memory.read_exact_at(&mut page, 8192).unwrap();
+        assert_eq!(page, [7; 4096]);
+        let limit = format!("/sys/class/block/{}/queue/discard_max_bytes", device.path.file_name().unwrap().display());
+        assert_eq!(fs::read_to_string(limit).unwrap().trim(), "0");
+    }
+}
