@@ -48,8 +48,9 @@ demo-kernel: build ## change the kernel of an emulated machine under three datab
 	@$(CARGO) build --locked --release -p stillpoint-kernel-demo
 	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/demo-kernel $(DEMO_ARGS)
 
-bench: build ## measure everything that README states (about 40 minutes; BENCH_ARGS=--short: 5)
+bench: build ## measure everything that README states (about an hour; BENCH_ARGS=--short: 10 minutes)
 	@$(CARGO) build --locked --release -p stillpoint-e2e --bin bench
+	@$(CARGO) build --locked --release -p stillpoint-migrate-trials --bin migrate-rivals
 	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/bench $(BENCH_ARGS)
 
 bench-kernel: build ## criu's own against ours (BENCH_ARGS='MIB ROUNDS': 1024 3), and all ways by size of memory, root (BENCH_SIZES, in MiB)
