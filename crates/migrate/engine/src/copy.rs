@@ -75,7 +75,7 @@ pub(crate) enum View {
 
 /// Whether a version's number tells whether a snapshot saw it.
 pub(crate) fn tells_apart(snapshot: &SourceSnapshot) -> bool {
-    snapshot.xmax < NUMBERS
+    snapshot.end < NUMBERS
 }
 
 /// What is copied so far.
@@ -220,7 +220,7 @@ fn seen_by(snapshot: &SourceSnapshot) -> String {
     let running: Vec<String> = snapshot.in_progress.iter().map(u64::to_string).collect();
     format!(
         "age(xmin) NOT BETWEEN 0 AND age('{}'::xid) AND xmin <> ALL ('{{{}}}'::xid[])",
-        snapshot.xmax,
+        snapshot.end,
         running.join(",")
     )
 }

@@ -470,7 +470,7 @@ async fn until_seen(snapshot: &SourceSnapshot, link: &mut Link, limit: Duration)
 async fn horizon(source: &Server) -> Result<Lsn, Error> {
     let mut link = Link::connect(source, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
     let snapshot = SourceSnapshot::parse(&link.text("SELECT pg_current_snapshot()").await?)?;
-    if snapshot.xmax > u64::from(u32::MAX) {
+    if snapshot.end > u64::from(u32::MAX) {
         return Err(Error::WrongPhase(
             "the source has given out all numbers of transactions while rows were copied".into(),
         ));

@@ -79,7 +79,7 @@ const MOVED: &[Line] = &[
          CREATE TABLE parts_low_0 PARTITION OF parts_low FOR VALUES WITH (MODULUS 2, REMAINDER 0); \
          CREATE TABLE parts_low_1 PARTITION OF parts_low FOR VALUES WITH (MODULUS 2, REMAINDER 1); \
          CREATE TABLE parts_rest PARTITION OF parts DEFAULT; CREATE SEQUENCE parted",
-        "INSERT INTO parts VALUES ((random() * 99)::int, nextval('parted')); \
+        "INSERT INTO parts SELECT (random() * 99)::int, nextval('parted') FROM generate_series(1, 8); \
          UPDATE parts SET a = (a + 50) % 100 WHERE v = (SELECT v FROM parts ORDER BY random() LIMIT 1);",
     ),
     line(
@@ -103,14 +103,14 @@ const MOVED: &[Line] = &[
          CREATE SEQUENCE ordered",
         "WITH o AS (INSERT INTO orders (n) VALUES (nextval('ordered')) RETURNING id, n) INSERT INTO items (o, n) SELECT id, n \
          FROM o; UPDATE orders SET n = nextval('ordered') WHERE id = (SELECT id FROM orders ORDER BY random() LIMIT 1); \
-         DELETE FROM orders WHERE id = (SELECT id FROM orders ORDER BY random() LIMIT 1) AND random() < 0.5;",
+         DELETE FROM orders WHERE id = (SELECT id FROM orders ORDER BY random() LIMIT 1) AND random() < 0.2;",
     ),
     line(
         "exclusion constraints",
         "CREATE EXTENSION btree_gist; CREATE SEQUENCE booking; CREATE TABLE booked (id serial PRIMARY KEY, room int, \
          during int4range, EXCLUDE USING gist (room WITH =, during WITH &&))",
         "INSERT INTO booked (room, during) SELECT b % 3, int4range(b, b + 3) FROM (SELECT nextval('booking')::int AS b) AS n; \
-         DELETE FROM booked WHERE id = (SELECT min(id) FROM booked) AND random() < 0.5;",
+         DELETE FROM booked WHERE id = (SELECT min(id) FROM booked) AND random() < 0.2;",
     ),
     line(
         "unique and expression indexes",
@@ -242,9 +242,9 @@ const BY_ROWS: &[(&str, ByRows)] = &[
         "partitioned tables",
         // A row that goes to another partition has another key.
         ByRows::MovedBut(
-            "INSERT INTO parts VALUES ((random() * 99)::int, nextval('parted')); UPDATE parts SET w = v WHERE v = (SELECT v FROM \
-             parts ORDER BY random() LIMIT 1); DELETE FROM parts WHERE v = (SELECT v FROM parts ORDER BY random() LIMIT 1) AND \
-             random() < 0.5;",
+            "INSERT INTO parts SELECT (random() * 99)::int, nextval('parted') FROM generate_series(1, 8); UPDATE parts SET w = v \
+             WHERE v = (SELECT v FROM parts ORDER BY random() LIMIT 1); DELETE FROM parts WHERE v = (SELECT v FROM parts ORDER \
+             BY random() LIMIT 1) AND random() < 0.5;",
         ),
     ),
     ("inherited tables", ByRows::Refused("public.beings: other tables inherit from it")),

@@ -267,6 +267,49 @@ async fn what_the_log_tells_before_anybody_sees_it_is_copied() {
     assert_eq!(bench.target.sql("shop", "SELECT string_agg(id::text, ' ' ORDER BY id) FROM t WHERE n = 1"), "1 2000");
 }
 
+/// Commits in the first of a slot's two waits, of which the slot keeps no count, and none in the second; somebody still writes
+/// when that ends. The exported snapshot sees all below its `xmin`, which is the larger number then.
+async fn commits_while_the_slot_is_made(source: &Cluster) {
+    let [first, second, third, commits] =
+        [session(source).await, session(source).await, session(source).await, session(source).await];
+    const WRITES: &str = "BEGIN; UPDATE t SET n = n WHERE id =";
+    first.batch_execute(&format!("{WRITES} 997")).await.expect("a transaction");
+    told(source, "logical decoding found initial starting point").await;
+    let changes = "INSERT INTO t VALUES (2000, 1); UPDATE t SET n = 1 WHERE id = 1; DELETE FROM t WHERE id = 2";
+    commits.batch_execute(changes).await.expect("a commit");
+    second.batch_execute(&format!("{WRITES} 998")).await.expect("a transaction");
+    first.batch_execute("COMMIT").await.expect("a commit");
+    told(source, "logical decoding found initial consistent point").await;
+    third.batch_execute(&format!("{WRITES} 999")).await.expect("a transaction");
+    second.batch_execute("ROLLBACK").await.expect("a rollback");
+    told(source, "exported logical decoding snapshot").await;
+    let exported = std::fs::read_dir(source.data_dir().join("pg_snapshots")).expect("exported snapshots").next();
+    let exported = std::fs::read_to_string(exported.expect("one").expect("its name").path()).expect("a snapshot");
+    let number = |name: &str| {
+        let line = exported.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|number| number.parse::<u32>().ok()).expect("a number")
+    };
+    assert!(number("xmin:") > number("xmax:"), "what commits is not met: {exported}");
+    third.batch_execute("ROLLBACK").await.expect("a rollback");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_commits_while_the_slot_is_made_is_copied() {
+    if !available() {
+        return;
+    }
+    let bench = Bench::start();
+    bench.source.sql("postgres", "CREATE DATABASE shop");
+    let table = "CREATE TABLE t (id int PRIMARY KEY, n int); INSERT INTO t SELECT i, 0 FROM generate_series(1, 1000) i";
+    bench.source.sql("shop", table);
+    let options = quick(&bench);
+    let (outcome, ()) = tokio::join!(run(&options, observer().0), commits_while_the_slot_is_made(&bench.source));
+    assert!(matches!(outcome, Ok(Outcome::Switched { .. })), "{outcome:?}");
+    let (source, target) = bench.sums("shop");
+    assert_eq!(source, target);
+    assert_eq!(bench.target.sql("shop", "SELECT string_agg(id::text, ' ' ORDER BY id) FROM t WHERE n = 1"), "1 2000");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_holds_a_snapshot_while_rows_are_copied() {
     if !available() {

@@ -4,7 +4,7 @@
 //! ```text
 //! insert, update(s)  => insert       insert .. delete  => nothing       anything else on a row that was touched,
 //! update, update     => update       update .. delete  => delete        or on a table where order matters  => in order
-//! upsert, update(s)  => upsert       upsert .. delete  => delete
+//! upsert, update(s)  => upsert       upsert .. delete  => delete, if it is there
 //! ```
 //!
 //! Rows of one table without further unique indexes, named by a key, can be written in any order: foreign keys are not
@@ -35,6 +35,8 @@ pub(crate) struct Many {
     /// For each column of the statement its values, row by row, as the text of an array.
     pub(crate) arrays: Vec<Value>,
     pub(crate) rows: u64,
+    /// Whether each of the rows has to be there, or is made.
+    each: bool,
 }
 
 /// Which statement it is.
@@ -55,6 +57,8 @@ enum Net<'a> {
     Upsert(Row<'a>),
     /// Holds the key.
     Delete(Row<'a>),
+    /// Holds the key of a row that may not be there: it is no longer brought first.
+    DeleteAny(Row<'a>),
     /// It came and went.
     Nothing,
 }
@@ -180,12 +184,13 @@ impl<'a> Gathered<'a> {
             (Write::Delete { .. }, None) => self.put(key, Net::Delete(row.into())),
             (Write::Update { .. } | Write::Upsert { .. }, Some(at)) => match &mut self.rows[at] {
                 Net::Insert(known) | Net::Update(known) | Net::Upsert(known) => overlay(known, row),
-                Net::Delete(_) | Net::Nothing => return false,
+                Net::Delete(_) | Net::DeleteAny(_) | Net::Nothing => return false,
             },
             (Write::Delete { .. }, Some(at)) => match self.rows[at] {
                 Net::Insert(_) => self.rows[at] = Net::Nothing,
-                Net::Update(_) | Net::Upsert(_) => self.rows[at] = Net::Delete(row.into()),
-                Net::Delete(_) | Net::Nothing => return false,
+                Net::Update(_) => self.rows[at] = Net::Delete(row.into()),
+                Net::Upsert(_) => self.rows[at] = Net::DeleteAny(row.into()),
+                Net::Delete(_) | Net::DeleteAny(_) | Net::Nothing => return false,
             },
             _ => return false,
         }
@@ -199,13 +204,15 @@ impl<'a> Gathered<'a> {
 
     fn flush(self, steps: &mut Vec<Step<'_>>) {
         let Gathered { table, rows, .. } = self;
-        let (mut inserts, mut upserts, mut deletes) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut inserts, mut upserts) = (Vec::new(), Vec::new());
+        let (mut deletes, mut deletes_any) = (Vec::new(), Vec::new());
         let mut updates: Vec<(Vec<bool>, Vec<Row<'a>>)> = Vec::new();
         for net in rows {
             match net {
                 Net::Insert(row) => inserts.push(row),
                 Net::Upsert(row) => upserts.push(row),
                 Net::Delete(row) => deletes.push(row),
+                Net::DeleteAny(row) => deletes_any.push(row),
                 Net::Update(row) => {
                     let is_set = |value: &Value| *value != Value::Unchanged;
                     match updates.iter_mut().find(|(known, _)| row.iter().map(is_set).eq(known.iter().copied())) {
@@ -221,23 +228,25 @@ impl<'a> Gathered<'a> {
         let key = || table.key.clone().unwrap_or_default();
         // What lies together is changed together.
         let in_order = |rows: &mut Vec<Row<'a>>| rows.sort_unstable_by(|one, other| neighbours(table, one, other));
-        let mut many = |shape, columns: Vec<usize>, rows: &[Row<'a>]| {
+        let mut many = |shape, each, columns: Vec<usize>, rows: &[Row<'a>]| {
             if !rows.is_empty() {
                 let arrays = columns.iter().map(|at| array(rows.iter().map(|row| &row[*at]))).collect();
                 let rows = rows.len() as u64;
-                steps.push(Step::Many(Many { shape, table: Arc::clone(table), arrays, rows }));
+                steps.push(Step::Many(Many { shape, table: Arc::clone(table), arrays, rows, each }));
             }
         };
         in_order(&mut deletes);
-        many(ManyShape::Delete(oid), key(), &deletes);
+        many(ManyShape::Delete(oid), true, key(), &deletes);
+        in_order(&mut deletes_any);
+        many(ManyShape::Delete(oid), false, key(), &deletes_any);
         for (set, mut rows) in updates {
             in_order(&mut rows);
             let columns = all().into_iter().filter(|at| set[*at]).collect();
-            many(ManyShape::Update(oid, set), columns, &rows);
+            many(ManyShape::Update(oid, set), true, columns, &rows);
         }
         in_order(&mut upserts);
-        many(ManyShape::Upsert(oid), all(), &upserts);
-        many(ManyShape::Insert(oid), all(), &inserts);
+        many(ManyShape::Upsert(oid), true, all(), &upserts);
+        many(ManyShape::Insert(oid), true, all(), &inserts);
     }
 }
 
@@ -284,7 +293,7 @@ fn array<'a>(values: impl Iterator<Item = &'a Value> + Clone) -> Value {
 impl Many {
     /// Whether it must find each of its rows, or make it; of those that early transactions delete some may not be there.
     pub(crate) fn is_sure(&self, early: bool) -> bool {
-        !(early && self.table.brings() && matches!(self.shape, ManyShape::Delete(_)))
+        self.each && !(early && self.table.brings() && matches!(self.shape, ManyShape::Delete(_)))
     }
 
     /// The statement's text.
@@ -398,15 +407,22 @@ mod tests {
             update(&t, ["1", "c", "?"]),
             upsert(["3", "d", "z"]),
             delete(&t, "3"),
+            update(&t, ["5", "g", "z"]),
+            delete(&t, "5"),
             insert(&t, ["4", "e", "x"]),
             upsert(["4", "f", "y"]),
         ]);
-        let expected =
-            [r#"DELETE 1 {"3"}"#, r#"INSERT 2 {"1","2"} {"c","b"} {"x","y"}"#, r#"INSERT 1 {"4"} {"f"} {"y"}"#];
+        let expected = [
+            r#"DELETE 1 {"5"}"#,
+            r#"DELETE 1 {"3"}"#,
+            r#"INSERT 2 {"1","2"} {"c","b"} {"x","y"}"#,
+            r#"INSERT 1 {"4"} {"f"} {"y"}"#,
+        ];
         assert_eq!(texts(&group), expected);
         let steps = steps(&group);
-        let [Step::Many(gone), Step::Many(brought), _] = &steps[..] else { panic!("{steps:?}") };
+        let [Step::Many(gone), Step::Many(any), Step::Many(brought), _] = &steps[..] else { panic!("{steps:?}") };
         assert!(!gone.is_sure(true) && gone.is_sure(false) && brought.is_sure(true));
+        assert!(!any.is_sure(false), "the upsert would have made it");
         let sql = brought.sql();
         let conflict = r#" ON CONFLICT ("id") DO UPDATE SET "id" = EXCLUDED."id", "mail" = EXCLUDED."mail", "note" = EXCLUDED."note""#;
         assert!(sql.ends_with(conflict), "{sql}");

@@ -40,10 +40,10 @@ pub(crate) struct Standing {
     pub(crate) retries: u64,
 }
 
-/// Which transactions a snapshot of the source sees: none from `xmax` on, and none that was in progress.
+/// Which transactions a snapshot of the source sees: none from its end on, and none that was in progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SourceSnapshot {
-    pub(crate) xmax: u64,
+    pub(crate) end: u64,
     pub(crate) in_progress: Vec<u64>,
 }
 
@@ -63,32 +63,36 @@ pub(crate) enum Command {
 
 impl SourceSnapshot {
     /// From the text of `pg_current_snapshot()`: `xmin:xmax:in,progress`.
+    ///
+    /// A snapshot sees all below its `xmin`, and in one that a slot exports that may be the larger one: it is the oldest
+    /// transaction that still ran when the slot was ready, and `xmax` stays behind what committed in the first of the slot's
+    /// two waits, which is not kept count of (`SnapBuildFindSnapshot` in snapbuild.c, `xact_decode` in decode.c).
     pub(crate) fn parse(text: &str) -> Result<SourceSnapshot, Error> {
         let parts = || {
             let mut parts = text.split(':');
-            let _xmin: u64 = parts.next()?.parse().ok()?;
-            let xmax = parts.next()?.parse().ok()?;
+            let xmin: u64 = parts.next()?.parse().ok()?;
+            let end = xmin.max(parts.next()?.parse().ok()?);
             let in_progress = parts.next()?.split(',').filter(|xid| !xid.is_empty()).map(str::parse);
-            Some(SourceSnapshot { xmax, in_progress: in_progress.collect::<Result<_, _>>().ok()? })
+            Some(SourceSnapshot { end, in_progress: in_progress.collect::<Result<_, _>>().ok()? })
         };
         parts().ok_or_else(|| Error::Pgoutput(format!("`{text}` is no snapshot")))
     }
 
     /// Whether it sees all that an earlier one saw.
     pub(crate) fn contains(&self, earlier: &SourceSnapshot) -> bool {
-        let hidden = |xid: &u64| *xid < earlier.xmax && !earlier.in_progress.contains(xid);
-        self.xmax >= earlier.xmax && !self.in_progress.iter().any(hidden)
+        let hidden = |xid: &u64| *xid < earlier.end && !earlier.in_progress.contains(xid);
+        self.end >= earlier.end && !self.in_progress.iter().any(hidden)
     }
 
     /// The same for the scheduler.
     pub(super) fn whole(&self) -> Snapshot {
-        Snapshot::new(Xid(self.xmax), self.in_progress.iter().copied().map(Xid))
+        Snapshot::new(Xid(self.end), self.in_progress.iter().copied().map(Xid))
     }
 
     /// Whether it sees a transaction that committed; numbers of the stream have no epoch, so they are compared as the
     /// server does, by half the circle.
     pub(super) fn sees(&self, xid: u32) -> bool {
-        let before_end = (xid.wrapping_sub(self.xmax as u32) as i32) < 0;
+        let before_end = (xid.wrapping_sub(self.end as u32) as i32) < 0;
         before_end && !self.in_progress.iter().any(|running| *running as u32 == xid)
     }
 }
@@ -398,6 +402,8 @@ mod tests {
             assert_eq!(snapshot.sees(xid), seen, "{xid}");
         }
         assert!(SourceSnapshot::parse("10:20:").unwrap().sees(12));
+        let exported = SourceSnapshot::parse("20:19:").unwrap();
+        assert!(exported.sees(19) && !exported.sees(20), "all below its `xmin`");
         for wrong in ["", "1:2", "a:b:c"] {
             assert!(SourceSnapshot::parse(wrong).is_err(), "{wrong}");
         }
