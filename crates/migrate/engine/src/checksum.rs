@@ -1,10 +1,19 @@
-//! Comparing both sides: a sum over each table that does not depend on the order of rows.
+//! Comparing both sides: sums over rows that do not depend on their order.
+//!
+//! While a snapshot is held every version of every row stays, and lies in the way of clients who write the same rows again
+//! and again. So a table whose key has an order that is the same everywhere is compared in ranges of keys, and both sides are
+//! looked at anew, each time at one moment, every few seconds. A row that goes from a range not yet compared to one that was
+//! is compared by neither; but then its change was replayed, and found its row. Other tables are compared as a whole, at one
+//! moment.
 
-use crate::Error;
 use crate::copy::Cutter;
-use crate::inventory::{Inventory, TableDef, number};
-use crate::link::{Link, Row};
+use crate::follow::Follower;
+use crate::inventory::{Inventory, TableDef, number, text};
+use crate::link::{Link, Purpose, Row, identifier, literal};
+use crate::run::BARRIER_LIMIT;
 use crate::throttle::Throttle;
+use crate::{Error, Server};
+use std::time::{Duration, Instant};
 
 /// What was compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,47 +27,131 @@ pub struct Compared {
 /// Pages that one statement reads, some milliseconds' work: little enough for clients to come in between.
 const PIECE_PAGES: u64 = 128;
 const PAGE: u64 = 8192;
+/// Rows of a range of keys that come to about as much.
+const PIECE_ROWS: std::ops::RangeInclusive<u64> = 64..=16384;
+/// How long both sides are seen as they were at one moment, where a range may follow at a later one.
+const LIFE: Duration = Duration::from_secs(2);
+/// Ranges are found and read by the index, whatever the planner knows of a table that was filled a moment ago.
+const BY_INDEX: [(&str, &str); 4] =
+    [("enable_seqscan", "off"), ("enable_bitmapscan", "off"), ("enable_sort", "off"), ("jit", "off")];
 
-/// Compares all tables of the inventory in the transactions that are open on both connections; `in_turn` has one of them work
-/// at a time.
-pub(crate) async fn compare(
-    source: &mut Link,
-    target: &mut Link,
-    inventory: &Inventory,
-    reading: &Throttle,
+/// Both sides, while they are compared.
+pub(crate) struct Comparison<'a> {
+    source: Link,
+    target: Link,
+    follower: &'a mut Follower,
+    reading: &'a Throttle,
+    /// One of them works at a time.
     in_turn: bool,
-) -> Result<Compared, Error> {
-    let mut sums = vec![[Sum::default(); 2]; inventory.tables.len()];
-    let mut cutter = Cutter::new(&inventory.tables);
-    while let Some(piece) = cutter.next(PIECE_PAGES) {
+    /// Since when both are seen at one moment.
+    seen: Option<Instant>,
+}
+
+impl<'a> Comparison<'a> {
+    /// Between two servers, the second of which the follower brings to what the first one sees.
+    pub(crate) async fn between(
+        from: &Server,
+        to: &Server,
+        follower: &'a mut Follower,
+        reading: &'a Throttle,
+        in_turn: bool,
+    ) -> Result<Comparison<'a>, Error> {
+        let source = Link::connect(from, Purpose::Statements, &BY_INDEX).await?;
+        let target = Link::connect(to, Purpose::Statements, &BY_INDEX).await?;
+        Ok(Comparison { source, target, follower, reading, in_turn, seen: None })
+    }
+
+    /// Compares all tables of the inventory.
+    pub(crate) async fn run(mut self, inventory: &Inventory) -> Result<Compared, Error> {
+        let (mut differing, mut rows) = (Vec::new(), 0);
+        for table in &inventory.tables {
+            let Sums { here, there, same } = match table.ordered_key() {
+                Some(key) => self.by_ranges(table, &identifier(key)).await?,
+                None => self.by_pages(table).await?,
+            };
+            rows += here.rows;
+            if !same {
+                differing.push(format!("{} ({} and {} rows)", table.display(), here.rows, there.rows));
+            }
+        }
+        if differing.is_empty() {
+            Ok(Compared { tables: inventory.tables.len(), rows })
+        } else {
+            Err(Error::Differs(differing))
+        }
+    }
+
+    async fn by_ranges(&mut self, table: &TableDef, key: &str) -> Result<Sums, Error> {
+        let (name, mut sums) = (table.qualified(), Sums { same: true, ..Sums::default() });
+        let estimate = format!("SELECT reltuples::bigint FROM pg_class WHERE oid = {}::regclass", literal(&name));
+        let length = rows_of_a_piece(table.bytes, self.source.text(&estimate).await?.parse().unwrap_or(0));
+        let mut after = None;
+        loop {
+            self.see_anew().await?;
+            let behind = after.map_or_else(|| "true".into(), |last: String| format!("{key} > {}", literal(&last)));
+            let last =
+                format!("SELECT {key} FROM ONLY {name} WHERE {behind} ORDER BY {key} OFFSET {} LIMIT 1", length - 1);
+            let last = self.source.query(&last).await?.first().map(|row| text(row, 0));
+            let to = last.as_ref().map_or_else(|| "true".into(), |last| format!("{key} <= {}", literal(last)));
+            let [here, there] = self.sums(&name, &format!("{behind} AND {to}")).await?;
+            sums.same &= here == there;
+            sums.add(here, there);
+            self.reading.spend((PIECE_PAGES * PAGE).min(table.bytes)).await;
+            after = last;
+            if after.is_none() {
+                return Ok(sums);
+            }
+        }
+    }
+
+    /// The same rows lie in other pieces on the other side: only the whole table compares.
+    async fn by_pages(&mut self, table: &TableDef) -> Result<Sums, Error> {
+        self.see_anew().await?;
+        let (name, mut sums) = (table.qualified(), Sums::default());
+        let mut cutter = Cutter::new(std::slice::from_ref(table));
+        while let Some(piece) = cutter.next(PIECE_PAGES) {
+            let [here, there] = self.sums(&name, &piece.place()).await?;
+            sums.add(here, there);
+            self.reading.spend(PIECE_PAGES.min(table.pages) * PAGE).await;
+        }
+        Ok(Sums { same: sums.here == sums.there, ..sums })
+    }
+
+    /// Looks at both sides at a later moment, unless that was done a moment ago.
+    async fn see_anew(&mut self) -> Result<(), Error> {
+        if let Some(seen) = self.seen {
+            if seen.elapsed() < LIFE {
+                return Ok(());
+            }
+            self.source.query("COMMIT").await?;
+            self.target.query("COMMIT").await?;
+        }
+        self.follower.hold_at(&mut self.source, &mut self.target, BARRIER_LIMIT).await?;
+        self.seen = Some(Instant::now());
+        Ok(())
+    }
+
+    async fn sums(&mut self, table: &str, place: &str) -> Result<[Sum; 2], Error> {
         // The hash of the text: equal values have equal text when both sides print alike, which our connections see to.
         let sql = format!(
-            "SELECT count(*), coalesce(sum(hashtextextended(_stillpoint_row::text, 0)), 0) FROM ONLY {} _stillpoint_row \
-             WHERE {}",
-            inventory.tables[piece.table].qualified(),
-            piece.place()
+            "SELECT count(*), coalesce(sum(hashtextextended(_stillpoint_row::text, 0)), 0) FROM ONLY {table} _stillpoint_row \
+             WHERE {place}"
         );
-        // The same rows lie in other pieces on the other side: only whole tables compare.
-        let (here, there) = if in_turn {
-            (source.query(&sql).await?, target.query(&sql).await?)
+        let (here, there) = if self.in_turn {
+            (self.source.query(&sql).await?, self.target.query(&sql).await?)
         } else {
-            tokio::try_join!(source.query(&sql), target.query(&sql))?
+            tokio::try_join!(self.source.query(&sql), self.target.query(&sql))?
         };
-        let [ours, theirs] = &mut sums[piece.table];
-        ours.add(&here);
-        theirs.add(&there);
-        reading.spend(PIECE_PAGES.min(inventory.tables[piece.table].pages) * PAGE).await;
+        Ok([Sum::of(&here), Sum::of(&there)])
     }
-    let differing = |(table, [here, there]): (&TableDef, &[Sum; 2])| {
-        (here != there).then(|| format!("{} ({} and {} rows)", table.display(), here.rows, there.rows))
-    };
-    let differing: Vec<String> = inventory.tables.iter().zip(&sums).filter_map(differing).collect();
-    let rows = sums.iter().map(|[here, _]| here.rows).sum();
-    if differing.is_empty() {
-        Ok(Compared { tables: inventory.tables.len(), rows })
-    } else {
-        Err(Error::Differs(differing))
-    }
+}
+
+/// How many rows take as much as the pages of a piece, of a table of so many bytes and, about, rows; 0 or less when nobody
+/// knows.
+fn rows_of_a_piece(bytes: u64, rows: i64) -> u64 {
+    const UNKNOWN: u64 = 128;
+    let row = u64::try_from(rows).ok().and_then(|rows| bytes.checked_div(rows)).unwrap_or(UNKNOWN).max(1);
+    (PIECE_PAGES * PAGE / row).clamp(*PIECE_ROWS.start(), *PIECE_ROWS.end())
 }
 
 /// Of rows, in whatever order.
@@ -69,10 +162,42 @@ struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, piece: &[Row]) {
-        for row in piece {
-            self.rows += number::<u64>(row, 0);
-            self.hashes = self.hashes.wrapping_add(number(row, 1));
+    fn of(answer: &[Row]) -> Sum {
+        answer.first().map_or_else(Sum::default, |row| Sum { rows: number(row, 0), hashes: number(row, 1) })
+    }
+
+    fn add(&mut self, other: Sum) {
+        self.rows += other.rows;
+        self.hashes = self.hashes.wrapping_add(other.hashes);
+    }
+}
+
+/// Of a table, on both sides.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sums {
+    here: Sum,
+    there: Sum,
+    same: bool,
+}
+
+impl Sums {
+    fn add(&mut self, here: Sum, there: Sum) {
+        self.here.add(here);
+        self.there.add(there);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_comes_to_about_a_piece() {
+        assert_eq!(rows_of_a_piece(130 * 10_000_000, 10_000_000), 8065);
+        for (bytes, rows, length) in
+            [(1 << 40, 100, 64), (8192, 1_000_000, 16384), (1 << 30, -1, 8192), (1 << 30, 0, 8192), (0, 0, 8192)]
+        {
+            assert_eq!(rows_of_a_piece(bytes, rows), length, "{bytes} {rows}");
         }
     }
 }

@@ -14,6 +14,9 @@ pub(crate) const NOT_OF_EXTENSION: &str = "NOT EXISTS (SELECT FROM pg_depend x W
 /// Types whose equality is equality of their text: values of other types lead to no row token.
 /// bool, bytea, "char", name, int8, int2, int4, text, oid, char(n), varchar, date, time, timestamp, timestamptz, uuid.
 const PLAIN_TYPES: [u32; 16] = [16, 17, 18, 19, 20, 21, 23, 25, 26, 1042, 1043, 1082, 1083, 1114, 1184, 2950];
+/// Types of which every server sorts values alike, whatever its libraries and their versions:
+/// int8, int2, int4, oid, date, time, timestamp, timestamptz, uuid.
+const ORDERED_TYPES: [u32; 9] = [20, 21, 23, 26, 1082, 1083, 1114, 1184, 2950];
 /// Types numbered from here on are the user's, and have other numbers on the other server.
 const FIRST_USER_OID: u32 = 16384;
 
@@ -25,6 +28,8 @@ pub(crate) struct ColumnDef {
     pub(crate) identity_always: bool,
     /// Whether equal values have equal text.
     plain: bool,
+    /// Whether both servers sort its values alike.
+    ordered: bool,
     /// Whether its binary form means the same on both servers.
     binary: bool,
     /// Its type, where values of many rows can be sent as one array.
@@ -126,6 +131,12 @@ impl TableDef {
     /// Whether a row can be brought by its key, be it there or not.
     pub(crate) fn upserts(&self) -> bool {
         !self.rules && (self.key.is_some() || self.identity == 'i')
+    }
+
+    /// The column that names rows, where that is one whose values both servers sort alike.
+    pub(crate) fn ordered_key(&self) -> Option<&str> {
+        let [at] = self.key.as_deref()? else { return None };
+        self.columns[*at].ordered.then_some(self.columns[*at].name.as_str())
     }
 
     /// Whether equal values of the column have equal text.
@@ -238,6 +249,7 @@ async fn read_columns(
         table.columns.push(ColumnDef {
             name: text(&row, 2),
             identity_always: flag(3),
+            ordered: ORDERED_TYPES.contains(&compared),
             plain: (PLAIN_TYPES.contains(&compared) || kind == "e") && flag(8),
             // Enums go by label; composites, arrays and ranges of the user's carry type numbers.
             binary: flag(7) && (!of_user || kind == "e" || (kind == "b" && !flag(6))),
@@ -296,6 +308,13 @@ pub(crate) fn number<T: std::str::FromStr + Default>(row: &Row, at: usize) -> T 
 impl ColumnDef {
     /// A column for tests.
     pub(crate) fn of(name: &str, plain: bool) -> ColumnDef {
-        ColumnDef { name: name.into(), identity_always: false, plain, binary: true, element: Some("text".into()) }
+        ColumnDef {
+            name: name.into(),
+            identity_always: false,
+            plain,
+            ordered: plain,
+            binary: true,
+            element: Some("text".into()),
+        }
     }
 }

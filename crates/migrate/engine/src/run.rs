@@ -9,7 +9,7 @@
 //! Where the log captures changes, most rows are copied without the snapshot (see [`copy`](mod@crate::copy)), and until the
 //! replay has passed the copy's horizon some are missing: foreign keys are made behind it, where the replay stands.
 
-use crate::checksum::compare;
+use crate::checksum::Comparison;
 use crate::clients::{Clients, Guide};
 use crate::copy::{Copied, View, copy, tells_apart};
 use crate::definitions::{self, Behind};
@@ -603,7 +603,7 @@ pub(crate) async fn catch_up(following: &mut Following, source: &mut Link, telle
     }
 }
 
-/// Compares both sides at one moment, while clients go on.
+/// Compares both sides, each part of them at one moment, while clients go on.
 pub(crate) async fn compare_sides(
     options: &Options,
     following: Following,
@@ -622,15 +622,12 @@ pub(crate) async fn compare_between(
     if !options.compare {
         return Ok(following);
     }
-    let mut source = Link::connect(from, Purpose::Statements, &[]).await?;
-    let mut target = Link::connect(to, Purpose::Statements, &[]).await?;
-    following.follower.hold_at(&mut source, &mut target, BARRIER_LIMIT).await?;
     let reading =
         following.guide.as_ref().map_or_else(|| Arc::new(Throttle::free()), |guide| Arc::clone(&guide.reading));
     let in_turn = following.guide.is_some() && from.shares_machine_with(to);
-    let compared = compare(&mut source, &mut target, &following.inventory, &reading, in_turn).await?;
+    let comparison = Comparison::between(from, to, &mut following.follower, &reading, in_turn).await?;
+    let compared = comparison.run(&following.inventory).await?;
     teller.tell(EventKind::Compared { tables: compared.tables as u64, rows: compared.rows });
-    drop((source, target));
     let mut link = Link::connect(from, Purpose::Statements, &[]).await?;
     catch_up(&mut following, &mut link, teller).await?;
     Ok(following)

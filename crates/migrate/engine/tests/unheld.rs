@@ -298,7 +298,8 @@ async fn what_commits_while_the_slot_is_made_is_copied() {
     if !available() {
         return;
     }
-    let bench = Bench::start();
+    // Nobody else commits.
+    let bench = Bench::start_with(&["autovacuum=off"]);
     bench.source.sql("postgres", "CREATE DATABASE shop");
     let table = "CREATE TABLE t (id int PRIMARY KEY, n int); INSERT INTO t SELECT i, 0 FROM generate_series(1, 1000) i";
     bench.source.sql("shop", table);
