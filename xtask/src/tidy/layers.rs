@@ -50,6 +50,7 @@ const PLACES: &[(&str, Layer, Pillar)] = &[
     ("stillpoint-patch-engine", Layer::Engine, Pillar::Patch),
     ("stillpoint-migrate-proxy", Layer::Edge, Pillar::Migrate),
     ("stillpoint-migrate-engine", Layer::Engine, Pillar::Migrate),
+    ("stillpoint-kernel-crash", Layer::Edge, Pillar::Kernel),
     ("stillpoint-kernel-handover", Layer::Edge, Pillar::Kernel),
     ("stillpoint-kernel-repair", Layer::Edge, Pillar::Kernel),
     ("stillpoint-kernel-uffd", Layer::Edge, Pillar::Kernel),

@@ -1,0 +1,279 @@
+//! The first program of the next kernel, and the only one of its crash kernel. It has nothing but what lies beside it, mounts
+//! nothing and links nothing.
+//!
+//! On the next kernel, as `rdinit=`: the old kernel is loaded as the crash kernel, then the initramfs goes on as if this had not
+//! been. On the crash kernel, as its `/init`: the old kernel is loaded once more, with all of the machine's memory, and jumped to.
+//! `src/lib.rs` says what lies where.
+
+#![no_std]
+#![no_main]
+
+use core::arch::x86_64::__cpuid_count;
+use core::arch::{asm, global_asm};
+use core::ffi::CStr;
+
+const DIRECTORY: &CStr = c"/stillpoint";
+/// What the crash kernel's initramfs is put together from; the second one is the old kernel.
+const PARTS: [&CStr; 5] = [c"0", c"1", c"2", c"3", c"4"];
+const KERNEL: &CStr = PARTS[1];
+const ARCHIVE: &CStr = c"archive";
+/// The crash kernel's command line.
+const LINE: &CStr = c"line";
+/// The program to go on with.
+const NEXT: &CStr = c"next";
+/// What the crash kernel has: places, what is neither kernel nor initramfs, kernel, initramfs.
+const PLAN: &CStr = c"plan";
+const REST: &CStr = c"rest";
+const OLD_KERNEL: &CStr = c"kernel";
+const OLD_INITRD: &CStr = c"initrd";
+/// A test's: panic before anything is loaded.
+const FAULT: &CStr = c"stillpoint-fault=first";
+
+// Numbers of the kernel's.
+const OPEN: usize = 2;
+const CLOSE: usize = 3;
+const SEEK: usize = 8;
+const WRITE: usize = 1;
+const MMAP: usize = 9;
+const SENDFILE: usize = 40;
+const EXECVE: usize = 59;
+const EXIT: usize = 60;
+const CHDIR: usize = 80;
+const UNLINK: usize = 87;
+const MKNOD: usize = 133;
+const REBOOT: usize = 169;
+const KEXEC_LOAD: usize = 246;
+const KEXEC_FILE_LOAD: usize = 320;
+
+const WRITE_ONLY: usize = 1;
+const MAKE: usize = 0o100;
+const END: usize = 2;
+const READ_WRITE: usize = 3;
+const PRIVATE: usize = 2;
+const CHARACTERS: usize = 0o20600;
+/// The kernel's log: major 1, minor 11.
+const LOG: usize = 0x10b;
+const ON_CRASH: usize = 2;
+const MAGIC: [usize; 2] = [0xfee1_dead, 0x2812_1969];
+const RESTART: usize = 0x0123_4567;
+const KEXEC: usize = 0x4558_4543;
+const PAGE: usize = 4096;
+
+/// Where everything goes, as `src/lib.rs` writes it.
+#[repr(C)]
+struct Plan {
+    /// The first instruction, and what lies around it.
+    entry: usize,
+    rest: usize,
+    kernel: usize,
+    initrd: usize,
+    /// Where in the kernel's file it begins behind the code for real mode.
+    skipped: usize,
+    /// Where in `rest` the zero is behind which more of the command line stands, for a crash on another processor than this one.
+    zero: usize,
+    boot_processor: usize,
+}
+
+/// `struct kexec_segment`.
+#[repr(C)]
+struct Segment {
+    from: *const u8,
+    bytes: usize,
+    to: usize,
+    room: usize,
+}
+
+/// A file in memory.
+struct Mapped {
+    start: *mut u8,
+    bytes: usize,
+}
+
+impl Mapped {
+    fn to(&self, to: usize, skipped: usize) -> Segment {
+        let bytes = self.bytes.saturating_sub(skipped);
+        let from = self.start.wrapping_add(skipped);
+        Segment { from, bytes, to, room: bytes.next_multiple_of(PAGE) }
+    }
+}
+
+global_asm!(
+    ".globl _start",
+    "_start:",
+    "xor ebp, ebp",
+    "mov rdi, rsp",
+    "and rsp, -16",
+    "call {begin}",
+    "ud2",
+    begin = sym begin,
+);
+
+/// `stack` is as the kernel leaves it: the number of arguments, these, a null, the environment, a null.
+extern "C" fn begin(stack: *const usize) -> ! {
+    // SAFETY: it is what the kernel has put there.
+    let arguments = unsafe { stack.add(1) };
+    // SAFETY: as above; the environment begins behind the null that ends the arguments.
+    let environment = unsafe { arguments.add(*stack + 1) };
+    let _ = call(CHDIR, [text(DIRECTORY), 0, 0, 0, 0, 0]);
+    if open(PLAN, 0).is_ok() {
+        let failed = again().err().unwrap_or(0);
+        tell(c"<3>stillpoint: the old kernel cannot be started from here, so the machine starts anew: error ", failed);
+        let _ = call(REBOOT, [MAGIC[0], MAGIC[1], RESTART, 0, 0, 0]);
+        exit();
+    }
+    if is_asked(environment.cast()) {
+        exit();
+    }
+    match load() {
+        Ok(()) => tell(c"<5>stillpoint: a panic from here on leads to the old kernel", 0),
+        Err(why) => tell(c"<3>stillpoint: no crash kernel: error ", why),
+    }
+    for name in [PARTS[0], PARTS[1], PARTS[2], PARTS[3], PARTS[4], ARCHIVE] {
+        let _ = call(UNLINK, [text(name), 0, 0, 0, 0, 0]);
+    }
+    go_on(arguments, environment)
+}
+
+/// On the next kernel: has a panic start the crash kernel.
+fn load() -> Result<(), usize> {
+    let archive = open(ARCHIVE, WRITE_ONLY | MAKE)?;
+    for part in PARTS {
+        let part = open(part, 0)?;
+        while call(SENDFILE, [archive, part, 0, usize::MAX >> 1 & !(PAGE - 1), 0, 0])? > 0 {}
+        let _ = call(CLOSE, [part, 0, 0, 0, 0, 0]);
+    }
+    // what somebody may still write to is not loaded
+    call(CLOSE, [archive, 0, 0, 0, 0, 0])?;
+    let (kernel, archive, line) = (open(KERNEL, 0)?, open(ARCHIVE, 0)?, map(LINE)?);
+    call(KEXEC_FILE_LOAD, [kernel, archive, line.bytes, line.start as usize, ON_CRASH, 0]).map(|_| ())
+}
+
+/// On the crash kernel: to the old kernel with all of the machine's memory. Comes back only if that cannot be.
+fn again() -> Result<(), usize> {
+    let (plan, rest, kernel, initrd) = (map(PLAN)?, map(REST)?, map(OLD_KERNEL)?, map(OLD_INITRD)?);
+    // SAFETY: a mapping begins with a page, the file was written with this form, and nobody else has it.
+    let plan = unsafe { &*plan.start.cast::<Plan>() };
+    // The processor that the firmware began with starts the firmware again when it is woken. After a panic on another one it sleeps.
+    if plan.boot_processor != usize::MAX && processor() != plan.boot_processor {
+        // SAFETY: a place in that file, which is ours alone.
+        unsafe { *rest.start.add(plan.zero) = b' ' };
+    }
+    let segments = [rest.to(plan.rest, 0), kernel.to(plan.kernel, plan.skipped), initrd.to(plan.initrd, 0)];
+    call(KEXEC_LOAD, [plan.entry, segments.len(), segments.as_ptr() as usize, 0, 0, 0])?;
+    call(REBOOT, [MAGIC[0], MAGIC[1], KEXEC, 0, 0, 0]).map(|_| ())
+}
+
+/// The number of this processor's interrupt controller, in its long form where there is one.
+fn processor() -> usize {
+    let long = if __cpuid_count(0, 0).eax >= 0xb { __cpuid_count(0xb, 0) } else { __cpuid_count(0, 0) };
+    if __cpuid_count(0, 0).eax >= 0xb && long.ebx != 0 {
+        long.edx as usize
+    } else {
+        (__cpuid_count(1, 0).ebx >> 24) as usize
+    }
+}
+
+/// Whether the kernel's command line, of which the environment is what the kernel does not know, asks for a panic.
+fn is_asked(mut environment: *const *const u8) -> bool {
+    loop {
+        // SAFETY: the environment's pointers are texts and end with a null.
+        let entry = unsafe { *environment };
+        if entry.is_null() {
+            return false;
+        }
+        // SAFETY: a byte is read when all before it were as in the other text, none of them its end.
+        let is_it = FAULT.to_bytes_with_nul().iter().enumerate().all(|(at, byte)| unsafe { *entry.add(at) } == *byte);
+        if is_it {
+            return true;
+        }
+        // SAFETY: this one was not the null that ends it.
+        environment = unsafe { environment.add(1) };
+    }
+}
+
+/// Becomes the program that would have been started instead, with the same arguments.
+fn go_on(arguments: *const usize, environment: *const usize) -> ! {
+    if let Ok(next) = map(NEXT) {
+        let _ = call(CHDIR, [text(c"/"), 0, 0, 0, 0, 0]);
+        // SAFETY: the kernel gives at least one argument, in memory of ours.
+        unsafe { *arguments.cast_mut() = next.start as usize };
+        let _ = call(EXECVE, [next.start as usize, arguments as usize, environment as usize, 0, 0, 0]);
+    }
+    exit()
+}
+
+/// The kernel panics when its first program ends.
+fn exit() -> ! {
+    loop {
+        let _ = call(EXIT, [1, 0, 0, 0, 0, 0]);
+    }
+}
+
+/// Into the kernel's log, with a number behind it unless that is 0.
+fn tell(what: &CStr, number: usize) {
+    const ROOM: usize = 160;
+    let mut line = [0; ROOM];
+    let mut length = 0;
+    let mut add = |byte: u8| {
+        if let Some(place) = line.get_mut(length) {
+            *place = byte;
+            length += 1;
+        }
+    };
+    what.to_bytes().iter().for_each(|byte| add(*byte));
+    let mut unit = if number == 0 { 0 } else { 1000 };
+    while unit > 0 {
+        if number >= unit || unit == 1 {
+            add(b'0' + (number / unit % 10) as u8);
+        }
+        unit /= 10;
+    }
+    add(b'\n');
+    let _ = call(MKNOD, [text(c"log"), CHARACTERS, LOG, 0, 0, 0]);
+    if let Ok(log) = open(c"log", WRITE_ONLY) {
+        let _ = call(WRITE, [log, line.as_ptr() as usize, length, 0, 0, 0]);
+    }
+}
+
+fn open(name: &CStr, how: usize) -> Result<usize, usize> {
+    call(OPEN, [text(name), how, 0o600, 0, 0, 0])
+}
+
+/// All of a file; what is written there stays ours.
+fn map(name: &CStr) -> Result<Mapped, usize> {
+    let file = open(name, 0)?;
+    let bytes = call(SEEK, [file, 0, END, 0, 0, 0])?;
+    let start = call(MMAP, [0, bytes, READ_WRITE, PRIVATE, file, 0])?;
+    Ok(Mapped { start: start as *mut u8, bytes })
+}
+
+fn text(text: &CStr) -> usize {
+    text.as_ptr() as usize
+}
+
+/// A system call, or the number of its error.
+fn call(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> Result<usize, usize> {
+    let result: usize;
+    // SAFETY: what each call reads or writes is given by reference and long enough where it is made, above; the kernel keeps all
+    // registers but three.
+    unsafe {
+        asm!("syscall", inlateout("rax") number => result, in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e,
+            in("r9") f, out("rcx") _, out("r11") _);
+    }
+    if result > usize::MAX - PAGE { Err(result.wrapping_neg()) } else { Ok(result) }
+}
+
+/// What the compiler calls, and a library of C would bring.
+#[unsafe(no_mangle)]
+extern "C" fn memset(to: *mut u8, byte: i32, length: usize) -> *mut u8 {
+    // SAFETY: whoever calls it owns so many bytes there.
+    unsafe {
+        asm!("rep stosb", inout("rdi") to => _, inout("rcx") length => _, in("al") byte as u8, options(nostack, preserves_flags));
+    }
+    to
+}
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    exit()
+}

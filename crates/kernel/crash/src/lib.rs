@@ -1,0 +1,215 @@
+//! What a next kernel is given so that a panic of it leads back to this one, without the firmware: an archive beside its
+//! initramfs, with a program that it starts first (`first/main.rs`) and all that this program needs.
+//!
+//! ```text
+//!  next kernel        /stillpoint/first     loads 1 as the crash kernel, with 0 to 4 one behind another as its initramfs
+//!                     /stillpoint/line      the crash kernel's command line
+//!                     /stillpoint/next      what is started then
+//!                     /stillpoint/0 .. 4    1 is this kernel, 3 its initramfs
+//!  crash kernel       /init                 the same program: loads `kernel`, `initrd` and `rest` as `plan` says, and jumps
+//!                     /stillpoint/plan, rest, kernel, initrd
+//!  this kernel again  with all of the machine's memory
+//! ```
+//!
+//! A crash kernel knows of no memory but its own, and hands that on when it loads another kernel the usual way. So everything that
+//! the old kernel is to find is made here, while it still runs: its boot parameters with the machine's map of memory, tables of
+//! pages, and some instructions (`rest`), and each has its place in memory (`plan`).
+//!
+//! **The caller must** give the boot parameters and the map of memory that the running kernel was started with.
+//!
+//! **Guaranteed:** nothing is placed in memory that the caller names, nor where there is none.
+//!
+//! **It does not** do anything: what it returns is to be put behind an initramfs, and [`FIRST`] on a command line.
+
+#![forbid(unsafe_code)]
+
+mod archive;
+mod entry;
+mod image;
+mod place;
+
+use archive::Archive;
+use std::ops::Range;
+
+/// What the next kernel is to start first (`rdinit=`).
+pub const FIRST: &str = "/stillpoint/first";
+const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/first"));
+const PAGE: u64 = 4096;
+/// The kernel knows no longer command lines.
+const LINE: usize = 2047;
+/// What a crash kernel takes beside what it is given: its code and data, tables of its memory, and what it works with.
+const BASE: u64 = 96 << 20;
+const ALIGN: u64 = 16 << 20;
+
+/// The kernel that a panic leads back to.
+#[derive(Debug, Clone, Copy)]
+pub struct Old<'a> {
+    /// Its image (`vmlinuz`).
+    pub kernel: &'a [u8],
+    /// Its initramfs.
+    pub initrd: &'a [u8],
+    /// What it was started with (`/sys/kernel/boot_params/data`).
+    pub parameters: &'a [u8],
+    /// Its command line.
+    pub line: &'a str,
+    /// Memory that must be left as it is.
+    pub kept: &'a [Range<u64>],
+    /// The interrupt controller of the processor that the firmware starts with, unless that one sleeps already.
+    pub boot_processor: Option<u32>,
+}
+
+/// The archive that goes behind the next kernel's initramfs. `crash_line` is the crash kernel's command line, `next` what is started
+/// after [`FIRST`].
+pub fn archive(old: &Old<'_>, crash_line: &str, next: &str) -> Result<Vec<u8>, String> {
+    let image = image::Image::parse(old.kernel)?;
+    for line in [old.line, crash_line] {
+        if line.len() > LINE {
+            return Err(format!("a command line has {} bytes, and kernels know {LINE}", line.len()));
+        }
+    }
+    let other = old.boot_processor.map(|processor| format!("disable_cpu_apicid={processor}"));
+    let longest = old.line.len() + 1 + other.as_ref().map_or(0, String::len);
+    let other = other.filter(|_| longest <= LINE);
+    if old.boot_processor.is_some() && other.is_none() {
+        return Err(format!("the command line of the old kernel would have {longest} bytes, and kernels know {LINE}"));
+    }
+    let places = place::choose(old, &image)?;
+    let rest = entry::rest(old, &image, &places, other.as_deref().unwrap_or_default())?;
+    let zero = entry::LINE_AT + old.line.len() as u64;
+    let boot_processor = old.boot_processor.map_or(u64::MAX, u64::from);
+    let numbers =
+        [places.rest + entry::CODE_AT, places.rest, places.kernel, places.initrd, image.skipped, zero, boot_processor];
+    let plan: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+
+    let mut inner = Archive::default();
+    inner.file("init", PROGRAM);
+    inner.directory("stillpoint");
+    inner.file("stillpoint/plan", &plan);
+    inner.file("stillpoint/rest", &rest);
+    inner.head("stillpoint/kernel", old.kernel.len());
+    let before = inner.take();
+    inner.tail(old.kernel.len());
+    inner.head("stillpoint/initrd", old.initrd.len());
+    let between = inner.take();
+    inner.tail(old.initrd.len());
+    inner.end();
+    let after = inner.take();
+
+    let mut outer = Archive::default();
+    outer.directory("stillpoint");
+    outer.file("stillpoint/first", PROGRAM);
+    outer.file("stillpoint/line", &with_zero(crash_line));
+    outer.file("stillpoint/next", &with_zero(next));
+    for (name, part) in [before.as_slice(), old.kernel, &between, old.initrd, &after].iter().enumerate() {
+        outer.file(&format!("stillpoint/{name}"), part);
+    }
+    outer.end();
+    Ok(outer.take())
+}
+
+/// The RAM that the next kernel must keep for the crash kernel.
+pub fn reservation(kernel_bytes: u64, initrd_bytes: u64) -> u64 {
+    // at most twice at a time: packed and unpacked, then unpacked and loaded
+    (BASE + 2 * (kernel_bytes + initrd_bytes)).next_multiple_of(ALIGN)
+}
+
+fn with_zero(text: &str) -> Vec<u8> {
+    [text.as_bytes(), &[0]].concat()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A kernel's image without a kernel: its header, and some bytes behind the code for real mode.
+    pub(crate) fn image() -> Vec<u8> {
+        let mut image = vec![0; 4096];
+        image[0x1f1] = 3;
+        image[0x201] = 0x6a;
+        image[0x202..0x206].copy_from_slice(b"HdrS");
+        image[0x206..0x208].copy_from_slice(&0x20f_u16.to_le_bytes());
+        image[0x22c..0x230].copy_from_slice(&0x7fff_ffff_u32.to_le_bytes());
+        image[0x230..0x234].copy_from_slice(&(2_u32 << 20).to_le_bytes());
+        image[0x234] = 1;
+        image[0x236] = 1;
+        image[0x258..0x260].copy_from_slice(&(16_u64 << 20).to_le_bytes());
+        image[0x260..0x264].copy_from_slice(&(50_u32 << 20).to_le_bytes());
+        image
+    }
+
+    /// Boot parameters of a machine with so much RAM from 1 MiB on.
+    pub(crate) fn parameters(bytes: u64) -> Vec<u8> {
+        let mut parameters = vec![0; 4096];
+        parameters[0x1e8] = 2;
+        for (at, (start, length)) in [(0x2d0, (0, 0x9fc00)), (0x2e4, (1 << 20, bytes))] {
+            let entry = [u64::to_le_bytes(start), u64::to_le_bytes(length)].concat();
+            parameters[at..at + 16].copy_from_slice(&entry);
+            parameters[at + 16] = 1;
+        }
+        parameters
+    }
+
+    pub(crate) fn old<'a>(kernel: &'a [u8], parameters: &'a [u8]) -> Old<'a> {
+        Old { kernel, initrd: b"an initramfs", parameters, line: "quiet", kept: &[], boot_processor: Some(5) }
+    }
+
+    /// The files of an archive, with what is in them.
+    fn files(mut archive: &[u8]) -> Vec<(String, Vec<u8>)> {
+        let mut found = Vec::new();
+        loop {
+            assert_eq!(&archive[..6], b"070701");
+            let field = |n: usize| usize::from_str_radix(std::str::from_utf8(&archive[6 + 8 * n..][..8]).unwrap(), 16);
+            let (size, name) = (field(6).unwrap(), field(11).unwrap());
+            let text = String::from_utf8(archive[110..110 + name - 1].to_vec()).unwrap();
+            let data = (110 + name).next_multiple_of(4);
+            if text == "TRAILER!!!" {
+                return found;
+            }
+            found.push((text, archive[data..data + size].to_vec()));
+            archive = &archive[(data + size).next_multiple_of(4)..];
+        }
+    }
+
+    #[test]
+    fn parts_one_behind_another_are_the_crash_kernel_s_initramfs() {
+        let (kernel, parameters) = (image(), parameters(1 << 30));
+        let outer = files(&archive(&old(&kernel, &parameters), "panic=1", "/init").unwrap());
+        let names: Vec<&str> = outer.iter().map(|(name, _)| name.trim_start_matches("stillpoint/")).collect();
+        assert_eq!(names, ["stillpoint", "first", "line", "next", "0", "1", "2", "3", "4"]);
+        assert_eq!((outer[2].1.as_slice(), outer[3].1.as_slice()), (&b"panic=1\0"[..], &b"/init\0"[..]));
+        assert_eq!((&outer[5].1, outer[7].1.as_slice()), (&kernel, &b"an initramfs"[..]));
+        let inner = files(&outer[4..].iter().flat_map(|(_, part)| part.clone()).collect::<Vec<u8>>());
+        let of = |name: &str| &inner.iter().find(|(known, _)| known == name).unwrap().1;
+        assert_eq!((of("init").as_slice(), of("stillpoint/kernel")), (PROGRAM, &kernel));
+        assert_eq!(of("stillpoint/initrd").as_slice(), b"an initramfs");
+        let plan: Vec<u64> =
+            of("stillpoint/plan").chunks(8).map(|number| u64::from_le_bytes(number.try_into().unwrap())).collect();
+        let [entry, rest, kernel_at, _, skipped, zero, boot_processor] = plan[..] else { panic!("{plan:x?}") };
+        assert_eq!((entry - rest, kernel_at, skipped, boot_processor), (entry::CODE_AT, 16 << 20, 4 * 512, 5));
+        // what the program makes of it when another processor panicked
+        let mut rest = of("stillpoint/rest").clone();
+        let text = |rest: &[u8]| {
+            let line = &rest[entry::LINE_AT as usize..];
+            String::from_utf8(line[..line.iter().position(|byte| *byte == 0).unwrap()].to_vec()).unwrap()
+        };
+        assert_eq!(text(&rest), "quiet");
+        rest[zero as usize] = b' ';
+        assert_eq!(text(&rest), "quiet disable_cpu_apicid=5");
+    }
+
+    #[test]
+    fn lines_that_a_kernel_would_cut_off_are_refused() {
+        let (kernel, parameters) = (image(), parameters(1 << 30));
+        let line = "x".repeat(LINE);
+        let old = Old { line: &line, ..old(&kernel, &parameters) };
+        assert!(archive(&old, "", "/init").unwrap_err().contains("would have 2068 bytes"));
+        archive(&Old { boot_processor: None, ..old }, &line, "/init").unwrap();
+        assert!(archive(&old, &"x".repeat(LINE + 1), "/init").unwrap_err().contains("2048 bytes"));
+    }
+
+    #[test]
+    fn what_is_reserved_has_room_for_all_twice() {
+        assert_eq!(reservation(0, 0), 96 << 20);
+        assert_eq!(reservation(14 << 20, 30 << 20), 192 << 20);
+    }
+}

@@ -1,0 +1,109 @@
+//! Where in the machine's memory the old kernel and what belongs to it go.
+
+use crate::entry::REST;
+use crate::image::Image;
+use crate::{Old, PAGE};
+use std::ops::Range;
+
+/// The tables of pages that the old kernel begins with reach so far.
+const REACH: u64 = 4 << 30;
+/// The kind of memory that may be used, among those of the firmware.
+const RAM: u64 = 1;
+/// The map of memory in the boot parameters: how many entries, where, how long each is, and how many there can be.
+const COUNT_AT: usize = 0x1e8;
+const MAP_AT: usize = 0x2d0;
+const ENTRY: usize = 20;
+const MOST: usize = 128;
+
+/// Where each of them goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Places {
+    pub(crate) kernel: u64,
+    pub(crate) rest: u64,
+    pub(crate) initrd: u64,
+}
+
+/// The lowest places in RAM that nobody keeps, from where the kernel would lie.
+pub(crate) fn choose(old: &Old<'_>, image: &Image) -> Result<Places, String> {
+    let mut free = ram(old.parameters)?;
+    for kept in old.kept {
+        free = free.iter().flat_map(|range| without(range, kept)).collect();
+    }
+    free.sort_by_key(|range| range.start);
+    let mut take = |bytes: u64, align: u64, end: u64| {
+        let fit = |range: &Range<u64>| {
+            let start = range.start.max(image.preferred).next_multiple_of(align);
+            let found = start..start.checked_add(bytes)?;
+            (found.end <= range.end.min(end).min(REACH)).then_some(found)
+        };
+        let found = free.iter().find_map(fit).ok_or_else(|| {
+            format!("the old kernel cannot be started by a crash kernel: {} MiB of RAM have no place", bytes >> 20)
+        })?;
+        free = free.iter().flat_map(|range| without(range, &found)).collect();
+        Ok::<u64, String>(found.start)
+    };
+    let kernel = take(image.needed.next_multiple_of(PAGE), image.align.max(PAGE), REACH)?;
+    let rest = take(REST, PAGE, REACH)?;
+    let initrd = take((old.initrd.len() as u64).next_multiple_of(PAGE), PAGE, image.initrd_end)?;
+    Ok(Places { kernel, rest, initrd })
+}
+
+/// The RAM that the firmware has told the running kernel of.
+fn ram(parameters: &[u8]) -> Result<Vec<Range<u64>>, String> {
+    let failed = || "the parameters that this kernel was started with are not understood".to_owned();
+    let count = usize::from(*parameters.get(COUNT_AT).ok_or_else(failed)?);
+    if count == 0 || count > MOST {
+        return Err(failed());
+    }
+    let map = parameters.get(MAP_AT..MAP_AT + count * ENTRY).ok_or_else(failed)?;
+    let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
+    let entries =
+        map.chunks_exact(ENTRY).map(|entry| (number(&entry[..8]), number(&entry[8..16]), number(&entry[16..])));
+    Ok(entries.filter(|(.., kind)| *kind == RAM).map(|(start, bytes, _)| start..start.saturating_add(bytes)).collect())
+}
+
+fn without(range: &Range<u64>, taken: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let parts = [range.start..range.end.min(taken.start), range.start.max(taken.end)..range.end];
+    parts.into_iter().filter(|part| part.start < part.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::{image, old, parameters};
+
+    const M: u64 = 1 << 20;
+
+    #[test]
+    fn everything_lies_in_ram_and_apart() {
+        let (kernel, parameters) = (image(), parameters(1 << 30));
+        let image = Image::parse(&kernel).unwrap();
+        let places = choose(&old(&kernel, &parameters), &image).unwrap();
+        assert_eq!(places, Places { kernel: 16 * M, rest: 66 * M, initrd: 66 * M + REST });
+    }
+
+    #[test]
+    fn what_is_kept_is_left_alone_and_no_room_is_told() {
+        let (kernel, parameters) = (image(), parameters(199 * M));
+        let image = Image::parse(&kernel).unwrap();
+        let with = |kept: &[Range<u64>]| choose(&Old { kept, ..old(&kernel, &parameters) }, &image);
+        let places = with(&[20 * M..100 * M]).unwrap();
+        assert_eq!(places, Places { kernel: 100 * M, rest: 16 * M, initrd: 16 * M + REST });
+        // where the kernel does not fit behind what is kept, and not before it either
+        assert!(with(&[60 * M..160 * M]).unwrap_err().contains("50 MiB of RAM have no place"));
+        let high = Old { initrd: &[0; 4096], ..old(&kernel, &parameters) };
+        let image = Image { initrd_end: 60 * M, ..image };
+        assert!(choose(&high, &image).unwrap_err().contains("0 MiB of RAM have no place"));
+    }
+
+    #[test]
+    fn parameters_that_are_none_are_refused() {
+        for bytes in [&[][..], &[0; 4096], &[255; 4096], &[1; 0x2d0]] {
+            assert!(ram(bytes).unwrap_err().contains("not understood"));
+        }
+        // of what is no RAM nothing is used
+        let mut parameters = parameters(1 << 30);
+        parameters[MAP_AT + 16] = 2;
+        assert_eq!(ram(&parameters).unwrap(), [M..M + (1 << 30)]);
+    }
+}
