@@ -89,6 +89,10 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
                 watchdog.limit_s, watchdog.driver
             ));
         }
+        if let Some(crash) = &journal.crash {
+            let stays = journal.config.crash_kernel_stays;
+            output.line(format_args!("{}", crash.told(&journal.from, &journal.to, stays)));
+        }
         for text in journal.warnings() {
             output.line(format_args!("warning: {text}"));
         }

@@ -57,6 +57,13 @@ pub fn take_along(machine: &mut Machine, units: &[&str]) {
     }
 }
 
+/// Puts the images of those units into the machine's region of memory, which its kernel's command line names.
+#[track_caller]
+pub fn images_in_memory(machine: &mut Machine) {
+    machine.ok("mke2fs -q -t ext4 -b 4096 /dev/pmem0 && mkdir -p /pmem && mount -o dax /dev/pmem0 /pmem");
+    machine.ok("sed -i '1i images = \"/pmem\"' /etc/stillpoint/kernel.toml");
+}
+
 /// Waits until nothing is left beside a unit's server: Debian's MariaDB has its tables checked after each start.
 #[track_caller]
 pub fn until_alone(machine: &mut Machine, unit: &str) {

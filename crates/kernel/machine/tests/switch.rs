@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 use stillpoint_kernel_machine::clients::{
-    Client, Newcomers, POSTGRESQL, Postgresql, Pulse, all_pairs, append, longest, prepare_mariadb, prepare_postgresql,
-    redis_pairs, switch, take_along, until_done, until_state,
+    Client, Newcomers, POSTGRESQL, Postgresql, Pulse, all_pairs, append, images_in_memory, longest, prepare_mariadb,
+    prepare_postgresql, redis_pairs, switch, take_along, until_done, until_state,
 };
 use stillpoint_kernel_machine::{Guest, Machine, Shape};
 use stillpoint_testing::binary::stillpoint;
@@ -138,8 +138,9 @@ fn a_kernel_that_panics_and_a_restore_that_fails_lead_back() {
     let fails = if is_soak() { "stillpoint.fault=restore-twice" } else { "stillpoint.fault=restore" };
     for _ in 0..rounds(1, 10) {
         for (fault, why) in [
-            ("stillpoint.initrd=panic", "the machine came up with the old kernel"),
-            ("stillpoint.fault=panic", "the machine came up with the old kernel"),
+            // before its crash kernel is loaded, and after it
+            ("stillpoint-fault=first", "the new one panicked or hung, or power was lost"),
+            ("stillpoint.fault=panic", "its crash kernel started the old one"),
             (fails, "could not restore: a test made it fail"),
         ] {
             append(&mut loaded.machine, fault);
@@ -352,9 +353,8 @@ fn a_kernel_that_hangs_is_left_and_one_that_comes_up_is_not() {
 fn with_a_region(guest: &Guest, kernel: &str) -> Machine {
     let region = Shape { append: "memmap=256M!1G", ..Shape::default() };
     let mut machine = Machine::boot_as(guest, kernel, stillpoint(), region);
-    machine.ok("mke2fs -q -t ext4 -b 4096 /dev/pmem0 && mkdir -p /pmem && mount -o dax /dev/pmem0 /pmem");
     take_along(&mut machine, &["memcached", "redis-server"]);
-    machine.ok("sed -i '1i images = \"/pmem\"' /etc/stillpoint/kernel.toml");
+    images_in_memory(&mut machine);
     machine
 }
 

@@ -61,6 +61,11 @@ pub struct Config {
     pub watchdog: PathBuf,
     /// From the jump on a kernel must have come up within this, to where units are restored.
     pub watchdog_limit_s: u32,
+    /// MiB of the new kernel's RAM for a crash kernel, which leads back to the old one when the new one panics; 0 for none. By
+    /// default what it needs.
+    pub crash_kernel_mib: Option<u64>,
+    /// It stays when the units serve.
+    pub crash_kernel_stays: bool,
     /// The units, by name.
     pub units: BTreeMap<String, UnitConfig>,
 }
@@ -80,6 +85,8 @@ impl Default for Config {
             health_limit_s: 120,
             watchdog: "/dev/watchdog0".into(),
             watchdog_limit_s: 300,
+            crash_kernel_mib: None,
+            crash_kernel_stays: false,
             units: BTreeMap::new(),
         }
     }

@@ -170,7 +170,8 @@ fn size(needed: u64) -> u64 {
     (needed + needed / 4 + BESIDE).next_multiple_of(ALIGN)
 }
 
-fn available() -> Option<u64> {
+/// Memory that can be had without taking it from anybody.
+pub(super) fn available() -> Option<u64> {
     <procfs::Meminfo as procfs::Current>::current().ok()?.mem_available
 }
 
@@ -179,13 +180,14 @@ fn running_config() -> Option<String> {
     run("read what this kernel was built with", "gzip", &["-dc", "/proc/config.gz"], None).ok()
 }
 
+/// Whether a kernel was built with an option, as far as its configuration tells.
+pub(super) fn built(config: Option<&str>, option: &str) -> bool {
+    config.is_none_or(|text| text.lines().any(|line| line == format!("{option}=y") || line == format!("{option}=m")))
+}
+
 /// What a kernel with this configuration and command line lacks for memory to be handed over or taken.
 fn lacks(config: Option<&str>, line: &str) -> Option<String> {
-    let has = |option: &str| {
-        let built =
-            |text: &str| text.lines().any(|line| line == format!("{option}=y") || line == format!("{option}=m"));
-        config.is_none_or(built)
-    };
+    let has = |option: &str| built(config, option);
     if let Some(option) = BUILT.into_iter().chain(DRIVERS).find(|option| !has(option)) {
         return Some(format!("it was built without {option}"));
     }

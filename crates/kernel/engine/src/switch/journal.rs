@@ -1,6 +1,7 @@
 //! What is known of a switch on disk, and what a kernel that comes up makes of it.
 
 use super::config::Config;
+use super::crash::Crash;
 use super::handover::Handover;
 use super::region::Region;
 use super::watchdog::Watchdog;
@@ -98,6 +99,9 @@ pub struct Journal {
     /// Why nothing does.
     #[serde(default)]
     pub unwatched: Option<String>,
+    /// What leads back from a panic of the new kernel without the firmware.
+    #[serde(default)]
+    pub crash: Option<Crash>,
     /// What else does not stand against it, and must be known before.
     #[serde(default)]
     pub cautions: Vec<String>,
@@ -303,6 +307,7 @@ impl Journal {
             held: Vec::new(),
             watchdog: None,
             unwatched: None,
+            crash: None,
             cautions: Vec::new(),
             region: None,
             handover: None,

@@ -60,6 +60,13 @@ fn all(line: &str) -> Vec<Option<Memmap>> {
     values.flat_map(|value| value.split(',')).map(Memmap::parse).collect()
 }
 
+/// What a kernel that is started with this command line does not use as RAM although it is.
+pub(super) fn taken(line: &str) -> Result<Vec<Range<u64>>, String> {
+    let ranges = all(line).into_iter().map(|found| found.ok_or("the command line has a memmap= without a range"));
+    let ranges: Vec<Memmap> = ranges.collect::<Result<_, _>>()?;
+    Ok(ranges.iter().filter(|range| range.kind != '@').map(Memmap::range).collect())
+}
+
 /// Whether a kernel that is started with `next` leaves alone what this one, started with `running`, leaves alone: otherwise
 /// what its command line says.
 pub(super) fn kept(region: Range<u64>, running: &str, next: &str) -> Result<(), String> {
@@ -271,6 +278,12 @@ fed00000-fed003ff : HPET 0
         assert!(ram.choose(G, &[], four).unwrap_err().contains("4 ranges of memmap already"));
         assert!(ram.choose(G, &[], "memmap=exactmap").unwrap_err().contains("without a range"));
         assert_eq!(ram.choose(G, &[], "memmap=3G!4G").unwrap(), 7 * G..8 * G);
+    }
+
+    #[test]
+    fn what_is_no_ram_to_a_kernel_is_known_by_its_command_line() {
+        assert_eq!(taken("quiet memmap=1G!4G memmap=64K$0x10000,1G@1G").unwrap(), [4 * G..5 * G, 0x1_0000..0x2_0000]);
+        assert!(taken("memmap=exactmap").unwrap_err().contains("without a range"));
     }
 
     #[test]

@@ -13,11 +13,13 @@
 
 mod boot;
 mod config;
+mod crash;
 mod guardian;
 mod handover;
 mod health;
 mod journal;
 mod limit;
+mod line;
 mod loader;
 mod meeting;
 mod memmap;
@@ -32,6 +34,7 @@ mod watchdog;
 
 pub use boot::boot;
 pub use config::{CONFIG, Config, Memory, UnitConfig};
+pub use crash::Crash;
 pub use guardian::{guard, left_behind};
 pub use handover::Handover;
 pub use journal::{Decision, Journal, State, Timing, Unit};

@@ -1,14 +1,16 @@
 //! The old kernel's side: one list of phases, each with its inverse.
 
 use super::config::{Config, Memory};
+use super::crash::Crash;
 use super::guardian::{self, Guardian};
 use super::handover::{Handover, Held};
 use super::journal::{Decision, Journal, State, Unit};
 use super::limit::Limit;
+use super::line;
 use super::loader;
 use super::order::Order;
 use super::region::Region;
-use super::system::{Disks, Kernel, Wall, jump, lower, missing, next_line, raise, reset, still, unstill, writable_now};
+use super::system::{Disks, Kernel, Wall, jump, lower, missing, raise, reset, still, unstill, writable_now};
 use super::unit::{dropin, dropin_path, ports, sockets, waiting};
 use super::watchdog::{self, Armed, Watchdog};
 use crate::checkpoint::{DUMP_LOG, needed, room};
@@ -132,7 +134,14 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
         Ok(watchdog) => (Some(watchdog), None),
         Err(why) => (None, Some(format!("a kernel that hangs stays so until somebody resets the machine: {why}"))),
     };
-    let cautions = loader::warning(&config.boot, &from).into_iter().collect();
+    let (crash, straight) = match config.crash_kernel_mib {
+        Some(0) => (None, None),
+        _ => match Crash::of(config, &plan.to) {
+            Ok(crash) => (Some(crash), None),
+            Err(why) => (None, Some(format!("after a panic of {} the boot loader starts {from}: {why}", plan.to))),
+        },
+    };
+    let cautions = loader::warning(&config.boot, &from).into_iter().chain(straight).collect();
     let pids = units.iter().map(|unit| highest(unit.pid)).collect::<Result<Vec<_>, _>>()?;
     Ok(Journal {
         v: 1,
@@ -147,6 +156,7 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
         held: held.units,
         watchdog,
         unwatched,
+        crash,
         cautions,
         region,
         handover,
@@ -164,13 +174,13 @@ fn images(plan: &Plan, from: &str, units: &[Unit]) -> Result<Option<Handover>, E
         return room(pids, &config.images()).map(|()| None);
     }
     let bytes = pids.map(needed).sum::<Result<u64, Error>>()?;
-    let (running, next) = next_line(&config.append)?;
+    let (running, next) = line::both(&config.append)?;
     Handover::of(config, bytes, (from, &plan.to), (&running, &next)).map(Some).map_err(Error::Refused)
 }
 
 /// The memory that images lie in, if they do. The journal must be there after any loss of power.
 fn region(config: &Config) -> Result<Option<Region>, String> {
-    let (running, next) = next_line(&config.append).map_err(|error| error.with_causes())?;
+    let (running, next) = line::both(&config.append).map_err(|error| error.with_causes())?;
     if Region::of(&config.state, &running, &next)?.is_some() {
         return Err(format!("{} lies in memory: the state must be on a disk", config.state.display()));
     }
@@ -410,7 +420,8 @@ fn preload(switch: &mut Switch<'_>) -> Result<(), Error> {
     let config = &switch.plan.config;
     let refused = |why| Error::Refused(vec![why]);
     let driver = switch.journal.watchdog.as_ref().map(|watchdog| watchdog.driver.as_str());
-    Kernel::find(&config.boot, &switch.plan.to).map_err(refused)?.load(&config.append, driver)?;
+    let crash = switch.journal.crash.as_ref().map(|crash| crash.load(config, &switch.plan.to)).transpose()?;
+    Kernel::find(&config.boot, &switch.plan.to).map_err(refused)?.load(&config.append, driver, crash.as_ref())?;
     switch.disks.insert(Disks::open()?).sync()
 }
 

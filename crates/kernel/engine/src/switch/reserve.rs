@@ -1,7 +1,7 @@
 //! A region of RAM for images: chosen, and asked for in the boot loader's configuration. It is there from the next boot on.
 
+use super::line;
 use super::memmap::{Ram, argument, number};
-use super::system::running_line;
 use crate::Error;
 use crate::error::At;
 use std::fs::{self, OpenOptions};
@@ -44,7 +44,7 @@ fn refused(why: String) -> Error {
 /// Chooses a clean range, and writes it down if that is wanted.
 pub fn reserve(wanted: &Reserve) -> Result<Reserved, Error> {
     let bytes = number(&wanted.size).ok_or_else(|| refused(format!("{} is no size; 4G is one", wanted.size)))?;
-    let range = ram()?.choose(bytes, &firmware(Path::new(FIRMWARE)), &running_line()?).map_err(refused)?;
+    let range = ram()?.choose(bytes, &firmware(Path::new(FIRMWARE)), &line::running()?).map_err(refused)?;
     let argument = argument(&range);
     let text = dropin(&argument);
     if let Some(path) = &wanted.write {

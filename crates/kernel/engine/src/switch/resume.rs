@@ -1,5 +1,6 @@
 //! The new kernel's side, or the old one's when it comes again: every unit back and stopped, then all let go.
 
+use super::crash::way_back;
 use super::handover::{Handover, Held};
 use super::health::confirm;
 use super::journal::{Decision, Journal, State};
@@ -16,6 +17,7 @@ use crate::volatile::make_again;
 use crate::wake::both_ends;
 use crate::{Criu, Error, Guard, RestoreOptions, host, restore_then};
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -42,6 +44,8 @@ pub enum Fault {
     Restore,
     /// The kernel panics while units are restored.
     Panic,
+    /// The same on its second processor, so that the first one sleeps afterwards.
+    PanicAside,
     /// The machine loses its power when the processes have been let go.
     Reset,
     /// A unit does not become healthy.
@@ -62,6 +66,7 @@ impl Fault {
         match asked {
             Some("restore" | TWICE) => Some(Fault::Restore),
             Some("panic") => Some(Fault::Panic),
+            Some("panic-aside") => Some(Fault::PanicAside),
             Some("reset") => Some(Fault::Reset),
             Some("health") => Some(Fault::Health),
             Some("damage") => Some(Fault::Damage),
@@ -77,6 +82,9 @@ pub fn resume(state: &Path) -> Result<Decision, Error> {
     let Some(mut journal) = Journal::read(state)? else { return Ok(Decision::Nothing) };
     let decision = journal.decide(&host::kernel(), &host::boot());
     let _lock = if decision == Decision::Nothing { None } else { locked(state) };
+    if let Some(why) = way_back().filter(|_| decision != Decision::Nothing && host::kernel() == journal.from) {
+        journal.because(&why);
+    }
     if decision != Decision::Restore {
         // nobody waits for it
         ready()?;
@@ -201,7 +209,7 @@ fn back(journal: &mut Journal, why: &str, mut held: Option<Held>) -> ! {
     }
     let loaded = Kernel::find(&journal.config.boot, &journal.from)
         .map_err(|why| Error::Refused(vec![why]))
-        .and_then(|kernel| kernel.load("", None));
+        .and_then(|kernel| kernel.load("", None, None));
     if let Err(error) = loaded {
         tracing::error!("the old kernel cannot be loaded, so the machine starts anew: {error}");
         reset();
@@ -232,6 +240,7 @@ fn cold(journal: &mut Journal, why: &str, how: &str) -> Result<(), Error> {
     // whatever came of that
     lower()?;
     wake(journal);
+    give_back(journal);
     // it is told what came of that where there is room
     let _ = journal.write();
     let _ = journal.drop_images();
@@ -258,6 +267,9 @@ fn lead(journal: &mut Journal, watch: &mut Option<Kept>, held: &mut Option<Held>
             "the machine came up with the old kernel: the new one panicked or hung, or power was lost".into()
         });
     }
+    if kernel == journal.to {
+        look_back(journal);
+    }
     journal.begun_on.push(kernel.clone());
     let up_us = fs::read_to_string("/proc/uptime").ok().and_then(|text| seconds_to_us(&text));
     journal.took("boot", up_us.unwrap_or(0));
@@ -278,7 +290,10 @@ fn lead(journal: &mut Journal, watch: &mut Option<Kept>, held: &mut Option<Held>
     let criu = Criu::new(&journal.config.criu);
     std::thread::spawn(move || criu.features());
     let fault = Fault::asked().filter(|_| kernel == journal.to);
-    if fault == Some(Fault::Panic) {
+    if fault == Some(Fault::PanicAside) {
+        move_aside();
+    }
+    if matches!(fault, Some(Fault::Panic | Fault::PanicAside)) {
         let _ = fs::write("/proc/sysrq-trigger", "c");
     }
     meeting.gather(journal, &look)?;
@@ -325,6 +340,23 @@ fn open(journal: &mut Journal) -> Result<(), Error> {
     Ok(())
 }
 
+/// Notes whether a panic of this kernel leads back without the firmware.
+fn look_back(journal: &mut Journal) {
+    let Some(crash) = &mut journal.crash else { return };
+    crash.look();
+    if let Some(Err(why)) = &crash.loaded {
+        tracing::warn!("after a panic the boot loader starts {}: no crash kernel, as {why}", journal.from);
+    }
+}
+
+/// Clients are served: from here on a panic of the new kernel is one like any other.
+fn give_back(journal: &mut Journal) {
+    let is_there = host::kernel() == journal.to && !journal.config.crash_kernel_stays;
+    if let Some(crash) = journal.crash.as_mut().filter(|_| is_there) {
+        crash.give_back();
+    }
+}
+
 /// Has the images where they were. Memory that has lost them is no reason to try once more on the kernel that knows it.
 fn reach(journal: &Journal) -> Result<Option<Held>, Error> {
     let lost = |why: String| {
@@ -358,6 +390,7 @@ fn die_if(fault: Option<Fault>, this: Fault) {
 /// When all memory has come nothing needs the images any more. `filled` waits for that, and tells which units have lost theirs.
 fn finish(journal: &mut Journal, filled: impl FnOnce(&Journal) -> Result<Vec<String>, Error>) -> Result<(), Error> {
     let begun = now_ns();
+    give_back(journal);
     // the generator has no more to say of units: whoever starts one anew while memory still comes starts it from its files
     if let Err(error) = run("forget the images", "systemctl", &["daemon-reload"], None) {
         tracing::warn!("units look as if they came from images until systemctl daemon-reload: {error}");
@@ -447,6 +480,15 @@ fn used_up(journal: &Journal) -> Result<(), Error> {
     }
     let text = "its image has been used: when clients have been let in, or after systemctl daemon-reload, it starts from its files";
     Err(Error::Refused(vec![text.into()]))
+}
+
+/// A test's: what this thread does from here on happens on the second processor, if there is one.
+fn move_aside() {
+    let mut second = CpuSet::new();
+    second.set(1);
+    if let Err(error) = sched_setaffinity(None, &second) {
+        tracing::warn!("there is no second processor: {error}");
+    }
 }
 
 /// A test's: turns the first byte of the first memory of an image.

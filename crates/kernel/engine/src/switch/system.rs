@@ -1,14 +1,18 @@
 //! The machine around the units: kernels, file systems, the firewall, process ids. Every step has its inverse beside it.
 
 use super::config::{CONFIG, Config};
+use super::crash::Loaded;
+use super::line;
 use super::region::mounted_at;
 use crate::Error;
 use crate::checkpoint::existing;
 use crate::error::At;
 use crate::volatile::is_memory;
+use rustix::fs::MemfdFlags;
 use std::fmt::Write as _;
 use std::fs;
-use std::io::Write as _;
+use std::io::{self, Write as _};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -37,8 +41,8 @@ pub(super) fn run(what: &'static str, program: &str, arguments: &[&str], input: 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Kernel {
     pub(super) version: String,
-    image: PathBuf,
-    initrd: PathBuf,
+    pub(super) image: PathBuf,
+    pub(super) initrd: PathBuf,
 }
 
 impl Kernel {
@@ -55,29 +59,35 @@ impl Kernel {
     }
 
     /// Into memory, to be jumped to. Another one that was there is replaced. It keeps away from the driver of a watchdog that
-    /// is to run on.
-    pub(super) fn load(&self, append: &str, watchdog: Option<&str>) -> Result<(), Error> {
-        let running = running_line()?;
-        let line = format!("--command-line={}", command_line(&running, append, watchdog));
-        let initrd = format!("--initrd={}", self.initrd.display());
+    /// is to run on, and has a crash kernel loaded first.
+    pub(super) fn load(&self, append: &str, watchdog: Option<&str>, crash: Option<&Loaded>) -> Result<(), Error> {
+        let line = line::next(&line::running()?, append, watchdog, crash.map(|crash| crash.mib));
+        let line = format!("--command-line={line}");
+        let behind = crash.map(|crash| self.with_behind(&crash.archive)).transpose()?;
+        let initrd = match &behind {
+            Some(file) => format!("--initrd=/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()),
+            None => format!("--initrd={}", self.initrd.display()),
+        };
         let image = self.image.to_string_lossy().into_owned();
         run("load the kernel", "kexec", &["-s", "-l", &image, &initrd, &line], None).map(|_| ())
+    }
+
+    /// Its initramfs with an archive behind it, in memory.
+    fn with_behind(&self, archive: &[u8]) -> Result<fs::File, Error> {
+        let mut bytes = fs::read(&self.initrd).at("read", &self.initrd)?;
+        // where a kernel looks for another archive
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        let file = rustix::fs::memfd_create("initrd", MemfdFlags::CLOEXEC);
+        let mut file = fs::File::from(file.map_err(io::Error::from).doing("make room for an initramfs")?);
+        file.write_all(&bytes).and_then(|()| file.write_all(archive)).doing("put an initramfs together")?;
+        // what somebody may still write to is not loaded
+        fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).doing("put an initramfs together")
     }
 
     /// Out of memory again.
     pub(super) fn unload() -> Result<(), Error> {
         run("unload the kernel", "kexec", &["-s", "-u"], None).map(|_| ())
     }
-}
-
-/// The command line of this kernel.
-pub(super) fn running_line() -> Result<String, Error> {
-    fs::read_to_string("/proc/cmdline").at("read", "/proc/cmdline")
-}
-
-/// The command lines of this kernel and of the next one.
-pub(super) fn next_line(append: &str) -> Result<(String, String), Error> {
-    running_line().map(|running| (running.clone(), command_line(&running, append, None)))
 }
 
 /// Refuses what is no kernel, or is cut off: the system call takes that, and the machine hangs after the jump. Linux's boot
@@ -99,28 +109,6 @@ fn whole(image: &Path) -> Result<(), String> {
         return Err(failed(&format!("it has {length} bytes, and its header says {needed}")));
     }
     Ok(())
-}
-
-/// The running kernel's command line for the next one: one that panics must not stand still.
-fn command_line(running: &str, append: &str, watchdog: Option<&str>) -> String {
-    let ours = ["BOOT_IMAGE=", "initrd=", "panic=", "crashkernel=", "stillpoint."];
-    // what an earlier switch kept away is not kept away for ever
-    let earlier = running.split_whitespace().find_map(|part| part.strip_prefix(WATCHED)).map(kept_away);
-    let is_ours = |part: &str| ours.iter().any(|prefix| part.starts_with(prefix)) || earlier.as_deref() == Some(part);
-    let mut line: Vec<String> =
-        running.split_whitespace().filter(|part| !is_ours(part)).map(ToOwned::to_owned).collect();
-    line.push("panic=1".into());
-    line.extend(watchdog.into_iter().flat_map(|driver| [kept_away(driver), format!("{WATCHED}{driver}")]));
-    line.extend((!append.is_empty()).then(|| append.to_owned()));
-    line.join(" ")
-}
-
-/// Names the driver that is kept away, for the next switch.
-const WATCHED: &str = "stillpoint.watchdog=";
-
-/// The parameter that has nobody load a driver but those who name it.
-fn kept_away(driver: &str) -> String {
-    format!("modprobe.blacklist={driver}")
 }
 
 /// Jumps. Comes back only if it could not.
@@ -362,19 +350,6 @@ fn mounted_late(mounts: &str, fstab: &str, path: &Path) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_next_command_line_is_this_one_and_what_a_switch_needs() {
-        let running = "BOOT_IMAGE=/vmlinuz root=/dev/vda console=ttyS0 panic=0\n";
-        assert_eq!(command_line(running, "", None), "root=/dev/vda console=ttyS0 panic=1");
-        assert_eq!(command_line("quiet", "a=1 b=2", None), "quiet panic=1 a=1 b=2");
-        let watched = command_line("quiet modprobe.blacklist=floppy", "a=1", Some("iTCO_wdt"));
-        let expected = "modprobe.blacklist=iTCO_wdt stillpoint.watchdog=iTCO_wdt a=1";
-        assert_eq!(watched, format!("quiet modprobe.blacklist=floppy panic=1 {expected}"));
-        // the same one once more, and another time none
-        assert_eq!(command_line(&watched, "", Some("iTCO_wdt")).matches("iTCO_wdt").count(), 2);
-        assert_eq!(command_line(&watched, "", None), "quiet modprobe.blacklist=floppy a=1 panic=1");
-    }
 
     #[test]
     fn ids_above_what_a_new_kernel_gives_are_made_room_for() {

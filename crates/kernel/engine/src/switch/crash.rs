@@ -1,0 +1,209 @@
+//! A crash kernel for the next one: when that panics, it starts this kernel again, with all of the machine's memory and without the
+//! firmware, which would not leave RAM alone and takes longer. Before it is loaded, and where it cannot be, the boot loader does so.
+
+use super::config::Config;
+use super::handover::{available, built};
+use super::line;
+use super::memmap::taken;
+use super::system::{Kernel, run};
+use crate::error::At;
+use crate::{Error, host};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::path::Path;
+use stillpoint_kernel_crash::{Old, archive, reservation};
+
+/// What the running kernel was started with.
+const PARAMETERS: &str = "/sys/kernel/boot_params/data";
+const MORE_PARAMETERS: &str = "/sys/kernel/boot_params/setup_data";
+/// The kind of those that goes on with the map of memory.
+const MORE_MEMORY: &str = "0x1";
+/// Where in them stands where the tables of ACPI are.
+const TABLES_AT: std::ops::Range<usize> = 0x70..0x78;
+const FIRMWARE: &str = "/sys/firmware/efi";
+const LOADED: &str = "/sys/kernel/kexec_crash_loaded";
+const SIZE: &str = "/sys/kernel/kexec_crash_size";
+/// So much RAM is left to everything else.
+const LEFT: u64 = 128 << 20;
+
+/// Why a switch went another way.
+pub(super) const PANICKED: &str =
+    "the machine came up with the old kernel: the new one panicked, and its crash kernel started the old one";
+const ONE_ASLEEP: &str = "the processor that the firmware starts with sleeps until the machine starts anew";
+
+/// What the next kernel keeps for a crash kernel, and what has become of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Crash {
+    /// So much of its RAM.
+    pub mib: u64,
+    /// Whether it was loaded there when units were to be restored.
+    pub loaded: Option<Result<(), String>>,
+    /// Whether the RAM has been given back since.
+    pub given_back: Option<Result<(), String>>,
+}
+
+/// What the next kernel is loaded with.
+pub(super) struct Loaded {
+    pub(super) mib: u64,
+    /// Behind its initramfs.
+    pub(super) archive: Vec<u8>,
+}
+
+impl Crash {
+    /// The one that the next kernel would have; otherwise why a panic of it goes through the boot loader.
+    pub(super) fn of(config: &Config, to: &str) -> Result<Self, String> {
+        if line::has_own(&config.append) {
+            return Err("append has a crashkernel= of its own".into());
+        }
+        let options =
+            [(to, ["CONFIG_KEXEC_FILE", "CONFIG_CRASH_DUMP"].as_slice()), (&host::kernel(), &["CONFIG_KEXEC"])];
+        for (version, options) in options {
+            let text = fs::read_to_string(config.boot.join(format!("config-{version}"))).ok();
+            if let Some(option) = options.iter().find(|option| !built(text.as_deref(), option)) {
+                return Err(format!("{version} was built without {option}"));
+            }
+        }
+        let lockdown = fs::read_to_string("/sys/kernel/security/lockdown").unwrap_or_default();
+        if !lockdown.is_empty() && !lockdown.contains("[none]") {
+            return Err("this kernel is locked down, and a crash kernel could not start it".into());
+        }
+        let crash = Crash { mib: reserved(config)? >> 20, loaded: None, given_back: None };
+        crash.load(config, to).map_err(|error| error.with_causes())?;
+        let needed = (crash.mib << 20) + LEFT;
+        match available() {
+            Some(free) if free < needed => Err(format!(
+                "{} MiB of memory are free: {} for a crash kernel, and {} must be left",
+                free >> 20,
+                crash.mib,
+                LEFT >> 20
+            )),
+            _ => Ok(crash),
+        }
+    }
+
+    /// All that the next kernel needs for it.
+    pub(super) fn load(&self, config: &Config, to: &str) -> Result<Loaded, Error> {
+        let refused = |why| Error::Refused(vec![why]);
+        let old = Kernel::find(&config.boot, &host::kernel()).map_err(refused)?;
+        let read = |path: &Path| fs::read(path).at("read", path);
+        let (kernel, initrd) = (read(&old.image)?, read(&old.initrd)?);
+        let (parameters, running) = (read(Path::new(PARAMETERS))?, line::running()?);
+        whole(&parameters).map_err(refused)?;
+        let kept = taken(&running).map_err(refused)?;
+        let cpus = fs::read_to_string("/proc/cpuinfo").at("read", "/proc/cpuinfo")?;
+        let old = Old {
+            kernel: &kernel,
+            initrd: &initrd,
+            parameters: &parameters,
+            line: &line::again(&running, to),
+            kept: &kept,
+            boot_processor: boot_processor(&cpus).filter(|_| !line::is_one_asleep(&running)),
+        };
+        let archive = archive(&old, &line::crash(&running), &line::init(&running, &config.append)).map_err(refused)?;
+        Ok(Loaded { mib: self.mib, archive })
+    }
+
+    /// On the next kernel: notes whether it is there.
+    pub(super) fn look(&mut self) {
+        let read = |path| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
+        self.loaded = Some(match (read(SIZE).as_str(), read(LOADED).as_str()) {
+            ("" | "0", _) => Err("the kernel keeps no memory for it".into()),
+            (_, "1") => Ok(()),
+            _ => Err("it could not be loaded: the kernel's log says why".into()),
+        });
+    }
+
+    /// On the next kernel, when its units serve: it has its memory back, and a panic goes through the boot loader again.
+    pub(super) fn give_back(&mut self) {
+        if self.given_back.is_some() || self.loaded != Some(Ok(())) {
+            return;
+        }
+        let unloaded = run("unload the crash kernel", "kexec", &["-s", "-p", "-u"], None);
+        let given = unloaded.and_then(|_| fs::write(SIZE, "0").at("write", SIZE)).map_err(|error| error.with_causes());
+        if let Err(why) = &given {
+            tracing::warn!("{} MiB stay with a crash kernel: {why}", self.mib);
+        }
+        self.given_back = Some(given);
+    }
+
+    /// What is told before a switch.
+    pub fn told(&self, from: &str, to: &str, stays: bool) -> String {
+        let until = if stays { "for good" } else { "until its units serve" };
+        format!(
+            "when {to} panics, from its initramfs on, a crash kernel starts {from} again without the firmware: it takes {} MiB of \
+             RAM there, {until}",
+            self.mib
+        )
+    }
+}
+
+/// The RAM for it, by the configuration or by what it has to hold.
+fn reserved(config: &Config) -> Result<u64, String> {
+    if let Some(mib) = config.crash_kernel_mib {
+        return Ok(mib << 20);
+    }
+    let old = Kernel::find(&config.boot, &host::kernel())?;
+    let bytes = |path: &Path| fs::metadata(path).map(|data| data.len()).map_err(|error| error.to_string());
+    Ok(reservation(bytes(&old.image)?, bytes(&old.initrd)?))
+}
+
+/// Whether the parameters say all there is to say.
+fn whole(parameters: &[u8]) -> Result<(), String> {
+    let more = fs::read_dir(MORE_PARAMETERS).into_iter().flatten().flatten();
+    let kinds = more.filter_map(|entry| fs::read_to_string(entry.path().join("type")).ok());
+    if kinds.into_iter().any(|kind| kind.trim() == MORE_MEMORY) {
+        return Err("this machine's map of memory has too many entries".into());
+    }
+    // the old kernel comes without the firmware's services, which would tell
+    if Path::new(FIRMWARE).exists() && parameters.get(TABLES_AT).is_none_or(|at| at.iter().all(|byte| *byte == 0)) {
+        return Err("this kernel does not say where the firmware's tables are".into());
+    }
+    Ok(())
+}
+
+/// The interrupt controller of the processor that this kernel, and so the firmware, began with.
+fn boot_processor(cpuinfo: &str) -> Option<u32> {
+    let value = |line: &str| line.strip_prefix("initial apicid")?.split_once(':')?.1.trim().parse().ok();
+    cpuinfo.lines().find_map(value)
+}
+
+/// Why the old kernel has come up again, if a crash kernel has started it.
+pub(super) fn way_back() -> Option<String> {
+    let line = line::running().unwrap_or_default();
+    told_by(&line)
+}
+
+fn told_by(line: &str) -> Option<String> {
+    let asleep = if line::is_one_asleep(line) { format!(" ({ONE_ASLEEP})") } else { String::new() };
+    line::is_again(line).then(|| format!("{PANICKED}{asleep}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_processor_is_the_firmware_s() {
+        let text = "processor\t: 0\napicid\t\t: 9\ninitial apicid\t: 4\n\nprocessor\t: 1\ninitial apicid\t: 0\n";
+        assert_eq!(boot_processor(text), Some(4));
+        assert_eq!(boot_processor("processor\t: 0\n"), None);
+    }
+
+    #[test]
+    fn the_way_back_says_whether_a_processor_sleeps() {
+        assert_eq!(told_by("quiet"), None);
+        assert_eq!(told_by("quiet disable_cpu_apicid=0"), None);
+        assert_eq!(told_by("quiet stillpoint.panicked=6.12").as_deref(), Some(PANICKED));
+        let told = told_by("quiet stillpoint.panicked=6.12 disable_cpu_apicid=0").unwrap();
+        assert!(told.starts_with(PANICKED) && told.contains("sleeps until the machine starts anew"), "{told}");
+    }
+
+    #[test]
+    fn what_was_not_loaded_is_not_given_back() {
+        let mut crash = Crash { mib: 128, loaded: Some(Err("no".into())), given_back: None };
+        crash.give_back();
+        assert_eq!(crash.given_back, None);
+        assert!(crash.told("6.1", "6.12", false).ends_with("it takes 128 MiB of RAM there, until its units serve"));
+        assert!(crash.told("6.1", "6.12", true).ends_with("for good"));
+    }
+}

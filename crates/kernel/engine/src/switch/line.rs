@@ -1,0 +1,188 @@
+//! Command lines: of the next kernel, of its crash kernel, and of this one when it comes again.
+
+use crate::Error;
+use crate::error::At;
+use std::fs;
+use stillpoint_kernel_crash::FIRST;
+
+/// Names the driver of a watchdog that is kept away, for the next switch.
+const WATCHED: &str = "stillpoint.watchdog=";
+/// Names what the initramfs would have been started with, for the next switch.
+const NEXT: &str = "stillpoint.rdinit=";
+/// Says to the old kernel that a crash kernel has started it, and after which one.
+const PANICKED: &str = "stillpoint.panicked=";
+const RDINIT: &str = "rdinit=";
+const CRASHKERNEL: &str = "crashkernel=";
+/// What starts with this has been added by a switch.
+const OURS: &str = "stillpoint";
+/// What the kernel runs by itself.
+const INIT: &str = "/init";
+
+/// The command line of this kernel.
+pub(super) fn running() -> Result<String, Error> {
+    fs::read_to_string("/proc/cmdline").at("read", "/proc/cmdline")
+}
+
+/// The command lines of this kernel and of the next one.
+pub(super) fn both(append: &str) -> Result<(String, String), Error> {
+    running().map(|running| (running.clone(), next(&running, append, None, None)))
+}
+
+/// What this kernel was told, without what the switch that led to it has added.
+fn own(running: &str) -> Vec<String> {
+    let parts = || running.split_whitespace();
+    // what an earlier switch kept away is not kept away for ever
+    let kept_away = parts().find_map(|part| part.strip_prefix(WATCHED)).map(self::kept_away);
+    let is_guarded = parts().any(|part| part.strip_prefix(RDINIT) == Some(FIRST));
+    let is_added = |part: &&str| {
+        part.starts_with(OURS)
+            || kept_away.as_deref() == Some(part)
+            || is_guarded && [RDINIT, CRASHKERNEL].iter().any(|name| part.starts_with(name))
+    };
+    let mut line: Vec<String> = parts().filter(|part| !is_added(part)).map(ToOwned::to_owned).collect();
+    line.extend(parts().find_map(|part| part.strip_prefix(NEXT)).map(|next| format!("{RDINIT}{next}")));
+    line
+}
+
+/// The next kernel's: one that panics must not stand still. It keeps away from the driver of a watchdog that is to run on, and has so
+/// many MiB for a crash kernel.
+pub(super) fn next(running: &str, append: &str, watchdog: Option<&str>, crash_mib: Option<u64>) -> String {
+    let mut line = without(own(running), &["BOOT_IMAGE=", "initrd=", "panic=", CRASHKERNEL]);
+    line.push("panic=1".into());
+    line.extend(watchdog.into_iter().flat_map(|driver| [kept_away(driver), format!("{WATCHED}{driver}")]));
+    line.extend(append.split_whitespace().map(ToOwned::to_owned));
+    if let Some(mib) = crash_mib {
+        let next = rdinit(&line).map(|next| format!("{NEXT}{next}"));
+        line = without(line, &[RDINIT]);
+        line.extend([format!("{CRASHKERNEL}{mib}M"), format!("{RDINIT}{FIRST}")]);
+        line.extend(next);
+    }
+    line.join(" ")
+}
+
+/// What the next kernel's initramfs is started with, behind what is started first.
+pub(super) fn init(running: &str, append: &str) -> String {
+    let mut line = own(running);
+    line.extend(append.split_whitespace().map(ToOwned::to_owned));
+    rdinit(&line).unwrap_or(INIT).to_owned()
+}
+
+/// Whether `append` sees to crash kernels by itself.
+pub(super) fn has_own(append: &str) -> bool {
+    append.split_whitespace().any(|part| part.starts_with(CRASHKERNEL))
+}
+
+/// The old kernel's when a crash kernel starts it: as it was.
+pub(super) fn again(running: &str, next: &str) -> String {
+    let mut line = own(running);
+    line.push(format!("{PANICKED}{next}"));
+    line.join(" ")
+}
+
+/// Whether a crash kernel has started this one.
+pub(super) fn is_again(running: &str) -> bool {
+    running.split_whitespace().any(|part| part.starts_with(PANICKED))
+}
+
+/// Whether the processor that the firmware starts with sleeps: after a crash on another one it must not be woken.
+pub(super) fn is_one_asleep(running: &str) -> bool {
+    running.split_whitespace().any(|part| part.starts_with("disable_cpu_apicid="))
+}
+
+/// What a crash kernel does without: file systems, programs, and what would take more memory than it has.
+const NOT_FOR_CRASH: [&str; 21] = [
+    "BOOT_IMAGE=",
+    "initrd=",
+    "panic=",
+    CRASHKERNEL,
+    RDINIT,
+    "init=",
+    "root=",
+    "rootflags=",
+    "rootfstype=",
+    "memmap=",
+    "mem=",
+    "hugepages=",
+    "hugepagesz=",
+    "default_hugepagesz=",
+    "cma=",
+    "log_buf_len=",
+    "kernelcore=",
+    "movablecore=",
+    "kho=",
+    "liveupdate=",
+    "swiotlb=",
+];
+
+/// The crash kernel's: one processor, devices as the other kernel has left them, no memory for what it does not drive.
+pub(super) fn crash(running: &str) -> String {
+    let mut line = without(own(running), &NOT_FOR_CRASH);
+    line.push("panic=1 nr_cpus=1 irqpoll reset_devices swiotlb=noforce".into());
+    line.join(" ")
+}
+
+fn without(line: Vec<String>, names: &[&str]) -> Vec<String> {
+    line.into_iter().filter(|part| !names.iter().any(|name| part.starts_with(name))).collect()
+}
+
+/// The last one counts.
+fn rdinit(line: &[String]) -> Option<&str> {
+    line.iter().rev().find_map(|part| part.strip_prefix(RDINIT))
+}
+
+/// The parameter that has nobody load a driver but those who name it.
+fn kept_away(driver: &str) -> String {
+    format!("modprobe.blacklist={driver}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_command_line_is_this_one_and_what_a_switch_needs() {
+        let running = "BOOT_IMAGE=/vmlinuz root=/dev/vda console=ttyS0 panic=0\n";
+        assert_eq!(next(running, "", None, None), "root=/dev/vda console=ttyS0 panic=1");
+        assert_eq!(next("quiet", "a=1 b=2", None, None), "quiet panic=1 a=1 b=2");
+        let watched = next("quiet modprobe.blacklist=floppy", "a=1", Some("iTCO_wdt"), None);
+        let expected = "modprobe.blacklist=iTCO_wdt stillpoint.watchdog=iTCO_wdt a=1";
+        assert_eq!(watched, format!("quiet modprobe.blacklist=floppy panic=1 {expected}"));
+        // the same one once more, and another time none
+        assert_eq!(next(&watched, "", Some("iTCO_wdt"), None).matches("iTCO_wdt").count(), 2);
+        assert_eq!(next(&watched, "", None, None), "quiet modprobe.blacklist=floppy a=1 panic=1");
+    }
+
+    #[test]
+    fn a_crash_kernel_comes_first_once_and_nothing_is_forgotten_over_it() {
+        let guarded = next("quiet crashkernel=256M rdinit=/a", "x=1", None, Some(128));
+        assert_eq!(guarded, "quiet panic=1 x=1 crashkernel=128M rdinit=/stillpoint/first stillpoint.rdinit=/a");
+        assert_eq!(init("quiet rdinit=/a", "x=1"), "/a");
+        assert_eq!((init("quiet", "rdinit=/b"), init("quiet", "")), ("/b".into(), "/init".into()));
+        // and from there on
+        assert_eq!(init(&guarded, ""), "/a");
+        assert_eq!(next(&guarded, "", None, None), "quiet x=1 rdinit=/a panic=1");
+        assert_eq!(next(&guarded, "", None, Some(96)).matches("crashkernel=").count(), 1);
+        assert!(has_own("a=1 crashkernel=1G") && !has_own("nocrashkernel=1"));
+    }
+
+    #[test]
+    fn the_old_kernel_comes_again_with_the_line_it_had() {
+        let running = "BOOT_IMAGE=/vmlinuz root=/dev/vda panic=0 crashkernel=256M memmap=1G!4G\n";
+        let line = again(running, "6.12");
+        assert_eq!(line, format!("{} stillpoint.panicked=6.12", running.trim()));
+        assert!(is_again(&line) && !is_again(running));
+        assert_eq!(again(&line, "6.13"), format!("{} stillpoint.panicked=6.13", running.trim()));
+        // one that came by a switch has not asked for that switch's crash kernel
+        let came = next("root=/dev/vda", "", None, Some(128));
+        assert_eq!(again(&came, "6.13"), "root=/dev/vda panic=1 stillpoint.panicked=6.13");
+        assert!(is_one_asleep("quiet disable_cpu_apicid=0") && !is_one_asleep(&line));
+    }
+
+    #[test]
+    fn a_crash_kernel_has_what_the_machine_needs_and_nothing_that_takes_memory() {
+        let running =
+            "root=/dev/vda console=ttyS0 hugepages=512 memmap=1G!4G kho=on no_timer_check stillpoint.fault=panic";
+        let expected = "console=ttyS0 no_timer_check panic=1 nr_cpus=1 irqpoll reset_devices swiotlb=noforce";
+        assert_eq!(crash(running), expected);
+    }
+}
