@@ -57,6 +57,8 @@ const ON_CRASH: usize = 2;
 const MAGIC: [usize; 2] = [0xfee1_dead, 0x2812_1969];
 const RESTART: usize = 0x0123_4567;
 const KEXEC: usize = 0x4558_4543;
+/// A file ends before this, together with what is copied of it.
+const AT_ONCE: usize = 1 << 30;
 const PAGE: usize = 4096;
 
 /// Where everything goes, as `src/lib.rs` writes it.
@@ -139,7 +141,7 @@ fn load() -> Result<(), usize> {
     let archive = open(ARCHIVE, WRITE_ONLY | MAKE)?;
     for part in PARTS {
         let part = open(part, 0)?;
-        while call(SENDFILE, [archive, part, 0, usize::MAX >> 1 & !(PAGE - 1), 0, 0])? > 0 {}
+        while call(SENDFILE, [archive, part, 0, AT_ONCE, 0, 0])? > 0 {}
         let _ = call(CLOSE, [part, 0, 0, 0, 0, 0]);
     }
     // what somebody may still write to is not loaded
