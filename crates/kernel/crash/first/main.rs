@@ -59,6 +59,8 @@ const RESTART: usize = 0x0123_4567;
 const KEXEC: usize = 0x4558_4543;
 /// A file ends before this, together with what is copied of it.
 const AT_ONCE: usize = 1 << 30;
+/// An error's number: no such device.
+const NO_DEVICE: usize = 19;
 const PAGE: usize = 4096;
 
 /// Where everything goes, as `src/lib.rs` writes it.
@@ -71,7 +73,8 @@ struct Plan {
     initrd: usize,
     /// Where in the kernel's file it begins behind the code for real mode.
     skipped: usize,
-    /// Where in `rest` the zero is behind which more of the command line stands, for a crash on another processor than this one.
+    /// Where in `rest` the zero is behind which more of the command line stands, for a panic on another processor than the one that
+    /// the firmware starts with; 0 if the old kernel cannot do without that one.
     zero: usize,
     boot_processor: usize,
 }
@@ -157,6 +160,9 @@ fn again() -> Result<(), usize> {
     let plan = unsafe { &*plan.start.cast::<Plan>() };
     // The processor that the firmware began with starts the firmware again when it is woken. After a panic on another one it sleeps.
     if plan.boot_processor != usize::MAX && processor() != plan.boot_processor {
+        if plan.zero == 0 {
+            return Err(NO_DEVICE);
+        }
         // SAFETY: a place in that file, which is ours alone.
         unsafe { *rest.start.add(plan.zero) = b' ' };
     }

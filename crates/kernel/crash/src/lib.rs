@@ -33,12 +33,14 @@ use std::ops::Range;
 
 /// What the next kernel is to start first (`rdinit=`).
 pub const FIRST: &str = "/stillpoint/first";
+/// Names the processor that sleeps, on the old kernel's command line.
+pub const ASLEEP: &str = "disable_cpu_apicid=";
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/first"));
 const PAGE: u64 = 4096;
 /// The kernel knows no longer command lines.
 const LINE: usize = 2047;
-/// What a crash kernel takes beside what it is given: its code and data, tables of its memory, and what it works with.
-const BASE: u64 = 96 << 20;
+/// What a crash kernel takes beside itself and what it is given: tables of its memory, and what it works with.
+const BASE: u64 = 64 << 20;
 const ALIGN: u64 = 16 << 20;
 
 /// The kernel that a panic leads back to.
@@ -56,6 +58,8 @@ pub struct Old<'a> {
     pub kept: &'a [Range<u64>],
     /// The interrupt controller of the processor that the firmware starts with, unless that one sleeps already.
     pub boot_processor: Option<u32>,
+    /// Whether it can do without that one. Where it cannot, a panic on another processor goes through the firmware.
+    pub goes_without: bool,
 }
 
 /// The archive that goes behind the next kernel's initramfs. `crash_line` is the crash kernel's command line, `next` what is started
@@ -67,15 +71,15 @@ pub fn archive(old: &Old<'_>, crash_line: &str, next: &str) -> Result<Vec<u8>, S
             return Err(format!("a command line has {} bytes, and kernels know {LINE}", line.len()));
         }
     }
-    let other = old.boot_processor.map(|processor| format!("disable_cpu_apicid={processor}"));
+    // for whoever asks: such a kernel sees by itself that it must not wake that one
+    let other = old.boot_processor.filter(|_| old.goes_without).map(|processor| format!("{ASLEEP}{processor}"));
     let longest = old.line.len() + 1 + other.as_ref().map_or(0, String::len);
-    let other = other.filter(|_| longest <= LINE);
-    if old.boot_processor.is_some() && other.is_none() {
+    if other.is_some() && longest > LINE {
         return Err(format!("the command line of the old kernel would have {longest} bytes, and kernels know {LINE}"));
     }
     let places = place::choose(old, &image)?;
     let rest = entry::rest(old, &image, &places, other.as_deref().unwrap_or_default())?;
-    let zero = entry::LINE_AT + old.line.len() as u64;
+    let zero = other.map_or(0, |_| entry::LINE_AT + old.line.len() as u64);
     let boot_processor = old.boot_processor.map_or(u64::MAX, u64::from);
     let numbers =
         [places.rest + entry::CODE_AT, places.rest, places.kernel, places.initrd, image.skipped, zero, boot_processor];
@@ -107,10 +111,11 @@ pub fn archive(old: &Old<'_>, crash_line: &str, next: &str) -> Result<Vec<u8>, S
     Ok(outer.take())
 }
 
-/// The RAM that the next kernel must keep for the crash kernel.
-pub fn reservation(kernel_bytes: u64, initrd_bytes: u64) -> u64 {
+/// The RAM that the next kernel must keep for the crash kernel: this image, with an initramfs of so many bytes.
+pub fn reservation(kernel: &[u8], initrd_bytes: u64) -> Result<u64, String> {
+    let given = kernel.len() as u64 + initrd_bytes;
     // at most twice at a time: packed and unpacked, then unpacked and loaded
-    (BASE + 2 * (kernel_bytes + initrd_bytes)).next_multiple_of(ALIGN)
+    Ok((BASE + image::Image::parse(kernel)?.needed + 2 * given).next_multiple_of(ALIGN))
 }
 
 fn with_zero(text: &str) -> Vec<u8> {
@@ -150,7 +155,15 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn old<'a>(kernel: &'a [u8], parameters: &'a [u8]) -> Old<'a> {
-        Old { kernel, initrd: b"an initramfs", parameters, line: "quiet", kept: &[], boot_processor: Some(5) }
+        Old {
+            kernel,
+            initrd: b"an initramfs",
+            parameters,
+            line: "quiet",
+            kept: &[],
+            boot_processor: Some(5),
+            goes_without: true,
+        }
     }
 
     /// The files of an archive, with what is in them.
@@ -208,8 +221,20 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_kernel_that_needs_its_first_processor_has_no_line_without_it() {
+        let (kernel, parameters) = (image(), parameters(1 << 30));
+        let old = Old { goes_without: false, ..old(&kernel, &parameters) };
+        let outer = files(&archive(&old, "", "/init").unwrap());
+        let inner = files(&outer[4..].iter().flat_map(|(_, part)| part.clone()).collect::<Vec<u8>>());
+        let plan = &inner.iter().find(|(name, _)| name == "stillpoint/plan").unwrap().1;
+        assert_eq!((&plan[40..48], &plan[48..56]), (&[0; 8][..], &[5, 0, 0, 0, 0, 0, 0, 0][..]));
+    }
+
+    #[test]
     fn what_is_reserved_has_room_for_all_twice() {
-        assert_eq!(reservation(0, 0), 96 << 20);
-        assert_eq!(reservation(14 << 20, 30 << 20), 192 << 20);
+        // 64 MiB, and 50 that the kernel needs
+        assert_eq!(reservation(&image(), 0).unwrap(), 128 << 20);
+        assert_eq!(reservation(&image(), 30 << 20).unwrap(), 176 << 20);
+        assert!(reservation(b"no kernel", 0).is_err());
     }
 }

@@ -9,8 +9,8 @@ use super::system::{Kernel, run};
 use crate::error::At;
 use crate::{Error, host};
 use serde::{Deserialize, Serialize};
-use std::fs;
 use std::path::Path;
+use std::{fs, io};
 use stillpoint_kernel_crash::{Old, archive, reservation};
 
 /// What the running kernel was started with.
@@ -31,11 +31,17 @@ pub(super) const PANICKED: &str =
     "the machine came up with the old kernel: the new one panicked, and its crash kernel started the old one";
 const ONE_ASLEEP: &str = "the processor that the firmware starts with sleeps until the machine starts anew";
 
+/// From this one on kernels see that the processor that the firmware starts with is not theirs, and leave it alone. Older ones were
+/// told to (`disable_cpu_apicid=`), and it woke all the same, in memory that was theirs by then: the machine started anew.
+const GOES_WITHOUT: [u64; 2] = [6, 9];
+
 /// What the next kernel keeps for a crash kernel, and what has become of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Crash {
     /// So much of its RAM.
     pub mib: u64,
+    /// Whether it leads back from a panic on any processor, or only on the one that the firmware starts with.
+    pub on_any: bool,
     /// Whether it was loaded there when units were to be restored.
     pub loaded: Option<Result<(), String>>,
     /// Whether the RAM has been given back since.
@@ -67,7 +73,12 @@ impl Crash {
         if !lockdown.is_empty() && !lockdown.contains("[none]") {
             return Err("this kernel is locked down, and a crash kernel could not start it".into());
         }
-        let crash = Crash { mib: reserved(config)? >> 20, loaded: None, given_back: None };
+        let crash = Crash {
+            mib: reserved(config)? >> 20,
+            on_any: goes_without(&host::kernel()),
+            loaded: None,
+            given_back: None,
+        };
         crash.load(config, to).map_err(|error| error.with_causes())?;
         let needed = (crash.mib << 20) + LEFT;
         match available() {
@@ -98,6 +109,7 @@ impl Crash {
             line: &line::again(&running, to),
             kept: &kept,
             boot_processor: boot_processor(&cpus).filter(|_| !line::is_one_asleep(&running)),
+            goes_without: self.on_any,
         };
         let archive = archive(&old, &line::crash(&running), &line::init(&running, &config.append)).map_err(refused)?;
         Ok(Loaded { mib: self.mib, archive })
@@ -129,12 +141,17 @@ impl Crash {
     /// What is told before a switch.
     pub fn told(&self, from: &str, to: &str, stays: bool) -> String {
         let until = if stays { "for good" } else { "until its units serve" };
+        let which = if self.on_any { "" } else { " on the processor that the firmware starts with" };
         format!(
-            "when {to} panics, from its initramfs on, a crash kernel starts {from} again without the firmware: it takes {} MiB of \
-             RAM there, {until}",
+            "when {to} panics{which}, from its initramfs on, a crash kernel starts {from} again without the firmware: it takes {} \
+             MiB of RAM there, {until}",
             self.mib
         )
     }
+}
+
+fn goes_without(kernel: &str) -> bool {
+    host::numbers(kernel) >= GOES_WITHOUT.to_vec()
 }
 
 /// The RAM for it, by the configuration or by what it has to hold.
@@ -143,8 +160,10 @@ fn reserved(config: &Config) -> Result<u64, String> {
         return Ok(mib << 20);
     }
     let old = Kernel::find(&config.boot, &host::kernel())?;
-    let bytes = |path: &Path| fs::metadata(path).map(|data| data.len()).map_err(|error| error.to_string());
-    Ok(reservation(bytes(&old.image)?, bytes(&old.initrd)?))
+    let failed = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
+    let kernel = fs::read(&old.image).map_err(|error| failed(&old.image, error))?;
+    let initrd = fs::metadata(&old.initrd).map_err(|error| failed(&old.initrd, error))?;
+    reservation(&kernel, initrd.len())
 }
 
 /// Whether the parameters say all there is to say.
@@ -200,10 +219,13 @@ mod tests {
 
     #[test]
     fn what_was_not_loaded_is_not_given_back() {
-        let mut crash = Crash { mib: 128, loaded: Some(Err("no".into())), given_back: None };
+        let mut crash = Crash { mib: 128, on_any: true, loaded: Some(Err("no".into())), given_back: None };
         crash.give_back();
         assert_eq!(crash.given_back, None);
         assert!(crash.told("6.1", "6.12", false).ends_with("it takes 128 MiB of RAM there, until its units serve"));
-        assert!(crash.told("6.1", "6.12", true).ends_with("for good"));
+        assert!(crash.told("6.9", "6.12", true).ends_with("for good"));
+        crash.on_any = goes_without("6.1.0-50-amd64");
+        assert!(crash.told("6.1", "6.12", true).contains("panics on the processor that the firmware starts with,"));
+        assert!(goes_without("6.9.1") && goes_without("7.2") && !goes_without("6.8.12"));
     }
 }

@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::error::At;
 use std::fs;
-use stillpoint_kernel_crash::FIRST;
+use stillpoint_kernel_crash::{ASLEEP, FIRST};
 
 /// Names the driver of a watchdog that is kept away, for the next switch.
 const WATCHED: &str = "stillpoint.watchdog=";
@@ -86,7 +86,7 @@ pub(super) fn is_again(running: &str) -> bool {
 
 /// Whether the processor that the firmware starts with sleeps: after a crash on another one it must not be woken.
 pub(super) fn is_one_asleep(running: &str) -> bool {
-    running.split_whitespace().any(|part| part.starts_with("disable_cpu_apicid="))
+    running.split_whitespace().any(|part| part.starts_with(ASLEEP))
 }
 
 /// What a crash kernel does without: file systems, programs, and what would take more memory than it has.

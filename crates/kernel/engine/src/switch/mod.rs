@@ -6,6 +6,7 @@
 //!               anything fails: the inverses of what was done, last first; the units run on
 //!  new kernel   guard -> restore (stopped) -> release -> confirm -> lift -> wake -> fill -> drop images
 //!               before release: the old kernel comes again and restores; after it: it starts the units from their files
+//!               (by kexec; after a panic by the crash kernel that the new one has loaded first, or by the boot loader)
 //! ```
 //!
 //! Three programs take part after the jump: systemd's generator ([`boot()`]) raises the guard before any address is up, and

@@ -42,9 +42,9 @@ const TWICE: &str = "restore-twice";
 pub enum Fault {
     /// A restore fails.
     Restore,
-    /// The kernel panics while units are restored.
+    /// The kernel panics while units are restored, on its first processor.
     Panic,
-    /// The same on its second processor, so that the first one sleeps afterwards.
+    /// The same on its second one.
     PanicAside,
     /// The machine loses its power when the processes have been let go.
     Reset,
@@ -290,11 +290,10 @@ fn lead(journal: &mut Journal, watch: &mut Option<Kept>, held: &mut Option<Held>
     let criu = Criu::new(&journal.config.criu);
     std::thread::spawn(move || criu.features());
     let fault = Fault::asked().filter(|_| kernel == journal.to);
-    if fault == Some(Fault::PanicAside) {
-        move_aside();
-    }
-    if matches!(fault, Some(Fault::Panic | Fault::PanicAside)) {
-        let _ = fs::write("/proc/sysrq-trigger", "c");
+    match fault {
+        Some(Fault::Panic) => panic_on(0),
+        Some(Fault::PanicAside) => panic_on(1),
+        _ => {}
     }
     meeting.gather(journal, &look)?;
     let again = journal.config.append.contains(TWICE) && journal.begun_on.len() == 2;
@@ -482,13 +481,14 @@ fn used_up(journal: &Journal) -> Result<(), Error> {
     Err(Error::Refused(vec![text.into()]))
 }
 
-/// A test's: what this thread does from here on happens on the second processor, if there is one.
-fn move_aside() {
-    let mut second = CpuSet::new();
-    second.set(1);
-    if let Err(error) = sched_setaffinity(None, &second) {
-        tracing::warn!("there is no second processor: {error}");
+/// A test's: the kernel panics on this processor, if there is such a one.
+fn panic_on(processor: usize) {
+    let mut only = CpuSet::new();
+    only.set(processor);
+    if let Err(error) = sched_setaffinity(None, &only) {
+        tracing::warn!("there is no processor {processor}: {error}");
     }
+    let _ = fs::write("/proc/sysrq-trigger", "c");
 }
 
 /// A test's: turns the first byte of the first memory of an image.
