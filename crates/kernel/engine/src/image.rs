@@ -3,40 +3,61 @@
 use crate::Error;
 use crate::error::At;
 use crate::store::{SEAL, digest};
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use stillpoint_kernel_foam::{Extent, Index, Object, PAGE, PRESENT, Recorded, sum};
+use stillpoint_kernel_foam::{Extent, HEADER, Index, Object, PAGE, PRESENT, Recorded, sum};
 
 /// Bytes that are verified at a time.
 const PART: u64 = 1 << 20;
 
-/// A checkpoint on disk. Opening one has verified its seal; [`Image::verify_beside`] and [`Image::verify_pages`] look at the
-/// rest of it.
+/// A checkpoint on disk. Opening one has verified its index; [`Image::verify_beside`] and [`Image::verify_pages`] look at the
+/// rest of it, and reading a page at its sum.
 #[derive(Debug)]
 pub struct Image {
     dir: PathBuf,
     index: Index,
     files: Vec<File>,
+    seal: File,
+    /// Where the sums of each memory begin in the seal, and those that have been read, group by group.
+    sums: Vec<(u64, Vec<OnceLock<Vec<u32>>>)>,
 }
 
 impl Image {
     /// Opens a sealed one.
     pub fn open(dir: &Path) -> Result<Self, Error> {
         let path = dir.join(SEAL);
-        let bytes = match fs::read(&path) {
-            Ok(bytes) => bytes,
+        let seal = match File::open(&path) {
+            Ok(seal) => seal,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(Error::Unsealed(dir.to_owned())),
-            Err(error) => return Err(error).at("read", &path),
+            Err(error) => return Err(error).at("open", &path),
         };
-        let index = Index::decode(&bytes).map_err(|error| Error::Damaged { path, why: error.to_string() })?;
+        let damaged = |why: String| Error::Damaged { path: path.clone(), why };
+        let length = seal.metadata().at("look at", &path)?.len();
+        let read = |bytes: u64| {
+            let mut all = vec![0; usize::try_from(bytes.min(length)).unwrap_or(usize::MAX)];
+            seal.read_exact_at(&mut all, 0).map(|()| all).at("read", &path)
+        };
+        let bytes = Index::length(&read(HEADER as u64)?).map_err(|error| damaged(error.to_string()))?;
+        let index = Index::decode(&read(bytes)?).map_err(|error| damaged(error.to_string()))?;
+        if length != bytes + index.sums() {
+            return Err(damaged(format!("the index is not followed by {} bytes of sums", index.sums())));
+        }
         let open = |recorded: &Recorded| {
             let path = dir.join(recorded.object.file_name());
             File::open(&path).at("open", path)
         };
         let files = index.memories.iter().map(open).collect::<Result<_, _>>()?;
-        Ok(Image { dir: dir.to_owned(), index, files })
+        let mut begin = bytes;
+        let unread = |recorded: &Recorded| {
+            let at = begin;
+            begin += recorded.sums.bytes();
+            (at, (0..recorded.sums.len()).map(|_| OnceLock::new()).collect())
+        };
+        let sums = index.memories.iter().map(unread).collect();
+        Ok(Image { dir: dir.to_owned(), index, files, seal, sums })
     }
 
     /// What it holds.
@@ -99,9 +120,9 @@ impl Image {
 
     /// Reads stored pages, and compares each with its sum.
     pub fn read(&self, object: Object, address: u64, into: &mut [u8]) -> Result<(), Error> {
-        let at = self.index.memories.iter().position(|recorded| recorded.object == object);
-        let at = at.ok_or(Error::Page { object, address })?;
-        let (recorded, file) = (&self.index.memories[at], &self.files[at]);
+        let memory = self.index.memories.iter().position(|recorded| recorded.object == object);
+        let memory = memory.ok_or(Error::Page { object, address })?;
+        let (recorded, file) = (&self.index.memories[memory], &self.files[memory]);
         let (mut from, mut rest) = (address, &mut *into);
         while !rest.is_empty() {
             let (place, until) = recorded.placement.of_address(from).ok_or(Error::Page { object, address: from })?;
@@ -112,11 +133,28 @@ impl Image {
             rest = later;
         }
         for (page, at) in into.chunks(PAGE as usize).zip((address..).step_by(PAGE as usize)) {
-            if recorded.sums.get(at) != Some(sum(page)) {
+            if self.sum(memory, at)? != Some(sum(page)) {
                 return Err(Error::Page { object, address: at });
             }
         }
         Ok(())
+    }
+
+    /// The sum of a page as it was sealed; its group is read when the first of it is asked for.
+    fn sum(&self, memory: usize, address: u64) -> Result<Option<u32>, Error> {
+        let groups = &self.index.memories[memory].sums;
+        let Some((group, within)) = groups.place(address) else { return Ok(None) };
+        let (begin, known) = &self.sums[memory];
+        if let Some(sums) = known[group].get() {
+            return Ok(sums.get(within).copied());
+        }
+        let path = self.dir.join(SEAL);
+        let (at, length) = groups.bytes_of(group);
+        let mut bytes = vec![0; length];
+        self.seal.read_exact_at(&mut bytes, begin + at).at("read", &path)?;
+        let damaged = || Error::Damaged { path, why: format!("the sums of pages near {address:#x} do not hold") };
+        let sums = groups.decode(group, &bytes).ok_or_else(damaged)?;
+        Ok(known[group].get_or_init(|| sums).get(within).copied())
     }
 }
 
@@ -144,6 +182,7 @@ mod tests {
     use super::*;
     use crate::derive::{Restore, by_criu};
     use crate::store::Store;
+    use std::fs;
     use stillpoint_kernel_foam::{Form, LAZY, Origin};
 
     const HEAP: u64 = 0x5555_5555_5000;
@@ -273,10 +312,21 @@ mod tests {
             assert!(error.is_refusal());
             fs::write(dir.join("inventory.img"), "critter").unwrap();
             assert!(image.verify_beside().unwrap_err().to_string().contains("inventory.img is damaged"));
-            let mut seal = fs::read(dir.join(SEAL)).unwrap();
-            *seal.last_mut().unwrap() ^= 1;
-            fs::write(dir.join(SEAL), seal).unwrap();
-            assert!(Image::open(&dir).unwrap_err().to_string().contains("foam.seal is damaged"));
+            let seal = fs::read(dir.join(SEAL)).unwrap();
+            let damaged = |bytes: &[u8]| {
+                fs::write(dir.join(SEAL), bytes).unwrap();
+                Image::open(&dir).and_then(|image| image.verify_pages()).unwrap_err().to_string()
+            };
+            let turned = |at: usize| {
+                let mut seal = seal.clone();
+                seal[at] ^= 1;
+                damaged(&seal)
+            };
+            for error in [turned(60), damaged(&seal[..40]), damaged(&seal[..60]), damaged(&seal[..seal.len() - 1])] {
+                assert!(error.contains("foam.seal is damaged"), "{error}");
+            }
+            // a sum is looked at with its page
+            assert!(turned(seal.len() - 1).contains("foam.seal is damaged: the sums of pages near 0x7ff"));
         }
     }
 

@@ -180,9 +180,13 @@ impl Store {
         Ok(())
     }
 
-    /// Puts what the passes so far have written on disk, so that the seal need not wait for it.
-    pub(crate) fn sync(&self) -> Result<(), Error> {
-        self.memories.values().try_for_each(|growing| growing.file.sync_data().at("write to disk", &growing.path))
+    /// Puts what the passes so far have written on disk, so that the seal need not wait for it, nor for its sums.
+    pub(crate) fn sync(&mut self) -> Result<(), Error> {
+        for growing in self.memories.values_mut() {
+            growing.memory.sums.settle();
+            growing.file.sync_data().at("write to disk", &growing.path)?;
+        }
+        Ok(())
     }
 
     /// Bytes written in all passes, and bytes of pages that held only zeros.
@@ -198,9 +202,10 @@ impl Store {
         self.forget_passes()?;
         let beside = beside(&self.dir)?;
         let recorded = |growing: &Growing| Recorded::of(&growing.memory, growing.placement.clone());
-        let memories = self.memories.values().map(recorded).collect();
+        let recorded: Vec<_> = self.memories.values().map(recorded).collect::<Result<_, _>>()?;
+        let (memories, sums): (Vec<Recorded>, Vec<Vec<u8>>) = recorded.into_iter().unzip();
         let index = Index { origin, form: self.form, passes: self.passes, memories, beside };
-        let bytes = index.encode()?;
+        let bytes = [index.encode()?, sums.concat()].concat();
         let (new, seal) = (self.dir.join("foam.seal.new"), self.dir.join(SEAL));
         let mut options = OpenOptions::new();
         let file = options.write(true).create(true).truncate(true).mode(0o600).open(&new).at("make", &new)?;

@@ -2,17 +2,21 @@
 //! checkpoint.
 //!
 //! ```text
-//! "STPFOAM1"  length of the body (u64)  SHA-256 of the body  body (postcard)
+//! "STPFOAM2"  length of the body (u64)  SHA-256 of the body  body (postcard)  sums, group by group
 //! ```
+//!
+//! The body has a digest of each group of sums: these are read when they are needed.
 
-use crate::{Error, Extent, Extents, Form, Memory, Object, PAGE, PRESENT, Placement, Sums};
+use crate::sums::Digested;
+use crate::{Error, Extent, Extents, Form, Memory, Object, PRESENT, Placement, SumGroups};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-const MAGIC: &[u8; 8] = b"STPFOAM1";
-const HEADER: usize = 8 + 8 + 32;
-/// Sums of 4 TiB of memory: longer is no index.
-const LONGEST: u64 = 1 << 33;
+const MAGIC: &[u8; 8] = b"STPFOAM2";
+/// Bytes from which the length of an index can be told.
+pub const HEADER: usize = 8 + 8 + 32;
+/// Digests of 64 TiB of memory: longer is no index.
+const LONGEST: u64 = 1 << 30;
 
 /// Where and when a checkpoint was made: what a restore compares with where it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,8 +57,8 @@ pub struct Recorded {
     pub extents: Extents,
     /// Where they lie.
     pub placement: Placement,
-    /// Their sums.
-    pub sums: Sums,
+    /// Where their sums are.
+    pub sums: SumGroups,
 }
 
 /// A whole checkpoint.
@@ -86,71 +90,54 @@ struct Entry {
     object: Object,
     windows: Vec<u64>,
     extents: Vec<Extent>,
-    /// Of pages with [`PRESENT`], by address; four bytes each, as sums do not get shorter as numbers do.
-    sums: Vec<[u8; 4]>,
+    /// Of the groups of sums.
+    digests: Vec<Digested>,
 }
 
 impl Recorded {
-    /// What has been recorded of a memory, with where its pages lie.
-    pub fn of(memory: &Memory, placement: Placement) -> Self {
-        let (extents, sums) = (memory.extents().clone(), memory.sums.clone());
-        Recorded { object: memory.object(), extents, placement, sums }
+    /// What has been recorded of a memory, with where its pages lie; and the bytes of its sums.
+    pub fn of(memory: &Memory, placement: Placement) -> Result<(Self, Vec<u8>), Error> {
+        let (object, extents) = (memory.object(), memory.extents().clone());
+        let (sums, bytes) = SumGroups::of(object, &extents, &memory.sums)?;
+        Ok((Recorded { object, extents, placement, sums }, bytes))
     }
 
-    /// Addresses of the pages that are in the file.
-    pub fn stored(&self) -> impl Iterator<Item = u64> {
-        let stored = self.extents.iter().filter(|e| e.flags & PRESENT != 0);
-        stored.flat_map(|e| (0..e.pages).map(move |page| e.start + page * PAGE))
-    }
-
-    fn to_entry(&self) -> Result<Entry, Error> {
-        let sum = |start| {
-            let missing = Error::Page { object: self.object, start, why: "was announced and never stored" };
-            self.sums.get(start).map(u32::to_le_bytes).ok_or(missing)
-        };
-        Ok(Entry {
+    fn to_entry(&self) -> Entry {
+        Entry {
             object: self.object,
             windows: self.placement.windows().to_vec(),
             extents: self.extents.iter().copied().collect(),
-            sums: self.stored().map(sum).collect::<Result<_, _>>()?,
-        })
+            digests: self.sums.digests().to_vec(),
+        }
     }
 
     fn of_entry(entry: Entry, form: Form, passes: u32) -> Result<Self, Error> {
         let wrong = |what: &str| Error::Index(format!("{what} of {}", entry.object));
         let placement = Placement::of(form, &entry.windows)?;
-        let (mut end, mut stored) = (0, 0);
+        let mut end = 0;
         for extent in &entry.extents {
             Extent::check(extent.start, extent.pages)?;
             if extent.start < end || extent.flags & !(crate::LAZY | PRESENT) != 0 || extent.pass > passes {
                 return Err(wrong("has extents that cannot be"));
             }
-            if extent.flags & PRESENT != 0 {
-                stored += extent.pages;
-            }
             end = extent.end();
-        }
-        if stored != entry.sums.len() as u64 {
-            return Err(wrong("has not one sum for each page"));
+            let mut at = extent.start;
+            while extent.flags & PRESENT != 0 && at < end {
+                let (_, until) = placement.of_address(at).ok_or_else(|| wrong("has pages without a place"))?;
+                at = until;
+            }
         }
         let extents = Extents::of(entry.extents);
-        let mut recorded = Recorded { object: entry.object, extents, placement, sums: Sums::default() };
-        let mut sums = Sums::default();
-        for (address, sum) in recorded.stored().zip(&entry.sums) {
-            if recorded.placement.of_address(address).is_none() {
-                return Err(wrong("has pages without a place"));
-            }
-            sums.set(address, u32::from_le_bytes(*sum));
-        }
-        recorded.sums = sums;
-        Ok(recorded)
+        let sums = SumGroups::told(&extents, entry.digests)
+            .ok_or_else(|| wrong("has not one digest for each group of sums"))?;
+        Ok(Recorded { object: entry.object, extents, placement, sums })
     }
 }
 
 impl Index {
-    /// The bytes of the seal.
+    /// The bytes of the index; those of the sums follow.
     pub fn encode(&self) -> Result<Vec<u8>, Error> {
-        let memories = self.memories.iter().map(Recorded::to_entry).collect::<Result<_, _>>()?;
+        let memories = self.memories.iter().map(Recorded::to_entry).collect();
         let (origin, beside) = (self.origin.clone(), self.beside.clone());
         let body = Body { origin, form: self.form, passes: self.passes, memories, beside };
         let body = postcard::to_stdvec(&body).map_err(|error| Error::Index(error.to_string()))?;
@@ -162,18 +149,28 @@ impl Index {
         Ok(bytes)
     }
 
-    /// Reads a seal, and refuses one that is not whole.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
+    /// How long the index is whose first bytes these are: [`HEADER`] of them.
+    pub fn length(header: &[u8]) -> Result<u64, Error> {
         let wrong = |what: &str| Error::Index(what.into());
-        let (header, body) = bytes.split_at_checked(HEADER).ok_or_else(|| wrong("ends within its header"))?;
+        let header = header.get(..HEADER).ok_or_else(|| wrong("ends within its header"))?;
         if header[..8] != MAGIC[..] {
             return Err(wrong("does not begin as one"));
         }
         let length: [u8; 8] = header[8..16].try_into().map_err(|_| wrong("ends within its header"))?;
-        let length = u64::from_le_bytes(length);
-        if length > LONGEST || length != body.len() as u64 {
-            return Err(Error::Index(format!("is {} bytes long and says {length}", body.len())));
+        match u64::from_le_bytes(length) {
+            length if length <= LONGEST => Ok(HEADER as u64 + length),
+            length => Err(Error::Index(format!("says that it is {length} bytes long"))),
         }
+    }
+
+    /// Reads an index, and refuses one that is not whole.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
+        let wrong = |what: &str| Error::Index(what.into());
+        let length = Self::length(bytes)?;
+        if length != bytes.len() as u64 {
+            return Err(Error::Index(format!("is {} bytes long and says {length}", bytes.len())));
+        }
+        let (header, body) = bytes.split_at(HEADER);
         if Sha256::digest(body)[..] != header[16..] {
             return Err(wrong("is damaged: its digest does not hold"));
         }
@@ -197,6 +194,11 @@ impl Index {
         Ok(Index { origin, form, passes, memories, beside })
     }
 
+    /// How many bytes of sums follow, memory after memory.
+    pub fn sums(&self) -> u64 {
+        self.memories.iter().map(|recorded| recorded.sums.bytes()).sum()
+    }
+
     /// The memory of an object.
     pub fn memory(&self, object: Object) -> Option<&Recorded> {
         self.memories.iter().find(|memory| memory.object == object)
@@ -211,10 +213,10 @@ fn is_plain(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::LAZY;
+    use crate::{LAZY, PAGE};
     use proptest::prelude::*;
 
-    fn index(form: Form) -> Index {
+    fn memory(form: Form) -> (Memory, Placement) {
         let mut placement = Placement::new(form);
         let mut memory = Memory::new(Object::Task(7));
         memory.begin_pass();
@@ -228,6 +230,13 @@ mod tests {
             }
         }
         memory.end_pass();
+        (memory, placement)
+    }
+
+    fn index(form: Form) -> Index {
+        let (memory, placement) = memory(form);
+        let (recorded, sums) = Recorded::of(&memory, placement).unwrap();
+        assert_eq!(recorded.sums.bytes(), sums.len() as u64);
         Index {
             origin: Origin {
                 machine: "m".into(),
@@ -240,7 +249,7 @@ mod tests {
             },
             form,
             passes: 1,
-            memories: vec![Recorded::of(&memory, placement)],
+            memories: vec![recorded],
             beside: vec![Beside { name: "inventory.img".into(), bytes: 9, digest: [7; 32] }],
         }
     }
@@ -266,9 +275,9 @@ mod tests {
 
     #[test]
     fn a_page_that_was_announced_and_never_stored_is_refused() {
-        let mut index = index(Form::Sparse);
-        index.memories[0].sums.forget(0x55_0000 * PAGE, 0x55_0001 * PAGE);
-        assert!(index.encode().unwrap_err().to_string().contains("never stored"));
+        let (mut memory, placement) = memory(Form::Sparse);
+        memory.sums.forget(0x55_0000 * PAGE, 0x55_0001 * PAGE);
+        assert!(Recorded::of(&memory, placement).unwrap_err().to_string().contains("never stored"));
     }
 
     #[test]

@@ -5,8 +5,8 @@
 //!
 //! **Guaranteed:** incremental passes overwrite pages in place, so there is one file for a memory and no chain of images to
 //! search; ranges that a later pass no longer has come back from [`Memory::end_pass`], to be punched out. An index that
-//! [`Index::decode`] accepts names each page once, inside the address space, with its checksum and its place, and no file
-//! outside of its directory; one flipped bit anywhere is found. [`Pending`] never leads back to the image of a page that
+//! [`Index::decode`] accepts names each page once, inside the address space, with its place and a digest of its checksum's
+//! neighbours, and no file outside of its directory; one flipped bit anywhere is found, in checksums when they are read. [`Pending`] never leads back to the image of a page that
 //! has come once or that the process has given up.
 //!
 //! **It does not** know what a page means, where files lie, or who is to be restored.
@@ -41,6 +41,7 @@
 
 mod error;
 mod extent;
+mod groups;
 mod index;
 mod memory;
 mod pending;
@@ -49,7 +50,8 @@ mod sums;
 
 pub use error::Error;
 pub use extent::{Extent, Extents, LAZY, PRESENT};
-pub use index::{Beside, Index, Origin, Recorded};
+pub use groups::SumGroups;
+pub use index::{Beside, HEADER, Index, Origin, Recorded};
 pub use memory::Memory;
 pub use pending::{Pending, Run};
 pub use placement::{Form, Placement};

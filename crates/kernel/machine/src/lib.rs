@@ -24,6 +24,6 @@ mod network;
 mod shell;
 
 pub use guest::Guest;
-pub use machine::{Machine, Shape};
+pub use machine::{Clock, Machine, Shape};
 pub use network::Door;
 pub use shell::Output;

@@ -33,9 +33,41 @@ pub struct Machine {
     dir: TempDir,
 }
 
+/// What a machine's clock counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Clock {
+    /// The host's time; other work takes its share of it.
+    Host,
+    /// Instructions of one processor, each a nanosecond; while it waits for something, the host's time.
+    Instructions,
+}
+
+impl Clock {
+    /// The emulator's words. A string instruction that moves one byte at a time would count one for each: processors that do
+    /// that quickly say so, and this one does not.
+    fn emulator(self) -> &'static str {
+        match self {
+            Clock::Host => "-accel tcg,thread=multi -cpu max -smp 2",
+            Clock::Instructions => {
+                "-accel tcg,thread=single -icount shift=0,sleep=on -cpu max,erms=off,fsrm=off -smp 1"
+            }
+        }
+    }
+
+    /// The kernel's. Without a word it trusts another clock more, whose steps are long.
+    fn kernel(self) -> &'static str {
+        match self {
+            Clock::Host => "",
+            Clock::Instructions => "tsc=reliable",
+        }
+    }
+}
+
 /// What a machine is like beside its disk.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape<'s> {
+    /// What its clock counts.
+    pub clock: Clock,
     /// Its RAM.
     pub memory_mib: u32,
     /// More of its kernel's command line.
@@ -48,7 +80,7 @@ pub struct Shape<'s> {
 
 impl Default for Shape<'_> {
     fn default() -> Self {
-        Shape { memory_mib: 1536, append: "", disk_mib: 0, programs: &[] }
+        Shape { clock: Clock::Host, memory_mib: 1536, append: "", disk_mib: 0, programs: &[] }
     }
 }
 
@@ -170,10 +202,12 @@ fn start(guest: &Guest, kernel: &str, tool: &Path, shape: Shape<'_>) -> Result<M
     let of_guest = |name: String| guest.dir.join(name).display().to_string();
     let mut command = tied("ip".as_ref());
     command.args(["netns", "exec", &network.name]).arg(guest.dir.join("qemu"));
-    command.args("-accel tcg,thread=multi -cpu max -smp 2 -display none -nodefaults -no-user-config".split(' '));
+    command.args(shape.clock.emulator().split(' '));
+    command.args("-display none -nodefaults -no-user-config".split(' '));
     command.args(["-m", &shape.memory_mib.to_string()]);
     command.arg("-kernel").arg(guest.image(kernel)).arg("-initrd").arg(guest.initrd(kernel, dir.path())?);
-    command.args(["-append", format!("{COMMAND_LINE} {}", shape.append).trim_end()]);
+    let words = [COMMAND_LINE, shape.clock.kernel(), shape.append].into_iter().filter(|words| !words.is_empty());
+    command.args(["-append", &words.collect::<Vec<_>>().join(" ")]);
     // changes go to a file that has no name, and away with the emulator
     let root = of_guest("root.ext4".into());
     command.args(["-drive", &format!("file={root},if=virtio,format=raw,snapshot=on,cache=unsafe")]);

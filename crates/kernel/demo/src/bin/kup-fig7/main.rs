@@ -1,6 +1,9 @@
 //! How long a program stands by the size of its memory, without the kernel's boot: criu's own images (basic, incremental,
-//! on demand), FOAM on disk, FOAM in memory that outlives kernels. After KUP's figures 4 and 7 (ATC 2016). One emulated
-//! machine for each size; a last switch of kernels shows what the boot adds.
+//! on demand), FOAM on disk, FOAM in memory that outlives kernels. After KUP's figures 4, 7 and 8 (ATC 2016). One emulated
+//! machine for each size, and for each number of programs that go at the same time; a last switch of kernels shows what the
+//! boot adds.
+//!
+//! The machines' clocks count instructions: what other work the host does changes little.
 //!
 //! usage: kup-fig7 JSON SVG [MIB...]; a table goes to standard output. What has been measured is kept in JSON.part: run again,
 //! it goes on behind that, and a size that fails loses no other one.
@@ -11,7 +14,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 use stillpoint_kernel_machine::clients::{switch, until_done};
-use stillpoint_kernel_machine::{Guest, Machine, Shape};
+use stillpoint_kernel_machine::{Clock, Guest, Machine, Shape};
 use stillpoint_measure::figure::{Axis, Curve, Figure};
 
 const WAYS: [(&str, &str); 5] = [
@@ -27,6 +30,26 @@ const RATE: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(1800);
 /// Without an argument.
 const SIZES: [u32; 4] = [256, 512, 1024, 2048];
+/// How many at a time, and how large each of them is.
+const COUNTS: [u32; 4] = [1, 2, 4, 8];
+const EACH: u32 = 64;
+
+/// What goes at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Load {
+    mib: u32,
+    count: u32,
+}
+
+impl Load {
+    fn is_of(self, row: &Value) -> bool {
+        row["mib"] == self.mib && row["count"] == self.count
+    }
+
+    fn total(self) -> u32 {
+        self.mib * self.count
+    }
+}
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -47,21 +70,26 @@ fn main() -> ExitCode {
         }
     };
     let sizes = if sizes.is_empty() { SIZES.to_vec() } else { sizes };
+    let by_size: Vec<Load> = sizes.into_iter().map(|mib| Load { mib, count: 1 }).collect();
+    let by_count = COUNTS.map(|count| Load { mib: EACH, count });
     let part = format!("{json}.part");
-    let measured = measure(&guest, Path::new(&tool), &sizes, Path::new(&part));
-    let Some(measured) = measured else {
+    let measured = measure(&guest, Path::new(&tool), (&by_count, &by_size), Path::new(&part));
+    let Some((rows, kexec)) = measured else {
         eprintln!("error: not all was measured; {part} has the rest, and the next run goes on behind it");
         return ExitCode::FAILURE;
     };
-    let rows: Vec<Value> = measured.iter().filter(|row| row["way"].is_string()).cloned().collect();
-    let kexec = measured.iter().find(|row| row["timings"].is_array()).expect("a switch");
-    table(&rows, &sizes, kexec);
-    std::fs::write(svg, drawing(&rows).svg()).expect("write the drawing");
+    tables(&rows, &by_size, &by_count, &kexec);
+    std::fs::write(svg, drawing(&of(&rows, &by_size)).svg()).expect("write the drawing");
     let whole = json!({ "rate_mib_s": RATE, "rows": rows, "switch": kexec });
     let text = serde_json::to_string_pretty(&whole).expect("numbers are JSON");
     std::fs::write(json, text + "\n").expect("write the numbers");
     std::fs::remove_file(part).expect("it is whole");
     ExitCode::SUCCESS
+}
+
+/// The rows of some loads, in their order.
+fn of<'r>(rows: &'r [Value], loads: &[Load]) -> Vec<&'r Value> {
+    loads.iter().flat_map(|load| rows.iter().filter(|row| load.is_of(row))).collect()
 }
 
 /// What an earlier run has measured.
@@ -74,37 +102,61 @@ fn keep(part: &Path, row: &Value) {
     use std::io::Write;
     eprintln!("{row}");
     let mut file = std::fs::File::options().create(true).append(true).open(part).expect("open what was measured");
-    writeln!(file, "{row}").expect("keep a row");
+    // at once, as another one may be kept at the same time
+    file.write_all(format!("{row}\n").as_bytes()).expect("keep a row");
 }
 
-/// All ways of all sizes, smallest first, and a switch with the largest; nothing when some failed.
-fn measure(guest: &Guest, tool: &Path, sizes: &[u32], part: &Path) -> Option<Vec<Value>> {
-    let most = *sizes.iter().max().expect("a size");
-    let has = |way: &str, mib: u32| measured(part).iter().any(|row| row["way"] == way && row["mib"] == mib);
-    let switched = || measured(part).iter().any(|row| row["timings"].is_array() && row["mib"] == most);
-    for mib in sizes {
-        let missing: Vec<&str> = WAYS.iter().map(|(way, _)| *way).filter(|way| !has(way, *mib)).collect();
-        let switches = *mib == most && !switched();
-        if missing.is_empty() && !switches {
-            continue;
-        }
-        // a machine that is lost takes its own size with it, and what was kept stays
-        let _ = std::panic::catch_unwind(|| {
-            let (mut machine, to) = boot(guest, tool, *mib);
-            for way in missing {
-                keep(part, &once(&mut machine, way, *mib));
-            }
-            if switches {
-                keep(part, &with_a_kernel(&mut machine, *mib, &to));
-            }
-        });
+/// All ways of all loads, and a switch with the last one; nothing when some failed. Two machines run at a time: each has one
+/// processor, and the other one's work is nothing to its clock.
+fn measure(
+    guest: &Guest,
+    tool: &Path,
+    (by_count, by_size): (&[Load], &[Load]),
+    part: &Path,
+) -> Option<(Vec<Value>, Value)> {
+    let most = *by_size.last()?;
+    std::thread::scope(|scope| {
+        scope.spawn(|| by_count.iter().for_each(|load| one_machine(guest, tool, *load, part, false)));
+        by_size.iter().for_each(|load| one_machine(guest, tool, *load, part, *load == most));
+    });
+    let whole = by_count.iter().chain(by_size).all(|load| missing(part, *load).is_empty());
+    let asked = |row: &Value| by_count.iter().chain(by_size).any(|load| load.is_of(row));
+    let kexec = switched(part, most);
+    kexec.filter(|_| whole).map(|kexec| (measured(part).into_iter().filter(asked).collect(), kexec))
+}
+
+/// What has not been measured yet in one machine for a load. A machine that is lost takes its own load with it, and what was
+/// kept stays.
+fn one_machine(guest: &Guest, tool: &Path, load: Load, part: &Path, switches: bool) {
+    let missing = missing(part, load);
+    let switches = switches && switched(part, load).is_none();
+    if missing.is_empty() && !switches {
+        return;
     }
-    let asked = |row: &Value| sizes.iter().any(|mib| row["mib"] == *mib);
-    let whole = switched() && sizes.iter().all(|mib| WAYS.iter().all(|(way, _)| has(way, *mib)));
-    whole.then(|| measured(part).into_iter().filter(asked).collect())
+    let _ = std::panic::catch_unwind(|| {
+        let (mut machine, to) = boot(guest, tool, load.total());
+        for way in missing {
+            keep(part, &once(&mut machine, way, load));
+        }
+        if switches {
+            keep(part, &with_a_kernel(&mut machine, load.mib, &to));
+        }
+    });
 }
 
-/// A machine for one size, and the kernel that it can go to.
+/// The ways in which a load has not gone yet.
+fn missing(part: &Path, load: Load) -> Vec<&'static str> {
+    let done = measured(part);
+    let has = |way: &str| done.iter().any(|row| row["way"] == way && load.is_of(row));
+    WAYS.iter().map(|(way, _)| *way).filter(|way| !has(way)).collect()
+}
+
+/// The switch of kernels with a load.
+fn switched(part: &Path, load: Load) -> Option<Value> {
+    measured(part).into_iter().find(|row| row["timings"].is_array() && row["mib"] == load.mib)
+}
+
+/// A machine for so much memory of programs, and the kernel that it can go to.
 fn boot(guest: &Guest, tool: &Path, mib: u32) -> (Machine, String) {
     let dir = tempfile::tempdir().expect("a directory");
     let worker = dir.path().join("worker");
@@ -123,6 +175,7 @@ fn boot(guest: &Guest, tool: &Path, mib: u32) -> (Machine, String) {
         from,
         tool,
         Shape {
+            clock: Clock::Instructions,
             // RAM from 4 GiB on begins behind 3 GiB of it
             memory_mib: 3072 + region + 768,
             append: &format!("memmap={region}M!4G"),
@@ -130,24 +183,27 @@ fn boot(guest: &Guest, tool: &Path, mib: u32) -> (Machine, String) {
             programs: &[&worker, &source.join("once.sh")],
         },
     );
+    // criu finds out once in a boot what the kernel can do
+    machine.run("criu check");
     machine.ok("mkdir -p /disk /pmem; mke2fs -q -t ext4 -E lazy_itable_init=0,lazy_journal_init=0 /dev/vdc && mount /dev/vdc /disk");
     machine.ok("mke2fs -q -t ext4 -b 4096 -O ^has_journal /dev/pmem0 && mount -o dax /dev/pmem0 /pmem");
     (machine, to.clone())
 }
 
-fn once(machine: &mut Machine, way: &str, mib: u32) -> Value {
-    machine.ok(&format!("rm -f /run/once.*; (setsid sh -c 'once.sh {way} {mib} {RATE} >/run/once.out 2>/run/once.err; echo $? >/run/once.end' &)"));
+fn once(machine: &mut Machine, way: &str, load: Load) -> Value {
+    let Load { mib, count } = load;
+    machine.ok(&format!("rm -f /run/once.* /run/*.[0-9]; (setsid sh -c 'once.sh {way} {mib} {RATE} {count} >/run/once.out 2>/run/once.err; echo $? >/run/once.end' &)"));
     let end = Instant::now() + PATIENCE;
     // seldom: each look takes the machine's time
     while machine.attempt("test -s /run/once.end").is_none_or(|output| output.code != 0) {
-        assert!(Instant::now() < end, "{way} of {mib} MiB has no end\n{}", machine.console());
+        assert!(Instant::now() < end, "{way} of {count} times {mib} MiB has no end\n{}", machine.console());
         std::thread::sleep(Duration::from_secs(1));
     }
     let said = machine.ok("cat /run/once.err /run/once.end /run/once.out");
     let line = said.lines().last().and_then(|line| serde_json::from_str::<Value>(line).ok());
     line.unwrap_or_else(|| {
-        let logs = machine.run("for f in /disk/image/*.log /disk/image/*/*.log /pmem/image/*.log; do [ -e $f ] && { echo $f; tail -n 8 $f; }; done; df /disk /pmem; free -m");
-        panic!("{way} of {mib} MiB: {said}\n{}", logs.text)
+        let logs = machine.run("for f in /disk/image/*/*.log /disk/image/*/*/*.log /pmem/image/*/*.log; do [ -e $f ] && { echo $f; tail -n 8 $f; }; done; df /disk /pmem; free -m");
+        panic!("{way} of {count} times {mib} MiB: {said}\n{}", logs.text)
     })
 }
 
@@ -178,43 +234,30 @@ fn blackout(row: &Value) -> f64 {
     ms(row, "frozen_us") + ms(row, "first_us")
 }
 
-fn table(rows: &[Value], sizes: &[u32], kexec: &Value) {
+fn tables(rows: &[Value], by_size: &[Load], by_count: &[Load], kexec: &Value) {
     println!(
-        "One program; half of its memory is written, {RATE} MiB of pages a second. Blackout: from its last answer to the image being \
-         complete on disk (stands), and from the beginning of the restore to its next answer (first answer); files' caches are \
-         dropped between, as a jump does, and that time is not counted.\n"
+        "Programs half of whose memory is written, {RATE} MiB of pages a second. Blackout: from the last answer to the image being \
+         complete on disk (stands), and from the beginning of the restore to the next answer (first answer); files' caches are \
+         dropped between, as a jump does, but those of the programs that restore; that time is not counted. Aim: a blackout of twice the copy and 0.5 s; the copy is \
+         that of the bytes written while it stood, to the same place.\n"
     );
-    println!(
-        "| MiB | way | blackout, ms | stands, ms | first answer, ms | all memory there, ms | written while it stands, MiB | image, MiB | answers a second before, after |"
-    );
-    println!("|---|---|---|---|---|---|---|---|---|");
-    let mib = |row: &Value, key: &str| row[key].as_f64().expect("a number") / f64::from(1 << 20);
-    for row in rows {
-        let name = WAYS.iter().find(|(way, _)| row["way"] == *way).map_or("", |(_, name)| name);
-        println!(
-            "| {} | {name} | {:.0} | {:.0} | {:.0} | {:.0} | {:.1} | {:.0} | {}, {} |",
-            row["mib"],
-            blackout(row),
-            ms(row, "frozen_us"),
-            ms(row, "first_us"),
-            ms(row, "filled_us"),
-            mib(row, "frozen_bytes"),
-            mib(row, "stored_bytes"),
-            row["before"],
-            row["after"],
-        );
-    }
+    table(&of(rows, by_size));
     println!();
-    for size in sizes {
-        let of = |way: &str| rows.iter().find(|row| row["way"] == way && row["mib"] == *size).map(blackout);
+    for load in by_size {
+        let of = |way: &str| rows.iter().find(|row| row["way"] == way && load.is_of(row)).map(blackout);
         if let (Some(basic), Some(disk), Some(pmem)) = (of("basic"), of("foam-disk"), of("foam-pmem")) {
             println!(
-                "{size} MiB: the blackout of basic is {:.1} times that of FOAM on disk, {:.1} times that of FOAM in memory.",
+                "{} MiB: the blackout of basic is {:.1} times that of FOAM on disk, {:.1} times that of FOAM in memory.",
+                load.mib,
                 basic / disk,
                 basic / pmem
             );
         }
     }
+    println!(
+        "\nSeveral at the same time, {EACH} MiB each: from the first one's last answer to the last one's first answer.\n"
+    );
+    table(&of(rows, by_count));
     println!(
         "\nOne switch from {} to {}, {} MiB, image in memory, from its journal:\n",
         kexec["from"], kexec["to"], kexec["mib"]
@@ -226,7 +269,32 @@ fn table(rows: &[Value], sizes: &[u32], kexec: &Value) {
     }
 }
 
-fn drawing(rows: &[Value]) -> Figure {
+fn table(rows: &[&Value]) {
+    println!(
+        "| programs, MiB | way | blackout, ms | stands, ms | first answer, ms | all memory there, ms | written while it stands, MiB | the same copied, ms | image, MiB | answers a second before, after |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|---|");
+    let mib = |row: &Value, key: &str| row[key].as_f64().expect("a number") / f64::from(1 << 20);
+    for row in rows {
+        let name = WAYS.iter().find(|(way, _)| row["way"] == *way).map_or("", |(_, name)| name);
+        println!(
+            "| {} of {} | {name} | {:.0} | {:.0} | {:.0} | {:.0} | {:.1} | {} | {:.0} | {}, {} |",
+            row["count"],
+            row["mib"],
+            blackout(row),
+            ms(row, "frozen_us"),
+            ms(row, "first_us"),
+            ms(row, "filled_us"),
+            mib(row, "frozen_bytes"),
+            row["copy_us"].as_f64().map_or_else(|| "-".into(), |us| format!("{:.1}", us / 1e3)),
+            mib(row, "stored_bytes"),
+            row["before"],
+            row["after"],
+        );
+    }
+}
+
+fn drawing(rows: &[&Value]) -> Figure {
     let curve = |(way, name): &(&str, &str)| Curve {
         name: (*name).to_owned(),
         points: rows

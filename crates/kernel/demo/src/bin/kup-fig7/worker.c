@@ -1,9 +1,10 @@
 // A program with much memory, for measuring: half of it is written all the time, at a fixed rate, and every request
 // (a datagram) reads a page of it.
-//   worker serve MIB RATE     RATE MiB of pages a second are written to
-//   worker probe FILE         asks all the time; the time of the last answer before the longest silence, and of the next one
-//   worker load SECONDS       as many requests as it gets answers to
-//   worker now                the clock that all of them read, in microseconds
+//   worker serve MIB RATE [N]   RATE MiB of pages a second are written to
+//   worker probe FILE [N]       asks all the time; the time of the last answer before the longest silence, and of the next one
+//   worker load SECONDS [N]     as many requests as it gets answers to
+//   worker now                  the clock that all of them read, in microseconds
+// N tells workers of one machine apart; 0 if it is not given.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -23,6 +24,7 @@ enum { PORT = 7070, PAGE = 4096, TICK_US = 10000 };
 
 static uint64_t *memory;
 static uint64_t pages, rate;
+static int number;
 
 static uint64_t now_us(void) {
     struct timespec at;
@@ -43,7 +45,7 @@ static void *writes(void *nothing) {
 }
 
 static struct sockaddr_in address(void) {
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(PORT)};
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(PORT + number)};
     at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     return at;
 }
@@ -72,14 +74,14 @@ static int serve(void) {
     }
 }
 
-static int ask(int udp, uint64_t number, int patience_ms) {
+static int ask(int udp, uint64_t question, int patience_ms) {
     uint64_t answer[2];
     struct pollfd wait = {.fd = udp, .events = POLLIN};
-    if (send(udp, &number, sizeof number, 0) != sizeof number) return usleep(500), 0;
+    if (send(udp, &question, sizeof question, 0) != sizeof question) return usleep(500), 0;
     while (poll(&wait, 1, patience_ms) > 0) {
         if (recv(udp, answer, sizeof answer, 0) != sizeof answer) return usleep(500), 0;
         // one to an earlier question tells as well that it serves
-        if (answer[0] > number) continue;
+        if (answer[0] > question) continue;
         if (answer[1] != 0) fprintf(stderr, "a page is not what it was\n"), exit(9);
         return 1;
     }
@@ -96,12 +98,12 @@ static volatile sig_atomic_t ended;
 static void end(int signal) { ended = signal; }
 
 static int probe(const char *path) {
-    uint64_t number = now_us(), last = 0, before = 0, after = 0;
+    uint64_t question = now_us(), last = 0, before = 0, after = 0;
     int udp = client();
     struct sigaction act = {.sa_handler = end};
     sigaction(SIGTERM, &act, NULL);
     while (!ended) {
-        if (!ask(udp, ++number, 20)) continue;
+        if (!ask(udp, ++question, 20)) continue;
         uint64_t at = now_us();
         if (last && at - last > after - before) before = last, after = at;
         last = at;
@@ -113,16 +115,19 @@ static int probe(const char *path) {
 
 static int load(double seconds) {
     int udp = client();
-    uint64_t number = now_us(), answers = 0, begun = now_us();
-    while (now_us() - begun < seconds * 1e6) answers += ask(udp, ++number, 1000);
+    uint64_t question = now_us(), answers = 0, begun = now_us();
+    while (now_us() - begun < seconds * 1e6) answers += ask(udp, ++question, 1000);
     printf("%.0f\n", answers / ((now_us() - begun) / 1e6));
     return 0;
 }
 
 int main(int count, char **words) {
-    if (count == 4 && !strcmp(words[1], "serve")) return pages = atoll(words[2]), rate = atoll(words[3]), serve();
-    if (count == 3 && !strcmp(words[1], "probe")) return probe(words[2]);
-    if (count == 3 && !strcmp(words[1], "load")) return load(atof(words[2]));
+    int needed = count > 1 && !strcmp(words[1], "serve") ? 4 : 3;
     if (count == 2 && !strcmp(words[1], "now")) return printf("%llu\n", (unsigned long long)now_us()), 0;
+    if (count != needed && count != needed + 1) return 2;
+    if (count > needed) number = atoi(words[needed]);
+    if (!strcmp(words[1], "serve")) return pages = atoll(words[2]), rate = atoll(words[3]), serve();
+    if (!strcmp(words[1], "probe")) return probe(words[2]);
+    if (!strcmp(words[1], "load")) return load(atof(words[2]));
     return 2;
 }

@@ -1,0 +1,151 @@
+//! The sums of an image behind its index, in groups that are read when a page of theirs is.
+//!
+//! The obvious way is to read all of them with the index, under one digest. Then a restore begins the later the more memory
+//! there is, before anything has been asked for. So the index has a digest for each group.
+
+use crate::sums::{Digested, GROUP, digest, place};
+use crate::{Error, Extents, Object, PRESENT, Sums};
+
+/// Bytes of a group: four for each page by its address, zeros where none is stored.
+const BYTES: u64 = GROUP * 4;
+
+/// Which groups a memory has, and where they lie.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SumGroups {
+    /// Numbers of those with stored pages, by address.
+    numbers: Vec<u64>,
+    digests: Vec<Digested>,
+}
+
+impl SumGroups {
+    /// Of the pages that are stored: the groups, and their bytes one after another.
+    pub(crate) fn of(object: Object, extents: &Extents, sums: &Sums) -> Result<(Self, Vec<u8>), Error> {
+        let missing = |start| Error::Page { object, start, why: "was announced and never stored" };
+        let stored = extents.iter().filter(|extent| extent.flags & PRESENT != 0);
+        if let Some(start) = stored.into_iter().find_map(|extent| sums.missing(extent.start, extent.end())) {
+            return Err(missing(start));
+        }
+        let (mut groups, mut bytes) = (SumGroups::default(), Vec::new());
+        for (first, last) in spans(extents) {
+            for number in first..=last {
+                let (of_group, digest) = sums.group(number).ok_or(missing(number * GROUP * crate::PAGE))?;
+                groups.numbers.push(number);
+                groups.digests.push(digest);
+                bytes.extend(of_group);
+            }
+        }
+        Ok((groups, bytes))
+    }
+
+    /// As an index tells them; none if they are not those of the stored pages.
+    pub(crate) fn told(extents: &Extents, digests: Vec<Digested>) -> Option<Self> {
+        let count = spans(extents).map(|(first, last)| last - first + 1).sum::<u64>();
+        if count != digests.len() as u64 {
+            return None;
+        }
+        let numbers = spans(extents).flat_map(|(first, last)| first..=last).collect();
+        Some(SumGroups { numbers, digests })
+    }
+
+    pub(crate) fn digests(&self) -> &[Digested] {
+        &self.digests
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.numbers.len()
+    }
+
+    /// Whether no page is stored.
+    pub fn is_empty(&self) -> bool {
+        self.numbers.is_empty()
+    }
+
+    /// In which group the sum of a page lies, and at which place there.
+    pub fn place(&self, address: u64) -> Option<(usize, usize)> {
+        let (number, within) = place(address);
+        self.numbers.binary_search(&number).ok().map(|group| (group, within))
+    }
+
+    /// How many bytes all of them have.
+    pub fn bytes(&self) -> u64 {
+        self.len() as u64 * BYTES
+    }
+
+    /// Where the bytes of a group lie among those, and how many there are.
+    pub fn bytes_of(&self, group: usize) -> (u64, usize) {
+        (group as u64 * BYTES, BYTES as usize)
+    }
+
+    /// The sums of a group, if these are the bytes that it was sealed with.
+    pub fn decode(&self, group: usize, bytes: &[u8]) -> Option<Vec<u32>> {
+        if self.digests.get(group) != Some(&digest(bytes)) {
+            return None;
+        }
+        let words = bytes.chunks_exact(4).filter_map(<[u8]>::first_chunk);
+        Some(words.map(|word| u32::from_le_bytes(*word)).collect())
+    }
+}
+
+/// Numbers of groups with stored pages, from one to another, by address; none twice.
+fn spans(extents: &Extents) -> impl Iterator<Item = (u64, u64)> {
+    let stored = extents.iter().filter(|extent| extent.flags & PRESENT != 0);
+    let mut next = 0;
+    stored.filter_map(move |extent| {
+        let (first, last) = (place(extent.start).0.max(next), place(extent.end() - 1).0);
+        next = last + 1;
+        (first <= last).then_some((first, last))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Extent, LAZY, PAGE};
+
+    fn extents(ranges: &[(u64, u64, u8)]) -> Extents {
+        let extent = |&(page, pages, flags)| Extent { start: page * PAGE, pages, flags, pass: 1 };
+        Extents::of(ranges.iter().map(extent))
+    }
+
+    #[test]
+    fn every_stored_page_has_its_sum_in_one_group() {
+        let extents = extents(&[
+            (500, 20, PRESENT),
+            (1000, 10, LAZY | PRESENT),
+            (1020, 1, PRESENT),
+            (5000, 9, LAZY),
+            (9000, 1, PRESENT),
+        ]);
+        let mut sums = Sums::default();
+        let stored: Vec<u64> = (500..520).chain(1000..1010).chain([1020, 9000]).collect();
+        stored.iter().for_each(|page| sums.set(page * PAGE, *page as u32));
+        let (groups, bytes) = SumGroups::of(Object::Task(7), &extents, &sums).unwrap();
+        assert_eq!((groups.len(), bytes.len()), (3, 3 * 2048));
+        for page in stored {
+            let (group, within) = groups.place(page * PAGE).unwrap();
+            let (at, length) = groups.bytes_of(group);
+            let found = groups.decode(group, &bytes[at as usize..][..length]).unwrap();
+            assert_eq!(found[within], page as u32);
+        }
+        assert_eq!(groups.place(5000 * PAGE), None);
+        assert_eq!(SumGroups::told(&extents, groups.digests().to_vec()), Some(groups.clone()));
+        assert_eq!(SumGroups::told(&extents, groups.digests()[1..].to_vec()), None);
+        assert_eq!(groups.bytes(), bytes.len() as u64);
+    }
+
+    #[test]
+    fn no_byte_of_a_group_can_be_changed() {
+        let extents = extents(&[(0, 3, PRESENT)]);
+        let mut sums = Sums::default();
+        (0..3).for_each(|page| sums.set(page * PAGE, 9));
+        let (groups, bytes) = SumGroups::of(Object::Task(7), &extents, &sums).unwrap();
+        for at in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 0x10;
+            assert_eq!(groups.decode(0, &damaged), None, "byte {at}");
+        }
+        assert_eq!(groups.decode(0, &bytes[1..]), None);
+        assert_eq!(groups.decode(1, &bytes), None);
+    }
+}
