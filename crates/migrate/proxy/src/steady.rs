@@ -11,6 +11,10 @@
 //! thread:              └▶ watch both connections, ─┘ give back, with what happened
 //!                         pass bytes on
 //! ```
+//!
+//! Bytes are passed on for many sessions together with which something can be done: what has come to any of them is read,
+//! then what they have to send is sent at once ([`crate::batch`]). Of each at most a buffer from either side goes each time,
+//! so that one that floods keeps no other waiting.
 
 use crate::batch::Batch;
 use crate::entry::Command;
@@ -32,6 +36,8 @@ use tokio::sync::oneshot;
 
 /// So many events come with one system call.
 const EVENTS: usize = 1024;
+/// Bytes of so many sessions are passed on together. Each may hold two buffers meanwhile: as many as a thread keeps.
+const GROUP: usize = crate::buffer::KEPT_MAX / 2;
 /// Events of the bell; those of sessions have the session's number and the side of the connection.
 const BELL: u64 = u64::MAX;
 
@@ -166,13 +172,21 @@ impl Thread {
         }
     }
 
-    /// Passes the bytes of all on with which something can be done: what has come to any of them is read, then what they
-    /// have to send is sent.
+    /// Passes the bytes of all on with which something can be done.
     fn pass(&mut self) {
-        let mut ready = std::mem::take(&mut self.ready);
-        ready.retain(|number| self.attend(*number, |lent| lent.failed = lent.pump.take_in().err()));
-        let (mut places, mut writes) = (Vec::with_capacity(ready.len()), Vec::with_capacity(ready.len()));
-        for number in &ready {
+        let mut left = self.ready.len();
+        while left > 0 {
+            let group: Vec<u32> = self.ready.drain(..left.min(GROUP)).collect();
+            left -= group.len();
+            self.pass_group(group);
+        }
+    }
+
+    /// What has come to any of them is read, then what they have to send is sent.
+    fn pass_group(&mut self, mut group: Vec<u32>) {
+        group.retain(|number| self.attend(*number, |lent| lent.failed = lent.pump.take_in().err()));
+        let (mut places, mut writes) = (Vec::with_capacity(2 * GROUP), Vec::with_capacity(2 * GROUP));
+        for number in &group {
             let Some(lent) = self.sessions.get(number) else { continue };
             for (to_client, write) in [true, false].into_iter().zip(lent.pump.writes()) {
                 places.extend(write.map(|_| (*number, to_client)));
@@ -186,11 +200,9 @@ impl Thread {
                 lent.failed.get_or_insert(error);
             }
         }
-        for number in ready.drain(..) {
+        for number in group {
             self.go_on(number);
         }
-        ready.append(&mut self.ready);
-        self.ready = ready;
     }
 
     /// Does something to a session; whether it is there afterwards.
