@@ -12,7 +12,7 @@ use std::cell::RefCell;
 /// Length of a buffer: what one read can bring.
 pub(crate) const LEN: usize = 16 << 10;
 /// A thread keeps so many for sessions that wake up.
-const KEPT_MAX: usize = 64;
+pub(crate) const KEPT_MAX: usize = 64;
 
 thread_local! {
     static POOL: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };

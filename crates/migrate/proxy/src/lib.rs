@@ -51,8 +51,10 @@
 //! ```
 //!
 //! Follows section 4.2 (the worker) and step 4 of section 4.3 of "Madeus" (SIGMOD 2015), where clients wait and sessions end.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+#[allow(unsafe_code)]
+mod batch;
 mod buffer;
 mod capture;
 mod config;

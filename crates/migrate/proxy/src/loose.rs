@@ -3,7 +3,7 @@
 use crate::stream::{End, Raw};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{RecvFlags, recv};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
@@ -54,10 +54,22 @@ impl Loose {
         self.writable |= flags.intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR);
     }
 
-    /// The last write was not taken: somebody is to tell when one would be.
+    /// Whether a write may be taken.
     #[inline]
-    pub(crate) fn is_full(&self) -> bool {
-        !self.writable
+    pub(crate) fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// A write to it had no room.
+    #[inline]
+    pub(crate) fn fill_up(&mut self) {
+        self.writable = false;
+    }
+
+    /// Whether a read may bring something.
+    #[inline]
+    pub(crate) fn is_readable(&self) -> bool {
+        self.readable
     }
 }
 
@@ -91,30 +103,5 @@ impl End for Loose {
             }
             Err(error) => Poll::Ready(Err(error.into())),
         }
-    }
-
-    #[inline]
-    fn poll_send(&mut self, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if !self.writable {
-            return Poll::Pending;
-        }
-        match send(&*self, bytes, SendFlags::NOSIGNAL) {
-            Ok(n) => Poll::Ready(Ok(n)),
-            Err(Errno::AGAIN) => {
-                self.writable = false;
-                Poll::Pending
-            }
-            Err(error) => Poll::Ready(Err(error.into())),
-        }
-    }
-
-    #[inline]
-    fn poll_push(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    #[inline]
-    fn holds_back(&self) -> bool {
-        false
     }
 }

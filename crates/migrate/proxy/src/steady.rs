@@ -11,11 +11,16 @@
 //! thread:              └▶ watch both connections, ─┘ give back, with what happened
 //!                         pass bytes on
 //! ```
+//!
+//! Bytes are passed on for many sessions together with which something can be done: what has come to any of them is read,
+//! then what they have to send is sent at once ([`crate::batch`]). Of each at most a buffer from either side goes each time,
+//! so that one that floods keeps no other waiting.
 
+use crate::batch::Batch;
 use crate::entry::Command;
 use crate::error::SessionError;
 use crate::loose::Loose;
-use crate::session::{Event, Pump};
+use crate::session::{Event, Pump, Standing};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
@@ -24,16 +29,15 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::task::{Context, Poll, Wake, Waker};
 use std::thread::JoinHandle;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
 
 /// So many events come with one system call.
 const EVENTS: usize = 1024;
+/// Bytes of so many sessions are passed on together. Each may hold two buffers meanwhile: as many as a thread keeps.
+const GROUP: usize = crate::buffer::KEPT_MAX / 2;
 /// Events of the bell; those of sessions have the session's number and the side of the connection.
 const BELL: u64 = u64::MAX;
 
@@ -46,6 +50,10 @@ struct Lent {
     back: oneshot::Sender<(Pump<Loose>, Happened)>,
     /// The kernel tells also when one of its connections takes bytes again.
     watches_room: bool,
+    /// It stands among those with which something can be done.
+    is_ready: bool,
+    /// It ends with this as soon as what could be sent has been.
+    failed: Option<SessionError>,
 }
 
 enum Order {
@@ -71,10 +79,8 @@ impl Steady {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &bell, EventData::new_u64(BELL), EventFlags::IN | EventFlags::ET)?;
-        let yielded = Arc::new(Yielded::default());
-        let waker = Waker::from(yielded.clone());
         let thread =
-            Thread { epoll, orders: receiver, sessions: HashMap::new(), unfinished: Vec::new(), yielded, waker };
+            Thread { epoll, orders: receiver, sessions: HashMap::new(), ready: Vec::new(), batch: Batch::new() };
         let thread = std::thread::Builder::new().name(format!("steady-{number}")).spawn(|| thread.run())?;
         Ok((Steady { orders, bell }, thread))
     }
@@ -97,7 +103,8 @@ impl Steady {
         let number = pump.number();
         let (back, mut returned) = oneshot::channel();
         let pump = pump.loosen().map_err(SessionError::Lent)?;
-        self.tell(Order::Lend(Box::new(Lent { pump, back, watches_room: false })));
+        let lent = Lent { pump, back, watches_room: false, is_ready: false, failed: None };
+        self.tell(Order::Lend(Box::new(lent)));
         let returned = tokio::select! {
             returned = &mut returned => returned,
             Some(command) = commands.recv() => {
@@ -117,30 +124,13 @@ impl Steady {
     }
 }
 
-/// Says that a session was left with something to do, so that others have their turn.
-#[derive(Debug, Default)]
-struct Yielded(AtomicBool);
-
-impl Wake for Yielded {
-    fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-impl Yielded {
-    #[inline]
-    fn taken(&self) -> bool {
-        self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Relaxed)
-    }
-}
-
 struct Thread {
     epoll: OwnedFd,
     orders: Receiver<Order>,
     sessions: HashMap<u32, Box<Lent>>,
-    unfinished: Vec<u32>,
-    yielded: Arc<Yielded>,
-    waker: Waker,
+    /// Those with which something can be done.
+    ready: Vec<u32>,
+    batch: Batch,
 }
 
 impl Thread {
@@ -148,7 +138,7 @@ impl Thread {
         let mut events = Vec::with_capacity(EVENTS);
         loop {
             let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-            let limit = (!self.unfinished.is_empty()).then_some(&at_once);
+            let limit = (!self.ready.is_empty()).then_some(&at_once);
             match epoll::wait(&self.epoll, spare_capacity(&mut events), limit) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return tracing::error!(%error, "a thread of sessions cannot wait for them"),
@@ -157,12 +147,10 @@ impl Thread {
             for event in events.drain(..) {
                 match event.data.u64() {
                     BELL => rung = true,
-                    data => self.pass((data >> 1) as u32, |pump| pump.end_mut(data & 1 == 0).note(event.flags)),
+                    data => self.note((data >> 1) as u32, data & 1 == 0, event.flags),
                 }
             }
-            for number in std::mem::take(&mut self.unfinished) {
-                self.pass(number, |_| ());
-            }
+            self.pass();
             // After the events: those of a session that is given back end here.
             while rung && let Ok(order) = self.orders.try_recv() {
                 match order {
@@ -174,38 +162,93 @@ impl Thread {
         }
     }
 
-    /// Passes a session's bytes on, after `news` about it.
+    /// The kernel has told of a change at one end of a session.
     #[inline]
-    fn pass(&mut self, number: u32, news: impl FnOnce(&mut Pump<Loose>)) {
+    fn note(&mut self, number: u32, of_client: bool, flags: EventFlags) {
         let Some(lent) = self.sessions.get_mut(&number) else { return };
-        news(&mut lent.pump);
-        let mut context = Context::from_waker(&self.waker);
-        match catch_unwind(AssertUnwindSafe(|| lent.pump.pass(&mut context))) {
-            Ok(Poll::Pending) => {
-                if self.yielded.taken() {
-                    self.unfinished.push(number);
-                }
-                if lent.pump.ends().into_iter().any(|end| end.is_full()) && !lent.watches_room {
-                    lent.watches_room = true;
-                    if let Err(error) = watch(&self.epoll, lent) {
-                        self.give_back(number, Err(SessionError::Lent(error.into())));
-                    }
-                }
-            }
-            Ok(Poll::Ready(happened)) => self.give_back(number, happened),
-            // Its connections are closed; the others are well.
-            Err(_) => drop(self.sessions.remove(&number)),
+        lent.pump.end_mut(of_client).note(flags);
+        if !std::mem::replace(&mut lent.is_ready, true) {
+            self.ready.push(number);
         }
     }
 
-    fn lend(&mut self, lent: Box<Lent>) {
+    /// Passes the bytes of all on with which something can be done.
+    fn pass(&mut self) {
+        let mut left = self.ready.len();
+        while left > 0 {
+            let group: Vec<u32> = self.ready.drain(..left.min(GROUP)).collect();
+            left -= group.len();
+            self.pass_group(group);
+        }
+    }
+
+    /// What has come to any of them is read, then what they have to send is sent.
+    fn pass_group(&mut self, mut group: Vec<u32>) {
+        group.retain(|number| self.attend(*number, |lent| lent.failed = lent.pump.take_in().err()));
+        let (mut places, mut writes) = (Vec::with_capacity(2 * GROUP), Vec::with_capacity(2 * GROUP));
+        for number in &group {
+            let Some(lent) = self.sessions.get(number) else { continue };
+            for (to_client, write) in [true, false].into_iter().zip(lent.pump.writes()) {
+                places.extend(write.map(|_| (*number, to_client)));
+                writes.extend(write);
+            }
+        }
+        let taken = self.batch.write(&writes);
+        for ((number, to_client), taken) in places.into_iter().zip(taken) {
+            let Some(lent) = self.sessions.get_mut(&number) else { continue };
+            if let Err(error) = lent.pump.wrote(to_client, *taken) {
+                lent.failed.get_or_insert(error);
+            }
+        }
+        for number in group {
+            self.go_on(number);
+        }
+    }
+
+    /// Does something to a session; whether it is there afterwards.
+    #[inline]
+    fn attend(&mut self, number: u32, what: impl FnOnce(&mut Lent)) -> bool {
+        let Some(lent) = self.sessions.get_mut(&number) else { return false };
+        let done = catch_unwind(AssertUnwindSafe(|| what(lent)));
+        if done.is_err() {
+            // Its connections are closed; the others are well.
+            self.sessions.remove(&number);
+        }
+        done.is_ok()
+    }
+
+    #[inline]
+    fn go_on(&mut self, number: u32) {
+        let Some(lent) = self.sessions.get_mut(&number) else { return };
+        lent.is_ready = false;
+        if let Some(error) = lent.failed.take() {
+            return self.give_back(number, Err(error));
+        }
+        match lent.pump.standing() {
+            Standing::Happened(event) => return self.give_back(number, Ok(event)),
+            Standing::More => {
+                lent.is_ready = true;
+                self.ready.push(number);
+            }
+            Standing::Rest => {}
+        }
+        if !lent.watches_room && lent.pump.ends().into_iter().any(|end| !end.is_writable()) {
+            lent.watches_room = true;
+            if let Err(error) = watch(&self.epoll, lent) {
+                self.give_back(number, Err(SessionError::Lent(error.into())));
+            }
+        }
+    }
+
+    fn lend(&mut self, mut lent: Box<Lent>) {
         let number = lent.pump.number();
         let watched = watch(&self.epoll, &lent);
+        // Something may lie in its buffers already.
+        lent.is_ready = true;
         self.sessions.insert(number, lent);
-        match watched {
-            // Something may lie in its buffers already.
-            Ok(()) => self.pass(number, |_| ()),
-            Err(error) => self.give_back(number, Err(SessionError::Lent(error.into()))),
+        self.ready.push(number);
+        if let Err(error) = watched {
+            self.give_back(number, Err(SessionError::Lent(error.into())));
         }
     }
 
@@ -242,6 +285,8 @@ mod tests {
     use crate::stream::{Raw, Stream};
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream as StdUnixStream;
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering;
     use std::time::Duration;
     use stillpoint_migrate_wire::{frame, frontend};
     use tokio::net::UnixStream;
@@ -355,6 +400,49 @@ mod tests {
         }
         steady.end();
         thread.join().unwrap();
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn sessions_that_talk_at_the_same_time_get_what_is_theirs() {
+        let (steady, thread) = Steady::start(0).unwrap();
+        let mut sessions: Vec<_> = (1..=8).map(session).collect();
+        let talks: Vec<_> = sessions.iter().map(|session| (clone(&session.client), clone(&session.server))).collect();
+        let begin = Arc::new(std::sync::Barrier::new(talks.len()));
+        let talk = |(number, (mut client, mut server)): (usize, (StdUnixStream, StdUnixStream))| {
+            let begin = begin.clone();
+            std::thread::spawn(move || {
+                for turn in 0..200 {
+                    let mut row = Vec::new();
+                    frame::put(&mut row, b'D', |body| body.extend(format!("{number} {turn}").bytes()));
+                    // All of them write at once.
+                    begin.wait();
+                    server.write_all(&row).unwrap();
+                    receive(&mut client, &row);
+                }
+                let _ = client.shutdown(std::net::Shutdown::Both);
+            })
+        };
+        let talks: Vec<_> = talks.into_iter().enumerate().map(talk).collect();
+        let mut passes = tokio::task::JoinSet::new();
+        let steady = Arc::new(steady);
+        for Session { pump, mut commands, entry, client, server } in sessions.drain(..) {
+            let steady = steady.clone();
+            passes.spawn(async move {
+                let happened = steady.pass(pump, &mut commands).await.unwrap().1;
+                drop((entry, client, server));
+                happened
+            });
+        }
+        while let Some(happened) = passes.join_next().await {
+            assert!(matches!(happened.unwrap(), Ok(Event::ClientLeft)));
+        }
+        talks.into_iter().for_each(|talk| talk.join().unwrap());
+        steady.end();
+        thread.join().unwrap();
+    }
+
+    fn clone(stream: &StdUnixStream) -> StdUnixStream {
+        stream.try_clone().unwrap()
     }
 
     #[tokio::test(flavor = "current_thread")]

@@ -14,16 +14,10 @@ pub(crate) enum Raw {
     Unix(UnixStream),
 }
 
-/// One end of a session, as the pump sees it.
+/// One end of a session, as far as it is read from.
 pub(crate) trait End {
     /// Reads what there is into `space`; 0 means the end.
     fn poll_fill(&mut self, cx: &mut Context<'_>, space: &mut [u8]) -> Poll<io::Result<usize>>;
-    /// Sends as much as is taken.
-    fn poll_send(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>>;
-    /// Hands on what encryption holds back.
-    fn poll_push(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
-    /// Whether something may be held back.
-    fn holds_back(&self) -> bool;
 }
 
 /// A connection as we use it.
@@ -45,21 +39,6 @@ impl End for Stream {
         let mut buffer = ReadBuf::new(space);
         ready!(Pin::new(self).poll_read(cx, &mut buffer))?;
         Poll::Ready(Ok(buffer.filled().len()))
-    }
-
-    #[inline]
-    fn poll_send(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(self).poll_write(cx, bytes)
-    }
-
-    #[inline]
-    fn poll_push(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(self).poll_flush(cx)
-    }
-
-    #[inline]
-    fn holds_back(&self) -> bool {
-        self.is_tls()
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use stillpoint_migrate_replay::{
-    Limits, Mode, Player, RunningId, Scheduler, Snapshot, Stamp, Statement, Step, Syncset, Token, Xid,
+    Limits, Mode, Part, Player, RunningId, Scheduler, Snapshot, Stamp, Statement, Syncset, Token, Xid,
 };
 
 /// What a transaction touches.
@@ -97,11 +97,18 @@ const READ_US: u64 = 60;
 const WRITE_US: u64 = 80;
 const COMMIT_US: u64 = 20;
 
+/// What a player reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Report {
+    Read,
+    Done,
+}
+
 /// Simulated seconds for a backlog of transactions that ran on the source at the load's concurrency.
 struct Simulation {
     scheduler: Scheduler<u64>,
-    /// When each player's operation ends.
-    busy: BTreeSet<(u64, u32)>,
+    /// When each player reports what.
+    busy: BTreeSet<(u64, u32, Report)>,
     free: BTreeSet<u32>,
     now: u64,
     flush_us: u64,
@@ -150,14 +157,15 @@ impl Simulation {
         // Whoever is free takes what there is; a transaction of statements goes on where it is open.
         for player in self.free.clone() {
             let Some(operation) = self.scheduler.next(Player(player)).expect("a player") else { continue };
-            let end = match operation.step {
-                Step::FirstRead => self.now + READ_US,
-                Step::Writes => self.now + self.writes * WRITE_US,
-                Step::Commit => self.flushed(self.now + COMMIT_US),
-                Step::Whole => self.flushed(self.now + READ_US + self.writes * WRITE_US + COMMIT_US),
-            };
+            let took = |part, us| if operation.step.has(part) { us } else { 0 };
+            let read = self.now + took(Part::FirstRead, READ_US);
+            let end = read + took(Part::Writes, self.writes * WRITE_US) + took(Part::Commit, COMMIT_US);
+            let end = if operation.step.has(Part::Commit) { self.flushed(end) } else { end };
             self.free.remove(&player);
-            self.busy.insert((end, player));
+            if operation.awaited {
+                self.busy.insert((read, player, Report::Read));
+            }
+            self.busy.insert((end, player, Report::Done));
         }
     }
 
@@ -173,21 +181,21 @@ impl Simulation {
     }
 
     fn wait(&mut self) {
-        match self.busy.pop_first() {
-            Some((end, player)) => {
-                self.now = self.now.max(end);
-                self.scheduler.done(Player(player)).expect("it was given");
-                self.free.insert(player);
-                while let Some((end, player)) = self.busy.first().copied().filter(|(end, _)| *end <= self.now) {
-                    self.busy.remove(&(end, player));
+        let Some(&(first, ..)) = self.busy.first() else {
+            assert!(self.scheduler.is_starved(), "nothing goes on: {:?}", self.scheduler.progress());
+            let player = self.scheduler.add_player();
+            self.free.insert(player.0);
+            return;
+        };
+        self.now = self.now.max(first);
+        while let Some(&(at, player, report)) = self.busy.first().filter(|(at, ..)| *at <= self.now) {
+            self.busy.remove(&(at, player, report));
+            match report {
+                Report::Read => self.scheduler.read_done(Player(player)).expect("it was given"),
+                Report::Done => {
                     self.scheduler.done(Player(player)).expect("it was given");
                     self.free.insert(player);
                 }
-            }
-            None => {
-                assert!(self.scheduler.is_starved(), "nothing goes on: {:?}", self.scheduler.progress());
-                let player = self.scheduler.add_player();
-                self.free.insert(player.0);
             }
         }
     }

@@ -103,18 +103,21 @@ impl Gates {
         self.uncommitted.remove(&xid);
     }
 
-    /// The lowest first read that is not done.
-    pub(crate) fn lowest_unread(&self, rules: &Rules) -> Option<&Snapshot> {
-        let counts = |reader: &Reader| rules.running_counts || matches!(reader, Reader::Admitted(_));
+    /// The lowest first read that is not done, but for that of `own`.
+    pub(crate) fn lowest_unread(&self, own: Slot, rules: &Rules) -> Option<&Snapshot> {
+        let counts = |reader: &Reader| match reader {
+            Reader::Running(_) => rules.running_counts,
+            Reader::Admitted(slot) => *slot != own,
+        };
         self.unread.iter().find(|((_, reader), _)| counts(reader)).map(|(_, snapshot)| snapshot)
     }
 
-    /// Whether every first read that did not see this commit is done.
-    pub(crate) fn commit_open(&self, xid: Xid, handed_in: u64, rules: &Rules) -> bool {
+    /// Whether every first read of others that did not see this commit of `own` is done.
+    pub(crate) fn commit_open(&self, own: Slot, xid: Xid, handed_in: u64, rules: &Rules) -> bool {
         if !rules.commits_after_reads {
             return true;
         }
         let begun_before = rules.running_counts && self.beginnings.first().is_some_and(|(at, _)| *at <= handed_in);
-        !begun_before && self.lowest_unread(rules).is_none_or(|snapshot| snapshot.sees(xid))
+        !begun_before && self.lowest_unread(own, rules).is_none_or(|snapshot| snapshot.sees(xid))
     }
 }

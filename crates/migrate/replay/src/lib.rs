@@ -8,14 +8,15 @@
 //! - in the modes that replay statements tell when a transaction of the source begins, what its snapshot is, and when it
 //!   ended, and let only deterministic statements under REPEATABLE READ or SERIALIZABLE in;
 //! - send the operations of one player on one connection, in the order in which the player was given them, and report
-//!   each; a batch of several whole transactions goes out under one Sync, so that what stands behind a failure is not run.
+//!   each ([`Scheduler::done`]; a first read that others may wait for before the rest, [`Operation::awaited`]); a batch of
+//!   several whole transactions goes out under one Sync, so that what stands behind a failure is not run.
 //!
 //! **Guaranteed** is, for every order in which players ask and report:
 //!
 //! ```text
 //! rows       stamp_i < stamp_j and tokens conflict   =>  c_i completes before the first write of j is sent
 //! lsir (1-a) c_i < r_j on the source                 =>  c_i completes before r_j is sent
-//!      (1-b) r_j < c_i on the source                 =>  r_j completes before c_i is sent
+//!      (1-b) r_j < c_i on the source, i and j differ =>  r_j completes before c_i is sent
 //!      (2)   writes of one transaction keep their order, and those whose tokens conflict the order of `rows`
 //! b-con      as lsir, and one commit at a time in the source's order
 //! b-min      one transaction at a time in the order of stamps (b-all: with all its reads)
@@ -89,6 +90,6 @@ mod tests;
 
 pub use error::{Error, Refused};
 pub use scheduler::{Done, Limits, Progress, Retry, Scheduler};
-pub use syncset::{Mode, Operation, Player, RunningId, Stamp, Statement, Step, Syncset, SyncsetId};
+pub use syncset::{Mode, Operation, Part, Player, RunningId, Stamp, Statement, Step, Syncset, SyncsetId};
 pub use token::Token;
 pub use visibility::{Snapshot, Xid};

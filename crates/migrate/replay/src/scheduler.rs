@@ -1,5 +1,7 @@
 //! The scheduler: what each player may send next.
 
+mod statements;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
@@ -10,6 +12,7 @@ use crate::rules::Rules;
 use crate::syncset::{Mode, Operation, Player, RunningId, Stamp, Step, Syncset, SyncsetId};
 use crate::token::{Access, granules};
 use crate::visibility::{Snapshot, Xid};
+use statements::Phase;
 
 /// Tries of one syncset before it is given up: freely, after all lower stamps, alone.
 const ATTEMPTS_MAX: u8 = 3;
@@ -84,16 +87,6 @@ struct Entry<P> {
     /// Who was given it.
     player: Option<Player>,
     statement: Option<(Xid, Snapshot)>,
-}
-
-/// How far a transaction of statements is on its player.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    Reading,
-    Read,
-    Writing,
-    Written,
-    Committing,
 }
 
 #[derive(Debug, Default)]
@@ -351,8 +344,8 @@ impl<P> Scheduler<P> {
     pub fn next(&mut self, player: Player) -> Result<Option<Operation>, Error> {
         self.state(player)?;
         if self.mode.needs_snapshots() {
-            let Some((slot, phase)) = self.statement_step(player) else { return Ok(None) };
-            return Ok(Some(self.begin_step(player, slot, phase)));
+            let step = self.statement_step(player);
+            return Ok(step.map(|(slot, step)| self.begin_step(player, slot, step)));
         }
         if self.mode.is_serial() && self.under_way > 0 {
             return Ok(None);
@@ -462,75 +455,7 @@ impl<P> Scheduler<P> {
         if !self.rules.until_commit {
             self.release(slot);
         }
-        Operation { syncset: SyncsetId(slot), stamp, step: Step::Whole }
-    }
-
-    /// The step of a transaction of statements that this player may begin.
-    fn statement_step(&self, player: Player) -> Option<(Slot, Phase)> {
-        match self.players[player.0 as usize].open {
-            None => self.gates.open_read(&self.rules).map(|slot| (slot, Phase::Reading)),
-            Some((slot, Phase::Read)) => {
-                let free = self.entry(slot).waiting == 0 || self.conflicts_are_coarse(slot);
-                free.then_some((slot, Phase::Writing))
-            }
-            Some((slot, Phase::Written)) => self.commit_open(slot).then_some((slot, Phase::Committing)),
-            Some(_) => None,
-        }
-    }
-
-    /// Tokens may conflict where the transactions did not (whole indexes, equal hashes), and then the order of their
-    /// stamps says nothing about that of their commits. Of a real conflict whoever saw the later one saw the earlier. So
-    /// a snapshot that waits for this commit, and for none with a lower stamp, proves that all it waits for is coarse;
-    /// without this the snapshot and the tokens would wait for each other.
-    fn conflicts_are_coarse(&self, slot: Slot) -> bool {
-        let (Some(snapshot), Some((xid, _))) = (self.gates.lowest_unread(&self.rules), &self.entry(slot).statement)
-        else {
-            return false;
-        };
-        let seen = |slot: Slot| self.entry(slot).statement.as_ref().is_some_and(|(xid, _)| snapshot.sees(*xid));
-        let stamp = self.entry(slot).stamp;
-        let mut lower = self.line.iter().take_while(|(other, _)| *other < stamp).filter_map(|(_, slot)| *slot);
-        self.rules.visibility_first && snapshot.sees(*xid) && !lower.any(seen)
-    }
-
-    fn commit_open(&self, slot: Slot) -> bool {
-        let entry = self.entry(slot);
-        let Some((xid, _)) = entry.statement else { return true };
-        self.gates.commit_open(xid, entry.handed_in, &self.rules)
-            && (self.mode == Mode::Lsir || self.next_to_commit() == Some(slot))
-    }
-
-    /// B-CON: the one commit that comes next. Stamps are taken when a commit is sent, so of two that overlapped on the
-    /// source either may have come first; a snapshot that saw one of them alone tells, and goes before the stamps.
-    fn next_to_commit(&self) -> Option<Slot> {
-        let committing = |state: &PlayerState| matches!(state.open, Some((_, Phase::Committing)));
-        if self.players.iter().any(committing) {
-            return None;
-        }
-        let first = self.gates.lowest_unread(&self.rules);
-        let seen = |slot: &Slot| match (first, &self.entry(*slot).statement) {
-            (Some(snapshot), Some((xid, _))) => snapshot.sees(*xid),
-            _ => true,
-        };
-        self.line.iter().filter_map(|(_, slot)| *slot).find(seen)
-    }
-
-    fn begin_step(&mut self, player: Player, slot: Slot, phase: Phase) -> Operation {
-        let step = match phase {
-            Phase::Reading => {
-                if let Some((_, snapshot)) = &self.entries[slot as usize].as_ref().and_then(|e| e.statement.as_ref()) {
-                    self.gates.claim(slot, snapshot);
-                }
-                self.players[player.0 as usize].overtaken = false;
-                Step::FirstRead
-            }
-            Phase::Writing => Step::Writes,
-            _ => Step::Commit,
-        };
-        self.entry_mut(slot).player = Some(player);
-        self.players[player.0 as usize].open = Some((slot, phase));
-        self.under_way += 1;
-        Operation { syncset: SyncsetId(slot), stamp: self.entry(slot).stamp, step }
+        Operation { syncset: SyncsetId(slot), stamp, step: Step::WHOLE, awaited: false }
     }
 
     /// The oldest operation that this player was given is done. Answers the syncset when that was its last one.
@@ -543,24 +468,7 @@ impl<P> Scheduler<P> {
             self.under_way -= 1;
             return Ok(self.finish(slot));
         }
-        let Some((slot, phase)) = state.open else { return Err(Error::NothingUnderWay { player }) };
-        let next = match phase {
-            Phase::Reading => Phase::Read,
-            Phase::Writing => Phase::Written,
-            Phase::Committing => {
-                state.open = None;
-                self.under_way -= 1;
-                return Ok(self.finish(slot));
-            }
-            Phase::Read | Phase::Written => return Err(Error::NothingUnderWay { player }),
-        };
-        state.open = Some((slot, next));
-        self.under_way -= 1;
-        if let (Phase::Read, Some(Entry { statement: Some((_, snapshot)), .. })) = (next, &self.entries[slot as usize])
-        {
-            self.gates.read_done(slot, snapshot);
-        }
-        Ok(None)
+        self.statement_done(player)
     }
 
     fn finish(&mut self, slot: Slot) -> Option<Done<P>> {
@@ -586,15 +494,6 @@ impl<P> Scheduler<P> {
         self.bytes -= entry.bytes;
         self.done += 1;
         Some(Done { stamp: entry.stamp, payload: entry.payload })
-    }
-
-    /// A commit has been done: open transactions that did not see it cannot take their snapshot again.
-    fn overtake(&mut self, xid: Xid) {
-        for state in &mut self.players {
-            let Some((slot, _)) = state.open else { continue };
-            let statement = self.entries[slot as usize].as_ref().and_then(|entry| entry.statement.as_ref());
-            state.overtaken |= statement.is_some_and(|(_, snapshot)| !snapshot.sees(xid));
-        }
     }
 
     fn release(&mut self, slot: Slot) {
@@ -654,33 +553,6 @@ impl<P> Scheduler<P> {
             self.ready.push(Reverse((stamp, slot)));
         }
         Ok(Retry { stamp, given_back: behind.len() })
-    }
-
-    fn statement_failed(&mut self, player: Player) -> Result<Retry, Error> {
-        let state = self.state(player)?;
-        let (Some((slot, Phase::Reading | Phase::Writing | Phase::Committing)), overtaken) =
-            (state.open, state.overtaken)
-        else {
-            return Err(Error::NothingUnderWay { player });
-        };
-        state.open = None;
-        self.under_way -= 1;
-        let entry = self.entry_mut(slot);
-        entry.player = None;
-        entry.attempts += 1;
-        let (stamp, attempts) = (entry.stamp, entry.attempts);
-        if overtaken {
-            return Err(Error::SnapshotGone { stamp });
-        }
-        if attempts >= ATTEMPTS_MAX {
-            return Err(Error::GivenUp { stamp, attempts });
-        }
-        self.retries += 1;
-        if let Some(Entry { statement: Some((_, snapshot)), .. }) = &self.entries[slot as usize] {
-            self.gates.read_done(slot, snapshot);
-            self.gates.reopen(slot, snapshot);
-        }
-        Ok(Retry { stamp, given_back: 0 })
     }
 
     /// Lets a failed syncset go again when it has come to the front of the line.

@@ -97,8 +97,10 @@ pub struct Operation {
     pub syncset: SyncsetId,
     /// Its stamp.
     pub stamp: Stamp,
-    /// Which part of it.
+    /// What of it.
     pub step: Step,
+    /// Others may wait for its first read before the rest of it is done: [`crate::Scheduler::read_done`] tells them.
+    pub awaited: bool,
 }
 
 /// A syncset in the scheduler, valid until it is done.
@@ -106,16 +108,33 @@ pub struct Operation {
 pub struct SyncsetId(pub(crate) u32);
 
 /// A part of a transaction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Step {
-    /// Begin, writes in their order, commit, in one go.
-    Whole,
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Part {
     /// Begin (REPEATABLE READ) and the statement that takes the snapshot.
     FirstRead,
     /// All writes in their order.
     Writes,
     /// The commit.
     Commit,
+}
+
+/// What is sent in one go: one part of a transaction or several, the last of them included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Step {
+    /// It begins with this.
+    pub first: Part,
+    /// It ends with this.
+    pub last: Part,
+}
+
+impl Step {
+    /// From the beginning to the commit.
+    pub const WHOLE: Step = Step { first: Part::FirstRead, last: Part::Commit };
+
+    /// Whether a part is among it.
+    pub fn has(self, part: Part) -> bool {
+        (self.first..=self.last).contains(&part)
+    }
 }
 
 impl fmt::Display for Stamp {

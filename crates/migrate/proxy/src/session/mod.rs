@@ -19,7 +19,7 @@ pub(crate) use notes::CustomNames;
 #[cfg(test)]
 pub(crate) use notes::Notes;
 pub(crate) use opening::serve;
-pub(crate) use pump::{Event, Pump};
+pub(crate) use pump::{Event, Pump, Standing};
 
 use crate::capture::Capture;
 use crate::config::Server;

@@ -3,6 +3,7 @@
 //! Both directions are served together: whatever one read brought is looked at header by header and sent on by one write.
 //! While nothing special goes on, that is all there is, and [`crate::steady`] does it for all sessions alike.
 
+use crate::batch::{Taken, Write};
 use crate::buffer::Buffer;
 use crate::entry::{Activity, Command, Counters, Entry, now_us};
 use crate::error::SessionError;
@@ -10,14 +11,18 @@ use crate::loose::Loose;
 use crate::session::notes::Notes;
 use crate::steady::Steady;
 use crate::stream::{End, Stream};
+use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::io;
+use std::os::fd::AsFd;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 use stillpoint_migrate_wire::frame::{Scanner, Step};
 use stillpoint_migrate_wire::{Conversation, Status, WireError, backend, frontend};
+use tokio::io::AsyncWrite;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 /// As the server: no message is longer.
@@ -94,24 +99,54 @@ impl Lane {
 
     /// Sends what may be sent, as far as it is taken; true when something was.
     #[inline]
-    fn send(&mut self, to: &mut impl End, cx: &mut Context<'_>) -> io::Result<bool> {
+    fn send(&mut self, to: &mut Stream, cx: &mut Context<'_>) -> io::Result<bool> {
         let mut moved = false;
         while !self.buffer.all_sent() {
-            match to.poll_send(cx, self.buffer.sendable())? {
+            match Pin::new(&mut *to).poll_write(cx, self.buffer.sendable())? {
                 Poll::Ready(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Poll::Ready(n) => {
                     self.buffer.sent(n);
                     moved = true;
-                    self.unflushed = to.holds_back();
+                    self.unflushed = to.is_tls();
                 }
                 Poll::Pending => break,
             }
         }
-        if self.unflushed && to.poll_push(cx)?.is_ready() {
+        if self.unflushed && Pin::new(to).poll_flush(cx)?.is_ready() {
             self.unflushed = false;
         }
         Ok(moved)
     }
+
+    /// A write of ours has been answered.
+    #[inline]
+    fn sent(&mut self, to: &mut Loose, taken: Taken) -> io::Result<()> {
+        match taken {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(n) => self.buffer.sent(n),
+            Err(Errno::AGAIN) => to.fill_up(),
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// Whether something can be done at once between these ends.
+    #[inline]
+    fn can_go_on(&self, from: &Loose, to: &Loose) -> bool {
+        let more = from.is_readable() && !self.ended && self.buffer.has_room();
+        more || (to.is_writable() && !self.buffer.all_sent())
+    }
+}
+
+/// How a session stands after its bytes have been passed on.
+#[derive(Debug)]
+pub(crate) enum Standing {
+    /// The kernel will tell when something more can be done.
+    Rest,
+    /// It can be gone on with at once.
+    More,
+    /// Something is to be decided.
+    Happened(Event),
 }
 
 /// A session whose client and server talk.
@@ -214,6 +249,27 @@ impl Pump {
         self.pass(cx)
     }
 
+    /// Passes on what has come, as far as it is taken.
+    fn pass(&mut self, cx: &mut Context<'_>) -> Poll<Result<Event, SessionError>> {
+        (self.up.drained, self.down.drained) = (false, false);
+        for _ in 0..ROUNDS {
+            let mut moved = self.take_down(cx)?;
+            moved |= self.down.send(&mut self.client, cx).map_err(SessionError::Client)?;
+            moved |= self.take_up(cx)?;
+            moved |= self.up.send(&mut self.server, cx).map_err(SessionError::Server)?;
+            if let Some(event) = self.event() {
+                return Poll::Ready(Ok(event));
+            }
+            if !moved {
+                self.up.buffer.rest();
+                self.down.buffer.rest();
+                return Poll::Pending;
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
     /// Tells the client something last, where that does not end up in the middle of a message.
     pub(crate) async fn tell_client(&mut self, bytes: &[u8]) {
         use tokio::io::AsyncWriteExt;
@@ -225,10 +281,52 @@ impl Pump {
     }
 }
 
+/// In three steps, so that what all sessions have to send can be sent at once: see [`crate::steady`].
 impl Pump<Loose> {
     /// Puts the connections into the runtime of the calling task.
     pub(crate) fn settle(self) -> io::Result<Pump> {
         self.with_ends(|loose| loose.settle().map(Stream::Plain))
+    }
+
+    /// Reads what has come, at most a buffer from each side, and looks at it.
+    #[inline]
+    pub(crate) fn take_in(&mut self) -> Result<(), SessionError> {
+        (self.up.drained, self.down.drained) = (false, false);
+        let mut nobody = Context::from_waker(Waker::noop());
+        self.take_down(&mut nobody)?;
+        self.take_up(&mut nobody).map(drop)
+    }
+
+    /// What is to be sent: to the client, and to the server.
+    #[inline]
+    pub(crate) fn writes(&self) -> [Option<Write<'_>>; 2] {
+        [(&self.down, &self.client), (&self.up, &self.server)].map(|(lane, to)| {
+            let due = to.is_writable() && !lane.buffer.all_sent();
+            due.then(|| Write { to: to.as_fd(), bytes: lane.buffer.sendable() })
+        })
+    }
+
+    /// One of the two has been answered.
+    #[inline]
+    pub(crate) fn wrote(&mut self, to_client: bool, taken: Taken) -> Result<(), SessionError> {
+        match to_client {
+            true => self.down.sent(&mut self.client, taken).map_err(SessionError::Client),
+            false => self.up.sent(&mut self.server, taken).map_err(SessionError::Server),
+        }
+    }
+
+    /// What comes next.
+    #[inline]
+    pub(crate) fn standing(&mut self) -> Standing {
+        if let Some(event) = self.event() {
+            return Standing::Happened(event);
+        }
+        if self.down.can_go_on(&self.server, &self.client) || self.up.can_go_on(&self.client, &self.server) {
+            return Standing::More;
+        }
+        self.up.buffer.rest();
+        self.down.buffer.rest();
+        Standing::Rest
     }
 }
 
@@ -268,31 +366,18 @@ impl<E: End> Pump<E> {
         })
     }
 
-    /// Passes on what has come, as far as it is taken.
+    /// What is to be decided, if anything is.
     #[inline]
-    pub(crate) fn pass(&mut self, cx: &mut Context<'_>) -> Poll<Result<Event, SessionError>> {
-        (self.up.drained, self.down.drained) = (false, false);
-        for _ in 0..ROUNDS {
-            let down = self.poll_down(cx)?;
-            let up = self.poll_up(cx)?;
-            if (self.wants_boundary || self.has_news()) && self.at_boundary() {
-                return Poll::Ready(Ok(Event::Boundary));
-            }
-            // The server's last words come before the end that it makes; the client's after all has been sent.
-            if self.down.ended && self.down.buffer.is_empty() && !self.down.unflushed {
-                return Poll::Ready(Ok(Event::ServerLeft));
-            }
-            if self.up.ended && self.up.buffer.all_sent() && !self.up.unflushed {
-                return Poll::Ready(Ok(Event::ClientLeft));
-            }
-            if !(down || up) {
-                self.up.buffer.rest();
-                self.down.buffer.rest();
-                return Poll::Pending;
-            }
+    fn event(&self) -> Option<Event> {
+        if (self.wants_boundary || self.has_news()) && self.at_boundary() {
+            return Some(Event::Boundary);
         }
-        cx.waker().wake_by_ref();
-        Poll::Pending
+        // The server's last words come before the end that it makes; the client's after all has been sent.
+        if self.down.ended && self.down.buffer.is_empty() && !self.down.unflushed {
+            return Some(Event::ServerLeft);
+        }
+        let left = self.up.ended && self.up.buffer.all_sent() && !self.up.unflushed;
+        left.then_some(Event::ClientLeft)
     }
 
     pub(super) fn has_news(&self) -> bool {
@@ -309,20 +394,20 @@ impl<E: End> Pump<E> {
             && self.down.buffer.unscanned().is_empty()
     }
 
-    fn poll_up(&mut self, cx: &mut Context<'_>) -> Result<bool, SessionError> {
+    #[inline]
+    fn take_up(&mut self, cx: &mut Context<'_>) -> Result<bool, SessionError> {
         let n = self.up.fill(&mut self.client, cx).map_err(SessionError::Client)?;
         Counters::add(&self.entry.counters.bytes_up, n as u64);
         self.scan_up().map_err(SessionError::ClientProtocol)?;
-        let sent = self.up.send(&mut self.server, cx).map_err(SessionError::Server)?;
-        Ok(n > 0 || sent)
+        Ok(n > 0)
     }
 
-    fn poll_down(&mut self, cx: &mut Context<'_>) -> Result<bool, SessionError> {
+    #[inline]
+    fn take_down(&mut self, cx: &mut Context<'_>) -> Result<bool, SessionError> {
         let n = self.down.fill(&mut self.server, cx).map_err(SessionError::Server)?;
         Counters::add(&self.entry.counters.bytes_down, n as u64);
         self.scan_down().map_err(SessionError::ServerProtocol)?;
-        let sent = self.down.send(&mut self.client, cx).map_err(SessionError::Client)?;
-        Ok(n > 0 || sent)
+        Ok(n > 0)
     }
 
     /// Whether what comes next from the client would begin a transaction, or may.

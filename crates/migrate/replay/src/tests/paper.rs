@@ -5,7 +5,15 @@ use std::collections::HashMap;
 use super::history::{Event, Profile, random_history};
 use super::random::Random;
 use super::target::{Happened, Setting, replay};
-use crate::{Limits, Mode, Operation, Player, RunningId, Scheduler, Snapshot, Stamp, Statement, Step, Syncset, Xid};
+use crate::{
+    Error, Limits, Mode, Operation, Part, Player, RunningId, Scheduler, Snapshot, Stamp, Statement, Step, Syncset,
+    Token, Xid,
+};
+
+const FIRST_READ: Step = Step { first: Part::FirstRead, last: Part::FirstRead };
+const UP_TO_WRITES: Step = Step { first: Part::FirstRead, last: Part::Writes };
+const FROM_WRITES: Step = Step { first: Part::Writes, last: Part::Commit };
+const COMMIT: Step = Step { first: Part::Commit, last: Part::Commit };
 
 /// A syncset of the example with its start and end stamps.
 fn example(scheduler: &mut Scheduler<()>, number: u64, sts: u64, ets: u64) {
@@ -30,26 +38,75 @@ fn appendix_c() {
     example(&mut scheduler, 2, 3, 4);
     example(&mut scheduler, 3, 5, 5);
     let (i, j, k) = (Player(0), Player(1), Player(2));
-    assert_eq!(given(&mut scheduler, i), Some((3, Step::FirstRead)));
-    assert_eq!(given(&mut scheduler, j), Some((4, Step::FirstRead)));
+    assert_eq!(given(&mut scheduler, i), Some((3, UP_TO_WRITES)), "its commit waits for the first read of T_j");
+    assert_eq!(given(&mut scheduler, j), Some((4, UP_TO_WRITES)), "its commit waits for the first read of T_i");
     assert_eq!(given(&mut scheduler, k), None, "its first read saw both commits");
-    scheduler.done(i).unwrap();
-    assert_eq!(given(&mut scheduler, i), Some((3, Step::Writes)));
+    scheduler.read_done(i).unwrap();
     scheduler.done(i).unwrap();
     assert_eq!(given(&mut scheduler, i), None, "the first read of T_j is not done");
+    scheduler.read_done(j).unwrap();
+    assert_eq!(given(&mut scheduler, i), Some((3, COMMIT)), "whatever T_j writes meanwhile");
     scheduler.done(j).unwrap();
-    assert_eq!(given(&mut scheduler, j), Some((4, Step::Writes)));
-    scheduler.done(j).unwrap();
-    assert_eq!(given(&mut scheduler, i), Some((3, Step::Commit)));
-    assert_eq!(given(&mut scheduler, j), Some((4, Step::Commit)), "both commits at once: group commit");
+    assert_eq!(given(&mut scheduler, j), Some((4, COMMIT)), "both commits at once: group commit");
     scheduler.done(j).unwrap();
     assert_eq!(given(&mut scheduler, k), None, "T_i is not committed");
     scheduler.done(i).unwrap();
-    for step in [Step::FirstRead, Step::Writes, Step::Commit] {
-        assert_eq!(given(&mut scheduler, k), Some((5, step)));
-        scheduler.done(k).unwrap();
-    }
+    let whole = scheduler.next(k).unwrap().expect("nothing is left to be waited for");
+    assert_eq!((whole.stamp, whole.step, whole.awaited), (Stamp(5), Step::WHOLE, false));
+    scheduler.done(k).unwrap();
     assert!(scheduler.is_drained());
+}
+
+/// A transaction whose tokens are not free goes out by parts, and its commit with its writes where no first read is left
+/// that the commit could be too early for.
+#[test]
+fn what_has_to_wait_for_nothing_goes_out_together() {
+    let mut scheduler = Scheduler::new(Mode::Lsir, 2, Limits::default());
+    for (number, sts) in [(1, 1), (2, 1)] {
+        let running = RunningId(number);
+        scheduler.begins(running);
+        scheduler.began(running, Snapshot::at_clock(sts));
+        let statement = Some(Statement { running, xid: Xid(number) });
+        let tokens = vec![Token::Row { table: 1, key: 1 }];
+        let syncset = Syncset { stamp: Stamp(number), tokens, statement, bytes: 1, payload: () };
+        scheduler.push_next(syncset).expect("it is taken");
+    }
+    let (i, j) = (Player(0), Player(1));
+    let (first, second) = (scheduler.next(i).unwrap().unwrap(), scheduler.next(j).unwrap().unwrap());
+    assert_eq!((first.step, first.awaited), (UP_TO_WRITES, true));
+    assert_eq!((second.step, second.awaited), (FIRST_READ, false), "what it writes waits for the other's commit");
+    scheduler.done(j).unwrap();
+    scheduler.done(i).unwrap();
+    assert_eq!(given(&mut scheduler, i), Some((1, COMMIT)));
+    assert_eq!(given(&mut scheduler, j), None);
+    scheduler.done(i).unwrap();
+    assert_eq!(given(&mut scheduler, j), Some((2, FROM_WRITES)));
+}
+
+/// One that fails is tried again, unless a commit has been done that it does not see: only where its first read was told.
+#[test]
+fn what_fails_after_its_first_read_was_told_may_have_lost_its_snapshot() {
+    for overtaken in [false, true] {
+        let mut scheduler = Scheduler::new(Mode::Lsir, 2, Limits::default());
+        example(&mut scheduler, 1, 1, 1);
+        example(&mut scheduler, 2, 1, 2);
+        let (i, j) = (Player(0), Player(1));
+        for player in [i, j] {
+            assert_eq!(given(&mut scheduler, player).map(|(_, step)| step), Some(UP_TO_WRITES));
+        }
+        scheduler.done(i).unwrap();
+        if overtaken {
+            scheduler.read_done(j).unwrap();
+            assert_eq!(given(&mut scheduler, i), Some((1, COMMIT)));
+            scheduler.done(i).unwrap();
+            assert_eq!(scheduler.failed(j), Err(Error::SnapshotGone { stamp: Stamp(2) }));
+        } else {
+            assert_eq!(given(&mut scheduler, i), None);
+            assert_eq!(scheduler.failed(j).map(|retry| retry.stamp), Ok(Stamp(2)));
+            assert_eq!(given(&mut scheduler, j), Some((2, Step::WHOLE)));
+            assert_eq!(scheduler.read_done(i), Err(Error::NothingUnderWay { player: i }));
+        }
+    }
 }
 
 /// The same under B-CON: the commits come one after another.
@@ -58,18 +115,16 @@ fn appendix_c_with_serial_commits() {
     let mut scheduler = Scheduler::new(Mode::BCon, 2, Limits::default());
     example(&mut scheduler, 1, 3, 3);
     example(&mut scheduler, 2, 3, 4);
-    for _ in [Step::FirstRead, Step::Writes] {
-        for player in [Player(0), Player(1)] {
-            given(&mut scheduler, player).expect("first reads and writes run concurrently");
-        }
-        scheduler.done(Player(1)).unwrap();
-        scheduler.done(Player(0)).unwrap();
+    for player in [Player(0), Player(1)] {
+        assert_eq!(given(&mut scheduler, player).map(|(_, step)| step), Some(UP_TO_WRITES), "they run concurrently");
     }
+    scheduler.done(Player(1)).unwrap();
+    scheduler.done(Player(0)).unwrap();
     assert_eq!(given(&mut scheduler, Player(1)), None, "T_i commits first");
-    assert_eq!(given(&mut scheduler, Player(0)), Some((3, Step::Commit)));
+    assert_eq!(given(&mut scheduler, Player(0)), Some((3, COMMIT)));
     assert_eq!(given(&mut scheduler, Player(1)), None, "one at a time");
     scheduler.done(Player(0)).unwrap();
-    assert_eq!(given(&mut scheduler, Player(1)), Some((4, Step::Commit)));
+    assert_eq!(given(&mut scheduler, Player(1)), Some((4, COMMIT)));
 }
 
 /// When each thing of each transaction happened on the target.

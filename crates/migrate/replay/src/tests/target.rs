@@ -7,7 +7,7 @@ use super::history::{Committed, Event, History, tokens};
 use super::random::Random;
 use crate::mapping::{End, map};
 use crate::rules::Rules;
-use crate::{Error, Limits, Mode, Operation, Player, Scheduler, Stamp, Step, Syncset};
+use crate::{Error, Limits, Mode, Operation, Part, Player, Scheduler, Stamp, Syncset};
 
 /// How a history is replayed.
 #[derive(Debug, Clone, Copy)]
@@ -46,6 +46,8 @@ pub(super) struct Replayed {
     pub(super) waits: usize,
     pub(super) retries: u64,
     pub(super) players_added: usize,
+    /// Transactions whose first read was told before the rest of what was sent with it was done.
+    pub(super) told_early: usize,
     /// Most transactions open at the same time.
     pub(super) concurrency: usize,
 }
@@ -56,6 +58,9 @@ struct Playing {
     left: VecDeque<Statement>,
     written: usize,
     begun: bool,
+    has_read: bool,
+    /// The first read has been executed, and nobody has been told.
+    untold: bool,
     /// It has been executed, and the report is under way.
     executed: bool,
 }
@@ -210,14 +215,14 @@ impl Target<'_> {
         }
         let Some(playing) = self.players[player].front() else { return Ok(false) };
         if playing.executed {
-            let stamp = playing.operation.stamp;
-            let step = playing.operation.step;
+            let (Operation { stamp, step, .. }, untold) = (playing.operation, playing.untold);
             self.players[player].pop_front();
             let done = self.scheduler.done(own).map_err(|error| error.to_string())?;
-            match step {
-                Step::FirstRead => self.result.happened.push(Happened::ReadDone(stamp)),
-                Step::Whole | Step::Commit => self.result.happened.push(Happened::CommitDone(stamp)),
-                Step::Writes => {}
+            if untold {
+                self.result.happened.push(Happened::ReadDone(stamp));
+            }
+            if step.has(Part::Commit) {
+                self.result.happened.push(Happened::CommitDone(stamp));
             }
             if let Some(done) = done {
                 self.pending.remove(&done.stamp);
@@ -229,22 +234,27 @@ impl Target<'_> {
 
     fn begin(&mut self, operation: Operation) -> Playing {
         let committed = self.scheduler.payload(operation.syncset);
-        let left: VecDeque<Statement> = match (operation.step, self.setting.mode) {
-            (Step::Whole, Mode::Rows) => committed.images.iter().map(blind).collect(),
-            (Step::Whole, _) => committed.statements.iter().map(|(_, statement)| statement.clone()).collect(),
-            (Step::FirstRead, _) => committed.statements.iter().take(1).map(|(_, first)| first.clone()).collect(),
-            (Step::Writes, _) => committed.statements.iter().skip(1).map(|(_, write)| write.clone()).collect(),
-            (Step::Commit, _) => VecDeque::new(),
+        let step = operation.step;
+        let mut left: VecDeque<Statement> = match self.setting.mode {
+            Mode::Rows => committed.images.iter().map(blind).collect(),
+            _ => committed.statements.iter().map(|(_, statement)| statement.clone()).collect(),
         };
-        Playing { operation, left, written: 0, begun: false, executed: false }
+        match (step.has(Part::FirstRead), step.has(Part::Writes)) {
+            (true, true) => {}
+            (true, false) => left.truncate(1),
+            (false, true) => drop(left.pop_front()),
+            (false, false) => left.clear(),
+        }
+        Playing { operation, left, written: 0, begun: false, has_read: false, untold: false, executed: false }
     }
 
     fn execute(&mut self, player: usize) -> Result<bool, String> {
         let playing = self.players[player].front_mut().expect("an operation is under way");
         let Operation { stamp, step, .. } = playing.operation;
+        let reads = step.has(Part::FirstRead) && self.setting.mode.needs_snapshots();
         if !playing.begun {
             playing.begun = true;
-            if matches!(step, Step::Whole | Step::FirstRead) {
+            if step.has(Part::FirstRead) {
                 let rows = self.setting.mode == Mode::Rows;
                 let isolation = if rows { Isolation::ReadCommitted } else { Isolation::RepeatableRead };
                 self.database.begin(player, isolation);
@@ -252,15 +262,23 @@ impl Target<'_> {
                 let open = self.open.iter().filter(|open| **open).count();
                 self.result.concurrency = self.result.concurrency.max(open);
             }
-            if step == Step::FirstRead {
+            // What goes out together has been sent when it begins.
+            if step.has(Part::Commit) {
+                self.result.happened.push(Happened::CommitSent(stamp));
+            }
+            if reads {
                 self.result.happened.push(Happened::ReadSent(stamp));
                 if self.setting.faults > 0 && self.random.one_in(self.setting.faults) && self.unread.insert(stamp) {
                     return self.fail(player).map(|()| true);
                 }
             }
-            if step == Step::Commit {
-                self.result.happened.push(Happened::CommitSent(stamp));
-            }
+            return Ok(true);
+        }
+        if playing.untold && step.last > Part::FirstRead && self.random.one_in(2) {
+            playing.untold = false;
+            self.scheduler.read_done(Player(player as u32)).map_err(|error| error.to_string())?;
+            self.result.happened.push(Happened::ReadDone(stamp));
+            self.result.told_early += 1;
             return Ok(true);
         }
         if let Some(statement) = playing.left.front() {
@@ -273,19 +291,18 @@ impl Target<'_> {
                 return self.fail(player).map(|()| true);
             }
             playing.left.pop_front();
-            if matches!(step, Step::Whole | Step::Writes) {
+            if reads && !playing.has_read {
+                (playing.has_read, playing.untold) = (true, true);
+            } else if step.has(Part::Writes) {
                 self.result.happened.push(Happened::Write(stamp, playing.written));
                 playing.written += 1;
             }
             return Ok(true);
         }
-        if step == Step::Whole && self.must_fail(stamp) {
+        if self.setting.mode == Mode::Rows && self.must_fail(stamp) {
             return self.fail(player).map(|()| true);
         }
-        if matches!(step, Step::Whole | Step::Commit) {
-            if step == Step::Whole {
-                self.result.happened.push(Happened::CommitSent(stamp));
-            }
+        if step.has(Part::Commit) {
             self.database.commit(player).map_err(|fault| format!("commit {stamp} failed: {fault:?}"))?;
             self.open[player] = false;
         }

@@ -1,5 +1,6 @@
 //! A player: one connection to the target that repeats transactions, step by step (Algorithm 5 of the paper). What a step
-//! consists of goes out at once, under one Sync.
+//! consists of goes out at once, under one Sync; behind a first read that others may wait for stands a Flush, so that its
+//! answer comes before the rest is done.
 
 use super::super::player::can_be_mended;
 use super::super::transaction::Write;
@@ -16,7 +17,7 @@ use std::io;
 use std::sync::Arc;
 use stillpoint_migrate_proxy::control::rows::Operation;
 use stillpoint_migrate_replay::mapping::{End, Kind, map};
-use stillpoint_migrate_replay::{Mode, Step};
+use stillpoint_migrate_replay::{Mode, Part as Piece, Step};
 use tokio::sync::mpsc;
 
 const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ";
@@ -36,11 +37,21 @@ pub(super) struct Part {
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) step: Step,
+    /// Others may wait for the first read: it is reported before the rest.
+    pub(super) awaited: bool,
     pub(super) part: Arc<Part>,
 }
 
-/// Who has done what he was given, and why not: the transaction is rolled back then.
-pub(super) type Report = (u32, Result<(), Error>);
+/// How far a player is with what he was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reached {
+    /// The first read is done, the rest is not.
+    Read,
+    Done,
+}
+
+/// Who is how far with what he was given, and why not: the transaction is rolled back then.
+pub(super) type Report = (u32, Result<Reached, Error>);
 
 /// How players do it.
 #[derive(Debug, Clone)]
@@ -63,10 +74,20 @@ pub(super) struct Player {
     settings: Arc<str>,
 }
 
-/// What answers are waited for: whether a statement writes rows of the transaction.
+/// What an answer is to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    /// A statement that writes rows of the transaction.
+    Rows,
+    /// A first read that others may wait for.
+    Awaited,
+    Other,
+}
+
+/// What answers are waited for.
 #[derive(Debug, Default)]
 struct Asked {
-    counts: VecDeque<bool>,
+    answers: VecDeque<Answer>,
     written: u64,
 }
 
@@ -88,50 +109,60 @@ impl Player {
         reports: mpsc::UnboundedSender<Report>,
     ) {
         while let Some(job) = jobs.recv().await {
-            if matches!(job.step, Step::Whole | Step::FirstRead) {
+            if job.step.has(Piece::FirstRead) {
                 self.manner.pace.spend(1).await;
             }
-            let done = self.play(&job).await;
+            // Who listens no more is noticed at the end of the step.
+            let read = || drop(reports.send((number, Ok(Reached::Read))));
+            let done = self.play(&job, read).await.map(|()| Reached::Done);
             if reports.send((number, done)).is_err() {
                 return;
             }
         }
     }
 
-    async fn play(&mut self, job: &Job) -> Result<(), Error> {
+    /// Does a step; `read` is called when its first read is done, if that is awaited.
+    async fn play(&mut self, job: &Job, read: impl Fn()) -> Result<(), Error> {
         let Part { transaction, blind } = &*job.part;
         let operations: Vec<&Operation> = if *blind { Vec::new() } else { said(self.manner.mode, transaction) };
-        let first = operations.first().filter(|operation| !operation.writes).map(|operation| operation.text.as_str());
+        // In the serial modes what takes the snapshot is whatever comes first.
+        let reads = self.manner.mode.needs_snapshots() && !blind;
+        let first = operations.first().filter(|operation| reads && !operation.writes);
+        let first = first.map(|operation| operation.text.as_str());
         let mut asked = Asked::default();
-        if matches!(job.step, Step::Whole | Step::FirstRead) {
+        if job.step.has(Piece::FirstRead) {
             self.mean(if *blind { Arc::clone(&self.manner.blind) } else { Arc::clone(&transaction.settings) }).await?;
-            self.put(if *blind { BEGIN_BLIND } else { BEGIN }, false, &mut asked)?;
+            self.put(if *blind { BEGIN_BLIND } else { BEGIN }, Answer::Other, &mut asked)?;
             if !blind {
                 // Not with our rights: what its names mean is for its client to define.
-                self.put(&format!("SET LOCAL ROLE {}", identifier(&transaction.role)), false, &mut asked)?;
+                self.put(&format!("SET LOCAL ROLE {}", identifier(&transaction.role)), Answer::Other, &mut asked)?;
+            }
+            if reads {
+                let answer = if job.awaited { Answer::Awaited } else { Answer::Other };
+                self.put(first.unwrap_or(LOOK), answer, &mut asked)?;
+                if job.awaited {
+                    frontend::flush(&mut self.link.sender.buffer);
+                }
             }
         }
-        if job.step == Step::FirstRead && !blind {
-            self.put(first.unwrap_or(LOOK), false, &mut asked)?;
-        }
-        let writes = matches!(job.step, Step::Whole | Step::Writes);
+        let writes = job.step.has(Piece::Writes);
         if writes {
-            let done = usize::from(job.step == Step::Writes && first.is_some());
-            for operation in operations.into_iter().skip(done) {
-                self.put(&operation.text, operation.writes, &mut asked)?;
+            for operation in operations.into_iter().skip(usize::from(first.is_some())) {
+                let answer = if operation.writes { Answer::Rows } else { Answer::Other };
+                self.put(&operation.text, answer, &mut asked)?;
             }
             for write in transaction.rows.iter().filter(|write| *blind && write.has_effect()) {
                 self.put_write(write, &mut asked)?;
             }
             if self.manner.stamps && transaction.wrote() {
-                self.put("SET LOCAL ROLE NONE", false, &mut asked)?;
-                self.put(&stamped(transaction.stamp), false, &mut asked)?;
+                self.put("SET LOCAL ROLE NONE", Answer::Other, &mut asked)?;
+                self.put(&stamped(transaction.stamp), Answer::Other, &mut asked)?;
             }
         }
-        if matches!(job.step, Step::Whole | Step::Commit) {
-            self.put("COMMIT", false, &mut asked)?;
+        if job.step.has(Piece::Commit) {
+            self.put("COMMIT", Answer::Other, &mut asked)?;
         }
-        let failure = self.answers(&mut asked).await?;
+        let failure = self.answers(&mut asked, read).await?;
         if let Some(error) = failure {
             self.link.query("ROLLBACK").await?;
             return Err(error);
@@ -156,16 +187,16 @@ impl Player {
         Ok(())
     }
 
-    fn put(&mut self, text: &str, counts: bool, asked: &mut Asked) -> Result<(), Error> {
-        self.execute(text, &[], counts, asked)
+    fn put(&mut self, text: &str, answer: Answer, asked: &mut Asked) -> Result<(), Error> {
+        self.execute(text, &[], answer, asked)
     }
 
     fn put_write(&mut self, write: &Write, asked: &mut Asked) -> Result<(), Error> {
-        self.execute(&write.sql(), &write.parameters(), true, asked)
+        self.execute(&write.sql(), &write.parameters(), Answer::Rows, asked)
     }
 
-    fn execute(&mut self, text: &str, values: &[&Value], counts: bool, asked: &mut Asked) -> Result<(), Error> {
-        asked.counts.push_back(counts);
+    fn execute(&mut self, text: &str, values: &[&Value], answer: Answer, asked: &mut Asked) -> Result<(), Error> {
+        asked.answers.push_back(answer);
         self.link.sender.put(|buffer| {
             frontend::parse("", text, [], buffer)?;
             let serialise = |value: &&Value, buffer: &mut BytesMut| match value {
@@ -184,7 +215,7 @@ impl Player {
     }
 
     /// Sends all, and reads the answers: the failure that a retry can mend; others are errors.
-    async fn answers(&mut self, asked: &mut Asked) -> Result<Option<Error>, Error> {
+    async fn answers(&mut self, asked: &mut Asked, read: impl Fn()) -> Result<Option<Error>, Error> {
         let Link { sender, receiver, .. } = &mut self.link;
         frontend::sync(&mut sender.buffer);
         let answered = async {
@@ -192,7 +223,8 @@ impl Player {
             loop {
                 let frame = receiver.frame().await?;
                 match frame.tag {
-                    b'C' => asked.answered(&frame),
+                    b'C' if asked.answered(&frame) == Some(Answer::Awaited) => read(),
+                    b'C' => {}
                     b'E' => failure = Some(receiver.sql_error(&frame.body, "repeating statements")),
                     b'Z' => return Ok(failure),
                     b'1' | b'2' | b'D' | b'n' | b'I' => {}
@@ -210,12 +242,14 @@ impl Player {
 }
 
 impl Asked {
-    fn answered(&mut self, frame: &Frame) {
-        if self.counts.pop_front() == Some(true) {
+    fn answered(&mut self, frame: &Frame) -> Option<Answer> {
+        let answer = self.answers.pop_front();
+        if answer == Some(Answer::Rows) {
             let tag = String::from_utf8_lossy(&frame.body);
             let number = tag.trim_end_matches('\0').rsplit(' ').next().and_then(|number| number.parse::<u64>().ok());
             self.written += number.unwrap_or(0);
         }
+        answer
     }
 }
 

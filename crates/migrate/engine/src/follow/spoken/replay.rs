@@ -1,6 +1,6 @@
 //! The players, and what of all that happened each of them may send now.
 
-use super::player::{Job, Manner, Part, Player, Report};
+use super::player::{Job, Manner, Part, Player, Reached, Report};
 use super::reader::{Happened, Transaction};
 use crate::link::literal;
 use crate::throttle::Throttle;
@@ -225,7 +225,7 @@ impl Replay {
         let Some(operation) = next else { return Ok(()) };
         let part = Arc::clone(self.scheduler.payload(operation.syncset));
         *busy = true;
-        let sent = jobs.send(Job { step: operation.step, part });
+        let sent = jobs.send(Job { step: operation.step, awaited: operation.awaited, part });
         sent.map_err(|_| Error::WrongPhase(format!("player {number} is gone")))
     }
 
@@ -258,11 +258,14 @@ impl Replay {
         Ok(())
     }
 
-    fn take(&mut self, (number, done): Report) -> Result<(), Error> {
-        self.players[number as usize].1 = false;
+    fn take(&mut self, (number, reached): Report) -> Result<(), Error> {
         let player = PlayerId(number);
-        match done {
-            Ok(()) => self.scheduler.done(player).map(drop).map_err(Error::Replay),
+        if matches!(reached, Ok(Reached::Read)) {
+            return self.scheduler.read_done(player).map_err(Error::Replay);
+        }
+        self.players[number as usize].1 = false;
+        match reached {
+            Ok(_) => self.scheduler.done(player).map(drop).map_err(Error::Replay),
             Err(error) if super::super::player::can_be_mended(&error) => {
                 tracing::debug!(%error, "a repeated transaction is tried again");
                 self.scheduler.failed(player).map(drop).map_err(Error::Replay)

@@ -53,9 +53,9 @@ on average.
   set. Every commit waits for a flush of its own.
 - `b-con`: first reads and writes at once, commits one after another: a flush for each as well.
 - `lsir`: the paper's rule. Commits that no first read separates on the source are sent at once and share flushes.
-  Players: as many as the source had sessions. What may be sent without waiting for others (a first read; all writes; a
-  commit; a whole transaction where nothing has to be waited for) goes out at once, unlike in the paper, where each operation
-  waits for the answer to the one before.
+  Players: as many as the source had sessions. What has to wait for nothing goes out at once (a transaction beside which no
+  other ran: the whole of it, as with `b-min`), unlike in the paper, where each operation waits for the answer to the one
+  before. `b-con` does the same.
 - `rows`: row images in the order of their tokens alone, by as many players, a transaction at once too: what does not conflict
   shares flushes, however it was ordered on the source.
 - `rows, lazy`: the same by four players, commits that do not wait for the disk, as `migrate run` has its players. It sends
