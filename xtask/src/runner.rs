@@ -27,11 +27,12 @@ const ORDER: [&str; 12] = [
 ];
 
 /// Test programs with a long form that are none of the end-to-end tests.
-const LONG_FORMS: [(&str, &str); 8] = [
+const LONG_FORMS: [(&str, &str); 9] = [
     ("stillpoint-patch-differ", "programs_cxx"),
     ("stillpoint-kernel-machine", "faults"),
     ("stillpoint-kernel-machine", "switch"),
     ("stillpoint-migrate-replay", "unit"),
+    ("stillpoint-migrate-engine", "regress"),
     ("stillpoint-migrate-proxy", "regress"),
     ("stillpoint-migrate-trials", "faults"),
     ("stillpoint-migrate-trials", "levels"),

@@ -153,6 +153,15 @@ impl Output {
                     format!("clients keep {kept_percent} % of their throughput: going on with care"),
                 );
             }
+            EventKind::Yielding { kept_percent, weight_percent } => {
+                self.progress_of(
+                    event,
+                    format!(
+                        "clients keep {kept_percent} % of their throughput: indexes are made with {weight_percent} % of the \
+                         weight of their processes"
+                    ),
+                );
+            }
             EventKind::Following { lag_bytes, tps, estimate_s, .. } => {
                 let kib = lag_bytes >> 10;
                 let left = estimate_s.map_or_else(String::new, |seconds| format!(", about {seconds} s"));

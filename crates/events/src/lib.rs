@@ -111,6 +111,13 @@ pub enum EventKind {
         /// What may be moved in a second from now on: bytes while rows are copied, transactions while it catches up.
         allowed_per_s: u64,
     },
+    /// A migration makes indexes with less, or more, of a processor, for the sake of clients on the same machine.
+    Yielding {
+        /// Of their usual throughput clients keep so much.
+        kept_percent: u64,
+        /// What a process that makes them gets beside another one that works all the time, in hundredths of that.
+        weight_percent: u64,
+    },
     /// The target of a migration repeats what commits on the source.
     Following {
         /// From a commit on the source to its being repeated.

@@ -218,6 +218,7 @@ impl Builder {
             | EventKind::Warning { .. }
             | EventKind::Copying { .. }
             | EventKind::Throttled { .. }
+            | EventKind::Yielding { .. }
             | EventKind::Following { .. }
             | EventKind::Compared { .. }
             | EventKind::TargetDropped { .. } => {}

@@ -11,7 +11,7 @@ use crate::follow::Follower;
 use crate::inventory::{Inventory, TableDef, number, text};
 use crate::link::{Link, Purpose, Row, identifier, literal};
 use crate::run::BARRIER_LIMIT;
-use crate::throttle::Throttle;
+use crate::throttle::{COMPARED, Throttle};
 use crate::{Error, Server};
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,8 @@ const PIECE_PAGES: u64 = 128;
 const PAGE: u64 = 8192;
 /// Rows of a range of keys that come to about as much.
 const PIECE_ROWS: std::ops::RangeInclusive<u64> = 64..=16384;
+/// Bytes a second, at least, while a snapshot is held for all of a table.
+const LEAST_HELD: u64 = 32 << 20;
 /// How long both sides are seen as they were at one moment, where a range may follow at a later one.
 const LIFE: Duration = Duration::from_secs(2);
 /// Ranges are found and read by the index, whatever the planner knows of a table that was filled a moment ago.
@@ -66,7 +68,7 @@ impl<'a> Comparison<'a> {
         let (mut differing, mut rows) = (Vec::new(), 0);
         for table in &inventory.tables {
             let Sums { here, there, same } = match table.ordered_key() {
-                Some(key) => self.by_ranges(table, &identifier(key)).await?,
+                Some(key) => self.by_ranges(table, &key).await?,
                 None => self.by_pages(table).await?,
             };
             rows += here.rows;
@@ -81,19 +83,21 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    async fn by_ranges(&mut self, table: &TableDef, key: &str) -> Result<Sums, Error> {
+    async fn by_ranges(&mut self, table: &TableDef, key: &[&str]) -> Result<Sums, Error> {
         let (name, mut sums) = (table.qualified(), Sums { same: true, ..Sums::default() });
         let estimate = format!("SELECT reltuples::bigint FROM pg_class WHERE oid = {}::regclass", literal(&name));
         let length = rows_of_a_piece(table.bytes, self.source.text(&estimate).await?.parse().unwrap_or(0));
+        let key = key.iter().map(|column| identifier(column)).collect::<Vec<_>>().join(", ");
+        let columns = self.columns(&name).await?;
         let mut after = None;
         loop {
             self.see_anew().await?;
-            let behind = after.map_or_else(|| "true".into(), |last: String| format!("{key} > {}", literal(&last)));
+            let behind = after.map_or_else(|| "true".into(), |last: String| format!("({key}) > ({last})"));
             let last =
                 format!("SELECT {key} FROM ONLY {name} WHERE {behind} ORDER BY {key} OFFSET {} LIMIT 1", length - 1);
-            let last = self.source.query(&last).await?.first().map(|row| text(row, 0));
-            let to = last.as_ref().map_or_else(|| "true".into(), |last| format!("{key} <= {}", literal(last)));
-            let [here, there] = self.sums(&name, &format!("{behind} AND {to}")).await?;
+            let last = self.source.query(&last).await?.first().map(values);
+            let to = last.as_ref().map_or_else(|| "true".into(), |last| format!("({key}) <= ({last})"));
+            let [here, there] = self.sums(&name, &columns, &format!("{behind} AND {to}")).await?;
             sums.same &= here == there;
             sums.add(here, there);
             self.reading.spend((PIECE_PAGES * PAGE).min(table.bytes)).await;
@@ -104,16 +108,20 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// The same rows lie in other pieces on the other side: only the whole table compares.
+    /// The same rows lie in other pieces on the other side: only the whole table compares, and all the while old versions of
+    /// rows stay for it, so that to be slow is no favour to clients.
     async fn by_pages(&mut self, table: &TableDef) -> Result<Sums, Error> {
         self.see_anew().await?;
+        self.reading.least(LEAST_HELD);
         let (name, mut sums) = (table.qualified(), Sums::default());
+        let columns = self.columns(&name).await?;
         let mut cutter = Cutter::new(std::slice::from_ref(table));
         while let Some(piece) = cutter.next(PIECE_PAGES) {
-            let [here, there] = self.sums(&name, &piece.place()).await?;
+            let [here, there] = self.sums(&name, &columns, &piece.place()).await?;
             sums.add(here, there);
             self.reading.spend(PIECE_PAGES.min(table.pages) * PAGE).await;
         }
+        self.reading.least(COMPARED.least);
         Ok(Sums { same: sums.here == sums.there, ..sums })
     }
 
@@ -131,10 +139,21 @@ impl<'a> Comparison<'a> {
         Ok(())
     }
 
-    async fn sums(&mut self, table: &str, place: &str) -> Result<[Sum; 2], Error> {
+    /// All columns of a table, generated ones too, in the source's order: one that inherits may have them in another order
+    /// where it was made anew.
+    async fn columns(&mut self, table: &str) -> Result<String, Error> {
+        let columns = format!(
+            "SELECT coalesce(string_agg('_stillpoint_row.' || quote_ident(attname), ', ' ORDER BY attnum), '') \
+             FROM pg_attribute WHERE attrelid = {}::regclass AND attnum > 0 AND NOT attisdropped",
+            literal(table)
+        );
+        self.source.text(&columns).await
+    }
+
+    async fn sums(&mut self, table: &str, columns: &str, place: &str) -> Result<[Sum; 2], Error> {
         // The hash of the text: equal values have equal text when both sides print alike, which our connections see to.
         let sql = format!(
-            "SELECT count(*), coalesce(sum(hashtextextended(_stillpoint_row::text, 0)), 0) FROM ONLY {table} _stillpoint_row \
+            "SELECT count(*), coalesce(sum(hashtextextended(ROW({columns})::text, 0)), 0) FROM ONLY {table} _stillpoint_row \
              WHERE {place}"
         );
         let (here, there) = if self.in_turn {
@@ -152,6 +171,11 @@ fn rows_of_a_piece(bytes: u64, rows: i64) -> u64 {
     const UNKNOWN: u64 = 128;
     let row = u64::try_from(rows).ok().and_then(|rows| bytes.checked_div(rows)).unwrap_or(UNKNOWN).max(1);
     (PIECE_PAGES * PAGE / row).clamp(*PIECE_ROWS.start(), *PIECE_ROWS.end())
+}
+
+/// As literals.
+fn values(row: &Row) -> String {
+    (0..row.len()).map(|at| literal(&text(row, at))).collect::<Vec<_>>().join(", ")
 }
 
 /// Of rows, in whatever order.

@@ -18,9 +18,9 @@ use crate::link::{Link, Purpose};
 use crate::options::Options;
 use crate::progress::Teller;
 use crate::throttle::{COMPARED, Throttle};
+use crate::weight::WEIGHT;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use stillpoint_events::EventKind;
 use tokio::task::JoinHandle;
 
 /// How long clients are looked at before anything begins.
@@ -178,7 +178,7 @@ impl Clients {
                 self.rates.in_vain = 0;
             }
             if allowed != before {
-                teller.tell(EventKind::Throttled { kept_percent: (kept * 100.0) as u64, allowed_per_s: allowed });
+                teller.tell(throttle.tell(kept, allowed));
             }
         }
     }
@@ -197,12 +197,15 @@ fn most_stay_below(before: &[(u64, u64)], now: &[(u64, u64)]) -> Option<f64> {
     reached.filter(|_| all >= FEW_WAITS).map(|(end, _)| *end as f64)
 }
 
-/// Adjusts the speed of the replay and of the comparison beside them, until dropped; then they go as fast as they can.
+/// Adjusts the speed of the replay, of the comparison and of what makes indexes beside them, until dropped; then they go as
+/// fast as they can.
 pub(crate) struct Guide {
     task: JoinHandle<()>,
     pace: Arc<Throttle>,
     /// Of the comparison.
     pub(crate) reading: Arc<Throttle>,
+    /// Of processes that make indexes and check foreign keys.
+    pub(crate) weight: Arc<Throttle>,
 }
 
 impl Guide {
@@ -216,7 +219,8 @@ impl Guide {
         let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
         let mut last = (Instant::now(), next_xid(&mut source).await?);
         let reading = Arc::new(Throttle::new(COMPARED));
-        let (replay, comparison) = (Arc::clone(&pace), Arc::clone(&reading));
+        let weight = Arc::new(Throttle::new(WEIGHT));
+        let (replay, comparison, indexes) = (Arc::clone(&pace), Arc::clone(&reading), Arc::clone(&weight));
         let task = tokio::spawn(async move {
             let mut tick = tokio::time::interval(WINDOW);
             loop {
@@ -227,15 +231,16 @@ impl Guide {
                     replay.least((2.0 * (xid.saturating_sub(last.1)) as f64 / elapsed) as u64 + 100);
                     last = (Instant::now(), xid);
                 }
-                if clients.heed(&[&replay, &comparison], &teller).await.is_err() {
+                if clients.heed(&[&replay, &comparison, &indexes], &teller).await.is_err() {
                     break;
                 }
             }
             // Who was asked is gone, which others find and tell.
             replay.release();
             comparison.release();
+            indexes.release();
         });
-        Ok(Guide { task, pace, reading })
+        Ok(Guide { task, pace, reading, weight })
     }
 }
 

@@ -33,14 +33,15 @@ fn maker(target: &Server) -> String {
     format!("{} makes {:016x}", crate::APPLICATION, hasher.finish())
 }
 
+/// The condition that finds such sessions among those of a server.
+pub(crate) fn makers(target: &Server) -> String {
+    format!("application_name = {}", literal(&maker(target)))
+}
+
 /// Ends what such sessions still do: a server goes on with a statement whose client was killed.
 pub(crate) async fn end(target: &Server, link: &mut Link) -> Result<(), Error> {
-    let name = literal(&maker(target));
-    link.query(&format!(
-        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = {name}"
-    ))
-    .await
-    .map(drop)
+    let which = makers(target);
+    link.query(&format!("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {which}")).await.map(drop)
 }
 
 /// Nothing waits for the disk: a later commit does, before anything is made of what was written.

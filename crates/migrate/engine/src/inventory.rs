@@ -133,10 +133,10 @@ impl TableDef {
         !self.rules && (self.key.is_some() || self.identity == 'i')
     }
 
-    /// The column that names rows, where that is one whose values both servers sort alike.
-    pub(crate) fn ordered_key(&self) -> Option<&str> {
-        let [at] = self.key.as_deref()? else { return None };
-        self.columns[*at].ordered.then_some(self.columns[*at].name.as_str())
+    /// The columns that name rows, where both servers sort the values of each alike.
+    pub(crate) fn ordered_key(&self) -> Option<Vec<&str>> {
+        let columns = self.key.as_ref()?.iter().map(|at| &self.columns[*at]);
+        columns.map(|column| column.ordered.then_some(column.name.as_str())).collect()
     }
 
     /// Whether equal values of the column have equal text.
@@ -229,10 +229,11 @@ async fn read_columns(
     let rows = link
         .query(
             "SELECT a.attrelid, a.attnum, a.attname, a.attidentity = 'a', t.oid, t.typtype, t.typelem <> 0, \
-             t.typsend <> 0, coalesce(l.collisdeterministic, true), b.oid, \
+             t.typsend <> 0 AND coalesce(e.typsend <> 0, true), coalesce(l.collisdeterministic, true), b.oid, \
              CASE WHEN t.typtype IN ('b', 'e') AND t.typelem = 0 AND t.typarray <> 0 AND t.typdelim = ',' \
              THEN t.typnamespace::regnamespace::text || '.' || quote_ident(t.typname) END FROM pg_attribute a \
              JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_type b ON b.oid = t.typbasetype \
+             LEFT JOIN pg_type e ON e.oid = t.typelem \
              LEFT JOIN pg_collation l ON l.oid = a.attcollation \
              WHERE a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY 1, 2",
         )

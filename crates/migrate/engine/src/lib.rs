@@ -88,6 +88,7 @@ mod since;
 mod switch;
 mod throttle;
 mod undo;
+mod weight;
 
 pub use attach::{AttachOptions, Attached, DetachOptions, Detached, attach, detach};
 pub use back::{fallback, finish};

@@ -27,6 +27,7 @@ use crate::progress::{Observer, Teller};
 use crate::recording::Recording;
 use crate::switch::{self, Side};
 use crate::throttle::{Bounds, COPIED, Throttle};
+use crate::weight::yielding;
 use crate::{Error, Server, several, undo};
 use std::path::Path;
 use std::sync::Arc;
@@ -39,7 +40,7 @@ const TELLING: Duration = Duration::from_millis(500);
 /// A replay that is no further behind has caught up.
 const CAUGHT_UP: Duration = Duration::from_millis(200);
 /// Transactions a second that are repeated, as far as clients bear it.
-const REPLAYED: Bounds = Bounds { least: 100, first: 4000 };
+const REPLAYED: Bounds = Bounds::of_rate(100, 4000);
 /// How long a barrier may take to be reached.
 pub(crate) const BARRIER_LIMIT: Duration = Duration::from_secs(30);
 
@@ -352,7 +353,7 @@ async fn create(
     clients: Option<&mut Clients>,
     teller: &Teller,
 ) -> Result<Created, Error> {
-    let clients = clients.filter(|clients| clients.any());
+    let mut clients = clients.filter(|clients| clients.any());
     // Indexes cannot be held back as rows can.
     let gently = clients.is_some() && options.source.shares_machine_with(&options.target);
     let dump = journal.lock().dump_of(number);
@@ -364,16 +365,27 @@ async fn create(
     let position = if let Kept::Slot(slot) = &snapshotted.kept { slot.position } else { 0 };
     outfit::install(&mut target, position).await?;
     reach(&options.faults, FaultPoint::Defined)?;
-    let copied = copy_rows(options, &mut snapshotted, clients, teller).await;
+    let copied = copy_rows(options, &mut snapshotted, clients.as_deref_mut(), teller).await;
     journal::forget_copying(&options.state, &options.source.database, number);
     let horizon = copied?;
     let Snapshotted { kept, mut locks, inventory, fingerprint, .. } = snapshotted;
     locks.query("COMMIT").await?;
     reach(&options.faults, FaultPoint::Copied)?;
     let behind = Behind::read(major, &dump).await?;
+    let guide = match clients.filter(|_| gently) {
+        Some(clients) => {
+            let nothing = Arc::new(Throttle::free());
+            Some(Guide::start(clients.again().await?, options, nothing, teller.clone()).await?)
+        }
+        None => None,
+    };
+    let weight = guide.as_ref().map(|guide| &*guide.weight);
     let indexes = behind.complete(&options.target, major, &dump, options.copy_jobs, horizon == 0, gently);
-    teller.phase("indexes", indexes).await?;
-    teller.phase("statistics", async { target.query("ANALYZE").await.map(drop) }).await?;
+    let makers = definitions::makers(&options.target);
+    teller.phase("indexes", yielding(&options.target, &makers, weight, teller, indexes)).await?;
+    let ours = format!("pid = {}", target.pid);
+    let statistics = async { target.query("ANALYZE").await.map(drop) };
+    teller.phase("statistics", yielding(&options.target, &ours, weight, teller, statistics)).await?;
     on_disk(&mut target).await?;
     journal.lock().follows(number, &fingerprint, horizon)?;
     let captured = if let Kept::Proxy(recording, seen) = kept { Some((recording, seen)) } else { None };
@@ -486,7 +498,12 @@ async fn tie(options: &Options, following: &mut Following, dump: &Path, teller: 
     let mut target = Link::connect(&options.target, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
     if behind.has_foreign_keys() {
         let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-        teller.phase("foreign keys", tied(options, following, &behind, dump, major, &mut source, &mut target)).await?;
+        let gently = following.guide.is_some() && options.source.shares_machine_with(&options.target);
+        let weight = following.guide.as_ref().filter(|_| gently).map(|guide| Arc::clone(&guide.weight));
+        let makers = definitions::makers(&options.target);
+        let tied = tied(options, following, &behind, (dump, major), gently, &mut source, &mut target);
+        let tied = yielding(&options.target, &makers, weight.as_deref(), teller, tied);
+        teller.phase("foreign keys", tied).await?;
         catch_up(following, &mut source, teller).await?;
     }
     on_disk(&mut target).await
@@ -496,8 +513,8 @@ async fn tied(
     options: &Options,
     following: &mut Following,
     behind: &Behind,
-    dump: &Path,
-    major: u32,
+    (dump, major): (&Path, u32),
+    gently: bool,
     source: &mut Link,
     target: &mut Link,
 ) -> Result<(), Error> {
@@ -509,7 +526,6 @@ async fn tied(
     if target.value(&there).await?.is_some() {
         return Ok(());
     }
-    let gently = following.guide.is_some() && options.source.shares_machine_with(&options.target);
     let tied = async {
         following.follower.stand_at(source, BARRIER_LIMIT).await?;
         source.query("ROLLBACK").await?;
@@ -664,6 +680,7 @@ pub(crate) async fn fingerprint(link: &mut Link) -> Result<String, Error> {
         ),
         "SELECT 'e' || xmin::text || oid FROM pg_enum".into(),
         "SELECT 'x' || xmin::text || oid FROM pg_extension".into(),
+        "SELECT concat_ws(' ', 'd', xmin, classoid, objoid, objsubid) FROM pg_description WHERE objoid >= 16384".into(),
     ];
     let sql = format!(
         "SELECT md5(coalesce(string_agg(d, ',' ORDER BY d), '')) FROM ({}) AS all_of_it(d)",

@@ -110,17 +110,21 @@ impl Server {
     /// Whether both run on one machine, as far as their addresses tell: there the work of one is time that the other's clients
     /// do not get.
     pub(crate) fn shares_machine_with(&self, other: &Server) -> bool {
-        let here = |server: &Server| match &server.address {
-            Address::Unix(_) => true,
-            Address::Tcp(host, _) => {
-                host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
-            }
-        };
         let host = |server: &Server| match &server.address {
             Address::Unix(_) => None,
             Address::Tcp(host, _) => Some(host.clone()),
         };
-        here(self) && here(other) || host(self).is_some() && host(self) == host(other)
+        self.is_here() && other.is_here() || host(self).is_some() && host(self) == host(other)
+    }
+
+    /// Whether it runs on this machine, as far as its address tells.
+    pub(crate) fn is_here(&self) -> bool {
+        match &self.address {
+            Address::Unix(_) => true,
+            Address::Tcp(host, _) => {
+                host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+            }
+        }
     }
 
     /// Whether connections must be encrypted.

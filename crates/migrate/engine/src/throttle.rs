@@ -7,6 +7,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+use stillpoint_events::EventKind;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
@@ -21,12 +22,23 @@ pub(crate) struct Bounds {
     pub(crate) least: u64,
     /// Where it begins.
     pub(crate) first: u64,
+    pub(crate) most: u64,
+    /// How it is told, with the hundredths of their throughput that clients keep.
+    pub(crate) told: fn(u64, u64) -> EventKind,
+}
+
+impl Bounds {
+    /// Of what is moved in a second.
+    pub(crate) const fn of_rate(least: u64, first: u64) -> Bounds {
+        let told = |kept_percent, allowed_per_s| EventKind::Throttled { kept_percent, allowed_per_s };
+        Bounds { least, first, most: FREE, told }
+    }
 }
 
 /// Bytes of rows that are copied.
-pub(crate) const COPIED: Bounds = Bounds { least: 2 << 20, first: 8 << 20 };
-/// Bytes of rows that are compared, while both sides keep old versions of rows for the snapshots that are read.
-pub(crate) const COMPARED: Bounds = Bounds { least: 32 << 20, first: 64 << 20 };
+pub(crate) const COPIED: Bounds = Bounds::of_rate(2 << 20, 8 << 20);
+/// Bytes of rows that are compared.
+pub(crate) const COMPARED: Bounds = Bounds::of_rate(4 << 20, 32 << 20);
 
 /// A rate that several workers share.
 #[derive(Debug)]
@@ -37,6 +49,8 @@ pub(crate) struct Throttle {
     /// Somebody had to wait.
     held: AtomicBool,
     fallen: AtomicBool,
+    most: u64,
+    told: fn(u64, u64) -> EventKind,
     /// When what has been spent so far is paid for.
     paid: Mutex<Option<Instant>>,
 }
@@ -49,13 +63,15 @@ impl Throttle {
             spent: AtomicU64::new(0),
             held: AtomicBool::new(false),
             fallen: AtomicBool::new(false),
+            most: bounds.most,
+            told: bounds.told,
             paid: Mutex::new(None),
         }
     }
 
     /// As fast as it goes.
     pub(crate) fn free() -> Throttle {
-        Throttle::new(Bounds { least: FREE, first: FREE })
+        Throttle::new(Bounds::of_rate(FREE, FREE))
     }
 
     /// What is allowed in a second now.
@@ -70,8 +86,19 @@ impl Throttle {
 
     /// It does not fall below this from now on.
     pub(crate) fn least(&self, least: u64) {
-        self.least.store(least.min(FREE), Ordering::Relaxed);
-        self.rate.fetch_max(least.min(FREE), Ordering::Relaxed);
+        self.least.store(least.min(self.most), Ordering::Relaxed);
+        self.rate.fetch_max(least.min(self.most), Ordering::Relaxed);
+    }
+
+    /// What cannot be counted goes on, as fast as it may.
+    pub(crate) fn goes_on(&self) {
+        self.spent.store(u64::MAX, Ordering::Relaxed);
+        self.held.store(true, Ordering::Relaxed);
+    }
+
+    /// Tells that so much is allowed now.
+    pub(crate) fn tell(&self, kept: f64, allowed: u64) -> EventKind {
+        (self.told)((kept * 100.0) as u64, allowed)
     }
 
     /// Whether it cannot go slower.
@@ -95,7 +122,7 @@ impl Throttle {
         } else {
             rate
         };
-        let rate = (rate as u64).clamp(self.least.load(Ordering::Relaxed), FREE);
+        let rate = (rate as u64).clamp(self.least.load(Ordering::Relaxed), self.most);
         self.rate.store(rate, Ordering::Relaxed);
         Some(rate)
     }

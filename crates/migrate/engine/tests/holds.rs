@@ -123,7 +123,8 @@ const MOVED: &[Line] = &[
     ),
     line(
         "tables without keys",
-        "CREATE TABLE keyless (a int, j json); INSERT INTO keyless SELECT i % 5, '{}' FROM generate_series(1, 20) i",
+        "CREATE TABLE keyless (a int, j json, b boolean DEFAULT true, c char(5) DEFAULT 'x', i inet DEFAULT '10.0.0.1', \
+         n char(3), acl aclitem[] DEFAULT '{=r/postgres}'); INSERT INTO keyless SELECT i % 5, '{}' FROM generate_series(1, 20) i",
         "UPDATE keyless SET j = '[2]' WHERE a = (random() * 5)::int; DELETE FROM keyless WHERE ctid = (SELECT min(ctid) FROM \
          keyless); INSERT INTO keyless VALUES ((random() * 5)::int, NULL);",
     ),

@@ -192,12 +192,16 @@ fn place(table: &Table, first: usize) -> String {
         let parts = key.iter().zip(first..).map(|(column, number)| format!("{} = ${number}", name(column)));
         return parts.collect::<Vec<_>>().join(" AND ");
     }
-    // Not every type has an equality (json), but every one has a text; of equal rows any one will do.
-    let all: Vec<usize> = (0..table.def.columns.len()).collect();
-    let parts = all
-        .iter()
-        .zip(first..)
-        .map(|(column, number)| format!("{}::text IS NOT DISTINCT FROM ${number}", name(column)));
+    // Not every type has an equality that tells one row from all others (json, numeric), but every one has the text that was
+    // sent, which a cast may not give (boolean, char(n), inet); of equal rows any one will do.
+    let parts = (0..table.def.columns.len()).zip(first..).map(|(column, number)| match name(&column) {
+        name if table.def.plain(column) => format!("{name} IS NOT DISTINCT FROM ${number}"),
+        name => {
+            format!(
+                "CASE WHEN {name} IS DISTINCT FROM NULL THEN format('%s', {name}) END IS NOT DISTINCT FROM ${number}"
+            )
+        }
+    });
     let parts: Vec<String> = parts.collect();
     format!("ctid = (SELECT ctid FROM ONLY {} WHERE {} LIMIT 1)", table.def.qualified(), parts.join(" AND "))
 }
@@ -206,6 +210,7 @@ fn place(table: &Table, first: usize) -> String {
 mod tests {
     use super::super::transaction::tests::table_def;
     use super::*;
+    use crate::inventory::ColumnDef;
 
     fn table(keyed: bool) -> Arc<Table> {
         let def = table_def(keyed);
@@ -257,9 +262,15 @@ mod tests {
 
     #[test]
     fn without_a_key_one_row_of_equals_is_taken() {
-        let write = Write::Delete { table: table(false), old: vec![text("1"), Value::Null, text("x")] };
+        let mut def = table_def(false);
+        def.columns[2] = ColumnDef::of("note", false);
+        let table = Arc::new(Table { key: None, def });
+        let write = Write::Delete { table, old: vec![text("1"), Value::Null, text("x")] };
         let sql = write.sql();
-        assert!(sql.contains("LIMIT 1") && sql.contains(r#""mail"::text IS NOT DISTINCT FROM $2"#), "{sql}");
+        assert!(
+            sql.contains("LIMIT 1") && sql.contains(r#"format('%s', "mail") END IS NOT DISTINCT FROM $2"#),
+            "{sql}"
+        );
         assert_eq!(write.parameters().len(), 3);
     }
 }

@@ -278,11 +278,16 @@ impl FakeFront {
 
 /// A proxy in a thread; it ends with the test's process. Its port and control socket.
 pub(crate) fn proxy(dir: &Path, source: &Cluster) -> (u16, PathBuf) {
+    proxy_for(dir, source, "shop")
+}
+
+/// The same for another database, or for all (`*`).
+pub(crate) fn proxy_for(dir: &Path, source: &Cluster, tenant: &str) -> (u16, PathBuf) {
     let port = free_port();
     let control = dir.join("proxy.sock");
     let text = format!(
         "listen = [\"127.0.0.1:{port}\"]\ncontrol = {control:?}\nroutes = {:?}\nworkers = 2\n\
-         [servers.old]\nhost = \"127.0.0.1\"\nport = {}\n[tenants.shop]\nserver = \"old\"\n",
+         [servers.old]\nhost = \"127.0.0.1\"\nport = {}\n[tenants.{tenant:?}]\nserver = \"old\"\n",
         dir.join("routes.json"),
         source.port()
     );

@@ -1,0 +1,133 @@
+//! How much of a processor sessions at a target take from clients on the same machine.
+//!
+//! An index is not made piece by piece, as rows are copied, and no setting of a server makes that slower. To stop the process
+//! for a part of the time would be exact; but killed then, we would leave it so, with its server's locks. So where the target
+//! runs on this machine, and we may, the processes of its sessions that make indexes get less weight than those of clients:
+//! nobody waits for a target yet. Linux weighs twice: groups of processes by their session (`autogroup`, where that is on), and
+//! a process in its group. Each process of PostgreSQL is a session of its own.
+
+use crate::inventory::number;
+use crate::link::{Link, Purpose};
+use crate::progress::Teller;
+use crate::throttle::{Bounds, Throttle};
+use crate::{Error, Server};
+use rustix::io::Errno;
+use rustix::process::{Pid, setpriority_process};
+use std::time::Duration;
+use std::{fs, io};
+use stillpoint_events::EventKind;
+
+/// Of a process that nobody has weighed.
+const WHOLE: u64 = 1024;
+/// What a process may have beside that. With the least an index takes some twenty times as long where nothing is left idle.
+pub(crate) const WEIGHT: Bounds = Bounds {
+    least: 70,
+    first: 335,
+    most: WHOLE,
+    told: |kept_percent, weight| EventKind::Yielding { kept_percent, weight_percent: weight * 100 / WHOLE },
+};
+/// How often sessions are looked for.
+const LOOKING: Duration = Duration::from_millis(250);
+/// Between when a process began and when its server says so.
+const BEGINNING_S: f64 = 2.0;
+
+/// Does some work by sessions at the target, found by a condition on `pg_stat_activity`, whose processes have no more weight
+/// than is allowed meanwhile.
+pub(crate) async fn yielding<T>(
+    target: &Server,
+    sessions: &str,
+    weight: Option<&Throttle>,
+    teller: &Teller,
+    work: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let Some(weight) = weight.filter(|_| target.is_here()) else { return work.await };
+    let mut link = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
+    let which = format!(
+        "SELECT pid, extract(epoch FROM clock_timestamp() - backend_start) FROM pg_stat_activity WHERE {sessions}"
+    );
+    let (mut tick, mut told) = (tokio::time::interval(LOOKING), false);
+    tokio::pin!(work);
+    loop {
+        tokio::select! {
+            done = &mut work => return done,
+            _ = tick.tick() => {
+                let nice = niceness(weight.rate());
+                for row in link.query(&which).await? {
+                    let (pid, age_s) = (number(&row, 0), number(&row, 1));
+                    match is_here(pid, age_s).and_then(|()| weigh(pid, nice)) {
+                        Ok(()) => weight.goes_on(),
+                        // It has ended meanwhile, or only a superuser gives weight back.
+                        Err(error) if told || error.kind() == io::ErrorKind::NotFound => {}
+                        Err(error) => {
+                            told = true;
+                            teller.warn(format!("indexes at the target are not held back for clients: {error}"));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The nice value that comes nearest: each takes a fifth of the weight away.
+fn niceness(weight: u64) -> i32 {
+    let steps = (WHOLE as f64 / weight.max(1) as f64).ln() / 1.25_f64.ln();
+    steps.round().clamp(0.0, 19.0) as i32
+}
+
+/// Whether this is the server's process: another one may have the number here, where the server counts in a world of its own.
+fn is_here(pid: i32, age_s: f64) -> io::Result<()> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let uptime = fs::read_to_string("/proc/uptime")?;
+    let age = age_here_s(&stat, &uptime, rustix::param::clock_ticks_per_second());
+    if age.is_some_and(|age| (age - age_s).abs() < BEGINNING_S) {
+        return Ok(());
+    }
+    Err(io::Error::other("its processes are not to be seen from here"))
+}
+
+/// How old a process of PostgreSQL is.
+fn age_here_s(stat: &str, uptime: &str, ticks_per_s: u64) -> Option<f64> {
+    let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
+    let began: f64 = rest.split_whitespace().nth(19)?.parse().ok()?;
+    let now: f64 = uptime.split_whitespace().next()?.parse().ok()?;
+    (name == "postgres").then_some(now - began / ticks_per_s as f64)
+}
+
+fn weigh(pid: i32, nice: i32) -> io::Result<()> {
+    match fs::write(format!("/proc/{pid}/autogroup"), nice.to_string()) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    setpriority_process(Pid::from_raw(pid), nice).map_err(|error| match error {
+        Errno::SRCH => io::ErrorKind::NotFound.into(),
+        error => error.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_become_nice_values() {
+        let values = [1024, 820, 335, 110, 70, 15, 0].map(niceness);
+        assert_eq!(values, [0, 1, 5, 10, 12, 19, 19]);
+    }
+
+    #[test]
+    fn a_process_is_the_servers_when_it_is_as_old() {
+        let stat = |name: &str| format!("42 ({name}) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 9000 1 2 3");
+        assert_eq!(age_here_s(&stat("postgres"), "100.50 7.00\n", 100), Some(10.5));
+        assert_eq!(age_here_s(&stat("a) (b"), "100.50 7.00\n", 100), None);
+        assert_eq!(age_here_s("42", "100.50 7.00\n", 100), None);
+    }
+
+    #[test]
+    fn who_is_not_there_is_not_weighed() {
+        let nobody = i32::MAX;
+        assert_eq!(is_here(nobody, 1.0).unwrap_err().kind(), io::ErrorKind::NotFound);
+        let we = std::process::id() as i32;
+        assert!(is_here(we, 1.0).unwrap_err().to_string().contains("not to be seen"));
+    }
+}
