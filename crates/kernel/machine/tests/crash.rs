@@ -1,5 +1,5 @@
-//! Kernels that panic. Before the crash kernel is loaded the boot loader brings the old one, after that the crash kernel does:
-//! sooner, and without a firmware that may clear the memory in which images lie.
+//! Kernels that panic. Before the crash kernel is loaded the boot loader brings the old one, after that the crash kernel does,
+//! without a firmware that may clear the memory in which images lie.
 
 use std::time::{Duration, Instant};
 use stillpoint_kernel_machine::clients::{

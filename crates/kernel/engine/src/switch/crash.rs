@@ -1,5 +1,5 @@
 //! A crash kernel for the next one: when that panics, it starts this kernel again, with all of the machine's memory and without the
-//! firmware, which would not leave RAM alone and takes longer. Before it is loaded, and where it cannot be, the boot loader does so.
+//! firmware, which may take its time and may clear RAM. Before it is loaded, and where it cannot be, the boot loader does so.
 
 use super::config::Config;
 use super::handover::{available, built};
