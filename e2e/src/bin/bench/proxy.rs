@@ -83,8 +83,13 @@ pub(crate) fn proxy(rounds: usize, seconds: u64) -> Result<Section, String> {
             cells.extend(used.map(|way| Cell { protocol, clients, way: way.name, runs: Vec::new() }));
         }
     }
-    for _ in 0..rounds {
-        for cell in &mut cells {
+    for round in 0..rounds {
+        let mut order: Vec<&mut Cell> = cells.iter_mut().collect();
+        // Who comes behind whom takes turns, too.
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        for cell in order {
             let way = ways.iter().find(|way| way.name == cell.way).expect("a cell's way");
             cell.runs.push(run(&cluster, way, dir.path(), cell, seconds));
         }
@@ -115,12 +120,15 @@ fn ours(cluster: &Cluster, dir: &Path) -> Way {
 
 fn bouncer(pgbouncer: &Binary, cluster: &Cluster, dir: &Path, mode: &'static str) -> Way {
     let (port, base) = (free_port(), dir.join(mode));
-    // In session mode every client has a server of its own, as behind a proxy; else pgbouncer's default.
-    let pool = if mode == "session" { 300 } else { 20 };
+    // In session mode every client has a server process of its own, as behind a proxy, and it ends with the client: one that
+    // other clients have used has the pages of shared memory mapped already, and its caches filled, and would be compared with
+    // new ones. Else pgbouncer's defaults.
+    let (pool, lifetime) = if mode == "session" { (300, 0) } else { (20, 3600) };
     let text = format!(
         "[databases]\npostgres = host=127.0.0.1 port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n\
          unix_socket_dir =\nauth_type = trust\nauth_file = {}\npool_mode = {mode}\nmax_client_conn = 500\n\
-         default_pool_size = {pool}\nlog_connections = 0\nlog_disconnections = 0\nignore_startup_parameters = extra_float_digits\n",
+         default_pool_size = {pool}\nserver_lifetime = {lifetime}\nlog_connections = 0\nlog_disconnections = 0\n\
+         ignore_startup_parameters = extra_float_digits\n",
         cluster.port(),
         base.with_extension("users").display()
     );
@@ -270,7 +278,7 @@ fn section(cells: &[Cell], rounds: usize, seconds: u64) -> Section {
     section.notes.extend(PROTOCOLS.into_iter().filter_map(|protocol| compared(cells, protocol)));
     section.notes.push(
         "pgbouncer 1.18 cannot pass prepared statements in transaction mode, where its pool has 20 servers; in session mode \
-         each client has one."
+         each client has one of its own, which ends with it."
             .into(),
     );
     section.raw(&cells);
