@@ -50,6 +50,9 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     // Bytes that are no text in the database's encoding.
     ("encoding", "invalid byte sequence"),
     ("object_address", "refused: subscription"),
+    ("subscription", "refused: subscription"),
+    // Taken apart, it leaves transactions prepared.
+    ("temp", "deciding prepared transactions"),
     // What `pg_dump` writes makes it no second time.
     ("alter_generic", "extension \"alt_lang2\" is not available"),
     ("foreign_data", "invalid option"),
