@@ -638,13 +638,19 @@ pub(crate) async fn compare_between(
     if !options.compare {
         return Ok(following);
     }
+    let mut link = Link::connect(from, Purpose::Statements, &[]).await?;
+    // What came since it had caught up may be more than a barrier waits for.
+    catch_up(&mut following, &mut link, teller).await?;
     let reading =
         following.guide.as_ref().map_or_else(|| Arc::new(Throttle::free()), |guide| Arc::clone(&guide.reading));
     let in_turn = following.guide.is_some() && from.shares_machine_with(to);
     let comparison = Comparison::between(from, to, &mut following.follower, &reading, in_turn).await?;
-    let compared = comparison.run(&following.inventory).await?;
+    let compared = comparison.run(&following.inventory).await.map_err(|error| match error.sqlstate() {
+        // No table, or no column, of that name.
+        Some("42P01" | "42703") => Error::SchemaChanged(error.to_string()),
+        _ => error,
+    })?;
     teller.tell(EventKind::Compared { tables: compared.tables as u64, rows: compared.rows });
-    let mut link = Link::connect(from, Purpose::Statements, &[]).await?;
     catch_up(&mut following, &mut link, teller).await?;
     Ok(following)
 }

@@ -36,8 +36,30 @@ const NEEDED: &[(&str, &[&str])] = &[
     ("with", &["create_misc"]),
 ];
 
-/// Files that do not leave both sides equal, and what is said of each.
-const EXCEPTIONS: &[(&str, &str)] = &[];
+const CHANGED: &str = "definitions changed during the migration";
+
+/// Files that do not leave both sides equal, and what is said of each: what is not carried, is refused or ends a migration.
+const EXCEPTIONS: &[(&str, &str)] = &[
+    // By statements in functions, or in what is explained; `rowsecurity`, taken apart, drops what it has defined.
+    ("alter_table", CHANGED),
+    ("create_index", CHANGED),
+    ("event_trigger", CHANGED),
+    ("plpgsql", CHANGED),
+    ("rowsecurity", CHANGED),
+    ("select_into", CHANGED),
+    // Bytes that are no text in the database's encoding.
+    ("encoding", "invalid byte sequence"),
+    ("object_address", "refused: subscription"),
+    ("subscription", "refused: subscription"),
+    // Taken apart, it leaves transactions prepared.
+    ("temp", "deciding prepared transactions"),
+    // What `pg_dump` writes makes it no second time.
+    ("alter_generic", "extension \"alt_lang2\" is not available"),
+    ("foreign_data", "invalid option"),
+    ("foreign_key", "constraint \"fk_a_fkey4\" for relation \"fk\" already exists"),
+    // A function of an index finds others by the caller's search path alone.
+    ("vacuum", "function do_analyze() does not exist"),
+];
 
 fn tests() -> Result<PathBuf, String> {
     let into = stillpoint_testing::cache_dir().join("postgres-regress");

@@ -2,7 +2,9 @@
 
 mod support;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use stillpoint_events::EventKind;
 use stillpoint_migrate_engine::{Observer, Outcome, run};
 use stillpoint_migrate_testbed::available;
@@ -33,6 +35,61 @@ async fn copied_with_care(suffering: Fare) {
     };
     let lowest = rates.iter().position(|rate| *rate <= BEARABLE).expect("slower while they suffer");
     assert!(rates[lowest..].windows(2).any(|pair| pair[1] > pair[0]), "faster when they do not: {rates:?}");
+}
+
+/// Each of the rows takes a while to find its place in the index.
+const SLOW: &str = "
+    CREATE FUNCTION slow(i int) RETURNS int IMMUTABLE LANGUAGE plpgsql
+        AS $$ BEGIN PERFORM pg_catalog.pg_sleep(0.1); RETURN i; END $$;
+    CREATE TABLE t (id int PRIMARY KEY);
+    INSERT INTO t SELECT generate_series(1, 30);
+    CREATE INDEX slowly ON t (slow(id));
+";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn indexes_are_made_with_less_weight_than_clients_have() {
+    if !available() {
+        return;
+    }
+    let bench = Bench::start();
+    bench.source.sql("postgres", "CREATE DATABASE shop");
+    bench.source.sql("shop", SLOW);
+    bench.front.lock().unwrap().clients = Some(FakeClients::at(USUAL.0, USUAL.1));
+    let (front, weights) = (Arc::clone(&bench.front), Arc::new(Mutex::new(Vec::new())));
+    let (bench, over) = (Arc::new(bench), Arc::new(AtomicBool::new(false)));
+    let (looking, ended) = (Arc::clone(&bench), Arc::clone(&over));
+    let nices = std::thread::spawn(move || {
+        let mut nices = Vec::new();
+        while !ended.load(Ordering::Acquire) {
+            let makes = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX slowly%' AND state = 'active'";
+            nices.extend(looking.target.sql("postgres", makes).lines().filter_map(niceness));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        nices
+    });
+    let told = Arc::clone(&weights);
+    let observer: Observer = Arc::new(move |event| {
+        println!("{:?}", event.kind);
+        let go_at = |rate, wait| front.lock().unwrap().clients.as_mut().expect("some").go_at(rate, wait);
+        match event.kind {
+            EventKind::PhaseStarted { phase, .. } if phase == "indexes" => go_at(400.0, 30_000),
+            EventKind::PhaseEnded { phase, .. } if phase == "statistics" => go_at(USUAL.0, USUAL.1),
+            EventKind::Yielding { weight_percent, .. } => told.lock().unwrap().push(weight_percent),
+            _ => {}
+        }
+    });
+    let outcome = run(&bench.options("shop"), observer).await;
+    over.store(true, Ordering::Release);
+    let (nices, weights) = (nices.join().expect("whoever looks"), weights.lock().unwrap());
+    assert!(matches!(outcome, Ok(Outcome::Switched { .. })), "{outcome:?}");
+    assert!(weights.iter().any(|weight| *weight < 30), "less, as clients suffer: {weights:?}");
+    assert!(nices.iter().any(|nice| *nice > 5), "by its nice value: {nices:?}");
+}
+
+/// Of a process, when it is still there.
+fn niceness(pid: &str) -> Option<i32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(16)?.parse().ok()
 }
 
 /// Migrates beside clients who fare like this while so many bytes a second are copied; what the copy was allowed.

@@ -130,7 +130,7 @@ impl Servers {
 
     /// Runs one file in a database of its own, behind those that it needs, and moves that.
     pub(crate) async fn carry(self: &Arc<Servers>, name: &str, needed: &[&str]) -> Carried {
-        let database = format!("r_{name}");
+        let database = format!("r_{}", name.replace('.', "_"));
         let (source, target) = (&self.bench.source, &self.bench.target);
         source.sql("postgres", &format!("CREATE DATABASE {database} TEMPLATE {BASE}"));
         needed.iter().for_each(|name| self.run_whole(name, &database));
