@@ -35,16 +35,18 @@ enum Way {
     Criu,
     Ours,
     OursWithPasses,
+    OursComparedBefore,
 }
 
 impl Way {
-    const ALL: [Way; 3] = [Way::Criu, Way::Ours, Way::OursWithPasses];
+    const ALL: [Way; 4] = [Way::Criu, Way::Ours, Way::OursWithPasses, Way::OursComparedBefore];
 
     fn name(self) -> &'static str {
         match self {
             Way::Criu => "criu page-server, criu lazy-pages",
             Way::Ours => "stillpoint, one pass",
             Way::OursWithPasses => "stillpoint, passes before the freeze",
+            Way::OursComparedBefore => "the same, all sums compared before anything runs",
         }
     }
 }
@@ -97,15 +99,19 @@ fn once(way: Way, criu: &Path, mib: u64) -> Figures {
     let digest = client.command(&["DEBUG", "DIGEST"]).expect("redis answers").text().to_owned();
     let figures = match way {
         Way::Criu => by_criu(criu, &mut redis, &mut client),
-        Way::Ours => by_us(criu, &mut redis, &mut client, "0"),
-        Way::OursWithPasses => by_us(criu, &mut redis, &mut client, "4"),
+        Way::Ours => by_us(criu, &mut redis, &mut client, "0", &[ON_DEMAND]),
+        Way::OursWithPasses => by_us(criu, &mut redis, &mut client, "4", &[ON_DEMAND]),
+        Way::OursComparedBefore => by_us(criu, &mut redis, &mut client, "4", &[]),
     };
     let after = client.command(&["DEBUG", "DIGEST"]).expect("redis answers").text().to_owned();
     assert_eq!(after, digest, "{way:?}");
     figures
 }
 
-fn by_us(criu: &Path, redis: &mut Taken, client: &mut Client, passes: &str) -> Figures {
+/// criu compares nothing; ours each page when it is brought.
+const ON_DEMAND: &str = "--verify-on-demand";
+
+fn by_us(criu: &Path, redis: &mut Taken, client: &mut Client, passes: &str, how: &[&str]) -> Figures {
     let image = redis.images().join("image");
     let kernel =
         |verb: &str| Stillpoint::new().json().args(["kernel", verb, "--criu"]).arg(criu).arg("--image").arg(&image);
@@ -114,7 +120,7 @@ fn by_us(criu: &Path, redis: &mut Taken, client: &mut Client, passes: &str) -> F
     let checkpoint = begun.elapsed();
     redis.until_gone();
     let begun = Instant::now();
-    let restored = succeeded(kernel("restore").args(["--fill-rate", "0"]).run());
+    let restored = succeeded(kernel("restore").args(["--fill-rate", "0"]).args(how.iter().copied()).run());
     ping(client);
     let first = begun.elapsed();
     let keeper = number(&restored, "restored", "keeper");
