@@ -44,6 +44,8 @@ const MKNOD: usize = 133;
 const REBOOT: usize = 169;
 const KEXEC_LOAD: usize = 246;
 const KEXEC_FILE_LOAD: usize = 320;
+const NANOSLEEP: usize = 35;
+const IOPL: usize = 172;
 
 const WRITE_ONLY: usize = 1;
 const MAKE: usize = 0o100;
@@ -62,6 +64,19 @@ const AT_ONCE: usize = 1 << 30;
 /// An error's number: no such device.
 const NO_DEVICE: usize = 19;
 const PAGE: usize = 4096;
+
+/// Ports by which a machine's PCI devices are set up: which register, and what is in it.
+const PCI_ADDRESS: u16 = 0xcf8;
+const PCI_VALUE: u16 = 0xcfc;
+const PCI_COMMAND: u32 = 4;
+const PCI_KIND: u32 = 12;
+/// A device may read and write memory by itself.
+const BUS_MASTER: u32 = 4;
+const NOBODY: u32 = 0xffff_ffff;
+/// Of a device with one function alone, the others are not there.
+const SEVERAL_FUNCTIONS: u32 = 1 << 23;
+/// What devices had under way has come by then.
+const SETTLED: [usize; 2] = [0, 100_000_000];
 
 /// Where everything goes, as `src/lib.rs` writes it.
 #[repr(C)]
@@ -168,7 +183,55 @@ fn again() -> Result<(), usize> {
     }
     let segments = [rest.to(plan.rest, 0), kernel.to(plan.kernel, plan.skipped), initrd.to(plan.initrd, 0)];
     call(KEXEC_LOAD, [plan.entry, segments.len(), segments.as_ptr() as usize, 0, 0, 0])?;
+    still_devices()?;
     call(REBOOT, [MAGIC[0], MAGIC[1], KEXEC, 0, 0, 0]).map(|_| ())
+}
+
+/// Nobody has told the devices that their kernel is gone: they would go on writing what comes to them to where that kernel wanted
+/// it, in memory that is the old kernel's in a moment. A jump stops those alone whose state the crash kernel knows, and it has no
+/// drivers. The first segment of PCI only, which is what these ports lead to.
+fn still_devices() -> Result<(), usize> {
+    call(IOPL, [3, 0, 0, 0, 0, 0])?;
+    for device in 0..0x2000 {
+        for function in 0..8 {
+            let place = 0x8000_0000 | device << 11 | function << 8;
+            if pci(place) == NOBODY {
+                if function == 0 {
+                    break;
+                }
+                continue;
+            }
+            let command = pci(place | PCI_COMMAND) & 0xffff;
+            if command & BUS_MASTER != 0 {
+                pci_write(place | PCI_COMMAND, (command & !BUS_MASTER) as u16);
+            }
+            if function == 0 && pci(place | PCI_KIND) & SEVERAL_FUNCTIONS == 0 {
+                break;
+            }
+        }
+    }
+    call(NANOSLEEP, [SETTLED.as_ptr() as usize, 0, 0, 0, 0, 0]).map(|_| ())
+}
+
+/// A register of a PCI device.
+fn pci(place: u32) -> u32 {
+    let value: u32;
+    // SAFETY: the process may use all ports; these two name a register and read it, and nobody else does so on a kernel that has one
+    // processor and no other program.
+    unsafe {
+        asm!("out dx, eax", in("dx") PCI_ADDRESS, in("eax") place, options(nomem, nostack));
+        asm!("in eax, dx", in("dx") PCI_VALUE, out("eax") value, options(nomem, nostack));
+    }
+    value
+}
+
+/// Writes the lower half of one, since the upper half of that of commands would be changed by what was read from it.
+fn pci_write(place: u32, value: u16) {
+    // SAFETY: as above; the device whose register that is is used by nobody.
+    unsafe {
+        asm!("out dx, eax", in("dx") PCI_ADDRESS, in("eax") place, options(nomem, nostack));
+        asm!("out dx, ax", in("dx") PCI_VALUE, in("ax") value, options(nomem, nostack));
+    }
 }
 
 /// The number of this processor's interrupt controller, in its long form where there is one.

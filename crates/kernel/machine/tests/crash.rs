@@ -36,6 +36,7 @@ impl Loaded {
     fn boot(guest: &Guest, (from, to): (&str, &str), shape: Shape<'_>) -> Loaded {
         let mut machine = Machine::boot_as(guest, from, stillpoint(), shape);
         take_along(&mut machine, &["memcached", "redis-server"]);
+        machine.ok("sed -i '1i crash-kernel = true' /etc/stillpoint/kernel.toml");
         let mut client = Client::connect(&machine, 6379);
         redis_pairs(&mut client, KEYS);
         let pulses = [Pulse::redis(&machine, "pulse", REST), Pulse::memcached(&machine, "pulse", REST)];

@@ -61,8 +61,10 @@ pub struct Config {
     pub watchdog: PathBuf,
     /// From the jump on a kernel must have come up within this, to where units are restored.
     pub watchdog_limit_s: u32,
-    /// MiB of the new kernel's RAM for a crash kernel, which leads back to the old one when the new one panics; 0 for none. By
-    /// default what it needs.
+    /// The new kernel gets a crash kernel, which leads back to the old one when the new one panics. Off by default: devices that
+    /// the new kernel had at work may still write to memory when the old one has it back.
+    pub crash_kernel: bool,
+    /// MiB of the new kernel's RAM for it; by default what it needs.
     pub crash_kernel_mib: Option<u64>,
     /// It stays when the units serve.
     pub crash_kernel_stays: bool,
@@ -85,6 +87,7 @@ impl Default for Config {
             health_limit_s: 120,
             watchdog: "/dev/watchdog0".into(),
             watchdog_limit_s: 300,
+            crash_kernel: false,
             crash_kernel_mib: None,
             crash_kernel_stays: false,
             units: BTreeMap::new(),

@@ -134,9 +134,9 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
         Ok(watchdog) => (Some(watchdog), None),
         Err(why) => (None, Some(format!("a kernel that hangs stays so until somebody resets the machine: {why}"))),
     };
-    let (crash, straight) = match config.crash_kernel_mib {
-        Some(0) => (None, None),
-        _ => match Crash::of(config, &plan.to) {
+    let (crash, straight) = match config.crash_kernel {
+        false => (None, None),
+        true => match Crash::of(config, &plan.to) {
             Ok(crash) => (Some(crash), None),
             Err(why) => (None, Some(format!("after a panic of {} the boot loader starts {from}: {why}", plan.to))),
         },
