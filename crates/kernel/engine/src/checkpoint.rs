@@ -67,7 +67,7 @@ pub struct Checkpoint {
     pub written: u64,
     /// Bytes of pages that held only zeros, and were not.
     pub zeros: u64,
-    /// From the processes being stopped to the seal.
+    /// From criu being asked to stop the processes to the seal. That they end afterwards has no part in it.
     pub frozen_ns: u64,
 }
 
@@ -108,7 +108,7 @@ pub fn checkpoint_then(
     let done = passes::make(options, &progress, store)
         .and_then(|(store, passes, parent)| {
             at(Moment::Freezing)?;
-            progress.phase("dump", || dump(options, store, (passes, parent), version, at))
+            progress.phase("dump", || dump(options, store, (passes, parent), version, at, &progress))
         })
         .inspect_err(|_| undo(options));
     progress.end(&done);
@@ -171,6 +171,7 @@ fn dump(
     (passes, parent): (Vec<Pass>, Option<PathBuf>),
     version: Version,
     at: &dyn Fn(Moment) -> Result<(), Error>,
+    progress: &Progress<'_>,
 ) -> Result<Checkpoint, Error> {
     let directory = File::open(&options.image).at("open", &options.image)?;
     let before = store.written();
@@ -185,16 +186,16 @@ fn dump(
             return Err(Error::Failed { what: "seal the image", said: vec!["a test made it fail".into()] });
         }
         let (written, zeros) = store.written();
-        let index = store.seal(host::origin(options.pid, version))?;
+        let index = progress.phase("seal", || store.seal(host::origin(options.pid, version)))?;
+        let frozen_ns = now_ns() - begun;
         at(Moment::Sealed)?;
-        Ok((index, written - before.0, zeros - before.1))
+        Ok((index, written - before.0, zeros - before.1, frozen_ns))
     })?;
     match (served.answer?, served.ended) {
-        (Answer::Done { .. }, Some(Ok((index, written, zeros)))) => {
+        (Answer::Done { .. }, Some(Ok((index, written, zeros, frozen_ns)))) => {
             let extents = index.memories.iter().flat_map(|memory| memory.extents.iter());
             let pages = extents.filter(|extent| extent.flags & PRESENT != 0).map(|extent| extent.pages).sum();
-            let (memories, frozen_ns) = (index.memories.len(), now_ns() - begun);
-            Ok(Checkpoint { memories, pages, passes, written, zeros, frozen_ns })
+            Ok(Checkpoint { memories: index.memories.len(), pages, passes, written, zeros, frozen_ns })
         }
         (_, Some(Err(error))) => Err(error),
         (answer, _) => {

@@ -3,8 +3,8 @@
 //! ```text
 //! kept = the lesser of: statements a second, of the last two windows / the usual ones
 //!                       share * bearable / what 95 of 100 statements of the window stay below
-//! usual = before anything began; more when there is more; what is left when nothing that we do makes a difference;
-//! bearable = twice the usual and a little
+//! usual = before anything began; more when there is more; what is left when nothing that we do makes a difference, until it
+//!         does; bearable = twice the usual and a little
 //! ```
 //!
 //! Clients that wait for their answers before they go on show in their throughput that they are made to wait. Those that
@@ -13,14 +13,18 @@
 //! undisturbed.
 
 use crate::Error;
+use crate::follow::Standing;
 use crate::front::{Front, Served};
+use crate::light::{Light, Weighed, give_back};
 use crate::link::{Link, Purpose};
 use crate::options::Options;
 use crate::progress::Teller;
 use crate::throttle::{COMPARED, Throttle};
 use crate::weight::WEIGHT;
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// How long clients are looked at before anything begins.
@@ -32,6 +36,8 @@ const NEARLY: Duration = Duration::from_millis(900);
 const FEW: f64 = 20.0;
 /// After so many windows at the least rate it is not us whom clients suffer from.
 const IN_VAIN: u32 = 10;
+/// And after so many at most, where it was us each time before.
+const PATIENCE_MAX: u32 = 16 * IN_VAIN;
 /// Of so few statements the slowest tell nothing.
 const FEW_WAITS: u64 = 100;
 /// Longer by so much is not noticed, however short it was.
@@ -47,6 +53,8 @@ pub(crate) struct Clients {
     /// What 95 of 100 statements usually stay below, and what they did last, in microseconds, where that is known.
     usual_wait: Option<f64>,
     last_wait: Option<f64>,
+    /// The first of them, before it was given up.
+    given_up_wait: Option<f64>,
 }
 
 /// What was seen in a window.
@@ -64,11 +72,15 @@ struct Throughput {
     smoothed: f64,
     last: f64,
     in_vain: u32,
+    /// So many windows in vain are enough.
+    patience: u32,
+    /// What was usual before nothing helped.
+    given_up: Option<f64>,
 }
 
 impl Throughput {
     fn of(usual: f64) -> Throughput {
-        Throughput { usual, smoothed: usual, last: usual, in_vain: 0 }
+        Throughput { usual, smoothed: usual, last: usual, in_vain: 0, patience: IN_VAIN, given_up: None }
     }
 
     /// The part of it that clients keep; `None` where there is too little to tell.
@@ -83,11 +95,21 @@ impl Throughput {
     /// The migration goes as slowly as it can, and clients are no better off. Whether that is how things are from now on.
     fn nothing_helps(&mut self) -> bool {
         self.in_vain += 1;
-        let given_up = self.in_vain >= IN_VAIN;
+        let given_up = self.in_vain >= self.patience;
         if given_up {
+            self.given_up = Some(self.usual);
             (self.usual, self.in_vain) = (self.smoothed, 0);
         }
         given_up
+    }
+
+    /// Clients lose when the migration goes faster. Whether that had been given up: then it was us after all, and what was
+    /// usual before is so again, for longer.
+    fn it_was_us(&mut self) -> bool {
+        let Some(usual) = self.given_up.take() else { return false };
+        self.usual = self.usual.max(usual);
+        self.patience = (2 * self.patience).min(PATIENCE_MAX);
+        true
     }
 }
 
@@ -100,7 +122,7 @@ impl Clients {
         let mut front = Front::connect(&options.proxy, &options.tenant).await?;
         let last = (Instant::now(), front.served().await?);
         let (share, rates) = (options.share, Throughput::default());
-        let mut clients = Clients { front, share, last, rates, usual_wait: None, last_wait: None };
+        let mut clients = Clients { front, share, last, rates, usual_wait: None, last_wait: None, given_up_wait: None };
         tokio::time::sleep(BEFORE).await;
         let Window { rate, wait } = clients.window().await?;
         (clients.rates, clients.usual_wait) = (Throughput::of(rate), wait);
@@ -112,7 +134,7 @@ impl Clients {
         let mut front = self.front.again().await?;
         let last = (Instant::now(), front.served().await?);
         let (share, rates, usual_wait) = (self.share, self.rates, self.usual_wait);
-        Ok(Clients { front, share, last, rates, usual_wait, last_wait: None })
+        Ok(Clients { front, share, last, rates, usual_wait, last_wait: None, given_up_wait: None })
     }
 
     /// Whether there is a load worth heeding.
@@ -167,19 +189,27 @@ impl Clients {
     }
 
     fn adjust(&mut self, throttles: &[&Throttle], kept: f64, window: Duration, teller: &Teller) {
+        let mut at_work = false;
+        let mut at_least = true;
         for throttle in throttles {
             let before = throttle.rate();
             let Some(allowed) = throttle.heed(kept, self.share, window) else { continue };
-            if kept < self.share && throttle.is_least() {
-                if self.rates.nothing_helps() {
-                    self.usual_wait = self.last_wait;
-                }
-            } else {
-                self.rates.in_vain = 0;
-            }
+            at_work = true;
+            at_least &= throttle.is_least();
             if allowed != before {
                 teller.tell(throttle.tell(kept, allowed));
             }
+        }
+        if !at_work {
+            return;
+        }
+        if kept < self.share && self.rates.it_was_us() {
+            self.usual_wait = self.given_up_wait.take();
+        }
+        if kept >= self.share || !at_least {
+            self.rates.in_vain = 0;
+        } else if self.rates.nothing_helps() {
+            self.given_up_wait = std::mem::replace(&mut self.usual_wait, self.last_wait);
         }
     }
 }
@@ -206,20 +236,28 @@ pub(crate) struct Guide {
     pub(crate) reading: Arc<Throttle>,
     /// Of processes that make indexes and check foreign keys.
     pub(crate) weight: Arc<Throttle>,
+    weighed: Weighed,
 }
 
 impl Guide {
-    /// The replay never falls below twice what the source commits: else it would not catch up.
+    /// The replay never falls below twice what the source commits: else it would not catch up. While a target follows, its
+    /// `standing` tells whether it does.
     pub(crate) async fn start(
         mut clients: Clients,
         options: &Options,
         pace: Arc<Throttle>,
+        standing: Option<watch::Receiver<Standing>>,
         teller: Teller,
     ) -> Result<Guide, Error> {
         let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
         let mut last = (Instant::now(), next_xid(&mut source).await?);
         let reading = Arc::new(Throttle::new(COMPARED));
-        let weight = Arc::new(Throttle::new(WEIGHT));
+        let weight = Arc::new(Throttle::careful(WEIGHT));
+        let weighed: Weighed = Arc::new(Mutex::new(Some(HashSet::new())));
+        let mut light = match standing {
+            Some(standing) => Light::of(options, standing, &weighed).await?,
+            None => None,
+        };
         let (replay, comparison, indexes) = (Arc::clone(&pace), Arc::clone(&reading), Arc::clone(&weight));
         let task = tokio::spawn(async move {
             let mut tick = tokio::time::interval(WINDOW);
@@ -231,6 +269,11 @@ impl Guide {
                     replay.least((2.0 * (xid.saturating_sub(last.1)) as f64 / elapsed) as u64 + 100);
                     last = (Instant::now(), xid);
                 }
+                if let Some(light) = &mut light
+                    && light.weigh().await.is_err()
+                {
+                    break;
+                }
                 if clients.heed(&[&replay, &comparison, &indexes], &teller).await.is_err() {
                     break;
                 }
@@ -240,7 +283,7 @@ impl Guide {
             comparison.release();
             indexes.release();
         });
-        Ok(Guide { task, pace, reading, weight })
+        Ok(Guide { task, pace, reading, weight, weighed })
     }
 }
 
@@ -249,6 +292,7 @@ impl Drop for Guide {
         self.task.abort();
         self.pace.release();
         self.reading.release();
+        give_back(&self.weighed);
     }
 }
 
@@ -284,6 +328,23 @@ mod tests {
             rates.nothing_helps();
         }
         assert!(rates.take(300.0).unwrap() > 0.9, "{rates:?}");
+    }
+
+    #[test]
+    fn what_was_given_up_is_usual_again_when_it_was_us_after_all() {
+        let mut rates = Throughput::of(1000.0);
+        let given_up = |rates: &mut Throughput| {
+            (1..=2 * PATIENCE_MAX).find(|_| {
+                rates.take(800.0);
+                rates.nothing_helps()
+            })
+        };
+        assert_eq!(given_up(&mut rates), Some(IN_VAIN));
+        assert!(rates.take(800.0).unwrap() > 0.9);
+        assert!(rates.it_was_us());
+        assert_eq!(rates.take(800.0), Some(0.8));
+        assert!(!rates.it_was_us(), "nothing is given up");
+        assert_eq!(given_up(&mut rates), Some(2 * IN_VAIN), "and not so soon again");
     }
 
     #[test]

@@ -75,6 +75,7 @@ mod front;
 mod heal;
 mod inventory;
 mod journal;
+mod light;
 mod link;
 mod options;
 mod outfit;

@@ -375,7 +375,7 @@ async fn create(
     let guide = match clients.filter(|_| gently) {
         Some(clients) => {
             let nothing = Arc::new(Throttle::free());
-            Some(Guide::start(clients.again().await?, options, nothing, teller.clone()).await?)
+            Some(Guide::start(clients.again().await?, options, nothing, None, teller.clone()).await?)
         }
         None => None,
     };
@@ -563,19 +563,22 @@ async fn follow(
 ) -> Result<Following, Error> {
     let clients = clients.filter(Clients::any);
     let pace = Arc::new(if clients.is_some() { Throttle::new(REPLAYED) } else { Throttle::free() });
-    let guide = match clients {
-        Some(clients) => Some(Guide::start(clients, options, Arc::clone(&pace), teller.clone()).await?),
-        None => None,
-    };
     let follower = Follower::start(Plan {
         source: &options.source,
         target: &options.target,
         feed,
         inventory: &inventory,
         players: options.players,
-        pace,
+        pace: Arc::clone(&pace),
     })
     .await?;
+    let guide = match clients {
+        Some(clients) => {
+            let standing = (!follower.is_of_proxy()).then(|| follower.watch());
+            Some(Guide::start(clients, options, pace, standing, teller.clone()).await?)
+        }
+        None => None,
+    };
     let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
     let mut following = Following { follower, inventory, fingerprint, guide };
     catch_up(&mut following, &mut link, teller).await?;

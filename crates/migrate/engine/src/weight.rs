@@ -18,11 +18,11 @@ use std::{fs, io};
 use stillpoint_events::EventKind;
 
 /// Of a process that nobody has weighed.
-const WHOLE: u64 = 1024;
+pub(crate) const WHOLE: u64 = 1024;
 /// What a process may have beside that. With the least an index takes some twenty times as long where nothing is left idle.
 pub(crate) const WEIGHT: Bounds = Bounds {
     least: 70,
-    first: 335,
+    first: 110,
     most: WHOLE,
     told: |kept_percent, weight| EventKind::Yielding { kept_percent, weight_percent: weight * 100 / WHOLE },
 };
@@ -70,13 +70,13 @@ pub(crate) async fn yielding<T>(
 }
 
 /// The nice value that comes nearest: each takes a fifth of the weight away.
-fn niceness(weight: u64) -> i32 {
+pub(crate) fn niceness(weight: u64) -> i32 {
     let steps = (WHOLE as f64 / weight.max(1) as f64).ln() / 1.25_f64.ln();
     steps.round().clamp(0.0, 19.0) as i32
 }
 
 /// Whether this is the server's process: another one may have the number here, where the server counts in a world of its own.
-fn is_here(pid: i32, age_s: f64) -> io::Result<()> {
+pub(crate) fn is_here(pid: i32, age_s: f64) -> io::Result<()> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let uptime = fs::read_to_string("/proc/uptime")?;
     let age = age_here_s(&stat, &uptime, rustix::param::clock_ticks_per_second());
@@ -94,7 +94,7 @@ fn age_here_s(stat: &str, uptime: &str, ticks_per_s: u64) -> Option<f64> {
     (name == "postgres").then_some(now - began / ticks_per_s as f64)
 }
 
-fn weigh(pid: i32, nice: i32) -> io::Result<()> {
+pub(crate) fn weigh(pid: i32, nice: i32) -> io::Result<()> {
     match fs::write(format!("/proc/{pid}/autogroup"), nice.to_string()) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

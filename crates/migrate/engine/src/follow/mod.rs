@@ -157,6 +157,7 @@ impl Follower {
                     from,
                     horizon,
                     confirmed: Arc::clone(&shared),
+                    pace: Arc::clone(&pace),
                 };
                 let (item, items) = mpsc::channel(CHUNKS);
                 stream::start(opening, item).await?;
@@ -207,6 +208,11 @@ impl Follower {
     /// Where it stands.
     pub(crate) fn standing(&self) -> Standing {
         *self.standing.borrow()
+    }
+
+    /// The same, as it moves.
+    pub(crate) fn watch(&self) -> watch::Receiver<Standing> {
+        self.standing.clone()
     }
 
     /// The error that ended it, when it has ended.

@@ -1,8 +1,9 @@
 //! The stream of changes: reads it, puts transactions together, and confirms what is safe on the target.
 //!
 //! A server sends each change by itself. Where they come fast, waking up for each costs more than all else that we do with
-//! it: the reader then rests until some have come. For that it has a thread of its own; one that waits for the sockets of
-//! others as well would be woken up all the same. Where there is much to read before, it is read in another way
+//! it: the reader then rests until some have come. While clients are to be spared it always does, and for longer: players
+//! repeat many transactions together for much less than each by itself. For that it has a thread of its own; one that waits
+//! for the sockets of others as well would be woken up all the same. Where there is much to read before, it is read in another way
 //! ([`super::backlog`]).
 
 use super::backlog::{Backlog, trail};
@@ -10,6 +11,7 @@ use super::transaction::{Assembler, Item};
 use crate::inventory::Inventory;
 use crate::link::{Frame, Link, Purpose, identifier, literal};
 use crate::pgoutput::{self, Lsn, Message, Streamed};
+use crate::throttle::Throttle;
 use crate::{Error, Server};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,6 +29,8 @@ const CHUNK_MAX: usize = 512;
 /// Messages in a millisecond from which on the reader rests, and for how long.
 const FAST: u32 = 20;
 const REST: Duration = Duration::from_millis(1);
+/// For how long it rests while clients are to be spared: little beside what counts as caught up.
+const REST_FOR_CLIENTS: Duration = Duration::from_millis(25);
 
 /// How fast messages come.
 #[derive(Debug)]
@@ -77,6 +81,8 @@ pub(crate) struct Opening {
     pub(crate) horizon: Lsn,
     /// Everything before it is safe on the target.
     pub(crate) confirmed: Arc<AtomicU64>,
+    /// What the replay is allowed while clients are to be spared.
+    pub(crate) pace: Arc<Throttle>,
 }
 
 /// Opens a stream and reads it, on a thread of its own, until the receiver of items is gone; the error that ends it goes the
@@ -246,7 +252,7 @@ impl Stream {
                 messages += 1;
                 chunk.extend(self.item(link, frame).await?);
             }
-            let rests = self.tempo.take(messages) && link.receiver.is_dry();
+            let rest = self.rest(messages).filter(|_| link.receiver.is_dry());
             if !chunk.is_empty() {
                 // The conductor may be busy for longer than the source's patience.
                 let permit = loop {
@@ -258,11 +264,17 @@ impl Stream {
                 let Ok(permit) = permit else { return Ok(()) };
                 permit.send(Ok(chunk));
             }
-            if rests {
+            if let Some(rest) = rest {
                 // A timer of the runtime would wait for the socket as well.
-                std::thread::sleep(REST);
+                std::thread::sleep(rest);
             }
         }
+    }
+
+    /// So many messages have come, and nothing more is there; how long to wait for more.
+    fn rest(&mut self, messages: u32) -> Option<Duration> {
+        let fast = self.tempo.take(messages);
+        if self.opening.pace.is_free() { fast.then_some(REST) } else { Some(REST_FOR_CLIENTS) }
     }
 
     async fn item(&mut self, link: &mut Link, frame: Frame) -> Result<Option<Item>, Error> {

@@ -16,7 +16,7 @@ const LOAD: [&str; 9] = ["-n", "-l", "-c", "8", "-j", "2", "-T", "600", "-Msimpl
 const BEFORE: Duration = Duration::from_secs(8);
 const SETTLING: Duration = Duration::from_secs(3);
 /// How long a server that nobody moves is looked at.
-const ALONE: Duration = Duration::from_secs(30);
+const ALONE: Duration = Duration::from_secs(90);
 /// A whole migration takes less, beside clients that leave it no processor to spare.
 const LIMIT: Duration = Duration::from_secs(580);
 
@@ -27,6 +27,7 @@ struct Kept {
     copy: Vec<f64>,
     indexes: Vec<f64>,
     following: Vec<f64>,
+    comparing: Vec<f64>,
     took_s: Vec<f64>,
 }
 
@@ -43,10 +44,10 @@ pub(crate) fn measure(rounds: usize) -> Raw {
         }
     }
     println!("## Clients' throughput meanwhile: 8 sessions without think time, pgbench of scale {SCALE}\n");
-    println!("| | transactions a second before | rows are copied | indexes | catching up, comparing | whole, s |");
-    println!("|---|---|---|---|---|---|");
+    println!("| | transactions a second before | rows are copied | indexes | catching up | comparing | whole, s |");
+    println!("|---|---|---|---|---|---|---|");
     let names = [
-        "left alone for half a minute",
+        "left alone for a minute and a half",
         "the same while a snapshot is held",
         "stillpoint migrate",
         "stillpoint migrate, `--share 0`",
@@ -61,14 +62,21 @@ pub(crate) fn measure(rounds: usize) -> Raw {
     for (name, kept) in names.into_iter().zip(all) {
         let part = |values: &[f64]| median(values, 100.0, " %");
         println!(
-            "| {name} | {} | {} | {} | {} | {} |",
+            "| {name} | {} | {} | {} | {} | {} | {} |",
             median(&kept.before, 1.0, ""),
             part(&kept.copy),
             part(&kept.indexes),
             part(&kept.following),
+            part(&kept.comparing),
             median(&kept.took_s, 1.0, "")
         );
-        for (what, values) in [("copy", kept.copy), ("indexes", kept.indexes), ("following", kept.following)] {
+        let parts = [
+            ("copy", kept.copy),
+            ("indexes", kept.indexes),
+            ("following", kept.following),
+            ("comparing", kept.comparing),
+        ];
+        for (what, values) in parts {
             raw.push((format!("kept, {name}, {what}"), values));
         }
     }
@@ -136,9 +144,15 @@ fn stillpoint(words: &[&str], kept: &mut Kept) {
     let answered = times(&stage.source);
     let before = rate(&answered, (begun - BEFORE.as_secs_f64(), begun));
     kept.before.push(before);
-    kept.copy.push(rate(&answered, (at(starts, "copy"), at(starts, "indexes"))) / before);
-    kept.indexes.push(rate(&answered, (at(starts, "indexes"), at(ends, "statistics"))) / before);
-    kept.following.push(rate(&answered, (at(starts, "catch-up"), at(ends, "compare"))) / before);
+    let mut part = |values: fn(&mut Kept) -> &mut Vec<f64>, from: f64, to: f64, name: &str| {
+        let part = rate(&answered, (from, to)) / before;
+        eprintln!("{}: {name} took {:.1} s, {:.0} % kept", words.join(" "), to - from, part * 100.0);
+        values(kept).push(part);
+    };
+    part(|kept| &mut kept.copy, at(starts, "copy"), at(starts, "indexes"), "copy");
+    part(|kept| &mut kept.indexes, at(starts, "indexes"), at(ends, "statistics"), "indexes");
+    part(|kept| &mut kept.following, at(starts, "catch-up"), at(starts, "compare"), "catching up");
+    part(|kept| &mut kept.comparing, at(starts, "compare"), at(ends, "compare"), "comparing");
     kept.took_s.push(at(ends, "switch-over") - begun);
 }
 

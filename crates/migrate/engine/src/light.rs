@@ -1,0 +1,133 @@
+//! Our own sessions at servers of this machine, with less weight than those of clients while a target follows.
+//!
+//! What follows costs about as much as clients leave idle between their waits for the disk; it only comes at the wrong moment:
+//! every commit wakes the process that reads the log, that one wakes us, and we wake players, each in front of a client. With
+//! less weight they take what is left, and more with each turn. Clients that leave nothing are no reason to fall behind for
+//! ever: while the replay does not gain on the source its sessions get more.
+//!
+//! Weight that was taken must be given back before clients wait for the target, which only root may do for others' processes;
+//! without that nothing is weighed. Sessions end with us: one that is killed leaves nothing behind.
+
+use crate::follow::Standing;
+use crate::inventory::number;
+use crate::link::{Link, Purpose, literal};
+use crate::options::Options;
+use crate::weight::{WHOLE, is_here, niceness, weigh};
+use crate::{Error, outfit};
+use rustix::thread::CapabilitySet;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::watch;
+
+/// Of each process, at least; twice of that where it is not enough, and so on.
+const LEAST: u64 = 36;
+/// Bytes of log behind which a replay is never late.
+const NOT_LATE: u64 = 1 << 20;
+
+/// The processes that have less weight now; none any more once it was given back.
+pub(crate) type Weighed = Arc<Mutex<Option<HashSet<i32>>>>;
+
+/// What weighs them.
+pub(crate) struct Light {
+    /// One at each server.
+    links: Vec<Link>,
+    which: String,
+    standing: watch::Receiver<Standing>,
+    weight: u64,
+    weighed: Weighed,
+    last: Option<Seen>,
+}
+
+/// How far the source was, and how much of it was not repeated.
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    end: u64,
+    behind: u64,
+}
+
+impl Seen {
+    /// Whether a replay that stands there falls behind, or stays where it is while much is left.
+    fn loses(self, before: Seen) -> bool {
+        let written = self.end.saturating_sub(before.end);
+        self.behind > NOT_LATE.max(written) && self.behind + written / 8 >= before.behind
+    }
+}
+
+impl Light {
+    /// For a migration to one target, both servers of this machine, by somebody who may give weight back; none else.
+    pub(crate) async fn of(
+        options: &Options,
+        standing: watch::Receiver<Standing>,
+        weighed: &Weighed,
+    ) -> Result<Option<Light>, Error> {
+        let Options { source, target, others, .. } = options;
+        if !(source.is_here() && target.is_here() && others.is_empty() && may_give_back()) {
+            return Ok(None);
+        }
+        let mut links = Vec::new();
+        for server in [source, target] {
+            links.push(Link::connect(server, Purpose::Statements, &[]).await?);
+        }
+        let which = format!(
+            "SELECT pid, extract(epoch FROM clock_timestamp() - backend_start) FROM pg_stat_activity \
+             WHERE application_name = {} AND datname = current_database()",
+            literal(crate::APPLICATION)
+        );
+        Ok(Some(Light { links, which, standing, weight: LEAST, weighed: Arc::clone(weighed), last: None }))
+    }
+
+    /// Once in a window: weighs whatever sessions there are.
+    pub(crate) async fn weigh(&mut self) -> Result<(), Error> {
+        let end = outfit::lsn(&self.links[0].text("SELECT pg_current_wal_lsn()").await?);
+        let seen = Seen { end, behind: end.saturating_sub(self.standing.borrow().position) };
+        let loses = self.last.replace(seen).is_some_and(|last| seen.loses(last));
+        self.weight = if loses { self.weight * 2 } else { self.weight / 2 }.clamp(LEAST, WHOLE);
+        let nice = niceness(self.weight);
+        for link in &mut self.links {
+            for row in link.query(&self.which).await? {
+                let (pid, age_s) = (number(&row, 0), number(&row, 1));
+                let mut weighed = self.weighed.lock().unwrap_or_else(PoisonError::into_inner);
+                let Some(weighed) = &mut *weighed else { return Ok(()) };
+                // It may have ended meanwhile, or its server counts processes in a world of its own.
+                if is_here(pid, age_s).and_then(|()| weigh(pid, nice)).is_ok() {
+                    weighed.insert(pid);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Gives all of them their weight back; nobody takes it from them again.
+pub(crate) fn give_back(weighed: &Weighed) {
+    let weighed = weighed.lock().unwrap_or_else(PoisonError::into_inner).take();
+    for pid in weighed.into_iter().flatten() {
+        if let Err(error) = weigh(pid, 0)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::warn!(pid, %error, "a session keeps less weight than those of clients");
+        }
+    }
+}
+
+fn may_give_back() -> bool {
+    rustix::process::geteuid().is_root()
+        && rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replay_loses_while_it_does_not_gain_on_the_source() {
+        let seen = |end: u64, behind: u64| Seen { end: end << 20, behind: behind << 20 };
+        let before = seen(100, 50);
+        assert!(seen(108, 58).loses(before), "it stands");
+        assert!(seen(108, 50).loses(before), "as far behind as before");
+        assert!(!seen(108, 40).loses(before), "it gains");
+        assert!(!seen(108, 4).loses(seen(100, 2)), "less than a window's worth");
+        assert!(!seen(100, 1).loses(seen(100, 1)), "nothing is written");
+        assert!(seen(100, 2).loses(seen(100, 2)), "and it does not move");
+    }
+}
