@@ -1,11 +1,13 @@
 //! Our page server and lazy-pages daemon against criu's own: the same redis, the same criu, the same memory for images, in
 //! turns. Prints tables.
 
+use serde_json::Value;
 use std::ffi::OsString;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use stillpoint_e2e::cli::{Run, Stillpoint};
+use stillpoint_e2e::cli::{self, Run, Stillpoint};
 use stillpoint_e2e::packages;
 use stillpoint_e2e::resp::Client;
 use stillpoint_e2e::server::free_port;
@@ -22,7 +24,8 @@ struct Figures {
     frozen: Duration,
     /// What the files of pages take.
     bytes: u64,
-    /// From the beginning of the restore's command to the first answer on the old connection.
+    /// From the beginning of the restore's command to the first answer on the old connection. It is asked when criu says that
+    /// the processes run: our command then still wakes peers, for a sixth of a second.
     first: Duration,
     /// From there to all memory being there.
     rest: Duration,
@@ -120,9 +123,22 @@ fn by_us(criu: &Path, redis: &mut Taken, client: &mut Client, passes: &str, how:
     let checkpoint = begun.elapsed();
     redis.until_gone();
     let begun = Instant::now();
-    let restored = succeeded(kernel("restore").args(["--fill-rate", "0"]).args(how.iter().copied()).run());
-    ping(client);
-    let first = begun.elapsed();
+    let mut restore = Command::new(cli::binary());
+    restore.args(["--json", "kernel", "restore", "--fill-rate", "0", "--criu"]).arg(criu).arg("--image").arg(&image);
+    let mut restore = restore.args(how).stdout(Stdio::piped()).spawn().expect("start the restore");
+    let lines = BufReader::new(restore.stdout.take().expect("its output is ours")).lines();
+    let (mut first, mut restored) = (None, Vec::new());
+    for line in lines {
+        let line: Value = serde_json::from_str(&line.expect("read what it says")).expect("JSON");
+        if line["event"] == "phase-ended" && line["phase"] == "restore" {
+            ping(client);
+            first = Some(begun.elapsed());
+        }
+        restored.push(line);
+    }
+    let status = restore.wait().expect("wait for the restore");
+    assert!(status.success(), "{status}: {restored:?}");
+    let first = first.expect("it restores");
     let keeper = number(&restored, "restored", "keeper");
     wait::until("all memory to come", || has_ended(keeper).then_some(()));
     let rest = begun.elapsed() - first;
@@ -132,7 +148,7 @@ fn by_us(criu: &Path, redis: &mut Taken, client: &mut Client, passes: &str, how:
         bytes: stored(&image, "foam-"),
         first,
         rest,
-        pages: number(&taken, "checkpointed", "pages"),
+        pages: number(&lines_of(&taken), "checkpointed", "pages"),
     }
 }
 
@@ -217,10 +233,13 @@ fn succeeded(run: Run) -> Run {
     run
 }
 
-fn number(run: &Run, event: &str, field: &str) -> u64 {
-    let lines = run.stdout.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let found = lines.into_iter().find(|line| line["event"] == event).and_then(|line| line[field].as_u64());
-    found.unwrap_or_else(|| panic!("no {field} of {event} in {run}"))
+fn lines_of(run: &Run) -> Vec<Value> {
+    run.stdout.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+fn number(lines: &[Value], event: &str, field: &str) -> u64 {
+    let found = lines.iter().find(|line| line["event"] == event).and_then(|line| line[field].as_u64());
+    found.unwrap_or_else(|| panic!("no {field} of {event} in {lines:?}"))
 }
 
 /// What files take on disk: sparse ones are longer than that.
