@@ -1,11 +1,12 @@
 //! Two servers on processors of their own, the proxy, emulated browsers, and a migration.
 
 use crate::series::Answers;
+use rustix::process::Signal;
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use stillpoint_events::{Event, EventKind};
+use stillpoint_events::EventKind;
 use stillpoint_measure::postgres::{PostgresLoad, PostgresPlan, Work, prepare};
 use stillpoint_measure::record::Record;
 use stillpoint_migrate_testbed::Cluster;
@@ -16,8 +17,9 @@ const SETTINGS: [&str; 5] =
     ["wal_level=logical", "fsync=on", "shared_buffers=256MB", "max_wal_size=2GB", "max_connections=500"];
 /// What each browser thinks between two interactions, on average.
 const THINK: Duration = Duration::from_millis(200);
-/// Browsers by which it is found out how much the source can do.
-const CROWD: u32 = 24;
+/// Browsers by which it is found out how much the source can do: about as many as there will be. With few it can do twice as
+/// much as with hundreds.
+const CROWD: u32 = 250;
 /// Most browsers of one tenant.
 const BROWSERS_MAX: u32 = 350;
 /// A migration that is not over by then is given up.
@@ -37,7 +39,8 @@ pub(crate) struct Browsers {
 
 /// A migration, and when it was under way by the clock of records.
 pub(crate) struct Migration {
-    pub(crate) ended: Option<Ended>,
+    ended: Ended,
+    given_up: bool,
     pub(crate) from_ns: u64,
     pub(crate) to_ns: u64,
 }
@@ -123,9 +126,15 @@ impl Scene {
         while tool.ended().is_none() && begun.elapsed() < PATIENCE {
             std::thread::sleep(Duration::from_millis(20));
         }
-        let to_ns = stillpoint_measure::clock::now_ns();
-        let ended = tool.ended().is_some().then(|| tool.end());
-        Migration { ended, from_ns, to_ns }
+        let (given_up, to_ns) = (tool.ended().is_none(), stillpoint_measure::clock::now_ns());
+        if given_up {
+            tool.signal(Signal::INT);
+        }
+        let migration = Migration { ended: tool.end_within(PATIENCE), given_up, from_ns, to_ns };
+        for (phase, from, to) in migration.phases() {
+            eprintln!("  {phase} took {:.1} s", (to - from) as f64 / 1e9);
+        }
+        migration
     }
 
     pub(crate) fn mebibytes(&self, database: &str) -> f64 {
@@ -157,7 +166,7 @@ impl Browsers {
 impl Migration {
     /// Whether clients are where they were to go.
     pub(crate) fn is_over(&self) -> bool {
-        self.ended.as_ref().is_some_and(|ended| ended.code == Some(0))
+        self.ended.code == Some(0) && !self.given_up
     }
 
     pub(crate) fn seconds(&self) -> f64 {
@@ -168,8 +177,7 @@ impl Migration {
     pub(crate) fn phases(&self) -> Vec<(String, u64, u64)> {
         let mut phases = Vec::new();
         let mut open: Vec<(String, u64)> = Vec::new();
-        let events: &[Event] = self.ended.as_ref().map_or(&[], |ended| &ended.events);
-        for event in events {
+        for event in &self.ended.events {
             match &event.kind {
                 EventKind::PhaseStarted { phase, .. } => open.push((phase.clone(), event.t_ns)),
                 EventKind::PhaseEnded { .. } => {
@@ -187,7 +195,7 @@ impl Migration {
 
     /// By its own account, in milliseconds.
     pub(crate) fn paused_ms(&self) -> Option<f64> {
-        self.ended.as_ref()?.events.iter().find_map(|event| match event.kind {
+        self.ended.events.iter().find_map(|event| match event.kind {
             EventKind::SwitchedOver { paused_us, .. } => Some(paused_us as f64 / 1e3),
             _ => None,
         })
@@ -196,15 +204,15 @@ impl Migration {
     /// How long it took, for a page.
     pub(crate) fn text(&self) -> String {
         let seconds = self.seconds();
-        match (&self.ended, self.paused_ms()) {
-            (Some(_), Some(paused)) if self.is_over() => {
+        match self.paused_ms() {
+            Some(paused) if self.is_over() => {
                 format!("{seconds:.1} s, in which clients were paused for {paused:.0} ms")
             }
-            (Some(ended), _) => {
-                let why: String = ended.complaints.lines().next().unwrap_or_default().chars().take(150).collect();
+            _ if self.given_up => format!("{seconds:.0} s, was not over, and was given up"),
+            _ => {
+                let why: String = self.ended.complaints.lines().next().unwrap_or_default().chars().take(150).collect();
                 format!("{seconds:.1} s and did not succeed ({why})")
             }
-            (None, _) => format!("{seconds:.0} s, was not over, and was given up"),
         }
     }
 }
