@@ -4,7 +4,7 @@ mod support;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
 use stillpoint_migrate_engine::{Observer, Outcome, run};
 use stillpoint_migrate_testbed::available;
@@ -84,6 +84,44 @@ async fn indexes_are_made_with_less_weight_than_clients_have() {
     assert!(matches!(outcome, Ok(Outcome::Switched { .. })), "{outcome:?}");
     assert!(weights.iter().any(|weight| *weight < 30), "less, as clients suffer: {weights:?}");
     assert!(nices.iter().any(|nice| *nice > 5), "by its nice value: {nices:?}");
+}
+
+/// Nice values of our sessions at the target.
+fn ours(bench: &Bench) -> Vec<i32> {
+    let which = "SELECT pid FROM pg_stat_activity WHERE application_name = 'stillpoint migrate' AND datname = 'shop'";
+    bench.target.sql("postgres", which).lines().filter_map(niceness).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_that_follow_have_less_weight_than_clients_until_a_pause_may_wait_for_them() {
+    if !available() {
+        return;
+    }
+    let bench = Bench::start();
+    bench.fill_big(1000);
+    bench.front.lock().unwrap().clients = Some(FakeClients::at(USUAL.0, USUAL.1));
+    let (bench, seen) = (Arc::new(bench), Arc::new(Mutex::new((Vec::new(), Vec::new()))));
+    let (looking, noted) = (Arc::clone(&bench), Arc::clone(&seen));
+    let observer: Observer = Arc::new(move |event| {
+        let EventKind::PhaseStarted { phase, .. } = event.kind else { return };
+        match phase.as_str() {
+            "compare" => {
+                let end = Instant::now() + Duration::from_secs(60);
+                // The players at least.
+                let weighed =
+                    || Some(ours(&looking)).filter(|nices| nices.iter().filter(|nice| **nice > 0).count() >= 4);
+                let nices = std::iter::repeat_with(weighed).find(|nices| nices.is_some() || Instant::now() > end);
+                noted.lock().unwrap().0 = nices.flatten().unwrap_or_default();
+            }
+            "switch-over" => noted.lock().unwrap().1 = ours(&looking),
+            _ => {}
+        }
+    });
+    let outcome = run(&bench.options("shop"), observer).await;
+    assert!(matches!(outcome, Ok(Outcome::Switched { .. })), "{outcome:?}");
+    let (following, switching) = &*seen.lock().unwrap();
+    assert!(following.contains(&15), "{following:?}");
+    assert!(switching.len() >= 4 && switching.iter().all(|nice| *nice == 0), "{switching:?}");
 }
 
 /// Of a process, when it is still there.
