@@ -40,7 +40,7 @@ impl Bounds {
 /// Bytes of rows that are copied.
 pub(crate) const COPIED: Bounds = Bounds::of_rate(2 << 20, 8 << 20);
 /// Bytes of rows that are compared.
-pub(crate) const COMPARED: Bounds = Bounds::of_rate(4 << 20, 32 << 20);
+pub(crate) const COMPARED: Bounds = Bounds::of_rate(4 << 20, 8 << 20);
 
 /// A rate that several workers share.
 #[derive(Debug)]
