@@ -3,7 +3,8 @@
 //! What follows costs about as much as clients leave idle between their waits for the disk; it only comes at the wrong moment:
 //! every commit wakes the process that reads the log, that one wakes us, and we wake players, each in front of a client. With
 //! less weight they take what is left, and more with each turn. Clients that leave nothing are no reason to fall behind for
-//! ever: while the replay does not gain on the source its sessions get more.
+//! ever: while the replay does not gain on the source its sessions get more, in the end more than clients. Who reads the log of
+//! an overloaded server else gets one part in hundreds of its time, and such servers are the ones that are to be left.
 //!
 //! Weight that was taken must be given back before clients wait for the target, which only root may do for others' processes;
 //! without that nothing is weighed. Sessions end with us: one that is killed leaves nothing behind.
@@ -19,8 +20,9 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
-/// Of each process, at least; twice of that where it is not enough, and so on.
+/// Of each process, at least; twice of that where it is not enough, and so on up to the most.
 const LEAST: u64 = 36;
+const MOST: u64 = 16 * WHOLE;
 /// Bytes of log behind which a replay is never late.
 const NOT_LATE: u64 = 1 << 20;
 
@@ -81,7 +83,7 @@ impl Light {
         let end = outfit::lsn(&self.links[0].text("SELECT pg_current_wal_lsn()").await?);
         let seen = Seen { end, behind: end.saturating_sub(self.standing.borrow().position) };
         let loses = self.last.replace(seen).is_some_and(|last| seen.loses(last));
-        self.weight = if loses { self.weight * 2 } else { self.weight / 2 }.clamp(LEAST, WHOLE);
+        self.weight = if loses { self.weight * 2 } else { self.weight / 2 }.clamp(LEAST, MOST);
         let nice = niceness(self.weight);
         for link in &mut self.links {
             for row in link.query(&self.which).await? {

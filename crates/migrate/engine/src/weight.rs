@@ -72,7 +72,7 @@ pub(crate) async fn yielding<T>(
 /// The nice value that comes nearest: each takes a fifth of the weight away.
 pub(crate) fn niceness(weight: u64) -> i32 {
     let steps = (WHOLE as f64 / weight.max(1) as f64).ln() / 1.25_f64.ln();
-    steps.round().clamp(0.0, 19.0) as i32
+    steps.round().clamp(-20.0, 19.0) as i32
 }
 
 /// Whether this is the server's process: another one may have the number here, where the server counts in a world of its own.
@@ -111,8 +111,8 @@ mod tests {
 
     #[test]
     fn weights_become_nice_values() {
-        let values = [1024, 820, 335, 110, 70, 15, 0].map(niceness);
-        assert_eq!(values, [0, 1, 5, 10, 12, 19, 19]);
+        let values = [16 * 1024, 1024, 820, 335, 110, 70, 15, 0].map(niceness);
+        assert_eq!(values, [-12, 0, 1, 5, 10, 12, 19, 19]);
     }
 
     #[test]
