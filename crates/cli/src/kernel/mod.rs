@@ -75,6 +75,10 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
 
 /// What an error of the engine means; `state` is where things are when it was no refusal.
 fn failure(error: Error, state: &str) -> Failure {
+    let state = match &error {
+        Error::Lost(_) => "what has ended is to be started again; there is no image of it",
+        _ => state,
+    };
     let hint = match &error {
         Error::Criu { .. } => Some("setup/criu puts one into .cache/criu; then --criu .cache/criu/criu"),
         Error::Occupied(_) => Some("another --image, or stillpoint kernel discard --image DIR"),

@@ -9,8 +9,9 @@ use crate::page_server::{Received, serve};
 use crate::passes::{self, Pass};
 use crate::progress::{Observer, Progress, now_ns};
 use crate::store::{Store, discard};
-use crate::tree::tree;
+use crate::tree::{Held, tree};
 use crate::{Error, guard, host, sockets};
+use rustix::event::Timespec;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
@@ -23,6 +24,8 @@ use stillpoint_kernel_foam::{Form, PRESENT};
 pub(crate) const DUMP_LOG: &str = "dump.log";
 /// Deleted files that are open are kept in the image up to this size.
 pub(crate) const GHOST_LIMIT: u64 = 64 << 20;
+/// A process in which criu was killed at a bad moment runs into a breakpoint of criu's within this.
+const RUNS_INTO: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// How sockets are kept from hearing of the network while nobody holds them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -180,7 +183,7 @@ fn dump(
         let parent = parent.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
         Request::new(RequestType::Dump, Some(asked(options, &directory, pages, parent)))
     };
-    let served = through_page_server(&options.criu, store, request, |received, store| {
+    let served = through_page_server(options, store, request, |received, store| {
         received?;
         if options.fail_before_seal {
             return Err(Error::Failed { what: "seal the image", said: vec!["a test made it fail".into()] });
@@ -191,13 +194,19 @@ fn dump(
         at(Moment::Sealed)?;
         Ok((index, written - before.0, zeros - before.1, frozen_ns))
     })?;
+    // a criu that was killed when it had begun to end them: the image stands for them all
+    let ends = !options.leave_running && !served.lost.is_empty();
     match (served.answer?, served.ended) {
-        (Answer::Done { .. }, Some(Ok((index, written, zeros, frozen_ns)))) => {
+        (answer, Some(Ok((index, written, zeros, frozen_ns)))) if ends || matches!(answer, Answer::Done { .. }) => {
+            if ends && served.held.end() {
+                crate::used::mark(&options.image, "criu was killed while it ended the program, and a part ran on")?;
+            }
             let extents = index.memories.iter().flat_map(|memory| memory.extents.iter());
             let pages = extents.filter(|extent| extent.flags & PRESENT != 0).map(|extent| extent.pages).sum();
             Ok(Checkpoint { memories: index.memories.len(), pages, passes, written, zeros, frozen_ns })
         }
         (_, Some(Err(error))) => Err(error),
+        _ if !served.lost.is_empty() => Err(Error::Lost(served.lost)),
         (answer, _) => {
             let mut said = errors_in(&options.image, DUMP_LOG);
             if let (true, Answer::Failed { message: Some(message), .. }) = (said.is_empty(), answer) {
@@ -219,19 +228,27 @@ pub(crate) struct Served<T> {
     pub(crate) ended: Option<Result<T, Error>>,
     /// The store otherwise.
     pub(crate) left: Option<(Result<Received, Error>, Store)>,
+    /// The processes, and those of them that ended with a criu that was killed.
+    pub(crate) held: Held,
+    pub(crate) lost: Vec<i32>,
 }
 
 /// Asks criu for something that sends pages; they go into the store until criu has closed the connection. `at_end` makes
 /// something of it when everything has been dumped and the processes still stand; they go on if that fails.
+///
+/// They also go on when criu is killed, but for one case: criu makes system calls in them by writing instructions over theirs,
+/// and who is in such a call when criu dies comes to the breakpoint behind it.
 pub(crate) fn through_page_server<T>(
-    criu: &Criu,
+    options: &CheckpointOptions,
     mut store: Store,
     request: impl FnOnce(i32) -> Request,
     at_end: impl Fn(Result<Received, Error>, Store) -> Result<T, Error>,
 ) -> Result<Served<T>, Error> {
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
         .doing("make a socket for pages")?;
-    let mut worker = criu.worker(&[theirs.as_fd()])?;
+    let held = Held::tree(options.pid);
+    let mut worker = options.criu.worker(&[theirs.as_fd()])?;
+    worker.spare();
     let request = request(theirs.as_raw_fd());
     // criu alone holds its end now: when it dies, the page server hears of it
     drop(theirs);
@@ -251,12 +268,14 @@ pub(crate) fn through_page_server<T>(
         });
         matches!(ended, Some(Ok(_)))
     });
+    let died = worker.died();
     match answer {
         Ok(_) => worker.end(),
         Err(_) => worker.kill(),
     }
+    let lost = if died { held.ended(RUNS_INTO) } else { Vec::new() };
     let left = server.take().and_then(|server| server.join().ok());
-    Ok(Served { answer, ended, left })
+    Ok(Served { answer, ended, left, held, lost })
 }
 
 fn asked(options: &CheckpointOptions, directory: &File, pages: i32, parent: Option<String>) -> Options {

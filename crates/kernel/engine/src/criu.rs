@@ -85,7 +85,7 @@ impl Criu {
             rustix::io::fcntl_setfd(descriptor, FdFlags::CLOEXEC).doing("take a socket back from criu")?;
         }
         let child = child.map_err(|error| self.wrong(&error.to_string()))?;
-        Ok(Worker { socket: ours, child })
+        Ok(Worker { socket: ours, child, died: false })
     }
 
     fn wrong(&self, why: &str) -> Error {
@@ -98,6 +98,7 @@ impl Criu {
 pub(crate) struct Worker {
     socket: OwnedFd,
     child: Child,
+    died: bool,
 }
 
 impl Worker {
@@ -116,6 +117,7 @@ impl Worker {
                 heard => heard.doing("hear criu")?.0,
             };
             if n == 0 {
+                self.died = true;
                 return Ok(Answer::Failed { errno: None, message: Some("it ended without an answer".into()) });
             }
             match Answer::decode(&message[..n])? {
@@ -133,6 +135,20 @@ impl Worker {
         match send(&self.socket, &request.encode(), SendFlags::NOSIGNAL) {
             Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
             sent => sent.doing("ask criu").map(|_| ()),
+        }
+    }
+
+    /// Whether it ended in the middle of a request.
+    pub(crate) fn died(&self) -> bool {
+        self.died
+    }
+
+    /// Has the system look elsewhere when memory runs out: while criu runs its own code in a program, that would not outlive it.
+    /// Only for dumps, as what criu restores would inherit it.
+    pub(crate) fn spare(&self) {
+        let path = format!("/proc/{}/oom_score_adj", self.child.id());
+        if let Err(error) = fs::write(path, "-1000") {
+            tracing::debug!("criu is no more protected than others when memory runs out: {error}");
         }
     }
 

@@ -76,6 +76,9 @@ pub enum Error {
         /// What it says in its log.
         said: Vec<String>,
     },
+    /// criu was killed while its own instructions stood in these processes: they ended with it.
+    #[error("criu was killed in the middle of its work, and {} ended with it", numbers(.0))]
+    Lost(Vec<i32>),
     /// A process that is not there.
     #[error("process {0} is not there")]
     NoProcess(i32),
@@ -101,6 +104,12 @@ pub enum Error {
         /// What is known of it.
         why: String,
     },
+}
+
+fn numbers(pids: &[i32]) -> String {
+    let numbers: Vec<String> = pids.iter().map(ToString::to_string).collect();
+    let processes = if pids.len() == 1 { "process" } else { "processes" };
+    format!("{processes} {}", numbers.join(", "))
 }
 
 impl Error {

@@ -107,10 +107,11 @@ fn by_criu(
         };
         Request::new(RequestType::PreDump, Some(asked))
     };
-    let served = through_page_server(&options.criu, store, request, |_, _| Ok(()))?;
+    let served = through_page_server(options, store, request, |_, _| Ok(()))?;
     match (served.answer?, served.left) {
         (Answer::Done { .. }, Some((Ok(_), store))) => Ok((store, dir)),
         (Answer::Done { .. }, Some((Err(error), _))) => Err(error),
+        _ if !served.lost.is_empty() => Err(Error::Lost(served.lost)),
         _ => Err(Error::Failed { what: "make a pass", said: errors_in(&dir, &log) }),
     }
 }

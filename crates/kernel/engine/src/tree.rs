@@ -2,7 +2,10 @@
 
 use crate::Error;
 use procfs::process::{Process, all_processes};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 
 /// The processes below these, without them.
 pub(crate) fn descendants(roots: &[i32]) -> Vec<i32> {
@@ -24,6 +27,32 @@ pub(crate) fn tree(root: i32) -> Result<Vec<Process>, Error> {
     let mut processes = vec![Process::new(root).map_err(|_| Error::NoProcess(root))?];
     processes.extend(descendants(&[root]).into_iter().filter_map(|pid| Process::new(pid).ok()));
     Ok(processes)
+}
+
+/// A process and all below it, each held by a descriptor: it tells of the process's end, whoever has its number by then.
+pub(crate) struct Held(Vec<(i32, OwnedFd)>);
+
+impl Held {
+    pub(crate) fn tree(root: i32) -> Self {
+        let pids = [root].into_iter().chain(descendants(&[root]));
+        let open = |pid| Some((pid, pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?));
+        Held(pids.filter_map(open).collect())
+    }
+
+    /// Those that have ended; it is waited for so long for the first of them.
+    pub(crate) fn ended(&self, within: Timespec) -> Vec<i32> {
+        let mut polled: Vec<PollFd<'_>> = self.0.iter().map(|(_, pidfd)| PollFd::new(pidfd, PollFlags::IN)).collect();
+        let _ = poll(&mut polled, Some(&within));
+        let ended = polled.iter().zip(&self.0).filter(|(polled, _)| polled.revents().contains(PollFlags::IN));
+        ended.map(|(_, (pid, _))| *pid).collect()
+    }
+
+    /// Ends those that have not, and tells whether there were any.
+    pub(crate) fn end(&self) -> bool {
+        let ended = self.ended(Timespec { tv_sec: 0, tv_nsec: 0 });
+        let left = self.0.iter().filter(|(pid, _)| !ended.contains(pid));
+        left.filter(|(_, pidfd)| pidfd_send_signal(pidfd, Signal::KILL).is_ok()).count() > 0
+    }
 }
 
 /// A process's name.
