@@ -29,6 +29,8 @@ use tokio::task::JoinHandle;
 
 /// How long clients are looked at before anything begins.
 const BEFORE: Duration = Duration::from_secs(2);
+/// If nobody has said anything by then, there is nobody to be looked at.
+const SILENT: Duration = Duration::from_millis(300);
 const WINDOW: Duration = Duration::from_secs(1);
 /// One that is as good: ticks do not come to the millisecond.
 const NEARLY: Duration = Duration::from_millis(900);
@@ -122,8 +124,14 @@ impl Clients {
         let mut front = Front::connect(&options.proxy, &options.tenant).await?;
         let last = (Instant::now(), front.served().await?);
         let (share, rates) = (options.share, Throughput::default());
-        let mut clients = Clients { front, share, last, rates, usual_wait: None, last_wait: None, given_up_wait: None };
-        tokio::time::sleep(BEFORE).await;
+        let mut clients =
+            Clients { front, share, last: last.clone(), rates, usual_wait: None, last_wait: None, given_up_wait: None };
+        tokio::time::sleep(SILENT).await;
+        if clients.window().await?.rate == 0.0 {
+            return Ok(Some(clients));
+        }
+        clients.last = last;
+        tokio::time::sleep(BEFORE - SILENT).await;
         let Window { rate, wait } = clients.window().await?;
         (clients.rates, clients.usual_wait) = (Throughput::of(rate), wait);
         Ok(Some(clients))

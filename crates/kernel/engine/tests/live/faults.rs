@@ -1,7 +1,7 @@
 //! criu and programs that are killed at the worst moments.
 
 use crate::Redis;
-use crate::support::{Client, children, criu, kernel, kernel_while, kill, logs, restore, scratch, until};
+use crate::support::{Client, children, criu, kernel, kernel_while, kill, logs, restore, scratch, until_nothing_is_left};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::Path;
@@ -161,7 +161,7 @@ fn a_criu_that_is_killed_in_a_restore_leaves_an_image_that_can_be_restored() {
         });
         assert!(killed, "criu was done before it was killed at {moment:?}: {}", logs(&image));
         assert_eq!(run.code, Some(1), "{moment}: {run}\n{}", logs(&image));
-        until("nothing to be left", || (!Path::new(&format!("/proc/{}", redis.victim.pid)).exists()).then_some(()));
+        until_nothing_is_left(redis.victim.pid);
         let status = kernel(&criu, &["status", "--image", path]).event("kernel-status");
         assert_eq!(
             (status["stage"].as_str(), status["guard"].is_string()),
@@ -192,7 +192,7 @@ fn a_program_that_dies_while_its_memory_comes_is_said_and_its_image_not_restored
     assert!(refused.err.contains("still comes out of it"), "{refused}");
 
     kill(redis.victim.pid, "KILL");
-    until("the daemon to notice", || (!Path::new(&format!("/proc/{keeper}")).exists()).then_some(()));
+    until_nothing_is_left(keeper);
     let status = kernel(&criu, &["status", "--image", path]).event("kernel-status");
     assert_eq!((status["stage"].as_str(), status["fill"]["ended"].as_u64()), (Some("stale"), Some(1)), "{status}");
     assert!(logs(&image).contains("ended before all of its memory had come"), "{}", logs(&image));

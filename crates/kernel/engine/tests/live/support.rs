@@ -76,6 +76,21 @@ pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     }
 }
 
+/// Waits until a process is not even a zombie any more.
+#[track_caller]
+pub(crate) fn until_nothing_is_left(pid: i32) {
+    let (path, begun) = (format!("/proc/{pid}"), Instant::now());
+    while Path::new(&path).exists() {
+        if begun.elapsed() > PATIENCE {
+            let read = |name| std::fs::read(format!("{path}/{name}")).unwrap_or_default();
+            let said = |name| format!("{name}: {}\n", String::from_utf8_lossy(&read(name)).replace('\0', " "));
+            let said: String = ["stat", "cmdline", "wchan", "stack"].map(said).concat();
+            panic!("process {pid} was there after {} s\n{said}", PATIENCE.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// One call of `stillpoint kernel`.
 pub(crate) struct Run {
     pub(crate) code: Option<i32>,
@@ -167,8 +182,7 @@ impl Victim {
     #[track_caller]
     pub(crate) fn until_gone(&mut self) {
         self.reap();
-        let path = format!("/proc/{}", self.pid);
-        until("the program to be gone", || (!Path::new(&path).exists()).then_some(()));
+        until_nothing_is_left(self.pid);
     }
 
     /// Waits for a child of ours.
@@ -202,8 +216,7 @@ pub(crate) fn restore(criu: &Path, image: &Path, more: &[&str]) -> Run {
 /// Waits until a restored program's memory has come, of which `restored` told: no checkpoint is taken before.
 #[track_caller]
 pub(crate) fn until_all_has_come(restored: &serde_json::Value) {
-    let keeper = format!("/proc/{}", restored["keeper"].as_i64().expect("a keeper"));
-    until("all memory to come", || (!Path::new(&keeper).exists()).then_some(()));
+    until_nothing_is_left(restored["keeper"].as_i64().expect("a keeper") as i32);
 }
 
 /// The ends of criu's and the daemon's logs.

@@ -65,6 +65,7 @@ pub(crate) struct Servers {
     dir: PathBuf,
     port: u16,
     control: PathBuf,
+    capture: Capture,
 }
 
 /// What became of one file.
@@ -117,11 +118,11 @@ struct Ran {
 }
 
 impl Servers {
-    pub(crate) fn start(tests: &Path) -> Arc<Servers> {
+    pub(crate) fn start(tests: &Path, capture: Capture) -> Arc<Servers> {
         let bench = Bench::start_with(&["max_prepared_transactions=2", "fsync=off"]);
         let dir = stage(tests, &bench.source);
         let (port, control) = proxy_for(bench.dir.path(), &bench.source, "*");
-        let servers = Servers { bench, tests: tests.into(), dir, port, control };
+        let servers = Servers { bench, tests: tests.into(), dir, port, control, capture };
         let made = format!("CREATE DATABASE {BASE} TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'");
         servers.bench.source.sql("postgres", &made);
         servers.run_whole("test_setup", BASE);
@@ -164,7 +165,7 @@ impl Servers {
     /// Its migration, with these statements while the target follows; the error with what ran before it.
     async fn move_it(self: &Arc<Servers>, database: &str, during: Vec<Statement>) -> Result<Ran, (String, Ran)> {
         let ours = self.bench.options(database);
-        let options = Options { proxy: self.control.clone(), capture: Some(Capture::Log), share: 0.0, ..ours };
+        let options = Options { proxy: self.control.clone(), capture: Some(self.capture), share: 0.0, ..ours };
         let report = check(&options).await.map_err(|error| (error.to_string(), Ran::default()))?;
         let refusals = report.refusals();
         if !refusals.is_empty() {

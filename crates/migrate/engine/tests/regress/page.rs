@@ -1,22 +1,25 @@
 //! The page of what became of each file.
 
-use super::carried::Carried;
+use super::carried::{Carried, Outcome};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
+use stillpoint_migrate_engine::Capture;
 use stillpoint_testing::workspace_root;
 
-const HEAD: &str = "# PostgreSQL's own regression tests while a target follows\n\n\
-    Written by `STILLPOINT_SOAK=1 cargo test -p stillpoint-migrate-engine --test regress`. Each of PostgreSQL 15's files, in a \
-    database\nof its own: what it defines is there before the migration, what it writes and reads runs through the proxy while \
-    the\ntarget follows, errors included; what `check` would refuse is taken away before. Behind the switch-over both sides are \
-    dumped.\n\n";
+const ABOUT: &str = "Each of PostgreSQL 15's files, in a database\n\
+    of its own: what it defines is there before the migration, what it writes and reads runs through the proxy while the\n\
+    target follows, errors included; what `check` would refuse is taken away before. Behind the switch-over both sides are dumped.\n\n";
 const TABLE: &str =
     "| file | statements | wrote | failed | both sides | taken away before |\n|---|---|---|---|---|---|\n";
 
-/// Puts these files into the page, beside those that stand there; all in this order.
-pub(crate) fn write(carried: &[Carried], order: &[String]) {
-    let path = workspace_root().join("experiments/migrate-regress.md");
+/// Puts these files into the page of this capture, beside those that stand there; all in this order.
+pub(crate) fn write(carried: &[Carried], order: &[String], capture: Capture) {
+    let (name, title, asked) = match capture {
+        Capture::Log => ("migrate-regress.md", "while a target follows", ""),
+        _ => ("migrate-regress-rows.md", "while a target follows by images of rows", "STILLPOINT_REGRESS_CAPTURE=rows "),
+    };
+    let path = workspace_root().join("experiments").join(name);
     let mut rows = BTreeMap::new();
     for line in fs::read_to_string(&path).unwrap_or_default().lines() {
         if let Some(at) = order.iter().position(|name| line.starts_with(&format!("| {name} |"))) {
@@ -31,7 +34,10 @@ pub(crate) fn write(carried: &[Carried], order: &[String]) {
         rows.insert(at, format!("| {name} | {statements} | {wrote} | {failed} | {outcome} | {taken} |"));
     }
     let equal = rows.values().filter(|row| row.contains("| equal (")).count();
-    let mut page = HEAD.to_owned();
+    let mut page = format!(
+        "# PostgreSQL's own regression tests {title}\n\n\
+         Written by `{asked}STILLPOINT_SOAK=1 cargo test -p stillpoint-migrate-engine --test regress`. {ABOUT}"
+    );
     writeln!(page, "**{equal} of {} files leave both sides equal.**\n", rows.len()).expect("memory");
     page.push_str(TABLE);
     rows.values().for_each(|row| page.extend([row, "\n"]));
@@ -39,6 +45,16 @@ pub(crate) fn write(carried: &[Carried], order: &[String]) {
 }
 
 impl Carried {
+    /// What is wrong with it where not everything is carried: it ends by name then, and both sides never differ behind a
+    /// migration that says it is done.
+    pub(crate) fn silent(&self) -> Option<String> {
+        match &self.outcome {
+            Outcome::Ended(why) if !why.contains("did not end within") => None,
+            equal if equal.is_equal() => None,
+            other => Some(format!("{}: {other}", self.name)),
+        }
+    }
+
     /// What is wrong with it, where this much of its outcome is known for an exception.
     pub(crate) fn fault(&self, exception: Option<&str>) -> Option<String> {
         let name = &self.name;
