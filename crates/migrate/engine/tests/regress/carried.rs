@@ -49,6 +49,31 @@ const REFUSED: &[(&str, &str)] = &[
     ("large objects", "SELECT format('SELECT lo_unlink(%s)', oid) FROM pg_largeobject_metadata"),
 ];
 
+/// And by images of rows besides.
+const WITHOUT_IMAGES: &[(&str, &str)] = &[
+    (
+        "tables of which others inherit",
+        "SELECT format('DROP TABLE IF EXISTS %I.%I CASCADE', nspname, relname) FROM {relations} \
+         WHERE relkind = 'r' AND EXISTS (SELECT FROM pg_inherits WHERE inhparent = c.oid)",
+    ),
+    (
+        "triggers",
+        "SELECT format('DROP TRIGGER IF EXISTS %I ON %I.%I', tgname, nspname, relname) FROM {relations} \
+         JOIN pg_trigger ON tgrelid = c.oid WHERE NOT tgisinternal AND tgparentid = 0",
+    ),
+    (
+        "rules",
+        "SELECT format('DROP RULE IF EXISTS %I ON %I.%I CASCADE', rulename, nspname, relname) FROM {relations} \
+         JOIN pg_rewrite ON ev_class = c.oid WHERE rulename <> '_RETURN'",
+    ),
+    (
+        "foreign keys that cascade",
+        "SELECT format('ALTER TABLE %I.%I DROP CONSTRAINT IF EXISTS %I', nspname, relname, conname) FROM {relations} \
+         JOIN pg_constraint ON conrelid = c.oid WHERE contype = 'f' AND conparentid = 0 \
+         AND (confupdtype IN ('c', 'n', 'd') OR confdeltype IN ('c', 'n', 'd'))",
+    ),
+];
+
 const RELATIONS: &str = "pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace AND nspname !~ '^pg_' \
      AND nspname NOT IN ('information_schema', 'stillpoint')";
 
@@ -241,7 +266,8 @@ impl Servers {
     /// What was refused otherwise, with how much of it there was.
     fn take_away(&self, database: &str) -> Vec<String> {
         let mut taken = Vec::new();
-        for (what, question) in REFUSED {
+        let without_images = if self.capture == Capture::Rows { WITHOUT_IMAGES } else { &[] };
+        for (what, question) in REFUSED.iter().chain(without_images) {
             let wanted = self.bench.source.sql(database, &question.replace("{relations}", RELATIONS));
             let wanted: Vec<&str> = wanted.lines().collect();
             let tried = |sql: &&&str| self.bench.source.try_sql(database, sql).is_err();

@@ -15,9 +15,9 @@ const TABLE: &str =
 
 /// Puts these files into the page of this capture, beside those that stand there; all in this order.
 pub(crate) fn write(carried: &[Carried], order: &[String], capture: Capture) {
-    let (name, title, asked) = match capture {
-        Capture::Log => ("migrate-regress.md", "while a target follows", ""),
-        _ => ("migrate-regress-rows.md", "while a target follows by images of rows", "STILLPOINT_REGRESS_CAPTURE=rows "),
+    let (name, title, test) = match capture {
+        Capture::Log => ("migrate-regress.md", "while a target follows", "log"),
+        _ => ("migrate-regress-rows.md", "while a target follows by images of rows", "images"),
     };
     let path = workspace_root().join("experiments").join(name);
     let mut rows = BTreeMap::new();
@@ -36,7 +36,7 @@ pub(crate) fn write(carried: &[Carried], order: &[String], capture: Capture) {
     let equal = rows.values().filter(|row| row.contains("| equal (")).count();
     let mut page = format!(
         "# PostgreSQL's own regression tests {title}\n\n\
-         Written by `{asked}STILLPOINT_SOAK=1 cargo test -p stillpoint-migrate-engine --test regress`. {ABOUT}"
+         Written by `STILLPOINT_SOAK=1 cargo test -p stillpoint-migrate-engine --test regress {test}`. {ABOUT}"
     );
     writeln!(page, "**{equal} of {} files leave both sides equal.**\n", rows.len()).expect("memory");
     page.push_str(TABLE);
