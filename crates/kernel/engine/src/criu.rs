@@ -2,6 +2,7 @@
 
 use crate::Error;
 use crate::error::At;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, FdFlags};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use std::fs;
@@ -15,6 +16,8 @@ use stillpoint_kernel_criu::rpc::{Answer, Features, Request, RequestType, Versio
 const OLDEST: (i32, i32) = (4, 1);
 /// Longer than any message of criu's.
 const MESSAGE: usize = 1 << 16;
+/// How often it is looked whether what criu depends on is there, while it says nothing.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
 /// An installation of criu.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,11 +109,29 @@ impl Worker {
     pub(crate) fn request(
         &mut self,
         request: &Request,
+        go_on: impl FnMut(&str, Option<i32>) -> bool,
+    ) -> Result<Answer, Error> {
+        self.request_while(request, || true, go_on)
+    }
+
+    /// The same, and criu is killed once what it depends on is gone: it would wait for that for ever.
+    pub(crate) fn request_while(
+        &mut self,
+        request: &Request,
+        mut there: impl FnMut() -> bool,
         mut go_on: impl FnMut(&str, Option<i32>) -> bool,
     ) -> Result<Answer, Error> {
         self.send(request)?;
         let mut message = vec![0; MESSAGE];
         loop {
+            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&LOOK)) {
+                Err(Errno::INTR) => continue,
+                Ok(0) if !there() => {
+                    let _ = self.child.kill();
+                }
+                Ok(0) => continue,
+                heard => drop(heard.doing("wait for criu")?),
+            }
             let n = match recv(&self.socket, message.as_mut_slice(), RecvFlags::empty()) {
                 // it ended before it read what it was told
                 Err(Errno::CONNRESET) => 0,

@@ -10,7 +10,7 @@ use crate::tree::descendants;
 use crate::wake::both_ends;
 use crate::{Error, Image, host, used};
 use procfs::process::Process;
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid};
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader};
@@ -182,10 +182,11 @@ fn checked(
     if let Some(daemon) = &mut daemon {
         progress.phase("daemon", || daemon.ready())?;
     }
-    let pid = progress.phase("restore", || run(options, image, worker, stopped));
+    let pid = progress.phase("restore", || run(options, image, (worker, daemon.as_mut()), stopped));
     if pid.is_err() {
         end_unfinished(image.index().origin.pid);
     }
+    adopt(false);
     let keeper = match (&pid, daemon) {
         (Ok(_), Some(daemon)) => Some(daemon.leave()),
         (Err(_), Some(daemon)) => {
@@ -201,6 +202,13 @@ fn checked(
         told.map_or_else(|error| tracing::warn!("connections wait until they try again: {error}"), drop);
     }
     Ok(Restored { pid, keeper, duration_ns })
+}
+
+/// Whether what criu restores becomes our child when criu ends before it is told how that has come about. criu has its
+/// children killed with it, but for those that it has only just made.
+fn adopt(ours: bool) {
+    let done = set_child_subreaper(ours.then(getpid));
+    done.unwrap_or_else(|error| tracing::warn!("what a killed criu leaves may stay: {error}"));
 }
 
 /// Ends what a criu that was killed has restored by half. It is a child of ours: nobody else's process of that number is.
@@ -226,7 +234,7 @@ fn form_of(version: Version) -> Form {
 fn run(
     options: &RestoreOptions,
     image: &Image,
-    mut worker: Worker,
+    (mut worker, mut daemon): (Worker, Option<&mut Daemon>),
     stopped: &dyn Fn() -> Result<(), Error>,
 ) -> Result<i32, Error> {
     let directory = File::open(image.dir()).at("open", image.dir())?;
@@ -250,7 +258,15 @@ fn run(
     };
     let _ = fs::remove_file(image.dir().join(RESTORE_LOG));
     let mut refused = None;
-    let answer = worker.request(&Request::new(RequestType::Restore, Some(asked)), |step, _| {
+    // a daemon that fails kills the processes, of which criu does not hear
+    let mut fails = || daemon.as_mut().is_some_and(|daemon| daemon.has_failed());
+    let mut failed = false;
+    let there = || {
+        failed = fails();
+        !failed
+    };
+    adopt(true);
+    let answer = worker.request_while(&Request::new(RequestType::Restore, Some(asked)), there, |step, _| {
         if step == "post-restore" {
             // from the first instruction on the files of the processes are newer than the image
             let marked = || used::mark(image.dir(), "it was restored, and its processes have run");
@@ -258,8 +274,13 @@ fn run(
         }
         refused.is_none()
     });
+    if matches!(answer, Ok(Answer::Done { .. })) {
+        adopt(false);
+        failed |= fails();
+    }
     worker.end();
     match (answer?, refused) {
+        _ if failed => Err(Error::Daemon(said(image.dir()))),
         (_, Some(error)) => Err(error),
         (Answer::Done { restored: Some(pid), .. }, None) => Ok(pid),
         _ => Err(Error::Failed { what: "restore the processes", said: errors_in(image.dir(), RESTORE_LOG) }),
@@ -305,8 +326,12 @@ impl Daemon {
             self.begins = false;
             return Ok(());
         }
-        let said = fs::read_to_string(self.image.join(DAEMON_LOG)).unwrap_or_default();
-        Err(Error::Daemon(said.lines().last().unwrap_or("it did not say why").to_owned()))
+        Err(Error::Daemon(said(&self.image)))
+    }
+
+    /// Whether it has given up. One that was killed has a successor.
+    fn has_failed(&mut self) -> bool {
+        self.child.try_wait().is_ok_and(|ended| ended.and_then(|status| status.code()).is_some_and(|code| code != 0))
     }
 
     /// It goes on without us.
@@ -339,6 +364,13 @@ impl Drop for Daemon {
             self.kill();
         }
     }
+}
+
+/// The last error that the daemon has said, or whatever it said last.
+fn said(dir: &Path) -> String {
+    let said = fs::read_to_string(dir.join(DAEMON_LOG)).unwrap_or_default();
+    let error = said.lines().rev().find_map(|line| line.strip_prefix("error: lazy-pages daemon: "));
+    error.or(said.lines().last()).unwrap_or("it did not say why").to_owned()
 }
 
 fn read(dir: &Path, name: &str) -> Result<Vec<u8>, Error> {

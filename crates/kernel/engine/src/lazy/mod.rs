@@ -10,6 +10,7 @@
 //! userfaultfd. When pages cannot be brought any more (the image is damaged), the processes are killed before the last
 //! userfaultfd closes.
 
+mod ahead;
 mod fill;
 mod keeper;
 mod pace;

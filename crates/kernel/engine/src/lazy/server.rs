@@ -1,5 +1,6 @@
 //! Brings pages: those that are asked for at once, the others in the background.
 
+use super::ahead::{Ahead, Part};
 use super::fill::{Fill, Report, State};
 use super::pace::Pace;
 use crate::error::At;
@@ -92,7 +93,7 @@ impl<'i> Server<'i> {
     /// Takes up what the log says.
     pub(super) fn new(image: &'i Image, log: &'i Log, rate: Option<u64>) -> Result<Self, Error> {
         let pace = Pace::new(rate, Instant::now());
-        let (tally, buffer) = (Tally::default(), vec![0; CHUNK as usize]);
+        let (tally, buffer) = (Tally::default(), Vec::new());
         let (served, report) = (Vec::new(), Report::of(image.dir()));
         let mut server =
             Server { image, log, served, finished: false, tally, total: 0, pace, asked: None, buffer, report };
@@ -166,8 +167,13 @@ impl<'i> Server<'i> {
         Ok(())
     }
 
-    /// Serves until there is nothing left to serve.
+    /// Serves until there is nothing left to serve. The process has one thread again when this returns.
     pub(super) fn run(&mut self, criu: BorrowedFd<'_>, keeper: &OwnedFd) -> Result<End, Error> {
+        let image = self.image;
+        std::thread::scope(|scope| self.run_with(&mut Ahead::start(scope, image)?, criu, keeper))
+    }
+
+    fn run_with(&mut self, ahead: &mut Ahead, criu: BorrowedFd<'_>, keeper: &OwnedFd) -> Result<End, Error> {
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC).doing("make an epoll set")?;
         let watch = |what: BorrowedFd<'_>, number| {
             epoll::add(&poll, what, epoll::EventData::new_u64(number), epoll::EventFlags::IN)
@@ -204,7 +210,7 @@ impl<'i> Server<'i> {
                 }
             }
             self.again()?;
-            self.fill()?;
+            self.fill(ahead)?;
         }
     }
 
@@ -278,7 +284,9 @@ impl<'i> Server<'i> {
     fn bring(&mut self, at: usize, page: u64) -> Result<(), Error> {
         let put = match self.served[at].pending.at(page) {
             Some(run) => {
-                let (put, bytes) = self.put(at, run, AROUND)?;
+                let part = self.part(at, run, AROUND);
+                part.read(self.image, &mut self.buffer)?;
+                let (put, bytes) = self.put(at, run)?;
                 self.tally.asked += bytes;
                 put
             }
@@ -292,11 +300,14 @@ impl<'i> Server<'i> {
         Ok(())
     }
 
-    /// Puts the front of a run where it belongs, at most `most` bytes of it.
-    fn put(&mut self, at: usize, run: Run, most: u64) -> Result<(Put, u64), Error> {
-        let served = &mut self.served[at];
-        let pages = &mut self.buffer[..run.bytes.min(most) as usize];
-        self.image.read(served.object, run.image, pages)?;
+    /// The front of a run, at most `most` bytes of it.
+    fn part(&self, at: usize, run: Run, most: u64) -> Part {
+        Part { object: self.served[at].object, address: run.image, bytes: run.bytes.min(most) }
+    }
+
+    /// Puts the front of a run, which has been read, where it belongs.
+    fn put(&mut self, at: usize, run: Run) -> Result<(Put, u64), Error> {
+        let (served, pages) = (&mut self.served[at], &self.buffer);
         let mut put = served.memory.copy(run.address, pages)?;
         let mut length = pages.len() as u64;
         while put == Put::Gone && length > PAGE {
@@ -323,8 +334,8 @@ impl<'i> Server<'i> {
         Ok(())
     }
 
-    /// One chunk in the background.
-    fn fill(&mut self) -> Result<(), Error> {
+    /// One chunk in the background; the next one is read meanwhile.
+    fn fill(&mut self, ahead: &mut Ahead) -> Result<(), Error> {
         if !self.finished || self.pause().is_some() {
             return Ok(());
         }
@@ -335,7 +346,14 @@ impl<'i> Server<'i> {
         };
         let Some(run) = self.served[at].pending.next(self.served[at].cursor) else { return Ok(()) };
         let chunk = self.served[at].chunk;
-        let (put, bytes) = self.put(at, run, chunk.min(self.step()))?;
+        let step = self.step();
+        let part = self.part(at, run, chunk.min(step));
+        ahead.take(part, &mut self.buffer).unwrap_or_else(|| part.read(self.image, &mut self.buffer))?;
+        let next = self.served[at].pending.next(run.address + part.bytes).filter(|next| next.address != run.address);
+        if let Some(next) = next {
+            ahead.ask(self.part(at, next, (chunk * 2).min(CHUNK).min(step)));
+        }
+        let (put, bytes) = self.put(at, run)?;
         self.served[at].chunk = if put == Put::There { PAGE } else { (chunk * 2).min(CHUNK) };
         self.served[at].cursor = run.address + bytes;
         self.tally.filled += bytes;

@@ -1,7 +1,10 @@
 //! criu and programs that are killed at the worst moments.
 
 use crate::Redis;
-use crate::support::{Client, children, criu, kernel, kernel_while, kill, logs, restore, scratch, until_nothing_is_left};
+use crate::support::{
+    Client, children, criu, kernel, kernel_while, kill, logs, restore, scratch, until_all_has_come,
+    until_nothing_is_left,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::Path;
@@ -145,32 +148,38 @@ fn what_a_checkpoint_leaves_that_is_killed_with_its_criu_is_said_and_taken_away(
     assert_eq!(client.ask("DEBUG DIGEST"), digest);
 }
 
+/// Nothing is left of it, but on a busy machine: there criu may be done, or past the moment from which on programs may run.
 #[test]
 fn a_criu_that_is_killed_in_a_restore_leaves_an_image_that_can_be_restored() {
     let (Some(criu), dir) = (criu(), scratch()) else { return };
     let Some((mut redis, mut client)) = Redis::with_data(dir.path()) else { return };
-    let (digest, image) = (client.ask("DEBUG DIGEST"), dir.path().join("image"));
-    let path = image.to_str().unwrap();
-    redis.victim.checkpoint(&criu, &image, &[]);
+    let digest = client.ask("DEBUG DIGEST");
     for moment in ["Forking task with", "lazy-pages: register", "Restoring scheduler params"] {
-        let log = image.join("restore.log");
-        let _ = fs::remove_file(&log);
+        let image = dir.path().join(moment.replace([' ', ':'], "-"));
+        let path = image.to_str().unwrap();
+        redis.victim.checkpoint(&criu, &image, &[]);
         let mut killed = false;
         let run = kernel_while(&criu, &["restore", "--image", path], |stillpoint| {
-            killed = kill_criu_at(stillpoint, redis.victim.pid, &log, moment);
+            killed = kill_criu_at(stillpoint, redis.victim.pid, &image.join("restore.log"), moment);
         });
         assert!(killed, "criu was done before it was killed at {moment:?}: {}", logs(&image));
-        assert_eq!(run.code, Some(1), "{moment}: {run}\n{}", logs(&image));
-        until_nothing_is_left(redis.victim.pid);
-        let status = kernel(&criu, &["status", "--image", path]).event("kernel-status");
-        assert_eq!(
-            (status["stage"].as_str(), status["guard"].is_string()),
-            (Some("ready"), true),
-            "{moment}: {status}"
-        );
+        let restored = if run.code == Some(0) {
+            run
+        } else {
+            assert_eq!(run.code, Some(1), "{moment}: {run}\n{}", logs(&image));
+            until_nothing_is_left(redis.victim.pid);
+            let status = kernel(&criu, &["status", "--image", path]).event("kernel-status");
+            let stage = if status["used"].is_null() { "ready" } else { "stale" };
+            assert_eq!(
+                (status["stage"].as_str(), status["guard"].is_string()),
+                (Some(stage), true),
+                "{moment}: {status}"
+            );
+            restore(&criu, &image, if stage == "stale" { &["--again"] } else { &[] })
+        };
+        assert_eq!(client.ask("DEBUG DIGEST"), digest);
+        until_all_has_come(&restored.event("restored"));
     }
-    restore(&criu, &image, &[]);
-    assert_eq!(client.ask("DEBUG DIGEST"), digest);
 }
 
 #[test]

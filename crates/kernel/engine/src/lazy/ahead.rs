@@ -1,0 +1,69 @@
+//! Reads out of the image what is brought next, while what was read before is being brought: to read and compare a chunk takes
+//! about as long as to put it into a process.
+
+use crate::error::At;
+use crate::{Error, Image};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::{Builder, Scope};
+use stillpoint_kernel_foam::Object;
+
+/// A range of a memory, by its address in the image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) object: Object,
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+}
+
+impl Part {
+    /// Reads it; what is in the buffer counts only if nothing failed.
+    pub(super) fn read(self, image: &Image, into: &mut Vec<u8>) -> Result<(), Error> {
+        into.resize(self.bytes as usize, 0);
+        image.read(self.object, self.address, into)
+    }
+}
+
+/// A thread that reads one part at a time.
+pub(super) struct Ahead {
+    asks: SyncSender<(Part, Vec<u8>)>,
+    answers: Receiver<(Vec<u8>, Result<(), Error>)>,
+    /// Asked for, and not taken yet.
+    asked: Option<Part>,
+    spare: Vec<u8>,
+}
+
+impl Ahead {
+    /// It ends when this is dropped.
+    pub(super) fn start<'s>(scope: &'s Scope<'s, '_>, image: &'s Image) -> Result<Ahead, Error> {
+        let (asks, asked) = sync_channel::<(Part, Vec<u8>)>(1);
+        let (answer, answers) = sync_channel(1);
+        let reading = move || {
+            for (part, mut buffer) in asked {
+                let read = part.read(image, &mut buffer);
+                if answer.send((buffer, read)).is_err() {
+                    return;
+                }
+            }
+        };
+        Builder::new().name("ahead".into()).spawn_scoped(scope, reading).doing("start a thread that reads ahead")?;
+        Ok(Ahead { asks, answers, asked: None, spare: Vec::new() })
+    }
+
+    /// Has a part read, if nothing else is.
+    pub(super) fn ask(&mut self, part: Part) {
+        if self.asked.is_none() && self.asks.send((part, std::mem::take(&mut self.spare))).is_ok() {
+            self.asked = Some(part);
+        }
+    }
+
+    /// A part, if it is what was asked for last; nothing is under way any more.
+    pub(super) fn take(&mut self, part: Part, into: &mut Vec<u8>) -> Option<Result<(), Error>> {
+        let asked = self.asked.take()?;
+        let (mut buffer, read) = self.answers.recv().ok()?;
+        if asked == part {
+            std::mem::swap(into, &mut buffer);
+        }
+        self.spare = buffer;
+        (asked == part).then_some(read)
+    }
+}
