@@ -3,8 +3,9 @@
 //! What follows costs about as much as clients leave idle between their waits for the disk; it only comes at the wrong moment:
 //! every commit wakes the process that reads the log, that one wakes us, and we wake players, each in front of a client. With
 //! less weight they take what is left, and more with each turn. Clients that leave nothing are no reason to fall behind for
-//! ever: while the replay does not gain on the source its sessions get more, in the end more than clients. Who reads the log of
-//! an overloaded server else gets one part in hundreds of its time, and such servers are the ones that are to be left.
+//! ever: while the replay does not gain on the source its sessions get more, in the end more than clients, and keep that until it
+//! is not late any more. Who reads the log of an overloaded server else gets one part in hundreds of its time, and such servers
+//! are the ones that are to be left.
 //!
 //! Weight that was taken must be given back before clients wait for the target, which only root may do for others' processes;
 //! without that nothing is weighed. Sessions end with us: one that is killed leaves nothing behind.
@@ -25,6 +26,8 @@ const LEAST: u64 = 36;
 const MOST: u64 = 16 * WHOLE;
 /// Bytes of log behind which a replay is never late.
 const NOT_LATE: u64 = 1 << 20;
+/// A replay that is late is to be there within so many windows, at the rate of the last one.
+const WINDOWS: u64 = 32;
 
 /// The processes that have less weight now; none any more once it was given back.
 pub(crate) type Weighed = Arc<Mutex<Option<HashSet<i32>>>>;
@@ -48,10 +51,18 @@ struct Seen {
 }
 
 impl Seen {
-    /// Whether a replay that stands there falls behind, or stays where it is while much is left.
-    fn loses(self, before: Seen) -> bool {
+    /// What sessions are to weigh that had this weight since `before`: more while the replay falls behind, or comes nearer too
+    /// slowly; less only when it is not late, and then by little, as it would fall behind again.
+    fn weight(self, before: Seen, weight: u64) -> u64 {
         let written = self.end.saturating_sub(before.end);
-        self.behind > NOT_LATE.max(written) && self.behind + written / 8 >= before.behind
+        let weight = if self.behind <= NOT_LATE.max(written) {
+            weight - weight / 8
+        } else if self.behind + (written / 8).max(before.behind / WINDOWS) >= before.behind {
+            weight * 2
+        } else {
+            weight
+        };
+        weight.clamp(LEAST, MOST)
     }
 }
 
@@ -82,8 +93,9 @@ impl Light {
     pub(crate) async fn weigh(&mut self) -> Result<(), Error> {
         let end = outfit::lsn(&self.links[0].text("SELECT pg_current_wal_lsn()").await?);
         let seen = Seen { end, behind: end.saturating_sub(self.standing.borrow().position) };
-        let loses = self.last.replace(seen).is_some_and(|last| seen.loses(last));
-        self.weight = if loses { self.weight * 2 } else { self.weight / 2 }.clamp(LEAST, MOST);
+        if let Some(last) = self.last.replace(seen) {
+            self.weight = seen.weight(last, self.weight);
+        }
         let nice = niceness(self.weight);
         for link in &mut self.links {
             for row in link.query(&self.which).await? {
@@ -122,14 +134,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_replay_loses_while_it_does_not_gain_on_the_source() {
+    fn a_replay_weighs_more_until_it_gains_on_the_source_and_less_when_it_is_there() {
         let seen = |end: u64, behind: u64| Seen { end: end << 20, behind: behind << 20 };
+        let weight = |now: Seen, before: Seen| now.weight(before, 8 * LEAST) / LEAST;
         let before = seen(100, 50);
-        assert!(seen(108, 58).loses(before), "it stands");
-        assert!(seen(108, 50).loses(before), "as far behind as before");
-        assert!(!seen(108, 40).loses(before), "it gains");
-        assert!(!seen(108, 4).loses(seen(100, 2)), "less than a window's worth");
-        assert!(!seen(100, 1).loses(seen(100, 1)), "nothing is written");
-        assert!(seen(100, 2).loses(seen(100, 2)), "and it does not move");
+        assert_eq!(weight(seen(108, 58), before), 16, "it stands");
+        assert_eq!(weight(seen(108, 50), before), 16, "as far behind as before");
+        assert_eq!(weight(seen(108, 40), before), 8, "it gains");
+        assert_eq!(weight(seen(101, 639), seen(100, 640)), 16, "but would take minutes");
+        assert_eq!(weight(seen(108, 4), seen(100, 2)), 7, "less than a window's worth");
+        assert_eq!(weight(seen(100, 1), seen(100, 1)), 7, "nothing is written");
+        assert_eq!(weight(seen(100, 2), seen(100, 2)), 16, "and it does not move");
+        assert_eq!(before.weight(before, MOST), MOST);
+        assert_eq!(seen(101, 0).weight(before, LEAST), LEAST);
     }
 }

@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod fault;
+pub mod processors;
 mod random;
 pub mod recording;
 mod stage;

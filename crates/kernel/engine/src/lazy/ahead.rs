@@ -1,7 +1,6 @@
 //! Reads out of the image what is brought next, while what was read before is being brought: to read and compare a chunk takes
 //! about as long as to put it into a process.
 
-use crate::error::At;
 use crate::{Error, Image};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, Scope};
@@ -33,8 +32,8 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// It ends when this is dropped.
-    pub(super) fn start<'s>(scope: &'s Scope<'s, '_>, image: &'s Image) -> Result<Ahead, Error> {
+    /// It ends when this is dropped. Without one everything is read when it is brought.
+    pub(super) fn start<'s>(scope: &'s Scope<'s, '_>, image: &'s Image) -> Option<Ahead> {
         let (asks, asked) = sync_channel::<(Part, Vec<u8>)>(1);
         let (answer, answers) = sync_channel(1);
         let reading = move || {
@@ -45,8 +44,13 @@ impl Ahead {
                 }
             }
         };
-        Builder::new().name("ahead".into()).spawn_scoped(scope, reading).doing("start a thread that reads ahead")?;
-        Ok(Ahead { asks, answers, asked: None, spare: Vec::new() })
+        match Builder::new().name("ahead".into()).spawn_scoped(scope, reading) {
+            Ok(_) => Some(Ahead { asks, answers, asked: None, spare: Vec::new() }),
+            Err(error) => {
+                tracing::warn!("nothing is read ahead: {error}");
+                None
+            }
+        }
     }
 
     /// Has a part read, if nothing else is.

@@ -170,10 +170,10 @@ impl<'i> Server<'i> {
     /// Serves until there is nothing left to serve. The process has one thread again when this returns.
     pub(super) fn run(&mut self, criu: BorrowedFd<'_>, keeper: &OwnedFd) -> Result<End, Error> {
         let image = self.image;
-        std::thread::scope(|scope| self.run_with(&mut Ahead::start(scope, image)?, criu, keeper))
+        std::thread::scope(|scope| self.run_with(&mut Ahead::start(scope, image), criu, keeper))
     }
 
-    fn run_with(&mut self, ahead: &mut Ahead, criu: BorrowedFd<'_>, keeper: &OwnedFd) -> Result<End, Error> {
+    fn run_with(&mut self, ahead: &mut Option<Ahead>, criu: BorrowedFd<'_>, keeper: &OwnedFd) -> Result<End, Error> {
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC).doing("make an epoll set")?;
         let watch = |what: BorrowedFd<'_>, number| {
             epoll::add(&poll, what, epoll::EventData::new_u64(number), epoll::EventFlags::IN)
@@ -335,7 +335,7 @@ impl<'i> Server<'i> {
     }
 
     /// One chunk in the background; the next one is read meanwhile.
-    fn fill(&mut self, ahead: &mut Ahead) -> Result<(), Error> {
+    fn fill(&mut self, ahead: &mut Option<Ahead>) -> Result<(), Error> {
         if !self.finished || self.pause().is_some() {
             return Ok(());
         }
@@ -348,9 +348,10 @@ impl<'i> Server<'i> {
         let chunk = self.served[at].chunk;
         let step = self.step();
         let part = self.part(at, run, chunk.min(step));
-        ahead.take(part, &mut self.buffer).unwrap_or_else(|| part.read(self.image, &mut self.buffer))?;
+        let read = ahead.as_mut().and_then(|ahead| ahead.take(part, &mut self.buffer));
+        read.unwrap_or_else(|| part.read(self.image, &mut self.buffer))?;
         let next = self.served[at].pending.next(run.address + part.bytes).filter(|next| next.address != run.address);
-        if let Some(next) = next {
+        if let (Some(next), Some(ahead)) = (next, ahead.as_mut()) {
             ahead.ask(self.part(at, next, (chunk * 2).min(CHUNK).min(step)));
         }
         let (put, bytes) = self.put(at, run)?;

@@ -1,8 +1,8 @@
 //! Fig. 5: how many browsers are a light, a medium and a heavy load.
 
+use crate::Page;
 use crate::chart::{Panel, draw};
 use crate::scene::{Scene, line, number_of_browsers};
-use crate::{Page, scene};
 use std::time::Duration;
 
 /// Loads, in hundredths of what the source can do.
@@ -56,6 +56,6 @@ pub(crate) fn measure(stretch: Duration, items: u32) -> Page {
         lines: vec![("mean".into(), means), ("p99".into(), p99s)],
         marked: None,
     };
-    let values = serde_json::json!({ "capacity": capacity, "processors": scene::processors(), "loads": values });
+    let values = serde_json::json!({ "capacity": capacity, "processors": stillpoint_migrate_trials::processors::processors(), "loads": values });
     Page { text, values, drawings: vec![("", draw(&[panel]))] }
 }

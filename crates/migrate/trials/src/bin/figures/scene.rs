@@ -4,12 +4,12 @@ use crate::series::Answers;
 use rustix::process::Signal;
 use std::fmt::Write;
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
 use stillpoint_measure::postgres::{PostgresLoad, PostgresPlan, Work, prepare};
 use stillpoint_measure::record::Record;
 use stillpoint_migrate_testbed::Cluster;
+use stillpoint_migrate_trials::processors::{pin, processors};
 use stillpoint_migrate_trials::{Ended, Stage};
 
 /// As a server comes; memory as the machine has it.
@@ -45,11 +45,6 @@ pub(crate) struct Migration {
     pub(crate) to_ns: u64,
 }
 
-fn pin(process: u32, processors: &str) {
-    let pinned = Command::new("taskset").args(["-acp", processors, &process.to_string()]).output();
-    assert!(pinned.is_ok_and(|output| output.status.success()), "taskset {processors} {process}");
-}
-
 /// The server on a processor of its own, where there are several.
 fn node(first: bool) -> Cluster {
     let cluster = Cluster::start(&SETTINGS);
@@ -62,11 +57,6 @@ fn node(first: bool) -> Cluster {
         children.split_whitespace().filter_map(|child| child.parse().ok()).for_each(|child| pin(child, "0"));
     }
     cluster
-}
-
-pub(crate) fn processors() -> usize {
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    text.lines().filter(|line| line.starts_with("processor")).count().max(1)
 }
 
 impl Scene {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_migrate_testbed::Cluster;
 use stillpoint_migrate_trials::Stage;
+use stillpoint_migrate_trials::processors::{pin, processors};
 
 /// About 450 MB.
 const SCALE: &str = "30";
@@ -16,7 +17,7 @@ const LOAD: [&str; 9] = ["-n", "-l", "-c", "8", "-j", "2", "-T", "600", "-Msimpl
 const BEFORE: Duration = Duration::from_secs(8);
 const SETTLING: Duration = Duration::from_secs(3);
 /// How long a server that nobody moves is looked at.
-const ALONE: Duration = Duration::from_secs(90);
+const ALONE: Duration = Duration::from_secs(60);
 /// A whole migration takes less, beside clients that leave it no processor to spare.
 const LIMIT: Duration = Duration::from_secs(580);
 
@@ -32,12 +33,15 @@ struct Kept {
 }
 
 pub(crate) fn measure(rounds: usize) -> Raw {
-    let mut all: [Kept; 5] = Default::default();
+    let mut all: [Kept; 6] = Default::default();
     for _ in 0..rounds {
-        let [alone, snapshot, with, without, native] = &mut all;
+        let [alone, snapshot, with, apart, without, native] = &mut all;
         left_alone(alone, false);
         left_alone(snapshot, true);
         stillpoint(&["run"], with);
+        if processors() > 1 {
+            stillpoint_apart(apart);
+        }
         stillpoint(&["run", "--share", "0"], without);
         if native::available() {
             rival(native);
@@ -47,9 +51,10 @@ pub(crate) fn measure(rounds: usize) -> Raw {
     println!("| | transactions a second before | rows are copied | indexes | catching up | comparing | whole, s |");
     println!("|---|---|---|---|---|---|---|");
     let names = [
-        "left alone for a minute and a half",
+        "left alone for a minute",
         "the same while a snapshot is held",
         "stillpoint migrate",
+        "the same, with target and tool on processors of their own",
         "stillpoint migrate, `--share 0`",
         "logical replication",
     ];
@@ -81,10 +86,10 @@ pub(crate) fn measure(rounds: usize) -> Raw {
         }
     }
     println!(
-        "\nMedian of {rounds}, in turns. Both servers and the clients share the machine: what the target does costs the"
+        "\nMedian of {rounds}, in turns. Both servers and the clients share the machine: but where it says otherwise, what the target does"
     );
     println!(
-        "clients as well. Logical replication makes its indexes before it copies. For the sake of a snapshot the source"
+        "costs the clients as well. Logical replication makes its indexes before it copies. For the sake of a snapshot the source"
     );
     println!("keeps every version of every row: those of pgbench's hottest rows lie in its clients' way.\n");
     raw
@@ -125,10 +130,28 @@ fn left_alone(kept: &mut Kept, held: bool) {
 }
 
 fn stillpoint(words: &[&str], kept: &mut Kept) {
-    let stage = Stage::direct(cluster(), cluster());
+    move_it(&Stage::direct(cluster(), cluster()), words, kept, || ());
+}
+
+/// As if the target were another machine: source, proxy and clients share the first processor, and nobody else has it.
+fn stillpoint_apart(kept: &mut Kept) {
+    // Whoever is started is where this process is.
+    let us = std::process::id();
+    let others = format!("1-{}", processors() - 1);
+    pin(us, &others);
+    let target = cluster();
+    pin(us, "0");
+    let stage = Stage::direct(cluster(), target);
+    move_it(&stage, &["run"], kept, || pin(us, &others));
+    pin(us, &format!("0-{}", processors() - 1));
+}
+
+/// A whole migration beside a load; `before_it` comes when the load is there.
+fn move_it(stage: &Stage, words: &[&str], kept: &mut Kept, before_it: impl FnOnce()) {
     stage.source.pgbench("shop", &["-i", "-s", SCALE, "-q"]);
     let mut load = stage.source.pgbench_load("shop", stage.port(), &LOAD);
     std::thread::sleep(SETTLING + BEFORE);
+    before_it();
     let begun = now_s();
     let ended = stage.tool(words).end_within(LIMIT);
     assert!(ended.code == Some(0) && load.running(), "{ended:?}");
