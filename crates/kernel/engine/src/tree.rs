@@ -39,11 +39,12 @@ impl Held {
         Held(pids.filter_map(open).collect())
     }
 
-    /// Those that have ended; it is waited for so long for the first of them.
+    /// Those that have ended, or are ending: to give much memory back takes long. It is waited for so long for the first.
     pub(crate) fn ended(&self, within: Timespec) -> Vec<i32> {
         let mut polled: Vec<PollFd<'_>> = self.0.iter().map(|(_, pidfd)| PollFd::new(pidfd, PollFlags::IN)).collect();
         let _ = poll(&mut polled, Some(&within));
-        let ended = polled.iter().zip(&self.0).filter(|(polled, _)| polled.revents().contains(PollFlags::IN));
+        let has_ended = |polled: &PollFd<'_>| polled.revents().contains(PollFlags::IN);
+        let ended = polled.iter().zip(&self.0).filter(|(polled, (pid, _))| has_ended(polled) || is_ending(*pid));
         ended.map(|(_, (pid, _))| *pid).collect()
     }
 
@@ -53,6 +54,12 @@ impl Held {
         let left = self.0.iter().filter(|(pid, _)| !ended.contains(pid));
         left.filter(|(_, pidfd)| pidfd_send_signal(pidfd, Signal::KILL).is_ok()).count() > 0
     }
+}
+
+/// Whether the first thread of a process is on its way out (`PF_EXITING`, field 9 of `/proc/PID/stat`).
+fn is_ending(pid: i32) -> bool {
+    const PF_EXITING: u32 = 0x4;
+    Process::new(pid).and_then(|process| process.stat()).is_ok_and(|stat| stat.flags & PF_EXITING != 0)
 }
 
 /// A process's name.
