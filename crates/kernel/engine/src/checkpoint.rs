@@ -246,9 +246,10 @@ pub(crate) fn through_page_server<T>(
 ) -> Result<Served<T>, Error> {
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
         .doing("make a socket for pages")?;
-    let held = Held::tree(options.pid);
     let mut worker = options.criu.worker(&[theirs.as_fd()])?;
     worker.spare();
+    // while criu starts
+    let held = Held::tree(options.pid);
     let request = request(theirs.as_raw_fd());
     // criu alone holds its end now: when it dies, the page server hears of it
     drop(theirs);

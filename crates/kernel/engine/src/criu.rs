@@ -111,26 +111,30 @@ impl Worker {
         request: &Request,
         go_on: impl FnMut(&str, Option<i32>) -> bool,
     ) -> Result<Answer, Error> {
-        self.request_while(request, || true, go_on)
+        self.send(request)?;
+        self.hear(None, go_on)
     }
 
-    /// The same, and criu is killed once what it depends on is gone: it would wait for that for ever.
+    /// The same, and criu is killed once what it depends on is not there any more: it would wait for that for ever.
     pub(crate) fn request_while(
         &mut self,
         request: &Request,
-        mut there: impl FnMut() -> bool,
-        mut go_on: impl FnMut(&str, Option<i32>) -> bool,
+        there: &mut dyn FnMut() -> bool,
+        go_on: impl FnMut(&str, Option<i32>) -> bool,
     ) -> Result<Answer, Error> {
         self.send(request)?;
+        self.hear(Some(there), go_on)
+    }
+
+    fn hear(
+        &mut self,
+        mut there: Option<&mut dyn FnMut() -> bool>,
+        mut go_on: impl FnMut(&str, Option<i32>) -> bool,
+    ) -> Result<Answer, Error> {
         let mut message = vec![0; MESSAGE];
         loop {
-            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&LOOK)) {
-                Err(Errno::INTR) => continue,
-                Ok(0) if !there() => {
-                    let _ = self.child.kill();
-                }
-                Ok(0) => continue,
-                heard => drop(heard.doing("wait for criu")?),
+            if let Some(there) = &mut there {
+                self.until_it_speaks(there)?;
             }
             let n = match recv(&self.socket, message.as_mut_slice(), RecvFlags::empty()) {
                 // it ended before it read what it was told
@@ -147,6 +151,20 @@ impl Worker {
                     self.send(&Request::notified(go_on))?;
                 }
                 answer => return Ok(answer),
+            }
+        }
+    }
+
+    /// Waits until it says something or ends, and ends it once something is not there any more.
+    fn until_it_speaks(&mut self, there: &mut dyn FnMut() -> bool) -> Result<(), Error> {
+        loop {
+            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&LOOK)) {
+                Ok(0) if !there() => {
+                    let _ = self.child.kill();
+                    return Ok(());
+                }
+                Ok(0) | Err(Errno::INTR) => {}
+                heard => return heard.doing("wait for criu").map(drop),
             }
         }
     }

@@ -6,11 +6,11 @@ use crate::criu::{Criu, Worker, errors_in};
 use crate::derive::{Restore, by_criu, for_criu};
 use crate::error::At;
 use crate::progress::{Observer, Progress, now_ns};
-use crate::tree::descendants;
+use crate::tree::Held;
 use crate::wake::both_ends;
 use crate::{Error, Image, host, used};
 use procfs::process::Process;
-use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid};
+use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader};
@@ -185,8 +185,8 @@ fn checked(
     let pid = progress.phase("restore", || run(options, image, (worker, daemon.as_mut()), stopped));
     if pid.is_err() {
         end_unfinished(image.index().origin.pid);
+        adopt(false);
     }
-    adopt(false);
     let keeper = match (&pid, daemon) {
         (Ok(_), Some(daemon)) => Some(daemon.leave()),
         (Err(_), Some(daemon)) => {
@@ -218,10 +218,7 @@ fn end_unfinished(root: i32) {
     if !is_ours {
         return;
     }
-    let pids = [root].into_iter().chain(descendants(&[root]));
-    for pid in pids.filter_map(Pid::from_raw) {
-        let _ = kill_process(pid, Signal::KILL);
-    }
+    Held::tree(root).end();
     if let Some(root) = Pid::from_raw(root) {
         let _ = waitpid(Some(root), WaitOptions::empty());
     }
@@ -259,14 +256,13 @@ fn run(
     let _ = fs::remove_file(image.dir().join(RESTORE_LOG));
     let mut refused = None;
     // a daemon that fails kills the processes, of which criu does not hear
-    let mut fails = || daemon.as_mut().is_some_and(|daemon| daemon.has_failed());
     let mut failed = false;
-    let there = || {
-        failed = fails();
+    let mut serves = || {
+        failed = daemon.as_mut().is_some_and(|daemon| daemon.has_failed());
         !failed
     };
     adopt(true);
-    let answer = worker.request_while(&Request::new(RequestType::Restore, Some(asked)), there, |step, _| {
+    let answer = worker.request_while(&Request::new(RequestType::Restore, Some(asked)), &mut serves, |step, _| {
         if step == "post-restore" {
             // from the first instruction on the files of the processes are newer than the image
             let marked = || used::mark(image.dir(), "it was restored, and its processes have run");
@@ -276,7 +272,7 @@ fn run(
     });
     if matches!(answer, Ok(Answer::Done { .. })) {
         adopt(false);
-        failed |= fails();
+        serves();
     }
     worker.end();
     match (answer?, refused) {

@@ -65,30 +65,36 @@ pub(crate) fn free_port() -> u16 {
 
 /// Asks until there is an answer.
 #[track_caller]
-pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(what: &str, ask: impl FnMut() -> Option<T>) -> T {
+    until_or(ask, || format!("waited {} s for {what}", PATIENCE.as_secs()))
+}
+
+/// The same; `said` tells what was waited for in vain.
+#[track_caller]
+fn until_or<T>(mut ask: impl FnMut() -> Option<T>, said: impl FnOnce() -> String) -> T {
     let begun = Instant::now();
-    loop {
+    while begun.elapsed() < PATIENCE {
         if let Some(answer) = ask() {
             return answer;
         }
-        assert!(begun.elapsed() < PATIENCE, "waited {} s for {what}", PATIENCE.as_secs());
         std::thread::sleep(Duration::from_millis(5));
     }
+    panic!("{}", said())
 }
 
 /// Waits until a process is not even a zombie any more.
 #[track_caller]
 pub(crate) fn until_nothing_is_left(pid: i32) {
-    let (path, begun) = (format!("/proc/{pid}"), Instant::now());
-    while Path::new(&path).exists() {
-        if begun.elapsed() > PATIENCE {
-            let read = |name| std::fs::read(format!("{path}/{name}")).unwrap_or_default();
-            let said = |name| format!("{name}: {}\n", String::from_utf8_lossy(&read(name)).replace('\0', " "));
-            let said: String = ["stat", "cmdline", "wchan", "stack"].map(said).concat();
-            panic!("process {pid} was there after {} s\n{said}", PATIENCE.as_secs());
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let path = format!("/proc/{pid}");
+    let read = |name| std::fs::read(format!("{path}/{name}")).unwrap_or_default();
+    let tell = |name| format!("{name}: {}\n", String::from_utf8_lossy(&read(name)).replace('\0', " "));
+    until_or(
+        || (!Path::new(&path).exists()).then_some(()),
+        || {
+            let told = ["stat", "cmdline", "wchan", "stack"].map(tell).concat();
+            format!("process {pid} was there after {} s\n{told}", PATIENCE.as_secs())
+        },
+    );
 }
 
 /// One call of `stillpoint kernel`.

@@ -4,6 +4,7 @@ use crate::Page;
 use crate::chart::{Panel, draw};
 use crate::scene::{Scene, line, number_of_browsers};
 use std::time::Duration;
+use stillpoint_migrate_trials::processors::processors;
 
 /// Loads, in hundredths of what the source can do.
 const PARTS: [u32; 8] = [10, 25, 40, 55, 70, 85, 95, 105];
@@ -56,6 +57,6 @@ pub(crate) fn measure(stretch: Duration, items: u32) -> Page {
         lines: vec![("mean".into(), means), ("p99".into(), p99s)],
         marked: None,
     };
-    let values = serde_json::json!({ "capacity": capacity, "processors": stillpoint_migrate_trials::processors::processors(), "loads": values });
+    let values = serde_json::json!({ "capacity": capacity, "processors": processors(), "loads": values });
     Page { text, values, drawings: vec![("", draw(&[panel]))] }
 }

@@ -70,7 +70,9 @@ fn usage() -> ExitCode {
     ExitCode::from(2)
 }
 
+/// A server for what is measured next, which has its own time to end: all rounds together may take longer than any test.
 fn cluster() -> Cluster {
+    stillpoint_testing::patience::begin();
     Cluster::start(&SETTINGS)
 }
 
