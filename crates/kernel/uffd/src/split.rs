@@ -6,18 +6,18 @@
 
 use crate::Error;
 use rustix::process::Pid;
+use std::time::{Duration, Instant};
+
+/// A thread that has been joined is in the kernel's table for a moment longer. On a busy machine that moment may be long.
+const ENDS: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_micros(100);
 
 /// Splits this process in two with one table of descriptors; `child` runs in the new one, which ends with what it returns.
 ///
 /// The new process has a copy of this one's memory, as after `fork`. Only a process with one thread is split: locks that
-/// another thread held would stay locked.
+/// another thread held would stay locked. Threads that have been joined may still be on their way out.
 pub fn split(child: impl FnOnce() -> u8) -> Result<Pid, Error> {
-    let threads =
-        std::fs::read_dir("/proc/self/task").map_err(|source| Error::Call { what: "count threads", source })?;
-    match threads.count() {
-        1 => {}
-        threads => return Err(Error::Threads(threads)),
-    }
+    alone(ENDS)?;
     let flags = libc::CLONE_FILES | libc::SIGCHLD;
     // SAFETY: without CLONE_VM and with no stack this is `fork` with a shared table of descriptors: the child goes on here
     // with a copy of this memory. There is no other thread that could hold a lock or be in the middle of anything.
@@ -29,5 +29,30 @@ pub fn split(child: impl FnOnce() -> u8) -> Result<Pid, Error> {
             unsafe { libc::_exit(i32::from(code)) }
         }
         pid => Pid::from_raw(pid as i32).filter(|_| pid > 0).ok_or_else(|| Error::call("clone")),
+    }
+}
+
+/// Waits until this process has one thread.
+fn alone(patience: Duration) -> Result<(), Error> {
+    let end = Instant::now() + patience;
+    loop {
+        let threads =
+            std::fs::read_dir("/proc/self/task").map_err(|source| Error::Call { what: "count threads", source })?;
+        match threads.count() {
+            1 => return Ok(()),
+            threads if Instant::now() >= end => return Err(Error::Threads(threads)),
+            _ => std::thread::sleep(LOOK),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_with_another_thread_is_not_split() {
+        // the one that runs this test is not the first
+        assert!(matches!(alone(Duration::from_millis(1)), Err(Error::Threads(2..))));
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::{Error, Image};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread::{Builder, Scope};
+use std::thread::{Builder, Scope, ScopedJoinHandle};
 use stillpoint_kernel_foam::Object;
 
 /// A range of a memory, by its address in the image.
@@ -23,7 +23,8 @@ impl Part {
 }
 
 /// A thread that reads one part at a time.
-pub(super) struct Ahead {
+pub(super) struct Ahead<'s> {
+    thread: ScopedJoinHandle<'s, ()>,
     asks: SyncSender<(Part, Vec<u8>)>,
     answers: Receiver<(Vec<u8>, Result<(), Error>)>,
     /// Asked for, and not taken yet.
@@ -31,9 +32,9 @@ pub(super) struct Ahead {
     spare: Vec<u8>,
 }
 
-impl Ahead {
-    /// It ends when this is dropped. Without one everything is read when it is brought.
-    pub(super) fn start<'s>(scope: &'s Scope<'s, '_>, image: &'s Image) -> Option<Ahead> {
+impl<'s> Ahead<'s> {
+    /// Without one everything is read when it is brought.
+    pub(super) fn start(scope: &'s Scope<'s, '_>, image: &'s Image) -> Option<Self> {
         let (asks, asked) = sync_channel::<(Part, Vec<u8>)>(1);
         let (answer, answers) = sync_channel(1);
         let reading = move || {
@@ -45,12 +46,20 @@ impl Ahead {
             }
         };
         match Builder::new().name("ahead".into()).spawn_scoped(scope, reading) {
-            Ok(_) => Some(Ahead { asks, answers, asked: None, spare: Vec::new() }),
+            Ok(thread) => Some(Ahead { thread, asks, answers, asked: None, spare: Vec::new() }),
             Err(error) => {
                 tracing::warn!("nothing is read ahead: {error}");
                 None
             }
         }
+    }
+
+    /// Ends it. The end of its scope waits for what it does alone, not for the thread.
+    pub(super) fn end(self) {
+        let Ahead { thread, asks, answers, .. } = self;
+        drop((asks, answers));
+        // it has nothing to tell, not even that it panicked: what it should have read is read when it is brought
+        let _ = thread.join();
     }
 
     /// Has a part read, if nothing else is.

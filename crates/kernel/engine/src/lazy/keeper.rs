@@ -5,7 +5,7 @@ use super::server::{DONE, End, FAILED, Server};
 use crate::error::At;
 use crate::journal::Journal;
 use crate::{Error, Image};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, getpid, kill_process, pidfd_open, waitpid};
 use std::fs;
@@ -19,6 +19,9 @@ use stillpoint_kernel_uffd::{Log, Record, split};
 const RECORDS: usize = 1 << 20;
 /// Servers that die one after another without anything having come: something is wrong with more than one of them.
 const DEATHS: u32 = 100;
+/// How often, and how soon again, another process is tried to be made: what is short may be there in a moment.
+const TRIES: u32 = 100;
+const AGAIN: Duration = Duration::from_millis(10);
 
 /// What a lazy-pages daemon is told.
 #[derive(Debug, Clone)]
@@ -85,7 +88,8 @@ impl Pair {
         for _ in 0..DEATHS {
             let pid = match server.take() {
                 Some(pid) => pid,
-                None => self.spawn_server()?,
+                // nobody else holds the userfaultfds
+                None => self.spawn_server().or_else(|error| self.kill_all().and(Err(error)))?,
             };
             wait_for(pid)?;
             match self.outcome()? {
@@ -103,26 +107,31 @@ impl Pair {
 
     fn spawn_server(&self) -> Result<Pid, Error> {
         let keeper = getpid();
-        Ok(split(|| match self.run(keeper) {
-            Ok(()) => 0,
-            Err(error) => {
-                tracing::error!("{}", error.with_causes());
-                // The keeper kills the processes before the last userfaultfd closes. A log that is full has no room for
-                // the note: then the keeper counts deaths.
-                let _ = self.log.append(Record::Note { kind: FAILED, value: 0 });
-                1
+        persist(|| {
+            let mut keeper = keeper;
+            match self.run(&mut keeper) {
+                Ok(()) => 0,
+                Err(error) => {
+                    tracing::error!("{}", error.with_causes());
+                    // The keeper kills the processes before the last userfaultfd closes. A log that is full has no room for
+                    // the note: then the keeper counts deaths.
+                    let _ = self.log.append(Record::Note { kind: FAILED, value: 0 });
+                    if has_ended(keeper) {
+                        let _ = self.kill_all();
+                    }
+                    1
+                }
             }
-        })?)
+        })
     }
 
     /// The server. When its keeper dies it makes another one, and goes on.
-    fn run(&self, keeper: Pid) -> Result<(), Error> {
-        let mut keeper = keeper;
+    fn run(&self, keeper: &mut Pid) -> Result<(), Error> {
         loop {
-            let watched = match pidfd_open(keeper, PidfdFlags::empty()) {
+            let watched = match pidfd_open(*keeper, PidfdFlags::empty()) {
                 Ok(watched) => watched,
                 Err(rustix::io::Errno::SRCH) => {
-                    keeper = self.spawn_keeper()?;
+                    *keeper = self.spawn_keeper()?;
                     continue;
                 }
                 Err(error) => return Err(error).doing("watch the keeper"),
@@ -137,7 +146,7 @@ impl Pair {
                     self.log.append(Record::Note { kind: FAILED, value: 0 })?;
                     return Err(Error::Daemon("criu ended before it had restored everything".into()));
                 }
-                End::KeeperDied => keeper = self.spawn_keeper()?,
+                End::KeeperDied => *keeper = self.spawn_keeper()?,
             }
         }
     }
@@ -145,13 +154,13 @@ impl Pair {
     fn spawn_keeper(&self) -> Result<Pid, Error> {
         let server = getpid();
         tracing::warn!("the keeper died; another one takes its place");
-        Ok(split(|| match self.keep(Some(server)) {
+        persist(|| match self.keep(Some(server)) {
             Ok(()) => 0,
             Err(error) => {
                 tracing::error!("{error}");
                 1
             }
-        })?)
+        })
     }
 
     /// How it ended, if it did.
@@ -179,6 +188,27 @@ impl Pair {
             let _ = kill_process(pid, Signal::KILL);
         }
         Ok(())
+    }
+}
+
+/// Splits this process in two. Who fails in that is the only one to hold the userfaultfds, so it is tried for a while.
+fn persist(child: impl Fn() -> u8) -> Result<Pid, Error> {
+    let mut tries = 0;
+    loop {
+        match split(&child) {
+            Err(error) if tries == TRIES => return Err(error.into()),
+            Err(error) => tracing::warn!("make another process: {error}"),
+            Ok(pid) => return Ok(pid),
+        }
+        tries += 1;
+        std::thread::sleep(AGAIN);
+    }
+}
+
+fn has_ended(pid: Pid) -> bool {
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(watched) => poll(&mut [PollFd::new(&watched, PollFlags::IN)], Some(&Timespec::default())) == Ok(1),
+        Err(error) => error == rustix::io::Errno::SRCH,
     }
 }
 

@@ -170,10 +170,20 @@ impl<'i> Server<'i> {
     /// Serves until there is nothing left to serve. The process has one thread again when this returns.
     pub(super) fn run(&mut self, criu: BorrowedFd<'_>, keeper: &OwnedFd) -> Result<End, Error> {
         let image = self.image;
-        std::thread::scope(|scope| self.run_with(&mut Ahead::start(scope, image), criu, keeper))
+        std::thread::scope(|scope| {
+            let mut ahead = Ahead::start(scope, image);
+            let end = self.run_with(&mut ahead, criu, keeper);
+            ahead.into_iter().for_each(Ahead::end);
+            end
+        })
     }
 
-    fn run_with(&mut self, ahead: &mut Option<Ahead>, criu: BorrowedFd<'_>, keeper: &OwnedFd) -> Result<End, Error> {
+    fn run_with(
+        &mut self,
+        ahead: &mut Option<Ahead<'_>>,
+        criu: BorrowedFd<'_>,
+        keeper: &OwnedFd,
+    ) -> Result<End, Error> {
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC).doing("make an epoll set")?;
         let watch = |what: BorrowedFd<'_>, number| {
             epoll::add(&poll, what, epoll::EventData::new_u64(number), epoll::EventFlags::IN)
@@ -335,7 +345,7 @@ impl<'i> Server<'i> {
     }
 
     /// One chunk in the background; the next one is read meanwhile.
-    fn fill(&mut self, ahead: &mut Option<Ahead>) -> Result<(), Error> {
+    fn fill(&mut self, ahead: &mut Option<Ahead<'_>>) -> Result<(), Error> {
         if !self.finished || self.pause().is_some() {
             return Ok(());
         }
