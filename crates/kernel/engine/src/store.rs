@@ -6,7 +6,7 @@ use crate::image::read_with_holes;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use stillpoint_kernel_foam::{Beside, Form, Index, Memory, Object, Origin, PAGE, Placement, Recorded, is_zero, sum};
@@ -205,11 +205,12 @@ impl Store {
         let recorded: Vec<_> = self.memories.values().map(recorded).collect::<Result<_, _>>()?;
         let (memories, sums): (Vec<Recorded>, Vec<Vec<u8>>) = recorded.into_iter().unzip();
         let index = Index { origin, form: self.form, passes: self.passes, memories, beside };
-        let bytes = [index.encode()?, sums.concat()].concat();
+        let encoded = index.encode()?;
         let (new, seal) = (self.dir.join("foam.seal.new"), self.dir.join(SEAL));
         let mut options = OpenOptions::new();
-        let file = options.write(true).create(true).truncate(true).mode(0o600).open(&new).at("make", &new)?;
-        file.write_all_at(&bytes, 0).and_then(|()| file.sync_all()).at("write", &new)?;
+        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new).at("make", &new)?;
+        let mut parts = std::iter::once(&encoded).chain(&sums);
+        parts.try_for_each(|part| file.write_all(part)).and_then(|()| file.sync_all()).at("write", &new)?;
         // all names are on disk before the one that makes them count
         sync_directory(&self.dir)?;
         fs::rename(&new, &seal).at("name", &seal)?;

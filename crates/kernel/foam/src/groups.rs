@@ -3,11 +3,8 @@
 //! The obvious way is to read all of them with the index, under one digest. Then a restore begins the later the more memory
 //! there is, before anything has been asked for. So the index has a digest for each group.
 
-use crate::sums::{Digested, GROUP, digest, place};
+use crate::sums::{BYTES, Digested, GROUP, digest, place};
 use crate::{Error, Extents, Object, PRESENT, Sums};
-
-/// Bytes of a group: four for each page by its address, zeros where none is stored.
-const BYTES: u64 = GROUP * 4;
 
 /// Which groups a memory has, and where they lie.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -31,7 +28,7 @@ impl SumGroups {
                 let (of_group, digest) = sums.group(number).ok_or(missing(number * GROUP * crate::PAGE))?;
                 groups.numbers.push(number);
                 groups.digests.push(digest);
-                bytes.extend(of_group);
+                bytes.extend_from_slice(of_group);
             }
         }
         Ok((groups, bytes))
@@ -69,12 +66,12 @@ impl SumGroups {
 
     /// How many bytes all of them have.
     pub fn bytes(&self) -> u64 {
-        self.len() as u64 * BYTES
+        self.len() as u64 * BYTES as u64
     }
 
     /// Where the bytes of a group lie among those, and how many there are.
     pub fn bytes_of(&self, group: usize) -> (u64, usize) {
-        (group as u64 * BYTES, BYTES as usize)
+        (group as u64 * BYTES as u64, BYTES)
     }
 
     /// The sums of a group, if these are the bytes that it was sealed with.

@@ -3,9 +3,12 @@
 use crate::PAGE;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Pages whose sums lie together: 2 MiB of memory.
 pub(crate) const GROUP: u64 = 512;
+/// Bytes of a group: four for each page by its address, zeros where none is stored.
+pub(crate) const BYTES: usize = GROUP as usize * 4;
 
 pub(crate) type Digested = [u8; 32];
 
@@ -29,16 +32,41 @@ pub struct Sums {
     groups: BTreeMap<u64, Group>,
 }
 
+/// As it lies in a file, so that the seal has nothing to do but to copy it.
 #[derive(Debug, Clone)]
 struct Group {
-    sums: Box<[Option<u32>]>,
+    /// A sum for each page, zeros where none is stored.
+    bytes: Box<[u8; BYTES]>,
+    /// Which pages have one, a bit for each.
+    stored: [u64; (GROUP / 64) as usize],
     /// Of its bytes; none since a sum of it has changed.
     digest: Option<Digested>,
 }
 
 impl Group {
-    fn bytes(&self) -> Vec<u8> {
-        self.sums.iter().flat_map(|sum| sum.unwrap_or_default().to_le_bytes()).collect()
+    fn empty() -> Self {
+        Group { bytes: Box::new([0; BYTES]), stored: [0; (GROUP / 64) as usize], digest: None }
+    }
+
+    fn set(&mut self, within: usize, sum: Option<u32>) {
+        self.bytes[within * 4..][..4].copy_from_slice(&sum.unwrap_or_default().to_le_bytes());
+        let (word, bit) = (&mut self.stored[within / 64], 1 << (within % 64));
+        *word = if sum.is_some() { *word | bit } else { *word & !bit };
+        self.digest = None;
+    }
+
+    /// The first of some places that has no sum.
+    fn missing(&self, within: Range<usize>) -> Option<usize> {
+        let mut at = within.start;
+        while at < within.end {
+            let present = (self.stored[at / 64] >> (at % 64)).trailing_ones() as usize;
+            if present == 0 {
+                return Some(at);
+            }
+            // to the end of the word at most: the shift brings in zeros
+            at += present;
+        }
+        None
     }
 }
 
@@ -46,21 +74,17 @@ impl Sums {
     /// Notes the sum of the page at an address.
     pub fn set(&mut self, address: u64, sum: u32) {
         let (group, within) = place(address);
-        let empty = || Group { sums: vec![None; GROUP as usize].into(), digest: None };
-        let group = self.groups.entry(group).or_insert_with(empty);
-        group.sums[within] = Some(sum);
-        group.digest = None;
+        self.groups.entry(group).or_insert_with(Group::empty).set(within, Some(sum));
     }
 
     /// Forgets the pages of a range.
     pub fn forget(&mut self, start: u64, end: u64) {
         let groups = place(start).0..=place(end).0;
         for (number, group) in self.groups.range_mut(groups) {
-            for (within, sum) in group.sums.iter_mut().enumerate() {
+            for within in 0..GROUP as usize {
                 let address = (number * GROUP + within as u64) * PAGE;
                 if (start..end).contains(&address) {
-                    *sum = None;
-                    group.digest = None;
+                    group.set(within, None);
                 }
             }
         }
@@ -69,7 +93,7 @@ impl Sums {
     /// Does ahead what the seal needs of sums that may stay as they are: then it has to do with those alone that have changed.
     pub fn settle(&mut self) {
         for group in self.groups.values_mut().filter(|group| group.digest.is_none()) {
-            group.digest = Some(digest(&group.bytes()));
+            group.digest = Some(digest(&group.bytes[..]));
         }
     }
 
@@ -80,8 +104,8 @@ impl Sums {
             let (number, within) = place(at);
             let pages = ((end - at) / PAGE).min(GROUP - within as u64);
             let Some(group) = self.groups.get(&number) else { return Some(at) };
-            if let Some(first) = group.sums[within..][..pages as usize].iter().position(Option::is_none) {
-                return Some(at + first as u64 * PAGE);
+            if let Some(missing) = group.missing(within..within + pages as usize) {
+                return Some(at + (missing - within) as u64 * PAGE);
             }
             at += pages * PAGE;
         }
@@ -89,11 +113,10 @@ impl Sums {
     }
 
     /// The bytes of a group, and their digest.
-    pub(crate) fn group(&self, number: u64) -> Option<(Vec<u8>, Digested)> {
+    pub(crate) fn group(&self, number: u64) -> Option<(&[u8], Digested)> {
         let group = self.groups.get(&number)?;
-        let bytes = group.bytes();
-        let digest = group.digest.unwrap_or_else(|| digest(&bytes));
-        Some((bytes, digest))
+        let digest = group.digest.unwrap_or_else(|| digest(&group.bytes[..]));
+        Some((&group.bytes[..], digest))
     }
 }
 
@@ -127,10 +150,24 @@ mod tests {
     }
 
     #[test]
+    fn the_first_page_without_a_sum_is_found_wherever_it_is() {
+        for hole in 0..2 * GROUP {
+            let mut sums = Sums::default();
+            (0..2 * GROUP).filter(|page| *page != hole).for_each(|page| sums.set(page * PAGE, 1));
+            for (start, end) in
+                [(0, 2 * GROUP), (hole, hole + 1), (hole / 2, hole + 1), (0, hole), (hole + 1, 2 * GROUP)]
+            {
+                let expected = (start..end).contains(&hole).then_some(hole * PAGE);
+                assert_eq!(sums.missing(start * PAGE, end * PAGE), expected, "{start} to {end} without {hole}");
+            }
+        }
+    }
+
+    #[test]
     fn what_was_done_ahead_is_done_again_for_what_changed() {
         let mut sums = Sums::default();
         (0..600).for_each(|page| sums.set(page * PAGE, page as u32));
-        let plain = |sums: &Sums| [0, 1].map(|group| sums.group(group).map(|(bytes, _)| digest(&bytes)));
+        let plain = |sums: &Sums| [0, 1].map(|group| sums.group(group).map(|(bytes, _)| digest(bytes)));
         let told = |sums: &Sums| [0, 1].map(|group| sums.group(group).map(|(_, digest)| digest));
         let before = plain(&sums);
         sums.settle();
