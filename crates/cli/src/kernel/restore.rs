@@ -5,8 +5,8 @@ use super::program::{GuardArg, WithCriu};
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::ffi::OsString;
-use std::path::PathBuf;
-use stillpoint_kernel_engine::{Image, Restore, RestoreOptions, check_restore, restore};
+use std::path::{Path, PathBuf};
+use stillpoint_kernel_engine::{Image, Restore, RestoreOptions, Used, check_restore, restore};
 
 /// Arguments of `stillpoint kernel restore`.
 #[derive(clap::Args)]
@@ -84,16 +84,22 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         daemon,
         unit: None,
     };
-    let done = restore(&options, &|event| output.event(event)).map_err(|error| {
-        failure(
-            error,
-            "nothing runs; the image is as it was and can be restored again, its peers wait for it meanwhile",
-        )
-    })?;
+    let done = restore(&options, &|event| output.event(event)).map_err(|error| failure(error, left(&args.image)))?;
     let duration_us = done.duration_ns / 1000;
     let (v, pid, keeper) = (stillpoint_events::VERSION, done.pid, done.keeper);
     output.json(&Line { v, event: "restored", pid, keeper, duration_us });
     let rest = keeper.map_or_else(String::new, |keeper| format!("; process {keeper} brings the rest of its memory"));
     output.line(format_args!("process {pid} runs again after {:.0} ms{rest}", duration_us as f64 / 1e3));
     Ok(())
+}
+
+/// Where a restore that failed has left things. From the moment in which programs may run the image counts as used.
+fn left(image: &Path) -> &'static str {
+    match Used::of(image) {
+        Ok(None) => "nothing runs; the image is as it was and can be restored again, its peers wait for it meanwhile",
+        _ => {
+            "nothing runs; files of the program may be newer than the image by now, so start it from them, or restore the image \
+             with --again; its peers wait for it, until stillpoint kernel discard lets them go"
+        }
+    }
 }

@@ -8,7 +8,7 @@ use crate::error::At;
 use crate::progress::{Observer, Progress, now_ns};
 use crate::tree::Held;
 use crate::wake::both_ends;
-use crate::{Error, Image, host, used};
+use crate::{Error, Image, Used, host, used};
 use procfs::process::Process;
 use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
 use std::ffi::OsString;
@@ -77,7 +77,7 @@ pub fn check_restore(image: &Image, criu: &Criu, again: bool) -> Result<Vec<Find
 
 fn against(image: &Image, again: bool) -> Result<Vec<Finding>, Error> {
     let mut findings = Vec::new();
-    if let Some(used) = used::of(image.dir())?.filter(|_| !again) {
+    if let Some(used) = Used::of(image.dir())?.filter(|_| !again) {
         let text =
             format!("the image is older than the files of its program: {} (--again takes it all the same)", used.why);
         findings.push(Finding::refusal(None, text));

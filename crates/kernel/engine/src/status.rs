@@ -1,12 +1,12 @@
 //! What is there of images, and of programs that came out of them.
 
+use crate::Used;
 use crate::check::Finding;
 use crate::guard::{guard_of, lift};
 use crate::journal::{Journal, Line};
 use crate::lazy::{Fill, State, read_fill};
 use crate::sockets::leave_repair;
 use crate::store::{SEAL, discard as remove};
-use crate::used::{self, Used};
 use crate::{Error, Image};
 use procfs::process::{Process, all_processes};
 use serde::Serialize;
@@ -94,7 +94,7 @@ pub fn status(dir: &Path) -> Result<Status, Error> {
     let image = whole(dir);
     let daemons: Vec<i32> =
         filling().into_iter().filter(|(path, _)| whole(path) == image).flat_map(|(_, pids)| pids).collect();
-    let (used, fill) = (used::of(dir)?, read_fill(dir));
+    let (used, fill) = (Used::of(dir)?, read_fill(dir));
     let opened = Image::open(dir).and_then(|image| image.verify_beside().map(|()| image));
     let stage = match (&opened, &used) {
         _ if !daemons.is_empty() => Stage::Filling,

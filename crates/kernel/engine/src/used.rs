@@ -22,6 +22,21 @@ pub struct Used {
     pub why: String,
 }
 
+impl Used {
+    /// The mark of an image, if there is one; one that cannot be read is one.
+    pub fn of(dir: &Path) -> Result<Option<Used>, Error> {
+        let path = dir.join(NAME);
+        match fs::read(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).at("read", &path),
+            Ok(bytes) => {
+                let torn = |_| Used { at_s: 0, why: "its mark cannot be read".into() };
+                Ok(Some(serde_json::from_slice(&bytes).unwrap_or_else(torn)))
+            }
+        }
+    }
+}
+
 /// Marks an image. The mark is on disk when this comes back.
 pub(crate) fn mark(dir: &Path, why: &str) -> Result<(), Error> {
     let (path, used) = (dir.join(NAME), Used { at_s: now_s(), why: why.to_owned() });
@@ -32,19 +47,6 @@ pub(crate) fn mark(dir: &Path, why: &str) -> Result<(), Error> {
     File::open(dir).and_then(|dir| dir.sync_all()).at("write to disk", dir)
 }
 
-/// The mark, if there is one; one that cannot be read is one.
-pub(crate) fn of(dir: &Path) -> Result<Option<Used>, Error> {
-    let path = dir.join(NAME);
-    match fs::read(&path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).at("read", &path),
-        Ok(bytes) => {
-            let torn = |_| Used { at_s: 0, why: "its mark cannot be read".into() };
-            Ok(Some(serde_json::from_slice(&bytes).unwrap_or_else(torn)))
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -52,10 +54,10 @@ mod tests {
     #[test]
     fn a_mark_stays_and_a_torn_one_counts() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(of(dir.path()).unwrap(), None);
+        assert_eq!(Used::of(dir.path()).unwrap(), None);
         mark(dir.path(), "it was restored").unwrap();
-        assert_eq!(of(dir.path()).unwrap().unwrap().why, "it was restored");
+        assert_eq!(Used::of(dir.path()).unwrap().unwrap().why, "it was restored");
         fs::write(dir.path().join(NAME), "{").unwrap();
-        assert!(of(dir.path()).unwrap().is_some());
+        assert!(Used::of(dir.path()).unwrap().is_some());
     }
 }

@@ -170,6 +170,7 @@ fn a_criu_that_is_killed_in_a_restore_leaves_an_image_that_can_be_restored() {
             until_nothing_is_left(redis.victim.pid);
             let status = kernel(&criu, &["status", "--image", path]).event("kernel-status");
             let stage = if status["used"].is_null() { "ready" } else { "stale" };
+            assert_eq!(run.err.contains("with --again"), stage == "stale", "{moment}: {run}");
             assert_eq!(
                 (status["stage"].as_str(), status["guard"].is_string()),
                 (Some(stage), true),
