@@ -16,6 +16,10 @@ use stillpoint_kernel_criu::rpc::{Answer, Features, Request, RequestType, Versio
 const OLDEST: (i32, i32) = (4, 1);
 /// Longer than any message of criu's.
 const MESSAGE: usize = 1 << 16;
+/// Has criu stop what it restores or leaves at system calls and not at a breakpoint. The kernel keeps a breakpoint as an event of
+/// perf until its thread ends, and looks at it whenever it switches to that; and a thread that comes to one when criu has been
+/// killed is killed by it. It is one of the "faults" of criu's own tests, and what criu does on processors without breakpoints.
+const NO_BREAKPOINTS: (&str, &str) = ("CRIU_FAULT", "130");
 /// How often it is looked whether what criu depends on is there, while it says nothing.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
@@ -77,6 +81,7 @@ impl Criu {
         command.arg("swrk").arg(theirs.as_raw_fd().to_string());
         // it changes its directory; what it prints besides its log is of no use
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.env(NO_BREAKPOINTS.0, NO_BREAKPOINTS.1);
         // an interrupt from the terminal is for us: criu hears that we are gone, and undoes what it has begun
         command.process_group(0);
         let all = || inherited.iter().copied().chain([theirs.as_fd()]);

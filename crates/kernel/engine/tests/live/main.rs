@@ -1,6 +1,7 @@
 //! Real programs, with their connections and their memory, into images and back.
 
 mod faults;
+mod footprint;
 mod images;
 mod support;
 mod wake;
