@@ -185,7 +185,7 @@ impl Open {
 }
 
 /// Runs of pages that are in memory, and neither of a file nor shared: first page and how many.
-fn own(entries: &[u8]) -> Vec<(u64, u64)> {
+pub(crate) fn own(entries: &[u8]) -> Vec<(u64, u64)> {
     const PRESENT: u64 = 1 << 63;
     const SHARED: u64 = 1 << 61;
     let mut runs: Vec<(u64, u64)> = Vec::new();

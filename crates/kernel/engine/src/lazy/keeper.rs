@@ -136,10 +136,15 @@ impl Pair {
                 }
                 Err(error) => return Err(error).doing("watch the keeper"),
             };
-            match Server::new(&self.image, &self.log, self.rate)?.run(self.criu.as_fd(), &watched)? {
+            let mut server = Server::new(&self.image, &self.log, self.rate)?;
+            match server.run(self.criu.as_fd(), &watched)? {
                 End::Done(tally) => {
                     tracing::info!(tally.faults, tally.asked, tally.filled, tally.ended, "everything has come");
                     self.log.append(Record::Note { kind: DONE, value: tally.faults })?;
+                    match server.collapse(self.rate) {
+                        Ok(made) => tracing::info!(made, "huge pages"),
+                        Err(error) => tracing::warn!("memory stays in small pages: {}", error.with_causes()),
+                    }
                     return Ok(());
                 }
                 End::Abandoned => {

@@ -12,6 +12,7 @@
 
 mod ahead;
 mod fill;
+mod huge;
 mod keeper;
 mod pace;
 mod server;

@@ -2,6 +2,7 @@
 
 use super::ahead::{Ahead, Part};
 use super::fill::{Fill, Report, State};
+use super::huge::Owner;
 use super::pace::Pace;
 use crate::error::At;
 use crate::{Error, Image};
@@ -67,6 +68,8 @@ struct Served {
     /// Pages that wait for the process to have changed its memory.
     deferred: Vec<u64>,
     closed: bool,
+    /// A process that criu restored, and a page of it; none for one that was forked since.
+    root: Option<(u32, u64)>,
 }
 
 /// What one process serves. Everything it knows is in the log or in the image.
@@ -83,6 +86,8 @@ pub(super) struct Server<'i> {
     asked: Option<Instant>,
     buffer: Vec<u8>,
     report: Report,
+    /// Processes to which everything has come.
+    owners: Vec<Owner>,
 }
 
 /// Where epoll's numbers begin that are no memory's.
@@ -94,9 +99,9 @@ impl<'i> Server<'i> {
     pub(super) fn new(image: &'i Image, log: &'i Log, rate: Option<u64>) -> Result<Self, Error> {
         let pace = Pace::new(rate, Instant::now());
         let (tally, buffer) = (Tally::default(), Vec::new());
-        let (served, report) = (Vec::new(), Report::of(image.dir()));
+        let (served, report, owners) = (Vec::new(), Report::of(image.dir()), Vec::new());
         let mut server =
-            Server { image, log, served, finished: false, tally, total: 0, pace, asked: None, buffer, report };
+            Server { image, log, served, finished: false, tally, total: 0, pace, asked: None, buffer, report, owners };
         let records = log.records()?;
         for record in &records {
             server.replay(*record)?;
@@ -138,16 +143,17 @@ impl<'i> Server<'i> {
 
     fn begin(&mut self, pid: u32, memory: Memory) {
         let object = Object::Task(pid);
-        let pending =
-            self.image.index().memory(object).map(|recorded| Pending::of(&recorded.extents)).unwrap_or_default();
-        self.push(object, memory, pending);
+        let recorded = self.image.index().memory(object);
+        let pending = recorded.map(|recorded| Pending::of(&recorded.extents)).unwrap_or_default();
+        let page = pending.next(0).map(|run| run.address);
+        self.push(object, memory, pending, page.map(|page| (pid, page)));
     }
 
-    fn push(&mut self, object: Object, memory: Memory, pending: Pending) {
+    fn push(&mut self, object: Object, memory: Memory, pending: Pending, root: Option<(u32, u64)>) {
         let number = self.served.len() as u32;
         let (cursor, chunk, deferred, closed) = (0, CHUNK, Vec::new(), false);
         self.total += pending.bytes();
-        self.served.push(Served { number, object, memory, pending, cursor, chunk, deferred, closed });
+        self.served.push(Served { number, object, memory, pending, cursor, chunk, deferred, closed, root });
     }
 
     /// What an event changes; the same when it happens and when it is replayed.
@@ -161,7 +167,7 @@ impl<'i> Server<'i> {
             Event::Remap { from, to, bytes } => served.pending.remap(from, to, bytes),
             Event::Fork { descriptor } => {
                 let (object, pending) = (served.object, served.pending.clone());
-                self.push(object, Memory::of(descriptor), pending);
+                self.push(object, Memory::of(descriptor), pending, None);
             }
         }
         Ok(())
@@ -222,6 +228,12 @@ impl<'i> Server<'i> {
             self.again()?;
             self.fill(ahead)?;
         }
+    }
+
+    /// Gives processes to which everything has come the huge pages that they would have by themselves. They need nothing of
+    /// this process any more.
+    pub(super) fn collapse(&self, rate: Option<u64>) -> Result<u64, Error> {
+        self.owners.iter().map(|owner| owner.collapse(rate)).sum()
     }
 
     /// Tells those who ask how far it is.
@@ -414,7 +426,9 @@ impl<'i> Server<'i> {
             let served = &self.served[at];
             if !served.closed && served.pending.is_empty() && served.deferred.is_empty() {
                 self.turn(at)?;
-                if self.served[at].pending.is_empty() {
+                let served = &self.served[at];
+                if served.pending.is_empty() {
+                    self.owners.extend(served.root.and_then(|(pid, page)| Owner::of(pid, served.memory, page)));
                     self.close(at)?;
                 }
             }

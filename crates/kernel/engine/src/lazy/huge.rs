@@ -1,0 +1,94 @@
+//! Huge pages again for memory that came page by page.
+//!
+//! The obvious way is to leave that to the kernel's own thread for it. That one looks at 16 MiB every ten seconds: a large
+//! program would have small pages, which every access pays for, for many minutes.
+
+use super::pace::Pace;
+use crate::Error;
+use crate::error::At;
+use crate::passes::own;
+use procfs::process::{MemoryMap, Process};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::Instant;
+use stillpoint_kernel_foam::PAGE;
+use stillpoint_kernel_uffd::{HUGE_PAGE, Memory, Put, collapse};
+
+/// A process whose memory has come.
+pub(super) struct Owner {
+    process: Process,
+    descriptor: OwnedFd,
+}
+
+impl Owner {
+    /// The process with this number, if it is the one that the memory belongs to: nobody else can have the number while that
+    /// lives. `page` has come to it.
+    pub(super) fn of(pid: u32, memory: Memory, page: u64) -> Option<Owner> {
+        let pid = pid.cast_signed();
+        let process = Process::new(pid).ok()?;
+        let descriptor = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
+        // a page that it has given up since is one of zeros for it in any case
+        let lives = memory.zero(page, PAGE).is_ok_and(|put| put != Put::Dead);
+        lives.then_some(Owner { process, descriptor })
+    }
+
+    /// Makes small pages into huge ones where the kernel would do so in its time, at a rate in bytes a second. How many there
+    /// are then.
+    pub(super) fn collapse(&self, rate: Option<u64>) -> Result<u64, Error> {
+        let path = format!("/proc/{}/pagemap", self.process.pid);
+        let pagemap = File::open(&path).at("open", &path)?;
+        let Ok(maps) = self.process.smaps() else { return Ok(0) };
+        let (mut pace, mut made) = (Pace::new(rate, Instant::now()), 0);
+        for start in maps.into_iter().filter(is_eligible).flat_map(|map| whole(map.address)) {
+            if !is_full(&pagemap, start) {
+                continue;
+            }
+            if let Some(pause) = pace.wait(HUGE_PAGE, Instant::now()) {
+                std::thread::sleep(pause);
+            }
+            pace.took(HUGE_PAGE);
+            match collapse(self.descriptor.as_fd(), start) {
+                Ok(()) => made += 1,
+                // to look for room takes long, and finds none soon
+                Err(Errno::NOMEM | Errno::SRCH | Errno::PERM | Errno::NOSYS) => break,
+                Err(_) => {}
+            }
+        }
+        Ok(made)
+    }
+}
+
+/// Whether the kernel may have huge pages there: the system's settings and the program's own wishes are in that.
+fn is_eligible(map: &MemoryMap) -> bool {
+    map.extension.map.get("THPeligible") == Some(&1)
+}
+
+/// Where huge pages could begin in a range.
+fn whole((start, end): (u64, u64)) -> impl Iterator<Item = u64> {
+    let first = start.next_multiple_of(HUGE_PAGE);
+    (first..end.saturating_sub(HUGE_PAGE - 1)).step_by(HUGE_PAGE as usize)
+}
+
+/// Whether all small pages of a range are there, and the process's own: a huge page takes no more memory then.
+fn is_full(pagemap: &File, start: u64) -> bool {
+    let pages = HUGE_PAGE / PAGE;
+    let mut entries = vec![0; (pages * 8) as usize];
+    pagemap.read_exact_at(&mut entries, start / PAGE * 8).is_ok() && own(&entries) == [(0, pages)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn huge_pages_lie_whole_within_a_range() {
+        let of = |start, end| whole((start, end)).collect::<Vec<u64>>();
+        let huge = HUGE_PAGE;
+        assert_eq!(of(0, 2 * huge), [0, huge]);
+        assert_eq!(of(PAGE, 2 * huge), [huge]);
+        assert_eq!((of(PAGE, 2 * huge - PAGE).len(), of(0, PAGE).len()), (0, 0));
+    }
+}
