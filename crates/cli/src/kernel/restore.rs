@@ -22,7 +22,7 @@ pub(crate) struct Args {
     /// Compare pages with their sums when they are brought, and not all of them before: a damaged one then ends the program.
     #[arg(long)]
     verify_on_demand: bool,
-    /// MiB a second of memory that nobody asks for; 0 is as fast as it goes.
+    /// MiB a second of memory that nobody asks for, and then of huge pages made of it; 0 is as fast as it goes.
     #[arg(long, default_value_t = 512, value_name = "N")]
     fill_rate: u64,
     /// What kept peers of its connections waiting; as at the checkpoint.

@@ -1,6 +1,8 @@
 //! Our page server and lazy-pages daemon against criu's own: the same redis, the same criu, the same memory for images, in
 //! turns. Prints tables.
 
+mod afterwards;
+
 use serde_json::Value;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
@@ -88,6 +90,7 @@ fn main() {
             of(&|f| f.pages as f64 / (f.first + f.rest).as_secs_f64()),
         );
     }
+    afterwards::table(criu, mib, rounds);
 }
 
 /// Takes a new redis and brings it back.
@@ -162,11 +165,7 @@ fn by_criu(criu: &Path, redis: &mut Taken, client: &mut Client) -> Figures {
     let image = redis.images().join("image");
     std::fs::create_dir(&image).expect("make a directory");
     let port = free_port().to_string();
-    let start = |verb: &str, more: &[&str]| {
-        let mut command = Command::new(criu);
-        command.arg(verb).arg("-D").arg(&image).args(["-o", &format!("{verb}.log")]).args(more);
-        command.stdin(Stdio::null()).spawn().expect("start criu")
-    };
+    let start = |verb: &str, more: &[&str]| start(criu, &image, verb, more);
     let server = start("page-server", &["--port", &port]);
     wait::until("criu's page server", || listens(&port));
     let pid = redis.pid().to_string();
@@ -187,6 +186,13 @@ fn by_criu(criu: &Path, redis: &mut Taken, client: &mut Client) -> Figures {
     let rest = begun.elapsed() - first;
     let bytes = stored(&image, "pages-");
     Figures { checkpoint, frozen: frozen(&image), bytes, first, rest, pages: bytes / 4096 }
+}
+
+/// criu by itself, with its images in a directory.
+fn start(criu: &Path, image: &Path, verb: &str, more: &[&str]) -> Child {
+    let mut command = Command::new(criu);
+    command.arg(verb).arg("-D").arg(image).args(["-o", &format!("{verb}.log")]).args(more);
+    command.stdin(Stdio::null()).spawn().expect("start criu")
 }
 
 /// How long the processes stood, as criu writes it into `stats-dump`: two magics, a length, and in the first field of the

@@ -1,0 +1,38 @@
+// Reads words of its memory at random, for ever, and prints how many million of them a second, four times a second.
+//   reads MIB
+#define _GNU_SOURCE
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+
+static double now(void) {
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    return at.tv_sec + at.tv_nsec / 1e9;
+}
+
+int main(int count, char **words) {
+    if (count != 2) return 2;
+    uint64_t bytes = strtoull(words[1], NULL, 10) << 20, length = bytes / sizeof(uint64_t), at = 1, sum = 0;
+    uint64_t *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return perror("mmap"), 1;
+    madvise(memory, bytes, MADV_HUGEPAGE);
+    for (uint64_t i = 0; i < length; i++) memory[i] = i * 0x9e3779b97f4a7c15ull;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    for (;;) {
+        double begun = now(), took;
+        uint64_t reads = 0;
+        do {
+            for (int i = 0; i < 10000; i++, reads++) {
+                at = at * 6364136223846793005ull + 1442695040888963407ull;
+                // where one is read depends on what the last one was, so that none is read ahead
+                sum += memory[((at >> 20) ^ (sum & 7)) % length];
+            }
+            took = now() - begun;
+        } while (took < 0.25);
+        // the sum is printed so that the reads are made
+        printf("%.3f %016lx\n", reads / took / 1e6, (unsigned long)sum);
+    }
+}
