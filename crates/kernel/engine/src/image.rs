@@ -3,7 +3,9 @@
 use crate::Error;
 use crate::error::At;
 use crate::store::{SEAL, digest};
+use rustix::fs::{Advice, fadvise};
 use std::fs::File;
+use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -122,14 +124,12 @@ impl Image {
     pub fn read(&self, object: Object, address: u64, into: &mut [u8]) -> Result<(), Error> {
         let memory = self.index.memories.iter().position(|recorded| recorded.object == object);
         let memory = memory.ok_or(Error::Page { object, address })?;
-        let (recorded, file) = (&self.index.memories[memory], &self.files[memory]);
-        let (mut from, mut rest) = (address, &mut *into);
-        while !rest.is_empty() {
-            let (place, until) = recorded.placement.of_address(from).ok_or(Error::Page { object, address: from })?;
-            let part = rest.len().min(usize::try_from(until - from).unwrap_or(usize::MAX));
-            let (now, later) = rest.split_at_mut(part);
+        let file = &self.files[memory];
+        let mut rest = &mut *into;
+        for place in self.places(memory, address, rest.len() as u64) {
+            let (place, bytes) = place?;
+            let (now, later) = rest.split_at_mut(bytes as usize);
             read_with_holes(file, now, place).at("read", self.dir.join(object.file_name()))?;
-            from += part as u64;
             rest = later;
         }
         for (page, at) in into.chunks(PAGE as usize).zip((address..).step_by(PAGE as usize)) {
@@ -138,6 +138,40 @@ impl Image {
             }
         }
         Ok(())
+    }
+
+    /// Has the kernel's cache of files drop stored pages that nobody reads again. They would be in memory twice, and push out
+    /// of it what programs read of their own files.
+    pub(crate) fn forget(&self, object: Object, address: u64, bytes: u64) {
+        let Some(memory) = self.index.memories.iter().position(|recorded| recorded.object == object) else { return };
+        for (place, bytes) in self.places(memory, address, bytes).map_while(Result::ok) {
+            drop_cached(&self.files[memory], place, NonZeroU64::new(bytes));
+        }
+    }
+
+    /// The same of all pages.
+    pub(crate) fn forget_all(&self) {
+        self.files.iter().for_each(|file| drop_cached(file, 0, None));
+    }
+
+    /// Where stored pages lie in their memory's file: pieces of a range, one behind the other.
+    fn places(
+        &self,
+        memory: usize,
+        address: u64,
+        bytes: u64,
+    ) -> impl Iterator<Item = Result<(u64, u64), Error>> + use<'_> {
+        let Recorded { object, placement, .. } = &self.index.memories[memory];
+        let (mut from, end) = (address, address + bytes);
+        std::iter::from_fn(move || {
+            let at = (from < end).then_some(from)?;
+            let Some((place, until)) = placement.of_address(at) else {
+                from = end;
+                return Some(Err(Error::Page { object: *object, address: at }));
+            };
+            from = until.min(end);
+            Some(Ok((place, from - at)))
+        })
     }
 
     /// The sum of a page as it was sealed; its group is read when the first of it is asked for.
@@ -155,6 +189,13 @@ impl Image {
         let damaged = || Error::Damaged { path, why: format!("the sums of pages near {address:#x} do not hold") };
         let sums = groups.decode(group, &bytes).ok_or_else(damaged)?;
         Ok(known[group].get_or_init(|| sums).get(within).copied())
+    }
+}
+
+/// A wish: what cannot be dropped stays.
+fn drop_cached(file: &File, place: u64, bytes: Option<NonZeroU64>) {
+    if let Err(error) = fadvise(file, place, bytes, Advice::DontNeed) {
+        tracing::debug!("cached pages of an image: {error}");
     }
 }
 
@@ -183,6 +224,7 @@ mod tests {
     use crate::derive::{Restore, by_criu};
     use crate::store::Store;
     use std::fs;
+    use std::process::Command;
     use stillpoint_kernel_foam::{Form, LAZY, Origin};
 
     const HEAP: u64 = 0x5555_5555_5000;
@@ -233,6 +275,33 @@ mod tests {
         let mut forms = vec![(Form::Dense, tempfile::tempdir().unwrap())];
         forms.extend(tempfile::tempdir_in("/dev/shm").ok().map(|dir| (Form::Sparse, dir)));
         forms
+    }
+
+    /// Bytes of a file that the kernel's cache holds.
+    fn cached(path: &Path) -> u64 {
+        let told = Command::new("fincore").args(["--bytes", "--noheadings", "--output", "RES"]).arg(path).output();
+        String::from_utf8(told.unwrap().stdout).unwrap().trim().parse().unwrap()
+    }
+
+    #[test]
+    fn the_cache_of_files_forgets_what_has_come() {
+        // beside what was built, as /tmp may lie in memory, whose pages cannot be dropped
+        let built = std::env::current_exe().unwrap();
+        let parent = tempfile::tempdir_in(built.parent().unwrap()).unwrap();
+        let (image, _) = two_passes(&parent.path().join("image"), Form::Dense);
+        let [file] = &image.files[..] else { panic!("one memory") };
+        file.sync_all().unwrap();
+        let path = image.dir().join(Object::Task(7).file_name());
+        image.forget_all();
+        if cached(&path) != 0 {
+            return stillpoint_testing::skipped(&format!("{} keeps its files in memory", parent.path().display()));
+        }
+        assert_eq!(read(&image, HEAP), Some(1));
+        assert!(cached(&path) >= PAGE);
+        image.forget(Object::Task(7), HEAP, PAGE);
+        assert_eq!(read(&image, HEAP), Some(1), "it is in the file as before");
+        image.forget_all();
+        assert_eq!(cached(&path), 0);
     }
 
     #[test]

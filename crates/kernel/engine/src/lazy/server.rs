@@ -207,6 +207,7 @@ impl<'i> Server<'i> {
             watched = self.served.len();
             self.report(false);
             if self.finished && self.close_finished()? {
+                self.image.forget_all();
                 self.report(true);
                 return Ok(End::Done(self.tally));
             }
@@ -381,6 +382,9 @@ impl<'i> Server<'i> {
         self.served[at].cursor = run.address + bytes;
         self.tally.filled += bytes;
         self.pace.took(bytes);
+        if !self.is_wanted_twice(at) {
+            self.image.forget(part.object, part.address, bytes);
+        }
         match put {
             Put::Dead => self.died(at)?,
             // the event that says how stands in the queue; it is read before anything else is tried
@@ -388,6 +392,11 @@ impl<'i> Server<'i> {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Whether another memory is to be given the same pages: that of a process that was forked meanwhile.
+    fn is_wanted_twice(&self, at: usize) -> bool {
+        self.served.iter().filter(|served| !served.closed && served.object == self.served[at].object).count() > 1
     }
 
     fn pause(&mut self) -> Option<Duration> {
