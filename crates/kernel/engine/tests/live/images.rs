@@ -1,9 +1,11 @@
 //! What images are good for, and what it costs to make them.
 
 use crate::Redis;
-use crate::support::{Client, criu, kernel, restore, scratch, skip};
+use crate::support::{Client, criu, kernel, restore, scratch, skip, until_all_has_come};
 use std::fs;
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 #[test]
@@ -44,6 +46,49 @@ fn a_rehearsal_leaves_the_program_running_and_nothing_behind() {
     assert!(rehearsed["image_bytes"].as_u64().unwrap() > 40 << 20, "{rehearsed}");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), before, "the image is gone");
     assert_eq!(client.ask("DEBUG DIGEST"), digest);
+}
+
+/// A disk in a file, with XFS on it.
+struct Xfs(PathBuf);
+
+impl Xfs {
+    fn mounted(dir: &Path) -> Option<Xfs> {
+        let (disk, at) = (dir.join("disk"), dir.join("xfs"));
+        fs::File::create(&disk).and_then(|file| file.set_len(512 << 20)).expect("make a disk");
+        fs::create_dir(&at).expect("make a directory");
+        let ran = |command: &mut Command| command.status().is_ok_and(|status| status.success());
+        let made = ran(Command::new("mkfs.xfs").arg("-q").arg(&disk));
+        let mounted = made && ran(Command::new("mount").args(["-t", "xfs", "-o", "loop"]).args([&disk, &at]));
+        if !mounted {
+            skip("no XFS can be made and mounted here");
+        }
+        mounted.then_some(Xfs(at))
+    }
+}
+
+impl Drop for Xfs {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn files_of_an_image_on_xfs_are_as_long_as_an_address_space_and_hold_what_was_written() {
+    let (Some(criu), dir) = (criu(), scratch()) else { return };
+    let Some(disk) = Xfs::mounted(dir.path()) else { return };
+    let Some((mut redis, mut client)) = Redis::with_data(dir.path()) else { return };
+    let digest = client.ask("DEBUG DIGEST");
+    let image = disk.0.join("image");
+    redis.victim.checkpoint(&criu, &image, &[]);
+    let inspected = kernel(&criu, &["inspect", image.to_str().unwrap(), "--verify"]).event("image");
+    assert_eq!((inspected["form"].as_str(), inspected["verified"].as_bool()), (Some("sparse"), Some(true)));
+    let files = fs::read_dir(&image).unwrap().map(|entry| entry.unwrap().metadata().unwrap());
+    let (long, stored) =
+        files.fold((0, 0), |(long, stored), file| (file.len().max(long), file.blocks() * 512 + stored));
+    assert!(long > 1 << 46 && (40 << 20..200 << 20).contains(&stored), "{long} bytes, {stored} of them stored");
+    let restored = restore(&criu, &image, &[]).event("restored");
+    assert_eq!(client.ask("DEBUG DIGEST"), digest);
+    until_all_has_come(&restored);
 }
 
 #[test]
