@@ -39,9 +39,9 @@ const LONG_FORMS: [(&str, &str); 9] = [
     ("stillpoint-migrate-trials", "tpcc"),
 ];
 
-/// Integration tests of one package; all of its tests where none is named.
+/// Integration tests of some packages; all of their tests where none is named.
 pub(crate) struct Selection {
-    pub(crate) package: String,
+    pub(crate) packages: Vec<String>,
     pub(crate) tests: Vec<String>,
 }
 
@@ -107,10 +107,19 @@ impl TestProgram {
 /// Tests that are no programs of cargo's: in which tree, and where the logs go.
 type Tests = fn(&Path, &Path) -> Result<Counts>;
 
-/// Words that the names of packages contain, where `TEST_ONLY` asks for the tests of some only.
-fn only() -> Vec<String> {
+/// The packages whose names contain a word of `TEST_ONLY`; nothing where it asks for none.
+fn only(root: &Path) -> Result<Option<Selection>> {
     let words = std::env::var("TEST_ONLY").unwrap_or_default();
-    words.split([',', ' ']).filter(|word| !word.is_empty()).map(str::to_owned).collect()
+    let words: Vec<&str> = words.split([',', ' ']).filter(|word| !word.is_empty()).collect();
+    if words.is_empty() {
+        return Ok(None);
+    }
+    let names = crate::metadata(root)?.packages.into_iter().map(|package| package.name.to_string());
+    let packages: Vec<String> = names.filter(|name| words.iter().any(|word| name.contains(word))).collect();
+    if packages.is_empty() {
+        bail!("no package has a name with {}", words.join(" or "));
+    }
+    Ok(Some(Selection { packages, tests: Vec::new() }))
 }
 
 /// Runs every test of the tree; true when none failed. The last line is the count. With `TEST_ONLY`, those of some
@@ -120,14 +129,10 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     println!("Every test of the tree, quick ones first. Servers are downloaded to .cache, nothing is installed;");
     println!("each line: time, counts, what ran. A failure shows its output and how to run it again.");
     println!("{}\n", room(root)?);
+    let only = only(root)?;
     println!("building the tests");
-    let mut programs = build_tests(root, false, None)?;
+    let programs = build_tests(root, false, only.as_ref())?;
     println!("built in {} s\n", start.elapsed().as_secs());
-    let only = only();
-    programs.retain(|program| only.is_empty() || only.iter().any(|word| program.package.contains(word)));
-    if programs.is_empty() {
-        bail!("no package has a name with {}", only.join(" or "));
-    }
     let logs = make_logs(root)?;
 
     let mut total = Counts::default();
@@ -154,7 +159,7 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
         (fuzz::test, "make fuzz"),
         (generations::short, "cargo run -p xtask -- generations-short"),
     ];
-    for (run, command) in others.into_iter().filter(|_| only.is_empty()) {
+    for (run, command) in others.into_iter().filter(|_| only.is_none()) {
         let counts = run(root, &logs)?;
         if counts.failed > 0 {
             again.push(command.to_owned());
@@ -202,12 +207,13 @@ fn cargo() -> Command {
 pub(crate) fn build_tests(root: &Path, release: bool, some: Option<&Selection>) -> Result<Vec<TestProgram>> {
     let profile: &[&str] = if release { &["--release"] } else { &[] };
     // For the whole workspace, as the tests are: another selection of packages means other features, and every
-    // dependency compiled twice. That is still less than all, for who wants some tests of one package.
+    // dependency compiled twice. That is still less than all, for who wants the tests of some packages.
     let (with_binary, selection) = match some {
         None => (vec!["--workspace"], vec!["--workspace"]),
-        Some(Selection { package, tests }) => {
+        Some(Selection { packages, tests }) => {
+            let packages = packages.iter().flat_map(|package| ["--package", package.as_str()]);
             let tests = tests.iter().flat_map(|test| ["--test", test.as_str()]);
-            (vec!["--package", "stillpoint"], ["--package", package].into_iter().chain(tests).collect())
+            (vec!["--package", "stillpoint"], packages.chain(tests).collect())
         }
     };
     let mut binary = cargo();

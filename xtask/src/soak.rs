@@ -72,7 +72,8 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     let release = std::env::var("SOAK_PROFILE").map_or(true, |profile| profile != "dev");
     let only = std::env::var("SOAK_ONLY").unwrap_or_default();
     let named = only.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect();
-    let some = std::env::var("SOAK_PACKAGE").ok().map(|package| runner::Selection { package, tests: named });
+    let package = std::env::var("SOAK_PACKAGE").ok();
+    let some = package.map(|package| runner::Selection { packages: vec![package], tests: named });
     let wanted = |program: &TestProgram| only.is_empty() || only.split(',').any(|name| program.is_called(name));
     let mut programs: Vec<TestProgram> = runner::build_tests(root, release, some.as_ref())?;
     programs.retain(|program| program.has_long_form() && wanted(program));

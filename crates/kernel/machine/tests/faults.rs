@@ -35,7 +35,6 @@ fn kept(machine: &mut Machine, name: &str, tally: Tally) {
 /// Once a process has run on the new kernel its files are newer than its image: from then on units start from their files.
 /// The same if no kernel can restore an image.
 #[test]
-#[ignore = "it passes, and is to be seen to pass ten times in a row first"]
 fn no_image_is_used_when_it_must_not_or_cannot_be() {
     let Some(guest) = Guest::for_test() else { return };
     let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
@@ -61,7 +60,6 @@ fn no_image_is_used_when_it_must_not_or_cannot_be() {
 
 /// Until the images are sealed the files are what counts; from then on the images, with files as old as they are.
 #[test]
-#[ignore = "it passes, and is to be seen to pass ten times in a row first"]
 fn power_lost_in_a_switch_loses_nothing_that_was_acknowledged() {
     let Some(guest) = Guest::for_test() else { return };
     let (from, to) = (&guest.kernels[0], &guest.kernels[1]);

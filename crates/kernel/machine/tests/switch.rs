@@ -315,7 +315,6 @@ fn postgresql_goes_along_with_all_of_its_processes() {
 
 /// 6.12 has a driver for the emulated watchdog, 6.1 has none: from 6.12 to a later one.
 #[test]
-#[ignore = "seven minutes of an emulated machine on a busy host: one of the long forms"]
 fn a_kernel_that_hangs_is_left_and_one_that_comes_up_is_not() {
     let Some(guest) = Guest::for_test() else { return };
     let [_, from, to] = &guest.kernels[..] else { panic!("three kernels: {:?}", guest.kernels) };
