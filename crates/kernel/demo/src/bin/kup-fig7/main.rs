@@ -241,8 +241,10 @@ fn tables(rows: &[Value], by_size: &[Load], by_count: &[Load], kexec: &Value) {
     println!(
         "Programs half of whose memory is written, {RATE} MiB of pages a second. Blackout: from the last answer to the image being \
          complete on disk (stands; criu's is complete when the programs have ended, FOAM's when it is sealed, and a switch jumps \
-         then), and from the beginning of the restore to the next answer (first answer); files' caches are dropped between, as a jump does, but those of the programs that restore; that time is not counted. Aim: a blackout of twice the copy and 0.5 s; the copy is \
-         that of the bytes written while it stood, to the same place.\n"
+         then), and from the beginning of the restore to the next answer (first answer); files' caches are dropped between, as a \
+         jump does, but those of the programs that restore; that time is not counted. All memory is there when the daemon has \
+         ended; ours has then also put it into huge pages, as it lay before. Aim: a blackout of twice the copy and 0.5 s; the \
+         copy is that of the bytes written while it stood, to the same place.\n"
     );
     table(&of(rows, by_size));
     println!();
