@@ -17,6 +17,8 @@ fn with_files(guest: &Guest) -> Machine {
     machine.ok("sed -i 's/^appendonly no/appendonly yes/; s/^appendfsync .*/appendfsync no/' /etc/redis/redis.conf");
     take_along(&mut machine, &["mariadb", "redis-server"]);
     prepare_mariadb(&mut machine);
+    // what was just configured is to be there after a loss of power
+    machine.ok("sync");
     machine
 }
 
