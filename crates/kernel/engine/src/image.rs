@@ -122,8 +122,7 @@ impl Image {
 
     /// Reads stored pages, and compares each with its sum.
     pub fn read(&self, object: Object, address: u64, into: &mut [u8]) -> Result<(), Error> {
-        let memory = self.index.memories.iter().position(|recorded| recorded.object == object);
-        let memory = memory.ok_or(Error::Page { object, address })?;
+        let memory = self.memory(object).ok_or(Error::Page { object, address })?;
         let file = &self.files[memory];
         let mut rest = &mut *into;
         for place in self.places(memory, address, rest.len() as u64) {
@@ -143,7 +142,7 @@ impl Image {
     /// Has the kernel's cache of files drop stored pages that nobody reads again. They would be in memory twice, and push out
     /// of it what programs read of their own files.
     pub(crate) fn forget(&self, object: Object, address: u64, bytes: u64) {
-        let Some(memory) = self.index.memories.iter().position(|recorded| recorded.object == object) else { return };
+        let Some(memory) = self.memory(object) else { return };
         for (place, bytes) in self.places(memory, address, bytes).map_while(Result::ok) {
             drop_cached(&self.files[memory], place, NonZeroU64::new(bytes));
         }
@@ -152,6 +151,11 @@ impl Image {
     /// The same of all pages.
     pub(crate) fn forget_all(&self) {
         self.files.iter().for_each(|file| drop_cached(file, 0, None));
+    }
+
+    /// Which of the index's memories this is.
+    fn memory(&self, object: Object) -> Option<usize> {
+        self.index.memories.iter().position(|recorded| recorded.object == object)
     }
 
     /// Where stored pages lie in their memory's file: pieces of a range, one behind the other.
@@ -288,18 +292,23 @@ mod tests {
         // beside what was built, as /tmp may lie in memory, whose pages cannot be dropped
         let built = std::env::current_exe().unwrap();
         let parent = tempfile::tempdir_in(built.parent().unwrap()).unwrap();
-        let (image, _) = two_passes(&parent.path().join("image"), Form::Dense);
-        let [file] = &image.files[..] else { panic!("one memory") };
-        file.sync_all().unwrap();
-        let path = image.dir().join(Object::Task(7).file_name());
+        let (object, dir, pages) = (Object::Task(7), parent.path().join("image"), 64);
+        let mut store = Store::create(&dir, Some(Form::Dense)).unwrap();
+        store.begin_pass();
+        store.open(object).unwrap();
+        store.add(object, HEAP, pages, PRESENT).unwrap();
+        store.put(object, HEAP, &page(3).repeat(pages as usize)).unwrap();
+        store.end_pass().unwrap();
+        store.seal(origin()).unwrap();
+        let (image, path) = (Image::open(&dir).unwrap(), dir.join(object.file_name()));
         image.forget_all();
         if cached(&path) != 0 {
-            return stillpoint_testing::skipped(&format!("{} keeps its files in memory", parent.path().display()));
+            return stillpoint_testing::skipped(&format!("{} keeps its files in memory", dir.display()));
         }
-        assert_eq!(read(&image, HEAP), Some(1));
+        assert_eq!(read(&image, HEAP), Some(3));
         assert!(cached(&path) >= PAGE);
-        image.forget(Object::Task(7), HEAP, PAGE);
-        assert_eq!(read(&image, HEAP), Some(1), "it is in the file as before");
+        image.forget(object, HEAP, pages * PAGE);
+        assert_eq!((cached(&path), read(&image, HEAP)), (0, Some(3)));
         image.forget_all();
         assert_eq!(cached(&path), 0);
     }

@@ -1,11 +1,10 @@
 //! What a program gets done when it is back: one that reads words of its memory at random, and had it in huge pages.
 
-use crate::{ended, has_ended, lines_of, number, start, succeeded};
+use crate::{ended, has_ended, lines_of, number, spread, start};
 use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use stillpoint_e2e::cli::Stillpoint;
 use stillpoint_e2e::packages::Binary;
 use stillpoint_e2e::taken::Taken;
 use stillpoint_e2e::wait;
@@ -58,9 +57,7 @@ pub(crate) fn table(criu: &Path, mib: u64, rounds: u64) {
         let of = |value: fn(f64, f64) -> f64| {
             let values =
                 all.iter().filter(|(found, ..)| *found == way).map(|(_, before, after)| value(*before, *after));
-            let mut values: Vec<f64> = values.collect();
-            values.sort_by(f64::total_cmp);
-            (values[values.len() / 2], values[0], values[values.len() - 1])
+            spread(values.collect())
         };
         let ((before, ..), (after, ..)) = (of(|before, _| before), of(|_, after| after));
         let (kept, least, most) = of(|before, after| after / before * 100.0);
@@ -82,17 +79,11 @@ fn once(way: Way, criu: &Path, program: &Binary, mib: u64) -> (f64, f64) {
             .collect()
     };
     let enough = |from: usize| wait::until("it to read", || lines().get(from..from + LINES).map(<[f64]>::to_vec));
-    let before = median(enough(WARM));
+    let (before, ..) = spread(enough(WARM));
     let (image, pid) = (taken.images().join("image"), taken.pid().to_string());
     let begin = |verb: &str, more: &[&str]| start(criu, &image, verb, more);
     if way == Way::Ours {
-        let kernel = |verb: &str| {
-            let stillpoint = Stillpoint::new().json().args(["kernel", verb, "--guard", "none", "--criu"]);
-            stillpoint.arg(criu).arg("--image").arg(&image)
-        };
-        succeeded(kernel("checkpoint").args(["--pid", &pid]).run());
-        taken.until_gone();
-        let restored = succeeded(kernel("restore").run());
+        let (_, restored) = taken.there_and_back(criu, "image");
         let keeper = number(&lines_of(&restored), "restored", "keeper");
         wait::until("all memory to come", || has_ended(keeper).then_some(()));
     } else {
@@ -107,12 +98,8 @@ fn once(way: Way, criu: &Path, program: &Binary, mib: u64) -> (f64, f64) {
         ended(begin("restore", &[&["-d", "--shell-job"], lazy].concat()), &image.join("restore.log"));
         daemon.into_iter().for_each(|daemon| ended(daemon, &image.join("lazy-pages.log")));
     }
-    (before, median(enough(lines().len() + WARM)))
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    let (after, ..) = spread(enough(lines().len() + WARM));
+    (before, after)
 }
 
 fn compiled(dir: &Path) -> Binary {

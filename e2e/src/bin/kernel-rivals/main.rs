@@ -74,9 +74,9 @@ fn main() {
     println!("|---|---|---|---|---|---|---|");
     for way in Way::ALL {
         let of = |value: &dyn Fn(&Figures) -> f64| {
-            let mut values: Vec<f64> = all.iter().filter(|(found, _)| *found == way).map(|(_, f)| value(f)).collect();
-            values.sort_by(f64::total_cmp);
-            format!("{:.0} ({:.0} to {:.0})", values[values.len() / 2], values[0], values[values.len() - 1])
+            let values = all.iter().filter(|(found, _)| *found == way).map(|(_, f)| value(f));
+            let (median, least, most) = spread(values.collect());
+            format!("{median:.0} ({least:.0} to {most:.0})")
         };
         let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
         println!(
@@ -91,6 +91,12 @@ fn main() {
         );
     }
     afterwards::table(criu, mib, rounds);
+}
+
+/// The median, the smallest and the largest.
+fn spread(mut values: Vec<f64>) -> (f64, f64, f64) {
+    values.sort_by(f64::total_cmp);
+    (values[values.len() / 2], values[0], values[values.len() - 1])
 }
 
 /// Takes a new redis and brings it back.

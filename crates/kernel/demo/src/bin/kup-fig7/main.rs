@@ -28,8 +28,8 @@ const WAYS: [(&str, &str); 5] = [
 const RATE: u32 = 4;
 /// One way, once.
 const PATIENCE: Duration = Duration::from_secs(1800);
-/// MiB of a machine's memory that lie below 4 GiB; the rest begins there.
-const LOW: u32 = 3072;
+/// MiB of a machine's memory beside the region, at least: the 3 GiB that lie below 4 GiB, and some behind it.
+const BESIDE: u32 = 3072 + 768;
 /// Without an argument.
 const SIZES: [u32; 4] = [256, 512, 1024, 2048];
 /// How many at a time, and how large each of them is.
@@ -168,10 +168,8 @@ fn boot(guest: &Guest, tool: &Path, mib: u32) -> (Machine, String) {
         .args([&worker, &source.join("worker.c")])
         .status();
     assert!(built.is_ok_and(|status| status.success()), "cc builds the worker");
-    // the images need what the worker has, and a third more
+    // the images need what the worker has, and a third more; and the worker has its own beside that
     let region = (mib * 4 / 3 + 256).next_multiple_of(256);
-    // and the worker has its own beside that
-    let beside = (mib + 1792).max(LOW + 768) - LOW;
     let kernels = &guest.kernels;
     let [.., from, to] = &kernels[..] else { panic!("two kernels: {kernels:?}") };
     let mut machine = Machine::boot_as(
@@ -180,7 +178,8 @@ fn boot(guest: &Guest, tool: &Path, mib: u32) -> (Machine, String) {
         tool,
         Shape {
             clock: Clock::Instructions,
-            memory_mib: LOW + region + beside,
+            // the region begins at 4 GiB, so that all below it is there too
+            memory_mib: region + (mib + 1792).max(BESIDE),
             append: &format!("memmap={region}M!4G"),
             disk_mib: region * 2,
             programs: &[&worker, &source.join("once.sh")],
