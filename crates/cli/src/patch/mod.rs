@@ -22,6 +22,7 @@ mod wave;
 pub(crate) use processes::duration;
 
 use crate::output::{Failure, Output};
+use std::ffi::OsString;
 use stillpoint_patch_engine::GivingWay;
 
 /// `stillpoint patch ...`
@@ -59,11 +60,26 @@ pub(crate) enum Command {
     Gdb(gdb::Args),
 }
 
+/// What touches a running program, or looks at one.
+const TOUCHING: [&str; 4] = ["apply", "check", "status", "revert"];
+
+/// To be called before anything else, with the words of the command line. Reading them properly, and after that checking and
+/// linking, must not take the processor from the database that is to be helped.
+pub(crate) fn give_way(words: impl Iterator<Item = OsString>) {
+    if touches(words) {
+        GivingWay::begin().to_the_end();
+    }
+}
+
+/// Whether the first words that are no options name a command that touches a running program.
+fn touches(words: impl Iterator<Item = OsString>) -> bool {
+    let mut names = words.skip(1).filter(|word| !word.as_encoded_bytes().starts_with(b"-"));
+    names.next().is_some_and(|word| word == "patch")
+        && names.next().is_some_and(|word| TOUCHING.iter().any(|touching| word == *touching))
+}
+
 /// Runs `stillpoint patch ...`.
 pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
-    // Reading, checking and linking must not take the processor from the database that is to be helped.
-    let touches = matches!(command, Command::Apply(_) | Command::Check(_) | Command::Status(_) | Command::Revert(_));
-    let _giving_way = touches.then(GivingWay::begin);
     match command {
         Command::Build(args) => build::run(*args, output),
         Command::Target(args) => target::run(args, output),
@@ -80,5 +96,20 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Disable(args) => enable::disable(args, output),
         Command::Enabled(args) => enable::list(args, output),
         Command::Gdb(args) => gdb::run(args, output),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_touches_a_program_gives_way_before_options_are_read() {
+        let touches = |line: &str| touches(line.split(' ').map(OsString::from));
+        assert!(touches("stillpoint patch apply --pid 1 x"));
+        assert!(touches("stillpoint --json patch --json revert"));
+        assert!(!touches("stillpoint patch"));
+        assert!(!touches("stillpoint patch build apply"));
+        assert!(!touches("stillpoint kernel apply"));
     }
 }

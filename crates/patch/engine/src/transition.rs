@@ -569,13 +569,18 @@ impl Mover<'_, '_, '_, '_> {
             return Ok(false);
         }
         self.walker.prepare();
-        self.ask_one(tid, waiting)
+        let asked = self.session.request_stop_again(tid)?;
+        Ok(self.note_asked(tid, asked, waiting))
     }
 
     /// Asks a thread to stop; whether it is on its way to that.
     fn ask_one(&mut self, tid: Tid, waiting: &mut BTreeMap<Tid, Traveller>) -> Result<bool, Error> {
         let asked = self.session.request_stop(tid)?;
-        let Entry::Occupied(mut traveller) = waiting.entry(tid) else { return Ok(false) };
+        Ok(self.note_asked(tid, asked, waiting))
+    }
+
+    fn note_asked(&mut self, tid: Tid, asked: Asked, waiting: &mut BTreeMap<Tid, Traveller>) -> bool {
+        let Entry::Occupied(mut traveller) = waiting.entry(tid) else { return false };
         match asked {
             Asked::Asked => traveller.get_mut().asked = true,
             Asked::Stands => self.stood.push(tid),
@@ -585,7 +590,7 @@ impl Mover<'_, '_, '_, '_> {
                 traveller.get_mut().put_off();
             }
         }
-        Ok(asked == Asked::Asked)
+        asked == Asked::Asked
     }
 
     /// Two enumerations, the session's and the kernel's, hold nobody who has not gone over; nobody else shares the
@@ -597,10 +602,7 @@ impl Mover<'_, '_, '_, '_> {
             return Ok(false);
         }
         let tracer = Pid(rustix::thread::gettid().as_raw_nonzero().get());
-        for thread in self.process.threads()? {
-            if !thread.runs_program() || over(&thread.tid) {
-                continue;
-            }
+        for thread in self.process.threads_besides(|tid| over(&tid))?.iter().filter(|thread| thread.runs_program()) {
             // born so recently that its parent's report is still to come: the kernel has attached it to us and holds it
             match self.process.thread_status(thread.tid) {
                 Ok(status) if status.tracer != tracer => {

@@ -84,7 +84,7 @@ pub(crate) fn fault(tracer: &mut Tracer, tid: i32) -> Result<Option<String>, Err
     if registers.rsp - stack.start.0 < ROOM + RED_ZONE {
         return Ok(Some(format!("its stack has only {} bytes left", registers.rsp - stack.start.0)));
     }
-    if tracer.process.thread_status(Tid(tid))?.shadow_stack {
+    if tracer.process.thread_status(Tid(tid))?.shadow_stack == Some(true) {
         return Ok(Some("it has a shadow stack".to_owned()));
     }
     if sys::dispatches_syscalls(tid) {

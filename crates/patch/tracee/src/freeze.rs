@@ -22,6 +22,18 @@ enum Manner {
     Restarting,
     Running,
 }
+/// A thread that does not stand yet.
+#[derive(Debug, Clone, Copy)]
+struct Missing {
+    tid: i32,
+    manner: Manner,
+    /// Processor time that it has used, in the kernel's ticks.
+    ticks: u64,
+    /// It sleeps, and has used much less of the processor than its fellows: nobody misses it for a few milliseconds.
+    idle: bool,
+}
+/// Who has used less than one part in so many of what threads have used on average is idle.
+const IDLE_PART: u64 = 4;
 /// Sleepers on their way to a stop at the same time, at most.
 const TOGETHER: usize = 32;
 /// Threads asked at once where none needs mending: enough to pay for their turns on a processor together, and so few that
@@ -31,17 +43,33 @@ const AT_ONCE: usize = 16;
 const LOOK: Duration = Duration::from_millis(2);
 const _: () = assert!(LIMIT.as_nanos() < STOP_LIMIT.as_nanos());
 
+impl Missing {
+    fn sleeps(&self) -> bool {
+        matches!(self.manner, Manner::Sleeping | Manner::Restarting)
+    }
+
+    /// Whose turn comes first: the idle, those that may not stop at all, other sleepers, and threads that run.
+    fn place(&self) -> impl Ord + use<> {
+        let sleeps = if self.sleeps() { Manner::Sleeping } else { self.manner };
+        // about as busy is good enough, or no two of a kind would be neighbours
+        let busy = if self.idle { 0 } else { u64::BITS - self.ticks.leading_zeros() };
+        (Reverse(self.idle), sleeps, busy, self.manner, self.ticks, Reverse(self.tid))
+    }
+}
+
 /// All threads of a process standing. Dropping it thaws them, those that ran before first.
 #[derive(Debug)]
 pub struct Frozen<'s, 'p> {
     session: &'s mut Session<'p>,
     order: Vec<Tid>,
+    /// So many of them, the first, are idle.
+    idle: usize,
     thawed: bool,
 }
 
 impl<'s, 'p> Frozen<'s, 'p> {
     pub(crate) fn new(session: &'s mut Session<'p>) -> Result<Frozen<'s, 'p>, Error> {
-        let mut frozen = Frozen { session, order: Vec::new(), thawed: false };
+        let mut frozen = Frozen { session, order: Vec::new(), idle: 0, thawed: false };
         // On failure, dropping `frozen` thaws whatever stands.
         frozen.stop_all()?;
         frozen.session.tracer.timer.disarm();
@@ -57,7 +85,9 @@ impl<'s, 'p> Frozen<'s, 'p> {
             let missing = self.missing()?;
             // not before: who looks through the threads takes no processor from them
             self.session.expect_all_to_stop(true);
-            for group in missing.chunk_by(|a, b| a.0 == b.0) {
+            let (idle, others) = missing.split_at(missing.partition_point(|missing| missing.idle));
+            self.stop_idle(idle)?;
+            for group in others.chunk_by(|a, b| a.manner == b.manner) {
                 self.stop_group(group)?;
             }
         }
@@ -65,9 +95,25 @@ impl<'s, 'p> Frozen<'s, 'p> {
         Err(Error::Unstoppable { tid: self.session.process().pid().leader(), why })
     }
 
+    /// Stops threads that nobody misses: as long as nobody else stands, the processor is the others'.
+    fn stop_idle(&mut self, idle: &[Missing]) -> Result<(), Error> {
+        let alone = self.session.tracer.threads.values().all(|thread| !matches!(thread.state, State::Standing(_)));
+        if alone && !idle.is_empty() {
+            self.session.tracer.priority.spare_others();
+        }
+        for group in idle.chunk_by(|a, b| a.manner == b.manner) {
+            self.stop_group(group)?;
+        }
+        if alone {
+            self.session.tracer.priority.spare_nobody();
+            self.idle = self.order.len();
+        }
+        Ok(())
+    }
+
     /// Threads that do not stand yet. Of sleepers, however they are stopped, those that have used the processor most, or
     /// are the oldest, come last: who is busy stands for the shortest time.
-    fn missing(&self) -> Result<Vec<(Manner, i32)>, Error> {
+    fn missing(&self) -> Result<Vec<Missing>, Error> {
         let tracer = &self.session.tracer;
         let running = tracer.threads.iter().filter(|(_, thread)| !matches!(thread.state, State::Standing(_)));
         let mut missing = Vec::with_capacity(tracer.threads.len());
@@ -84,18 +130,19 @@ impl<'s, 'p> Frozen<'s, 'p> {
                     _ => Manner::Sleeping,
                 },
             };
-            let ticks = info.map_or(0, |info| info.cpu_ticks);
-            // about as busy is good enough, or no two of a kind would be neighbours
-            let busy = u64::BITS - ticks.leading_zeros();
-            let sleeps = if manner == Manner::Restarting { Manner::Sleeping } else { manner };
-            missing.push(((sleeps, busy, manner, ticks, Reverse(tid)), tid));
+            missing.push(Missing { tid, manner, ticks: info.map_or(0, |info| info.cpu_ticks), idle: false });
         }
-        missing.sort_unstable();
-        Ok(missing.into_iter().map(|((_, _, manner, ..), tid)| (manner, tid)).collect())
+        let (all, count) = (missing.iter().map(|missing| missing.ticks).sum::<u64>(), missing.len() as u64);
+        for missing in missing.iter_mut().filter(|missing| missing.sleeps()) {
+            missing.idle = missing.ticks.saturating_mul(count * IDLE_PART) < all;
+        }
+        missing.sort_unstable_by_key(Missing::place);
+        Ok(missing)
     }
 
-    fn stop_group(&mut self, group: &[(Manner, i32)]) -> Result<(), Error> {
-        if matches!(group[0].0, Manner::Unwilling | Manner::Sleeping) {
+    fn stop_group(&mut self, group: &[Missing]) -> Result<(), Error> {
+        let manner = group[0].manner;
+        if matches!(manner, Manner::Unwilling | Manner::Sleeping) {
             let result = self.stop_sleepers(group);
             self.session.tracer.threads.values_mut().for_each(|thread| thread.asked = false);
             // after a failure some may stand that are not counted yet: they are to be thawed as well
@@ -103,12 +150,12 @@ impl<'s, 'p> Frozen<'s, 'p> {
             self.order.extend(stood.into_iter().map(Tid));
             return result;
         }
-        let at_once = if group[0].0 == Manner::Running { group.len() } else { AT_ONCE };
+        let at_once = if manner == Manner::Running { group.len() } else { AT_ONCE };
         for some in group.chunks(at_once) {
-            for &(_, tid) in some {
-                self.session.tracer.ask_to_stop(tid, false)?;
+            for missing in some {
+                self.session.tracer.ask_to_stop(missing.tid, false)?;
             }
-            some.iter().try_for_each(|&(_, tid)| self.await_stop(tid))?;
+            some.iter().try_for_each(|missing| self.await_stop(missing.tid))?;
         }
         Ok(())
     }
@@ -117,8 +164,8 @@ impl<'s, 'p> Frozen<'s, 'p> {
     /// thread is seen standing, and that must be soon, so they are asked one at a time. On a busy machine, where each must
     /// wait for its turn on a processor, that would add up to seconds with everybody standing: there several wait
     /// together.
-    fn stop_sleepers(&mut self, group: &[(Manner, i32)]) -> Result<(), Error> {
-        let mut rest = group.iter().map(|&(_, tid)| tid);
+    fn stop_sleepers(&mut self, group: &[Missing]) -> Result<(), Error> {
+        let mut rest = group.iter().map(|missing| missing.tid);
         let mut asked: BTreeSet<i32> = BTreeSet::new();
         let mut patience = Instant::now() + LIMIT;
         let mut together = 1;
@@ -264,7 +311,11 @@ impl<'s, 'p> Frozen<'s, 'p> {
         self.thawed = true;
         let mut stood = Vec::with_capacity(self.order.len());
         let mut first_error = None;
-        for &tid in self.order.iter().rev() {
+        for (at, &tid) in self.order.iter().enumerate().rev() {
+            // who is missed runs again
+            if at + 1 == self.idle {
+                self.session.tracer.priority.spare_others();
+            }
             match self.session.tracer.let_go(tid.0) {
                 Ok(ns) => stood.push((tid, ns)),
                 Err(error) => first_error = first_error.or(Some(error)),

@@ -6,81 +6,145 @@
 //! stands until the scheduler gets round to us. So it changes with what stands.
 
 use crate::sys;
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use rustix::fd::OwnedFd;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// On a machine that has nothing to spare, whoever runs after everybody else never gets his turn: after this long it goes
 /// on like everybody else.
 const PREPARING: Duration = Duration::from_millis(50);
 /// The same for a thread that traces: newborn threads and signals wait for it.
 const TRACING: Duration = Duration::from_millis(5);
+/// The same while threads stand that nobody misses: then it goes on before everybody else.
+const SPARING: Duration = Duration::from_millis(3);
 
+/// Whose turn it is. An instant is when giving way ends; none where it has ended, or never was.
 #[derive(Debug)]
 struct Turn {
-    /// Something stands: before everybody else.
+    /// Something stands.
     raised: bool,
-    /// Otherwise after everybody else, or like them.
-    patient: bool,
+    /// While nothing stands, the thread runs after everybody else.
+    patient: Option<Instant>,
+    /// While something stands, it does so all the same.
+    sparing: Option<Instant>,
+    /// Nobody is to be watched any more.
+    over: bool,
+}
+
+impl Turn {
+    fn take(&self, tid: i32) {
+        match (self.raised, self.patient, self.sparing) {
+            (true, _, None) => sys::run_before_others(tid),
+            (true, _, Some(_)) | (false, Some(_), _) => sys::run_after_others(tid),
+            (false, None, _) => drop(sys::run_like_others(tid)),
+        }
+    }
+
+    /// Ends what is over by now; whether anything was.
+    fn end(&mut self, now: Instant) -> bool {
+        let due = |until: &mut Option<Instant>| until.take_if(|until| *until <= now).is_some();
+        due(&mut self.patient) | due(&mut self.sparing)
+    }
+
+    /// When the next thing ends.
+    fn next(&self) -> Option<Instant> {
+        let sparing = self.sparing.filter(|_| self.raised);
+        self.patient.into_iter().chain(sparing).min()
+    }
 }
 
 /// An OS thread that runs after all others, for a limited time.
 #[derive(Debug)]
 struct Patient {
     turn: Arc<Mutex<Turn>>,
-    watcher: Option<(Sender<()>, JoinHandle<()>)>,
+    watcher: Option<(Arc<OwnedFd>, JoinHandle<()>)>,
 }
 
 fn locked(turn: &Mutex<Turn>) -> MutexGuard<'_, Turn> {
     turn.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Has the timer wake the watching thread then; with nothing to end, never.
+fn arm(timer: &OwnedFd, next: Option<Instant>) {
+    let in_time = |next: Instant| next.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
+    let value = next.and_then(|next| Timespec::try_from(in_time(next)).ok()).unwrap_or_default();
+    let once = Itimerspec { it_interval: Timespec::default(), it_value: value };
+    // the timer is ours, and the time is one
+    let _ = timerfd_settime(timer, TimerfdTimerFlags::empty(), &once);
+}
+
+/// Ends turns that the watched thread cannot end by itself, as it may get no processor.
+fn watch(timer: &OwnedFd, turn: &Mutex<Turn>, watched: i32) {
+    loop {
+        match rustix::io::read(timer, &mut [0; 8]) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(_) => return,
+        }
+        let mut turn = locked(turn);
+        if turn.over {
+            return;
+        }
+        if turn.end(Instant::now()) {
+            turn.take(watched);
+        }
+        arm(timer, turn.next());
+    }
+}
+
 impl Patient {
     /// Makes the calling OS thread one. Where a priority once given up could not be taken back (without
     /// `CAP_SYS_NICE`), it stays as it is.
     fn begin(patience: Duration) -> Patient {
-        let turn = Arc::new(Mutex::new(Turn { raised: false, patient: false }));
-        let mut patient = Patient { turn: turn.clone(), watcher: None };
-        if !sys::run_like_others() || !sys::may_raise() {
+        let turn = Turn { raised: false, patient: None, sparing: None, over: false };
+        let mut patient = Patient { turn: Arc::new(Mutex::new(turn)), watcher: None };
+        if !sys::run_like_others(0) || !sys::may_raise() {
             return patient;
         }
-        let (tid, (over, wait)) = (sys::own_tid(), mpsc::channel::<()>());
-        let watch = move || {
-            if wait.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
-                let mut turn = locked(&turn);
-                turn.patient = false;
-                if !turn.raised {
-                    sys::set_ordinary(tid);
-                }
-            }
+        let Ok(timer) = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC) else { return patient };
+        let (timer, watched) = (Arc::new(timer), sys::own_tid());
+        let watch = {
+            let (timer, turn) = (timer.clone(), patient.turn.clone());
+            move || watch(&timer, &turn, watched)
         };
         // The watching thread is made first: it inherits the ordinary priority.
         if let Ok(watcher) = thread::Builder::new().name("patience".to_owned()).spawn(watch) {
-            patient.watcher = Some((over, watcher));
-            locked(&patient.turn).patient = true;
-            sys::run_after_others();
+            patient.watcher = Some((timer, watcher));
+            patient.change(|turn| turn.patient = Some(Instant::now() + patience));
         }
         patient
     }
 
-    fn set(&self, raised: bool) {
+    /// Whether it gives way at all.
+    fn may_give_way(&self) -> bool {
+        self.watcher.is_some()
+    }
+
+    /// Changes whose turn it is. The timer is set only where something ends at another time than before.
+    fn change(&self, change: impl FnOnce(&mut Turn)) {
         let mut turn = locked(&self.turn);
-        turn.raised = raised;
-        match (raised, turn.patient) {
-            (true, _) => sys::run_before_others(),
-            (false, true) => sys::run_after_others(),
-            (false, false) => drop(sys::run_like_others()),
+        let before = turn.next();
+        change(&mut turn);
+        if let Some((timer, _)) = &self.watcher
+            && turn.next() != before
+        {
+            arm(timer, turn.next());
         }
+        turn.take(0);
     }
 }
 
 impl Drop for Patient {
     fn drop(&mut self) {
-        if let Some((over, watcher)) = self.watcher.take() {
-            sys::run_like_others();
-            drop(over);
-            // it waits in the channel, or has ended
+        if let Some((timer, watcher)) = self.watcher.take() {
+            sys::run_like_others(0);
+            locked(&self.turn).over = true;
+            arm(&timer, Some(Instant::now()));
+            // it waits for the timer, or has ended
             let _ = watcher.join();
         }
     }
@@ -105,8 +169,21 @@ impl Priority {
     pub(crate) fn raise(&mut self) {
         if !self.raised {
             self.raised = true;
-            self.patient.set(true);
+            self.patient.change(|turn| turn.raised = true);
         }
+    }
+
+    /// From here on only threads stand, or come to, that nobody misses: for 3 ms the processor is everybody else's.
+    pub(crate) fn spare_others(&mut self) {
+        if self.patient.may_give_way() {
+            self.raised = true;
+            self.patient.change(|turn| (turn.raised, turn.sparing) = (true, Some(Instant::now() + SPARING)));
+        }
+    }
+
+    /// Takes [`Priority::spare_others`] back: others are to stand.
+    pub(crate) fn spare_nobody(&mut self) {
+        self.patient.change(|turn| turn.sparing = None);
     }
 
     /// Whether there is anything to lower.
@@ -118,7 +195,7 @@ impl Priority {
     pub(crate) fn lower(&mut self) {
         if self.raised {
             self.raised = false;
-            self.patient.set(false);
+            self.patient.change(|turn| (turn.raised, turn.sparing) = (false, None));
         }
     }
 }
@@ -137,6 +214,11 @@ impl GivingWay {
     pub fn begin() -> GivingWay {
         GivingWay { _patient: Patient::begin(PREPARING) }
     }
+
+    /// Keeps it until the process has ended: what the kernel tidies up then need not come before others either.
+    pub fn to_the_end(self) {
+        std::mem::forget(self);
+    }
 }
 
 #[cfg(test)]
@@ -148,16 +230,44 @@ mod tests {
         // Policies belong to a thread; this one is the test's own.
         thread::spawn(|| {
             let patient = Patient::begin(TRACING * 1000);
-            if patient.watcher.is_none() {
+            if !patient.may_give_way() {
                 return; // nothing is changed where it could not be taken back
             }
             assert_eq!(sys::scheduling().0, libc::SCHED_IDLE);
-            patient.set(true);
+            patient.change(|turn| turn.raised = true);
             assert_eq!(sys::scheduling().0, libc::SCHED_FIFO);
             drop(patient);
             let (policy, slice) = sys::scheduling();
             // A kernel that does not know slices tells none.
             assert_eq!((policy, if slice == 0 { sys::SLICE_NS } else { slice }), (libc::SCHED_OTHER, sys::SLICE_NS));
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn who_spares_others_comes_first_when_that_has_lasted() {
+        thread::spawn(|| {
+            let mut priority = Priority::begin();
+            if !priority.patient.may_give_way() {
+                return;
+            }
+            // a patience that has ended is not what gives way
+            priority.patient.change(|turn| turn.patient = None);
+            let begun = Instant::now();
+            priority.spare_others();
+            assert!(sys::scheduling().0 == libc::SCHED_IDLE || begun.elapsed() >= SPARING);
+            while sys::scheduling().0 == libc::SCHED_IDLE {
+                assert!(begun.elapsed() < Duration::from_secs(60), "it gives way without end");
+            }
+            assert!(begun.elapsed() >= SPARING);
+            assert_eq!(sys::scheduling().0, libc::SCHED_FIFO);
+            priority.spare_others();
+            priority.spare_nobody();
+            assert_eq!(sys::scheduling().0, libc::SCHED_FIFO);
+            priority.spare_others();
+            priority.lower();
+            assert_eq!(sys::scheduling().0, libc::SCHED_OTHER);
         })
         .join()
         .unwrap();

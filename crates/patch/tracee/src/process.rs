@@ -135,15 +135,21 @@ impl Process {
     /// All threads, kernel workers included and marked, in the kernel's order (oldest first). Of a process whose threads
     /// end without a rest, some may be missing.
     pub fn threads(&self) -> Result<Vec<ThreadInfo>, Error> {
+        let threads = self.threads_besides(|_| false)?;
+        if threads.is_empty() { Err(Error::Gone(self.pid())) } else { Ok(threads) }
+    }
+
+    /// As [`Process::threads`], without those that are known already, for which nothing is read.
+    pub fn threads_besides(&self, known: impl Fn(Tid) -> bool) -> Result<Vec<ThreadInfo>, Error> {
         let mut last = Vec::new();
         for _ in 0..LISTINGS {
-            let found = self.threads_but(|_| false)?;
+            let found = self.threads_but(|tid| known(Tid(tid)))?;
             last = found.threads;
             if found.all {
                 break;
             }
         }
-        if last.is_empty() { Err(Error::Gone(self.pid())) } else { Ok(last) }
+        Ok(last)
     }
 
     /// The threads that are not known already: nothing is read for one that is.
@@ -244,8 +250,12 @@ impl Process {
     pub fn shadow_stack(&self) -> Result<bool, Error> {
         for tid in self.tids()? {
             match self.thread_status(Tid(tid)) {
-                Ok(status) if status.shadow_stack => return Ok(true),
-                Ok(_) => {}
+                Ok(status) => match status.shadow_stack {
+                    // the kernel knows of none
+                    None => return Ok(false),
+                    Some(true) => return Ok(true),
+                    Some(false) => {}
+                },
                 Err(error) if error.gone() => {}
                 Err(error) => return Err(error),
             }

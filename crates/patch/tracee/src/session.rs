@@ -139,14 +139,23 @@ impl<'p> Session<'p> {
     }
 
     /// Asks a thread to stop, without waiting for it: on a busy machine a thread needs its turn on a processor before it
-    /// can stop, and many can wait for theirs together. [`Session::pump`] tells when it stands. Of a thread's first stop
-    /// so requested [`Session::idle_since_stop`] knows nothing: few are stopped twice.
+    /// can stop, and many can wait for theirs together. [`Session::pump`] tells when it stands. Of a stop so requested
+    /// [`Session::idle_since_stop`] knows nothing.
     pub fn request_stop(&mut self, tid: Tid) -> Result<Asked, Error> {
+        self.request(tid, false)
+    }
+
+    /// As [`Session::request_stop`], for a thread that may have to be asked once more: [`Session::idle_since_stop`] will
+    /// know.
+    pub fn request_stop_again(&mut self, tid: Tid) -> Result<Asked, Error> {
+        self.request(tid, true)
+    }
+
+    fn request(&mut self, tid: Tid, noting: bool) -> Result<Asked, Error> {
         if self.tracer.waits_for_vfork(tid.0) {
             return Ok(Asked::InVfork);
         }
-        let again = self.tracer.threads.get(&tid.0).is_some_and(|thread| thread.stopped);
-        if !self.tracer.ask_to_stop(tid.0, again)? {
+        if !self.tracer.ask_to_stop(tid.0, noting)? {
             return Ok(Asked::Gone);
         }
         match self.tracer.threads.get_mut(&tid.0) {

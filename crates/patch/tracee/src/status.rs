@@ -102,8 +102,8 @@ pub struct Status {
     pub seccomp: u8,
     /// Number of seccomp filters.
     pub seccomp_filters: u32,
-    /// `x86_Thread_features` contains `shstk`.
-    pub shadow_stack: bool,
+    /// Whether `x86_Thread_features` contains `shstk`; nothing of a kernel that knows no shadow stacks.
+    pub shadow_stack: Option<bool>,
     /// Times it went to sleep by itself.
     pub voluntary_switches: u64,
     /// Times it was preempted.
@@ -135,7 +135,7 @@ impl Status {
             shared_pending: mask("ShdPnd")?,
             seccomp: number("Seccomp").unwrap_or(0) as u8,
             seccomp_filters: number("Seccomp_filters").unwrap_or(0) as u32,
-            shadow_stack: field("x86_Thread_features").is_some_and(|f| f.split(' ').any(|f| f == "shstk")),
+            shadow_stack: field("x86_Thread_features").map(|f| f.split(' ').any(|f| f == "shstk")),
             voluntary_switches: number("voluntary_ctxt_switches").unwrap_or(0),
             involuntary_switches: number("nonvoluntary_ctxt_switches").unwrap_or(0),
         })

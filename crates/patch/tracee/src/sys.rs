@@ -381,30 +381,25 @@ pub(crate) fn scheduling() -> (libc::c_int, u64) {
     (attributes.sched_policy as libc::c_int, attributes.sched_runtime)
 }
 
-/// Gives this OS thread a real-time priority where it may: on a busy machine a tracer that waits for a processor keeps
+/// Gives an OS thread of this process (0: this one) a real-time priority where it may: on a busy machine a tracer that waits for a processor keeps
 /// its tracees standing. Where the machine gives none, the best of the others; without the permission for either
 /// everything works, more slowly.
-pub(crate) fn run_before_others() {
-    if !set_policy(0, libc::SCHED_FIFO) {
+pub(crate) fn run_before_others(tid: i32) {
+    if !set_policy(tid, libc::SCHED_FIFO) {
         // SAFETY: plain integers; 0 is the calling thread.
-        unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) };
+        unsafe { libc::setpriority(libc::PRIO_PROCESS, tid as libc::id_t, -20) };
     }
 }
 
-/// Takes [`run_before_others`] and [`run_after_others`] back for this OS thread; whether the kernel allowed it.
-pub(crate) fn run_like_others() -> bool {
+/// Takes [`run_before_others`] and [`run_after_others`] back; whether the kernel allowed it.
+pub(crate) fn run_like_others(tid: i32) -> bool {
     // SAFETY: plain integers; 0 is the calling thread.
-    set_policy(0, libc::SCHED_OTHER) && unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 0) } == 0
+    set_policy(tid, libc::SCHED_OTHER) && unsafe { libc::setpriority(libc::PRIO_PROCESS, tid as libc::id_t, 0) } == 0
 }
 
-/// This OS thread runs when no other wants to.
-pub(crate) fn run_after_others() {
-    set_policy(0, libc::SCHED_IDLE);
-}
-
-/// Ordinary priority for another OS thread of this process.
-pub(crate) fn set_ordinary(tid: i32) {
-    set_policy(tid, libc::SCHED_OTHER);
+/// The OS thread runs when no other wants to.
+pub(crate) fn run_after_others(tid: i32) {
+    set_policy(tid, libc::SCHED_IDLE);
 }
 
 /// Whether this OS thread may raise its priority again after it was lowered.

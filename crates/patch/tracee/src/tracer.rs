@@ -458,7 +458,8 @@ impl Tracer {
         if thread.in_vfork {
             return true;
         }
-        matches!(self.process.thread_info(Tid(tid)), Ok(Some(info)) if self.sleeps_in_vfork(&info))
+        // who has been stopped since it is ours would have told
+        !thread.stopped && matches!(self.process.thread_info(Tid(tid)), Ok(Some(info)) if self.sleeps_in_vfork(&info))
     }
 
     /// Whether a thread just looked at sleeps as one does that waits for the child of a vfork.
