@@ -17,8 +17,11 @@ use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
+/// Connections accepted and not yet among the unnamed, at most.
+const ARRIVALS: usize = 32;
 /// When accepting fails (no more file descriptors), it is tried again after this time.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// The kernel closes a dead process's sockets one after the other, its lock among them.
@@ -212,10 +215,13 @@ fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, Into::into)
 }
 
+/// No faster than workers take connections on: those on their way have open files, and nobody makes way for them yet.
 async fn accept(listener: Listener, workers: Arc<Workers>) {
-    loop {
+    let arrivals = Arc::new(Semaphore::new(ARRIVALS));
+    // nobody closes it
+    while let Ok(arrival) = arrivals.clone().acquire_owned().await {
         match listener.accept().await {
-            Ok((raw, origin)) => workers.serve(raw, origin),
+            Ok((raw, origin)) => workers.serve(raw, origin, arrival),
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use tokio::runtime::{Builder, LocalOptions};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// How many threads serve sessions when nobody says.
@@ -25,8 +26,11 @@ pub(crate) fn default_count(processors: usize) -> usize {
     (processors / 2).max(1)
 }
 
+/// A connection's part of how many may be on their way from the one that accepts them; given up on arrival.
+pub(crate) type Arrival = OwnedSemaphorePermit;
+
 struct Worker {
-    connections: UnboundedSender<(Loose, Origin)>,
+    connections: UnboundedSender<(Loose, Origin, Arrival)>,
     load: Arc<AtomicUsize>,
     steady: Arc<Steady>,
     threads: [JoinHandle<()>; 2],
@@ -67,11 +71,11 @@ impl Workers {
     }
 
     /// Gives a connection to the thread that serves the fewest.
-    pub(crate) fn serve(&self, raw: Raw, origin: Origin) {
+    pub(crate) fn serve(&self, raw: Raw, origin: Origin, arrival: Arrival) {
         let Ok(loose) = Loose::from(raw) else { return };
         if let Some(worker) = self.all.iter().min_by_key(|worker| worker.load.load(Ordering::Relaxed)) {
             worker.load.fetch_add(1, Ordering::Relaxed);
-            let _ = worker.connections.send((loose, origin));
+            let _ = worker.connections.send((loose, origin, arrival));
         }
     }
 
@@ -96,16 +100,16 @@ impl Workers {
 }
 
 async fn work(
-    mut connections: UnboundedReceiver<(Loose, Origin)>,
+    mut connections: UnboundedReceiver<(Loose, Origin, Arrival)>,
     proxy: Arc<Proxy>,
     load: Arc<AtomicUsize>,
     steady: Arc<Steady>,
 ) {
-    while let Some((loose, origin)) = connections.recv().await {
+    while let Some((loose, origin, arrival)) = connections.recv().await {
         let (proxy, load, steady) = (proxy.clone(), load.clone(), steady.clone());
         tokio::task::spawn_local(async move {
             match loose.settle() {
-                Ok(raw) => session::serve(raw, origin, proxy, steady).await,
+                Ok(raw) => session::serve(raw, origin, arrival, proxy, steady).await,
                 Err(error) => tracing::warn!(%error, "a connection cannot be served"),
             }
             load.fetch_sub(1, Ordering::Relaxed);

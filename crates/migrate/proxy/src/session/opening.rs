@@ -9,6 +9,7 @@ use crate::link;
 use crate::proxy::{Proxy, Settings};
 use crate::steady::Steady;
 use crate::stream::{Raw, Stream};
+use crate::workers::Arrival;
 use std::sync::Arc;
 use stillpoint_migrate_wire::WireError;
 use stillpoint_migrate_wire::backend::put_fatal;
@@ -22,9 +23,10 @@ const TLS_HANDSHAKE: u8 = 0x16;
 const LONG_SECRET: usize = 32;
 
 /// Serves a connection from its first byte to its last.
-pub(crate) async fn serve(raw: Raw, origin: Origin, proxy: Arc<Proxy>, steady: Arc<Steady>) {
+pub(crate) async fn serve(raw: Raw, origin: Origin, arrival: Arrival, proxy: Arc<Proxy>, steady: Arc<Steady>) {
     let settings = proxy.settings();
     let place = proxy.unnamed.enter(settings.config.limits.unnamed);
+    drop(arrival);
     let opening = tokio::time::timeout(settings.config.limits.startup(), open(raw, origin, &settings));
     let opened = tokio::select! {
         opened = opening => opened,
