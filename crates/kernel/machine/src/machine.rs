@@ -133,7 +133,9 @@ impl Machine {
     /// The next command interrupts it.
     pub fn attempt(&mut self, command: &str) -> Option<Output> {
         let output = self.shell.run(command, ATTEMPT);
-        assert!(self.emulator.ended().is_none(), "the emulator ended\n{}", self.console());
+        if let Some(how) = self.emulator.ended() {
+            panic!("the emulator ended with {how}\n{}", self.console());
+        }
         output
     }
 
@@ -190,7 +192,16 @@ impl Machine {
         let text = fs::read(self.dir.path().join("console")).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
         let lines: Vec<&str> = text.lines().collect();
-        format!("--- the end of its console\n{}", lines[lines.len().saturating_sub(60)..].join("\n"))
+        let end = lines[lines.len().saturating_sub(60)..].join("\n");
+        match self.said() {
+            said if said.is_empty() => format!("--- the end of its console\n{end}"),
+            said => format!("--- the emulator said\n{said}\n--- the end of its console\n{end}"),
+        }
+    }
+
+    /// What the emulator itself had to say; mostly nothing.
+    fn said(&self) -> String {
+        fs::read_to_string(self.dir.path().join("qemu.log")).unwrap_or_default().trim().to_owned()
     }
 }
 
