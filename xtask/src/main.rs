@@ -13,6 +13,7 @@
 //! Guarantees: exit code 0 only when everything asked for ran and held; nothing outside `target/`, `.cache/`,
 //! `fuzz/findings/` and (by `soak`) `experiments/` is written. It builds nothing that a user runs.
 
+mod ahead;
 mod fuzz;
 mod generations;
 mod runner;

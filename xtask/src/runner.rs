@@ -1,7 +1,7 @@
 //! `xtask test` and `xtask check`: steps one after another, quick ones first, one line each.
 
 use crate::step::{self, Counts, Outcome};
-use crate::{fuzz, generations, tidy};
+use crate::{ahead, fuzz, generations, tidy};
 use anyhow::{Context, Result, bail};
 use cargo_metadata::{Artifact, Message, Package, TargetKind};
 use std::io::BufReader;
@@ -134,6 +134,7 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     let programs = build_tests(root, false, only.as_ref())?;
     println!("built in {} s\n", start.elapsed().as_secs());
     let logs = make_logs(root)?;
+    let ahead = only.is_none().then(|| ahead::mariadb(root, &logs)).transpose()?;
 
     let mut total = Counts::default();
     let mut again: Vec<String> = Vec::new();
@@ -153,6 +154,7 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     };
     run_programs(&before, &mut total)?;
     run_programs(&end_to_end, &mut total)?;
+    drop(ahead);
     let others: [(Tests, &str); 4] = [
         (runtime_tests, "make -C runtime test"),
         (doc_tests, "cargo test --workspace --doc"),
@@ -206,24 +208,17 @@ fn cargo() -> Command {
 /// Builds every test program of the tree, in the order in which they run.
 pub(crate) fn build_tests(root: &Path, release: bool, some: Option<&Selection>) -> Result<Vec<TestProgram>> {
     let profile: &[&str] = if release { &["--release"] } else { &[] };
-    // For the whole workspace, as the tests are: another selection of packages means other features, and every
-    // dependency compiled twice. That is still less than all, for who wants the tests of some packages.
-    let (with_binary, selection) = match some {
-        None => (vec!["--workspace"], vec!["--workspace"]),
+    let selection = match some {
+        // The binary is built with them, for a test of its package names it. By itself it would have other features, and
+        // every dependency would be compiled twice.
+        None => vec!["--workspace"],
         Some(Selection { packages, tests }) => {
+            build_binary(root, profile)?;
             let packages = packages.iter().flat_map(|package| ["--package", package.as_str()]);
             let tests = tests.iter().flat_map(|test| ["--test", test.as_str()]);
-            (vec!["--package", "stillpoint"], packages.chain(tests).collect())
+            packages.chain(tests).collect()
         }
     };
-    let mut binary = cargo();
-    binary.arg("build").args(with_binary).args(["--locked", "--quiet", "--bin", "stillpoint"]);
-    binary.args(profile).current_dir(root);
-    // One that the environment names is not built.
-    let named = std::env::var_os("STILLPOINT_BIN").is_some();
-    if !named && !binary.status().context("start cargo")?.success() {
-        bail!("`stillpoint` does not build; mend what the compiler says above");
-    }
     let stillpoint = target_dir(root).join(if release { "release" } else { "debug" }).join("stillpoint");
     let mut command = cargo();
     command.arg("test").args(selection).args(["--locked", "--no-run", "--message-format=json-render-diagnostics"]);
@@ -246,6 +241,17 @@ pub(crate) fn build_tests(root: &Path, release: bool, some: Option<&Selection>) 
     }
     programs.sort_by(|a: &TestProgram, b| a.rank().cmp(&b.rank()));
     Ok(programs)
+}
+
+/// Builds the binary by itself, unless the environment names one.
+fn build_binary(root: &Path, profile: &[&str]) -> Result<()> {
+    let mut binary = cargo();
+    binary.args(["build", "--package", "stillpoint", "--locked", "--quiet", "--bin", "stillpoint"]).args(profile);
+    let named = std::env::var_os("STILLPOINT_BIN").is_some();
+    if !named && !binary.current_dir(root).status().context("start cargo")?.success() {
+        bail!("`stillpoint` does not build; mend what the compiler says above");
+    }
+    Ok(())
 }
 
 fn test_program(packages: &[Package], artifact: Artifact, stillpoint: &Path) -> Result<Option<TestProgram>> {

@@ -7,6 +7,7 @@ use super::{Packaged, packaged};
 use crate::annotated::libstillpoint;
 use crate::cli::{Run, Stillpoint};
 use crate::packages::Binary;
+use crate::server::tied;
 use crate::{cache_dir, workspace_root};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -101,7 +102,7 @@ fn made(mut packaged: Packaged, library: &Path) -> Annotated {
     let tree = tree.canonicalize().expect("the tree is there");
     integration.apply(&packaged.source, &tree).unwrap_or_else(|e| panic!("{e}"));
     configure(&tree, &build, library);
-    run(Command::new("ninja").arg("-C").arg(&build).arg("mariadbd"));
+    run(tied("ninja".as_ref()).arg("-C").arg(&build).arg("mariadbd"));
     packaged.binary = Binary { path: build.join("sql/mariadbd"), libraries: vec![library.to_owned()] };
     Annotated { packaged, tree, build }
 }
