@@ -1,7 +1,10 @@
 //! Runs the `stillpoint` binary and reads what it prints.
 
+use rustix::fs::{MemfdFlags, memfd_create};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
+use std::fs::File;
+use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use stillpoint_events::Event;
@@ -62,12 +65,43 @@ impl Stillpoint {
         }
     }
 
+    /// Runs it to its end with what it prints going to memory, where nobody reads it meanwhile.
+    pub fn run_unread(&self) -> Unread {
+        let file = || File::from(memfd_create("printed", MemfdFlags::CLOEXEC).expect("make a file in memory"));
+        let (stdout, stderr) = (file(), file());
+        let for_child = |file: &File| file.try_clone().expect("a second descriptor");
+        let status = self.command().stdout(for_child(&stdout)).stderr(for_child(&stderr)).status();
+        let status = status.unwrap_or_else(|e| panic!("run {}: {e}", binary().display()));
+        Unread { line: self.to_string(), code: status.code(), stdout, stderr }
+    }
+
     /// Runs it to its end and panics with all it printed unless it exits with 0.
     #[track_caller]
     pub fn succeed(&self) -> Run {
         let run = self.run();
         assert_eq!(run.code, Some(0), "{run}");
         run
+    }
+}
+
+/// A call that has ended, before anybody has read what it printed: readers take the processor from whoever is measured.
+#[derive(Debug)]
+pub struct Unread {
+    line: String,
+    code: Option<i32>,
+    stdout: File,
+    stderr: File,
+}
+
+impl Unread {
+    /// Reads it.
+    pub fn read(self) -> Run {
+        let text = |mut file: File| {
+            let mut bytes = Vec::new();
+            file.rewind().and_then(|()| file.read_to_end(&mut bytes)).expect("read a file in memory");
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        Run { line: self.line, code: self.code, stdout: text(self.stdout), stderr: text(self.stderr) }
     }
 }
 

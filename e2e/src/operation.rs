@@ -1,6 +1,6 @@
 //! One call of `stillpoint patch apply` or `revert`: when it ran, which threads it stopped and for how long.
 
-use crate::cli::{Run, Stillpoint};
+use crate::cli::{Run, Stillpoint, Unread};
 use stillpoint_events::EventKind;
 use stillpoint_measure::clock::now_ns;
 
@@ -24,6 +24,27 @@ pub enum Why {
     Carrier,
 }
 
+/// A call that was made; what it did is still to be read, when nobody is measured any more.
+#[derive(Debug)]
+pub struct Called {
+    unread: Unread,
+    window_ns: (u64, u64),
+}
+
+impl Called {
+    /// Makes the call, with `--json`.
+    pub fn of(call: Stillpoint) -> Called {
+        let from = now_ns();
+        let unread = call.json().run_unread();
+        Called { unread, window_ns: (from, now_ns()) }
+    }
+
+    /// Reads what it did.
+    pub fn operation(self) -> Operation {
+        Operation::read(self)
+    }
+}
+
 /// What a call did, as its events tell.
 #[derive(Debug, Clone)]
 pub struct Operation {
@@ -44,9 +65,12 @@ pub struct Operation {
 impl Operation {
     /// Makes the call, with `--json`.
     pub fn of(call: Stillpoint) -> Operation {
-        let from = now_ns();
-        let run = call.json().run();
-        let window_ns = (from, now_ns());
+        Called::of(call).operation()
+    }
+
+    fn read(called: Called) -> Operation {
+        let Called { unread, window_ns } = called;
+        let run = unread.read();
         let mut operation =
             Operation { run, window_ns, stops: Vec::new(), migrated_ns: None, threads: 0, phases: Vec::new() };
         if matches!(operation.run.code, Some(0 | 4)) {

@@ -83,6 +83,8 @@ pub(crate) fn copied(bytes: u64, total: u64, per_s: u64, estimate_s: Option<u64>
 /// Where a command's results and progress go.
 pub(crate) struct Output {
     json: bool,
+    /// Events of single threads as lines that are not printed yet.
+    held: Mutex<String>,
     bar: Mutex<Option<ProgressBar>>,
     /// What each of several targets is at.
     targets: Mutex<BTreeMap<u32, String>>,
@@ -103,7 +105,7 @@ struct FailureLine<'a> {
 impl Output {
     /// Text for people, or JSON lines.
     pub(crate) fn new(json: bool) -> Self {
-        Output { json, bar: Mutex::new(None), targets: Mutex::default() }
+        Output { json, held: Mutex::default(), bar: Mutex::new(None), targets: Mutex::default() }
     }
 
     /// Whether results are JSON lines.
@@ -129,9 +131,15 @@ impl Output {
     }
 
     /// An event of an engine: a JSON line, or a line for people where it tells them something; moves the progress.
+    ///
+    /// Events of single threads are printed with the next event of another kind. One by one each would wake up whoever
+    /// reads them, hundreds of times within milliseconds, on the processors that the target needs just then.
     pub(crate) fn event(&self, event: &Event) {
         if self.json {
-            return self.json(event);
+            return match event.kind {
+                EventKind::ThreadStopped { .. } | EventKind::ThreadMigrated { .. } => self.hold(event),
+                _ => self.json(event),
+            };
         }
         match &event.kind {
             EventKind::PhaseStarted { operation, phase } => self.progress_of(event, format!("{operation}: {phase}")),
@@ -177,6 +185,17 @@ impl Output {
             )),
             _ => {}
         }
+    }
+
+    fn hold(&self, event: &Event) {
+        match serde_json::to_string(event) {
+            Ok(text) => *self.held() += &(text + "\n"),
+            Err(error) => tracing::error!(%error, "an event does not serialise"),
+        }
+    }
+
+    fn held(&self) -> MutexGuard<'_, String> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn at_work(&self) -> MutexGuard<'_, BTreeMap<u32, String>> {
@@ -249,8 +268,17 @@ impl Output {
 
     fn write(&self, text: &str) {
         self.progress_done();
+        let mut held = self.held();
+        let text = std::mem::take(&mut *held) + text + "\n";
         // a reader that went away is no error: `stillpoint patch list | head -1`
-        let _ = writeln!(std::io::stdout(), "{text}");
+        let _ = std::io::stdout().write_all(text.as_bytes());
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        let held = std::mem::take(self.held.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let _ = std::io::stdout().write_all(held.as_bytes());
     }
 }
 

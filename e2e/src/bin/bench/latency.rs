@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::Duration;
 use stillpoint_e2e::load::{Clients, Load, Observed};
-use stillpoint_e2e::operation::{Operation, Spread, StopsUs};
+use stillpoint_e2e::operation::{Called, Operation, Spread, StopsUs};
 use stillpoint_e2e::patching;
 use stillpoint_e2e::server::Redis;
 use stillpoint_measure::clock::now_ns;
@@ -53,23 +53,23 @@ pub(crate) fn latency(redis: &Redis, patch: &Path, clients: &Clients, pairs: usi
     // The first seconds of a load pay for connections and caches.
     rest(3);
     let mut spans = Vec::new();
-    let mut operations = Vec::new();
+    let mut called = Vec::new();
     for pair in 0..pairs {
         let (mut quiet, mut patching) = ((0, 0), (0, 0));
         for turn in 0..2 {
             if (pair + turn) % 2 == 0 {
                 quiet = timed(|| rest(seconds));
             } else {
-                let before = operations.len();
-                patching = timed(|| operations.extend(once_a_second(redis.pid(), patch, seconds, &[])));
-                assert!(operations.len() > before, "nothing was applied in a window of {seconds} s");
+                let before = called.len();
+                patching = timed(|| called.extend(once_a_second(redis.pid(), patch, seconds, &[])));
+                assert!(called.len() > before, "nothing was applied in a window of {seconds} s");
             }
             load.assert_running();
         }
         spans.push([quiet, patching]);
     }
     let observed = load.finish();
-    section(&observed, &spans, operations, clients, seconds)
+    section(&observed, &spans, read(called), clients, seconds)
 }
 
 fn section(
@@ -162,7 +162,7 @@ pub(crate) fn windows(observed: &Observed, spans: &[Span]) -> Window {
 }
 
 /// Applies and reverts in turn, one a second, with these options; the process carries no patch before and after.
-pub(crate) fn once_a_second(pid: i32, patch: &Path, seconds: u64, options: &[&str]) -> Vec<Operation> {
+pub(crate) fn once_a_second(pid: i32, patch: &Path, seconds: u64, options: &[&str]) -> Vec<Called> {
     let start = now_ns();
     let mut done = Vec::new();
     // An even number, so that the patch is taken back at the end.
@@ -170,10 +170,15 @@ pub(crate) fn once_a_second(pid: i32, patch: &Path, seconds: u64, options: &[&st
         let due = start + second * 1_000_000_000;
         std::thread::sleep(Duration::from_nanos(due.saturating_sub(now_ns())));
         let call = if second % 2 == 0 { patching::apply(patch, pid) } else { patching::revert(pid) };
-        done.push(Operation::of(call.args(options.iter().copied())).succeeded());
+        done.push(Called::of(call.args(options.iter().copied())));
     }
     std::thread::sleep(Duration::from_nanos((start + seconds * 1_000_000_000).saturating_sub(now_ns())));
     done
+}
+
+/// What these calls did, each of which succeeded.
+pub(crate) fn read(called: Vec<Called>) -> Vec<Operation> {
+    called.into_iter().map(|called| called.operation().succeeded()).collect()
 }
 
 /// When `body` ran.

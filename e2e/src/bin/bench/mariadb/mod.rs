@@ -2,6 +2,7 @@
 
 mod extremes;
 mod pool;
+mod seconds;
 mod steady;
 mod steps;
 mod throughput;
@@ -23,7 +24,7 @@ use stillpoint_measure::clock::now_ns;
 use stillpoint_measure::record::{Outcome, Sample};
 
 /// Names of the sections, in the order in which they run.
-pub(crate) const SECTIONS: [&str; 10] = [
+pub(crate) const SECTIONS: [&str; 11] = [
     "mariadb-steps",
     "mariadb-idle",
     "mariadb-versions",
@@ -31,6 +32,7 @@ pub(crate) const SECTIONS: [&str; 10] = [
     "mariadb-traces",
     "mariadb-pool",
     "mariadb-extremes",
+    "mariadb-seconds",
     "mariadb-latency",
     "mariadb-latency-oltp",
     "mariadb-latency-busy",
@@ -73,6 +75,7 @@ pub(crate) fn run(
             "mariadb-traces" => add(traces::traces(server, amount))?,
             "mariadb-pool" => add(pool::pool(server, amount))?,
             "mariadb-extremes" => add(extremes::extremes(server, amount))?,
+            "mariadb-seconds" => add(seconds::seconds(server, amount))?,
             "mariadb-latency" => add(steady::steady(server, steady::Load::Statements, amount)?)?,
             "mariadb-latency-oltp" => add(steady::steady(server, steady::Load::Transactions, amount)?)?,
             _ => add(steady::steady(server, steady::Load::ManyTransactions, amount)?)?,

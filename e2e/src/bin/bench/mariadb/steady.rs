@@ -4,7 +4,7 @@
 //! time. The tables are of all rounds with windows of the same length.
 
 use super::{Amount, MODES, WITHOUT, start};
-use crate::latency::{Span, Window, once_a_second, rest, timed, window, windows};
+use crate::latency::{Span, Window, once_a_second, read, rest, timed, window, windows};
 use crate::results::{Section, number};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use stillpoint_e2e::mariadb::client::Client;
 use stillpoint_e2e::mariadb::effect::nothing;
 use stillpoint_e2e::mariadb::load::{Counted, Latencies, Sysbench};
 use stillpoint_e2e::mariadb::traffic::{Plan, Traffic, Work};
-use stillpoint_e2e::operation::{Operation, Spread, StopsUs};
+use stillpoint_e2e::operation::{Called, Operation, Spread, StopsUs};
 use stillpoint_e2e::stalls::{Stall, Watch};
 use stillpoint_e2e::workspace_root;
 
@@ -136,12 +136,13 @@ fn transactions(server: &Annotated, seconds: u64, rate: u32, order: &[&str]) -> 
         let watch = Watch::start();
         let load = run(seconds + 2)?;
         rest(1);
-        let mut operations: Vec<Operation> = Vec::new();
+        let mut called: Vec<Called> = Vec::new();
         let span = timed(|| match mode {
             WITHOUT => rest(seconds),
-            _ => operations = once_a_second(mariadb.pid(), patch, seconds, &["--quiescence", mode]),
+            _ => called = once_a_second(mariadb.pid(), patch, seconds, &["--quiescence", mode]),
         });
         let (counted, latencies) = load.finish_paced();
+        let operations = read(called);
         let stall = longest(&watch.finish(), span);
         done.insert(mode.to_owned(), seen(counted_window(counted, &latencies, seconds + 2), &operations, stall));
     }
@@ -190,19 +191,20 @@ fn statements(server: &Annotated, seconds: u64, order: &[&str]) -> BTreeMap<Stri
     let mut done = Vec::new();
     let watch = Watch::start();
     for &mode in order {
-        let mut operations: Vec<Operation> = Vec::new();
+        let mut called: Vec<Called> = Vec::new();
         let options = ["--quiescence", mode];
         let span = timed(|| match mode {
             WITHOUT => rest(seconds),
-            _ => operations = once_a_second(mariadb.pid(), patch, seconds, &options),
+            _ => called = once_a_second(mariadb.pid(), patch, seconds, &options),
         });
-        done.push((mode, span, operations));
+        done.push((mode, span, called));
         load.assert_running();
     }
     let observed = load.finish();
     let stalls = watch.finish();
     drop(idle);
-    let split = |(mode, span, operations): (&str, Span, Vec<Operation>)| {
+    let split = |(mode, span, called): (&str, Span, Vec<Called>)| {
+        let operations = read(called);
         let during: Vec<Span> = operations.iter().map(|o| (o.window_ns.0, o.window_ns.1 + AFTER_NS)).collect();
         let some = |spans: &[Span]| (!operations.is_empty()).then(|| windows(&observed, spans));
         let whole = seen(window(&observed, span), &operations, longest(&stalls, span));
