@@ -21,8 +21,8 @@ use crate::scan::Forbidden;
 use crate::store::Store;
 use crate::walk::Walker;
 use crate::{Error, Quiescence, guide};
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
 use stillpoint_patch_format::Avma;
@@ -34,6 +34,8 @@ const LEAVING: Duration = Duration::from_millis(20);
 const RETRY_FIRST: Duration = Duration::from_micros(500);
 const SHARER: &str = "another process that uses the same memory";
 const RETRY_MAX: Duration = Duration::from_millis(2);
+/// So long idle threads go before others at most.
+const IDLE_LIMIT: Duration = Duration::from_millis(50);
 
 /// Which way threads are moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -437,8 +439,10 @@ impl Mover<'_, '_, '_, '_> {
 
     /// Moves every thread by itself; returns how many there are.
     fn migrate(&mut self, transition: &Transition, direction: Direction, deadline: Instant) -> Result<u32, Error> {
+        // not among those that stop: who looks through the threads takes no processor from them
+        let idle = self.session.idle()?;
         self.session.expect_all_to_stop(true);
-        let result = self.move_all(transition, direction, deadline);
+        let result = self.move_all(transition, direction, deadline, idle);
         self.session.expect_all_to_stop(false);
         // nobody may be left standing, and nobody may come to stand for a request that is over
         self.session.withdraw_requests()?;
@@ -451,7 +455,15 @@ impl Mover<'_, '_, '_, '_> {
         result
     }
 
-    fn move_all(&mut self, transition: &Transition, direction: Direction, deadline: Instant) -> Result<u32, Error> {
+    /// The idle go first, after everybody else has had the processor: there are many of them in most servers.
+    fn move_all(
+        &mut self,
+        transition: &Transition,
+        direction: Direction,
+        deadline: Instant,
+        mut idle: BTreeSet<Tid>,
+    ) -> Result<u32, Error> {
+        let idle_until = Instant::now() + IDLE_LIMIT;
         let offset = self.store.ledger.word_offset;
         let (code, word) = match direction {
             Direction::Forward => (&transition.leave, word_value(transition.number)),
@@ -462,6 +474,7 @@ impl Mover<'_, '_, '_, '_> {
         let mut done: BTreeMap<Tid, Avma> = BTreeMap::new();
         let mut waiting: BTreeMap<Tid, Traveller> = BTreeMap::new();
         let mut pace = Pace::new();
+        self.session.expect_idle_to_stop(!idle.is_empty());
         loop {
             self.serve(Instant::now())?;
             for (tid, fs_base) in std::mem::take(&mut self.welcomed) {
@@ -489,13 +502,22 @@ impl Mover<'_, '_, '_, '_> {
             waiting.retain(|tid, _| self.session.knows(*tid));
             done.retain(|tid, _| self.session.knows(*tid));
             self.follow(&threads, &mut waiting, &mut done)?;
+            if !idle.is_empty() {
+                let unseen = |tid: &Tid| waiting.get(tid).is_none_or(|traveller| traveller.seen.is_none());
+                let to_come = |tid: &Tid| self.session.knows(*tid) && !done.contains_key(tid) && unseen(tid);
+                idle.retain(|tid| to_come(tid) && !self.following.own_way(*tid) && Instant::now() < idle_until);
+                if idle.is_empty() {
+                    self.session.expect_idle_to_stop(false);
+                }
+            }
             if !pace.is_over() {
-                self.ask(&threads, &mut waiting, &done)?;
+                self.ask(&threads, &idle, &mut waiting, &done)?;
             } else if self.stood.is_empty() && !waiting.values().any(|t| t.asked) {
                 self.rest(Pace::rest(threads.len()))?;
+                self.session.expect_idle_to_stop(!idle.is_empty());
                 pace = Pace::new();
                 // At once: in a storm of births the next events alone take longer than a burst.
-                self.ask(&threads, &mut waiting, &done)?;
+                self.ask(&threads, &idle, &mut waiting, &done)?;
             }
             let now = Instant::now();
             if waiting.is_empty() && self.stood.is_empty() && self.everybody_known(&done)? {
@@ -528,17 +550,19 @@ impl Mover<'_, '_, '_, '_> {
     }
 
     /// Asks threads that are due to stop, not too many at a time: those not yet looked at first, then whoever has waited
-    /// longest, so that nobody waits behind threads that stay busy.
+    /// longest, so that nobody waits behind threads that stay busy. None but the idle as long as there are any.
     fn ask(
         &mut self,
         threads: &[Tid],
+        idle: &BTreeSet<Tid>,
         waiting: &mut BTreeMap<Tid, Traveller>,
         done: &BTreeMap<Tid, Avma>,
     ) -> Result<(), Error> {
         let mut asked = waiting.values().filter(|t| t.asked).count();
         let now = Instant::now();
         let mut again = Vec::new();
-        for tid in threads.iter().copied().filter(|tid| !done.contains_key(tid)) {
+        let wanted = |tid: &Tid| !done.contains_key(tid) && (idle.is_empty() || idle.contains(tid));
+        for tid in threads.iter().copied().filter(wanted) {
             if self.window.room(asked) == 0 {
                 return Ok(());
             }

@@ -1,6 +1,7 @@
 //! All threads standing.
 
 use crate::restart;
+use crate::status::Usual;
 use crate::tracer::{STOP_LIMIT, Seen, State, Tracer};
 use crate::{Error, Event, Held, Session, ThreadInfo, Tid, carrier};
 use std::cmp::Reverse;
@@ -32,8 +33,6 @@ struct Missing {
     /// It sleeps, and has used much less of the processor than its fellows: nobody misses it for a few milliseconds.
     idle: bool,
 }
-/// Who has used less than one part in so many of what threads have used on average is idle.
-const IDLE_PART: u64 = 4;
 /// Sleepers on their way to a stop at the same time, at most.
 const TOGETHER: usize = 32;
 /// Threads asked at once where none needs mending: enough to pay for their turns on a processor together, and so few that
@@ -132,9 +131,9 @@ impl<'s, 'p> Frozen<'s, 'p> {
             };
             missing.push(Missing { tid, manner, ticks: info.map_or(0, |info| info.cpu_ticks), idle: false });
         }
-        let (all, count) = (missing.iter().map(|missing| missing.ticks).sum::<u64>(), missing.len() as u64);
+        let usual = Usual::of(missing.iter().map(|missing| missing.ticks));
         for missing in missing.iter_mut().filter(|missing| missing.sleeps()) {
-            missing.idle = missing.ticks.saturating_mul(count * IDLE_PART) < all;
+            missing.idle = usual.is_idle(missing.ticks);
         }
         missing.sort_unstable_by_key(Missing::place);
         Ok(missing)
@@ -248,12 +247,16 @@ impl<'s, 'p> Frozen<'s, 'p> {
         Ok(())
     }
 
-    /// Whether every thread stands, also by the kernel's list. Others stand meanwhile, so no file is read for a thread
-    /// that is known.
+    /// Whether every thread stands, also by the kernel's count, or else its list. Others stand meanwhile, so no file is
+    /// read for a thread that is known.
     fn all_stand(&self) -> Result<bool, Error> {
         let tracer = &self.session.tracer;
         if !tracer.threads.values().all(|thread| matches!(thread.state, State::Standing(_))) {
             return Ok(false);
+        }
+        // a thread that is traced counts until its tracer has waited for it, so as many as are known are those
+        if tracer.process.thread_count() == Some(tracer.threads.len() as u64) {
+            return Ok(true);
         }
         let others = tracer.process.threads_but(|tid| tracer.threads.contains_key(&tid))?;
         Ok(others.all && !others.threads.iter().any(ThreadInfo::runs_program))

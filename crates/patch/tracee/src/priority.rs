@@ -111,10 +111,14 @@ impl Patient {
             let (timer, turn) = (timer.clone(), patient.turn.clone());
             move || watch(&timer, &turn, watched)
         };
-        // The watching thread is made first: it inherits the ordinary priority.
-        if let Ok(watcher) = thread::Builder::new().name("patience".to_owned()).spawn(watch) {
-            patient.watcher = Some((timer, watcher));
-            patient.change(|turn| turn.patient = Some(Instant::now() + patience));
+        // Making a thread takes its time as well. The watcher has the ordinary priority all the same: none is inherited.
+        sys::run_after_others(0);
+        match thread::Builder::new().name("patience".to_owned()).spawn(watch) {
+            Ok(watcher) => {
+                patient.watcher = Some((timer, watcher));
+                patient.change(|turn| turn.patient = Some(Instant::now() + patience));
+            }
+            Err(_) => drop(sys::run_like_others(0)),
         }
         patient
     }

@@ -152,6 +152,12 @@ impl Process {
         Ok(last)
     }
 
+    /// How many threads the kernel counts, workers and such that have ended but were not waited for included.
+    pub(crate) fn thread_count(&self) -> Option<u64> {
+        let mut buf = [0; 1024];
+        Some(Stat::parse(read_small(&self.path("stat"), &mut buf)?)?.threads)
+    }
+
     /// The threads that are not known already: nothing is read for one that is.
     pub(crate) fn threads_but(&self, known: impl Fn(i32) -> bool) -> Result<Threads, Error> {
         let mut found = Threads { threads: Vec::new(), all: true };
@@ -367,21 +373,7 @@ impl Process {
 
     /// Reads a small file of a thread into a buffer on the stack; `None` when the thread has ended.
     fn read_task<'b>(&self, tid: Tid, name: &str, buf: &'b mut [u8]) -> Option<&'b str> {
-        let mut file = File::open(self.path(&format!("task/{tid}/{name}"))).ok()?;
-        // The kernel shows such a file in one piece: the first read has all of it.
-        let len = loop {
-            match file.read(buf) {
-                Ok(len) => break len,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return None,
-            }
-        };
-        // A name that is not UTF-8 stands at the beginning of the file; nothing after it can be broken.
-        match std::str::from_utf8(&buf[..len]) {
-            Ok(_) => {}
-            Err(_) => buf[..len].iter_mut().filter(|b| !b.is_ascii()).for_each(|b| *b = b'?'),
-        }
-        std::str::from_utf8(&buf[..len]).ok()
+        read_small(&self.path(&format!("task/{tid}/{name}")), buf)
     }
 
     fn os(&self, call: &'static str, source: io::Error) -> Error {
@@ -390,6 +382,25 @@ impl Process {
             _ => Error::Os { call, id: self.pid().0, source },
         }
     }
+}
+
+/// What such a file says, read into a buffer on the stack; `None` when it is gone.
+fn read_small<'b>(path: &Path, buf: &'b mut [u8]) -> Option<&'b str> {
+    let mut file = File::open(path).ok()?;
+    // The kernel shows such a file in one piece: the first read has all of it.
+    let len = loop {
+        match file.read(buf) {
+            Ok(len) => break len,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return None,
+        }
+    };
+    // A name that is not UTF-8 stands at the beginning of the file; nothing after it can be broken.
+    match std::str::from_utf8(&buf[..len]) {
+        Ok(_) => {}
+        Err(_) => buf[..len].iter_mut().filter(|b| !b.is_ascii()).for_each(|b| *b = b'?'),
+    }
+    std::str::from_utf8(&buf[..len]).ok()
 }
 
 /// `fs::read` begins with a few bytes, and the kernel writes its text anew for every call.

@@ -1,8 +1,10 @@
 //! A traced process: seize, stop, let go, events.
 
 use crate::freeze::Frozen;
+use crate::status::Usual;
 use crate::tracer::{STOP_LIMIT, Seen, State, Tracer};
 use crate::{Error, Pid, Process, Stopped, Tid, sys};
+use std::collections::BTreeSet;
 use std::panic;
 use std::path::Path;
 use std::thread;
@@ -197,6 +199,27 @@ impl<'p> Session<'p> {
         match self.tracer.priority.busy {
             true => self.tracer.priority.raise(),
             false => self.tracer.lower_priority(),
+        }
+    }
+
+    /// Threads that sleep and have used much less of the processors than their fellows: nobody misses them for some
+    /// milliseconds.
+    pub fn idle(&self) -> Result<BTreeSet<Tid>, Error> {
+        let mut threads = Vec::with_capacity(self.tracer.threads.len());
+        for &tid in self.tracer.threads.keys() {
+            threads.extend(self.process.thread_info(Tid(tid))?);
+        }
+        let usual = Usual::of(threads.iter().map(|thread| thread.cpu_ticks));
+        let idle = threads.iter().filter(|thread| thread.state == 'S' && usual.is_idle(thread.cpu_ticks));
+        Ok(idle.map(|thread| thread.tid).collect())
+    }
+
+    /// Says that for now only [`Session::idle`] threads will be stopped, or that this is over, among threads that
+    /// [`Session::expect_all_to_stop`] has told of. For 3 ms the processor is everybody else's.
+    pub fn expect_idle_to_stop(&mut self, expected: bool) {
+        match expected && self.tracer.priority.busy {
+            true => self.tracer.priority.spare_others(),
+            false => self.tracer.priority.spare_nobody(),
         }
     }
 

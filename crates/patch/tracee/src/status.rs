@@ -30,6 +30,31 @@ impl ThreadInfo {
     }
 }
 
+/// What threads of a process have used of processors, in ticks: how much all together, and how many they are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Usual {
+    ticks: u64,
+    threads: u64,
+}
+
+/// Who has used less than one part in so many of what threads have used on average is idle.
+const IDLE_PART: u64 = 4;
+
+impl Usual {
+    /// From the ticks of each.
+    pub(crate) fn of(each: impl Iterator<Item = u64>) -> Usual {
+        each.fold(Usual { ticks: 0, threads: 0 }, |usual, ticks| Usual {
+            ticks: usual.ticks.saturating_add(ticks),
+            threads: usual.threads + 1,
+        })
+    }
+
+    /// Whether nobody misses a thread that sleeps, for some milliseconds.
+    pub(crate) fn is_idle(self, ticks: u64) -> bool {
+        ticks.saturating_mul(self.threads * IDLE_PART) < self.ticks
+    }
+}
+
 /// What one look at the list of threads found.
 #[derive(Debug)]
 pub(crate) struct Threads {
@@ -46,6 +71,8 @@ pub(crate) struct Stat {
     pub(crate) state: char,
     pub(crate) flags: u64,
     pub(crate) cpu_ticks: u64,
+    /// Of the process, kernel workers and those that have ended and were not waited for included.
+    pub(crate) threads: u64,
     pub(crate) start_time: u64,
 }
 
@@ -58,8 +85,9 @@ impl Stat {
         let flags = fields.nth(5)?.parse().ok()?;
         let user: u64 = fields.nth(4)?.parse().ok()?;
         let system: u64 = fields.next()?.parse().ok()?;
-        let start_time = fields.nth(6)?.parse().ok()?;
-        Some(Stat { state, flags, cpu_ticks: user.saturating_add(system), start_time })
+        let threads = fields.nth(4)?.parse().ok()?;
+        let start_time = fields.nth(1)?.parse().ok()?;
+        Some(Stat { state, flags, cpu_ticks: user.saturating_add(system), threads, start_time })
     }
 
     pub(crate) fn kernel_thread(&self) -> bool {
@@ -195,7 +223,7 @@ mod tests {
     fn stat_survives_hostile_names() {
         let text = "77 (a) R 1 (x)) S 1 77 77 0 -1 4194368 1 2 3 4 5 6 7 8 20 0 1 0 4711 100 5";
         let stat = Stat::parse(text).unwrap();
-        assert_eq!(stat, Stat { state: 'S', flags: 4194368, cpu_ticks: 11, start_time: 4711 });
+        assert_eq!(stat, Stat { state: 'S', flags: 4194368, cpu_ticks: 11, threads: 1, start_time: 4711 });
         assert!(!stat.kernel_thread() && !stat.kernel_worker((6, 18)));
         assert!(Stat { flags: 0x4000, ..stat }.kernel_worker((6, 4)));
         assert!(!Stat { flags: 0x4000, ..stat }.kernel_worker((6, 1)));
