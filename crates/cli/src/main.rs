@@ -43,7 +43,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    patch::give_way(std::env::args_os());
+    patch::give_way();
     // The parser of SQL tells of every text that it is given, with the values of clients in it.
     let silent: Option<Directive> = "sqlparser=off".parse().ok();
     let filter = silent.into_iter().fold(EnvFilter::from_env("STILLPOINT_LOG"), EnvFilter::add_directive);

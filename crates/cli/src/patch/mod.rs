@@ -22,7 +22,6 @@ mod wave;
 pub(crate) use processes::duration;
 
 use crate::output::{Failure, Output};
-use std::ffi::OsString;
 use stillpoint_patch_engine::GivingWay;
 
 /// `stillpoint patch ...`
@@ -60,22 +59,12 @@ pub(crate) enum Command {
     Gdb(gdb::Args),
 }
 
-/// What touches a running program, or looks at one.
-const TOUCHING: [&str; 4] = ["apply", "check", "status", "revert"];
-
-/// To be called before anything else, with the words of the command line. Reading them properly, and after that checking and
-/// linking, must not take the processor from the database that is to be helped.
-pub(crate) fn give_way(words: impl Iterator<Item = OsString>) {
-    if touches(words) {
+/// To be called before anything else. Reading the command line, and after that checking and linking, must not take the
+/// processor from the database that is to be helped.
+pub(crate) fn give_way() {
+    if GivingWay::begun_before_main() {
         GivingWay::begin().to_the_end();
     }
-}
-
-/// Whether the first words that are no options name a command that touches a running program.
-fn touches(words: impl Iterator<Item = OsString>) -> bool {
-    let mut names = words.skip(1).filter(|word| !word.as_encoded_bytes().starts_with(b"-"));
-    names.next().is_some_and(|word| word == "patch")
-        && names.next().is_some_and(|word| TOUCHING.iter().any(|touching| word == *touching))
 }
 
 /// Runs `stillpoint patch ...`.
@@ -96,20 +85,5 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Disable(args) => enable::disable(args, output),
         Command::Enabled(args) => enable::list(args, output),
         Command::Gdb(args) => gdb::run(args, output),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn whoever_touches_a_program_gives_way_before_options_are_read() {
-        let touches = |line: &str| touches(line.split(' ').map(OsString::from));
-        assert!(touches("stillpoint patch apply --pid 1 x"));
-        assert!(touches("stillpoint --json patch --json revert"));
-        assert!(!touches("stillpoint patch"));
-        assert!(!touches("stillpoint patch build apply"));
-        assert!(!touches("stillpoint kernel apply"));
     }
 }

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_insn::{DispatchState, JUMP_LEN};
-use stillpoint_patch_tracee::{Asked, Birth, Event, Memory, Pid, Process, Session, Stop, Tid};
+use stillpoint_patch_tracee::{Asked, Birth, Event, Held, Memory, Pid, Process, Session, Stop, Tid};
 
 /// Whoever stands in a dispatcher or displaced code when entries are restored has left it by then.
 const LEAVING: Duration = Duration::from_millis(20);
@@ -356,35 +356,54 @@ impl Mover<'_, '_, '_, '_> {
 
     /// Freezes everybody, writes when nobody stands inside, thaws.
     fn write_frozen(&mut self, changes: &Changes, forbidden: &Forbidden, reason: &str) -> Result<Option<Busy>, Error> {
-        let mut frozen = match self.session.freeze() {
-            Err(stillpoint_patch_tracee::Error::Unstoppable { tid, why }) => {
-                return Ok(Some(Busy { tid, function: why }));
+        let matters = !changes.boundaries.is_empty() || !forbidden.is_empty();
+        let (process, prober) = (self.process, &mut self.prober);
+        let mut inside = |held: &mut Held<'_>| -> Result<Option<Busy>, Error> {
+            let tid = held.tid();
+            let look = prober.look(process, held)?;
+            if look.stands_inside(&changes.boundaries) {
+                return Ok(Some(Busy { tid, function: "the first bytes of a function".into() }));
             }
-            other => other?,
+            match look.verdict(forbidden) {
+                Verdict::Busy(finding) => Ok(Some(Busy { tid, function: finding.name.to_string() })),
+                _ => Ok(None),
+            }
         };
-        let mut inside = None;
-        if !changes.boundaries.is_empty() || !forbidden.is_empty() {
-            for tid in frozen.threads() {
-                let mut held = frozen.thread(tid)?;
-                let look = self.prober.look(self.process, &mut held)?;
-                if look.stands_inside(&changes.boundaries) {
-                    inside = Some(Busy { tid, function: "the first bytes of a function".into() });
-                    break;
-                }
-                if let Verdict::Busy(finding) = look.verdict(forbidden) {
-                    inside = Some(Busy { tid, function: finding.name.to_string() });
-                    break;
-                }
+        let unstoppable = |error| match error {
+            stillpoint_patch_tracee::Error::Unstoppable { tid, why } => Ok(Some(Busy { tid, function: why })),
+            other => Err(other.into()),
+        };
+        // most stacks are read before anybody stands who is missed
+        let mut freezing = match self.session.begin_to_freeze() {
+            Err(error) => return unstoppable(error),
+            Ok(freezing) => freezing,
+        };
+        let mut seen = BTreeSet::new();
+        for tid in freezing.threads().to_vec().into_iter().filter(|_| matters) {
+            if let Some(busy) = inside(&mut freezing.thread(tid)?)? {
+                return Ok(Some(busy));
+            }
+            seen.insert(tid);
+        }
+        let mut frozen = match freezing.complete() {
+            Err(error) => return unstoppable(error),
+            Ok(frozen) => frozen,
+        };
+        let mut found = None;
+        for tid in frozen.threads().into_iter().filter(|tid| matters && !seen.contains(tid)) {
+            found = inside(&mut frozen.thread(tid)?)?;
+            if found.is_some() {
+                break;
             }
         }
-        if inside.is_none() {
+        if found.is_none() {
             let pieces: Vec<(Avma, &[u8])> = changes.pieces.iter().map(|(at, bytes)| (*at, &bytes[..])).collect();
             frozen.write_text(&pieces)?;
         }
         for (tid, stopped_ns) in frozen.thaw()? {
             self.report.stopped(tid, &format!("freeze: {reason}"), stopped_ns);
         }
-        Ok(inside)
+        Ok(found)
     }
 
     /// The baseline: all threads stand, all are looked at, and all go over at once.

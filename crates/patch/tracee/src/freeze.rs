@@ -56,6 +56,49 @@ impl Missing {
     }
 }
 
+/// A process of which those threads stand that nobody misses: what is to be looked at of them can be, before the others
+/// stand as well. Dropping it lets them go.
+#[derive(Debug)]
+pub struct Freezing<'s, 'p> {
+    part: Frozen<'s, 'p>,
+    others: Vec<Missing>,
+}
+
+impl<'s, 'p> Freezing<'s, 'p> {
+    pub(crate) fn begin(session: &'s mut Session<'p>) -> Result<Freezing<'s, 'p>, Error> {
+        let mut part = Frozen { session, order: Vec::new(), idle: 0, thawed: false };
+        // On failure, dropping `part` lets go whoever stands.
+        let missing = part.missing()?;
+        let (idle, others) = missing.split_at(missing.partition_point(|missing| missing.idle));
+        part.session.tracer.idle = Some(idle.iter().map(|missing| missing.tid).collect());
+        // not before: who looks through the threads takes no processor from them
+        part.session.expect_all_to_stop(true);
+        part.stop_idle(idle)?;
+        let others = others.to_vec();
+        Ok(Freezing { part, others })
+    }
+
+    /// The threads that stand.
+    pub fn threads(&self) -> &[Tid] {
+        &self.part.order
+    }
+
+    /// One of them.
+    pub fn thread(&mut self, tid: Tid) -> Result<Held<'_>, Error> {
+        self.part.thread(tid)
+    }
+
+    /// Stops the others; on failure everything runs on.
+    pub fn complete(self) -> Result<Frozen<'s, 'p>, Error> {
+        let Freezing { part: mut frozen, others } = self;
+        frozen.session.tracer.priority.spare_nobody();
+        frozen.stop_groups(&others)?;
+        frozen.stop_all()?;
+        frozen.session.tracer.timer.disarm();
+        Ok(frozen)
+    }
+}
+
 /// All threads of a process standing. Dropping it thaws them, those that ran before first.
 #[derive(Debug)]
 pub struct Frozen<'s, 'p> {
@@ -67,14 +110,7 @@ pub struct Frozen<'s, 'p> {
 }
 
 impl<'s, 'p> Frozen<'s, 'p> {
-    pub(crate) fn new(session: &'s mut Session<'p>) -> Result<Frozen<'s, 'p>, Error> {
-        let mut frozen = Frozen { session, order: Vec::new(), idle: 0, thawed: false };
-        // On failure, dropping `frozen` thaws whatever stands.
-        frozen.stop_all()?;
-        frozen.session.tracer.timer.disarm();
-        Ok(frozen)
-    }
-
+    /// Stops whoever does not stand yet, those included that turn up meanwhile.
     fn stop_all(&mut self) -> Result<(), Error> {
         for _ in 0..ROUNDS {
             if self.all_stand()? {
@@ -82,13 +118,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
             }
             self.session.tracer.seize_new()?;
             let missing = self.missing()?;
-            // not before: who looks through the threads takes no processor from them
-            self.session.expect_all_to_stop(true);
-            let (idle, others) = missing.split_at(missing.partition_point(|missing| missing.idle));
-            self.stop_idle(idle)?;
-            for group in others.chunk_by(|a, b| a.manner == b.manner) {
-                self.stop_group(group)?;
-            }
+            self.stop_groups(&missing)?;
         }
         let why = "new threads appear without end".to_owned();
         Err(Error::Unstoppable { tid: self.session.process().pid().leader(), why })
@@ -100,14 +130,13 @@ impl<'s, 'p> Frozen<'s, 'p> {
         if alone && !idle.is_empty() {
             self.session.tracer.priority.spare_others();
         }
-        for group in idle.chunk_by(|a, b| a.manner == b.manner) {
-            self.stop_group(group)?;
-        }
-        if alone {
-            self.session.tracer.priority.spare_nobody();
-            self.idle = self.order.len();
-        }
+        self.stop_groups(idle)?;
+        self.idle = if alone { self.order.len() } else { 0 };
         Ok(())
+    }
+
+    fn stop_groups(&mut self, missing: &[Missing]) -> Result<(), Error> {
+        missing.chunk_by(|a, b| a.manner == b.manner).try_for_each(|group| self.stop_group(group))
     }
 
     /// Threads that do not stand yet. Of sleepers, however they are stopped, those that have used the processor most, or

@@ -59,6 +59,7 @@
 
 mod bpf;
 mod carrier;
+mod early;
 mod error;
 mod frame;
 mod freeze;
@@ -80,7 +81,7 @@ mod stopped;
 mod sys;
 mod tracer;
 pub use error::Error;
-pub use freeze::Frozen;
+pub use freeze::{Freezing, Frozen};
 pub use ids::{Pid, Tid};
 pub use maps::Mapping;
 pub use memory::Memory;

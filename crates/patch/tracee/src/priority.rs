@@ -5,7 +5,7 @@
 //! preempted by one that wakes up before it had its slice. With an ordinary or low one throughout, a stopped thread
 //! stands until the scheduler gets round to us. So it changes with what stands.
 
-use crate::sys;
+use crate::{early, sys};
 use rustix::fd::OwnedFd;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
@@ -17,8 +17,10 @@ use std::time::{Duration, Instant};
 /// On a machine that has nothing to spare, whoever runs after everybody else never gets his turn: after this long it goes
 /// on like everybody else.
 const PREPARING: Duration = Duration::from_millis(50);
-/// The same for a thread that traces: newborn threads and signals wait for it.
+/// The same for a thread that traces: newborn threads and signals wait for it. It begins anew when nobody stands any more.
 const TRACING: Duration = Duration::from_millis(5);
+/// But so long after the beginning no longer: an operation is to come to its end also on a machine that has nothing to spare.
+const TRACING_IN_ALL: Duration = Duration::from_millis(100);
 /// The same while threads stand that nobody misses: then it goes on before everybody else.
 const SPARING: Duration = Duration::from_millis(3);
 
@@ -159,6 +161,8 @@ impl Drop for Patient {
 pub(crate) struct Priority {
     patient: Patient,
     raised: bool,
+    /// Until then patience begins anew.
+    renewed_until: Instant,
     /// Stops follow one another closely: in between it is not lowered.
     pub(crate) busy: bool,
 }
@@ -166,7 +170,8 @@ pub(crate) struct Priority {
 impl Priority {
     /// Of the calling OS thread.
     pub(crate) fn begin() -> Priority {
-        Priority { patient: Patient::begin(TRACING), raised: false, busy: false }
+        let renewed_until = Instant::now() + TRACING_IN_ALL;
+        Priority { patient: Patient::begin(TRACING), raised: false, renewed_until, busy: false }
     }
 
     /// From here on a thread may stand, or come to stand at any moment.
@@ -199,7 +204,12 @@ impl Priority {
     pub(crate) fn lower(&mut self) {
         if self.raised {
             self.raised = false;
-            self.patient.change(|turn| (turn.raised, turn.sparing) = (false, None));
+            let now = Instant::now();
+            let renewed = (self.patient.may_give_way() && now < self.renewed_until).then_some(now + TRACING);
+            self.patient.change(|turn| {
+                (turn.raised, turn.sparing) = (false, None);
+                turn.patient = renewed.or(turn.patient);
+            });
         }
     }
 }
@@ -217,6 +227,12 @@ impl GivingWay {
     /// Begins it.
     pub fn begin() -> GivingWay {
         GivingWay { _patient: Patient::begin(PREPARING) }
+    }
+
+    /// Whether the calling process has given way since before `main`, as a command that touches a running program does.
+    /// [`GivingWay::begin`] sees to it that this comes to an end.
+    pub fn begun_before_main() -> bool {
+        early::gives_way()
     }
 
     /// Keeps it until the process has ended: what the kernel tidies up then need not come before others either.
@@ -270,8 +286,17 @@ mod tests {
             priority.spare_nobody();
             assert_eq!(sys::scheduling().0, libc::SCHED_FIFO);
             priority.spare_others();
+            priority.renewed_until = begun;
             priority.lower();
             assert_eq!(sys::scheduling().0, libc::SCHED_OTHER);
+            priority.raise();
+            priority.renewed_until = Instant::now() + TRACING;
+            let lowered = Instant::now();
+            priority.lower();
+            assert!(sys::scheduling().0 == libc::SCHED_IDLE || lowered.elapsed() >= TRACING);
+            while sys::scheduling().0 == libc::SCHED_IDLE {
+                assert!(lowered.elapsed() < Duration::from_secs(60), "it gives way without end");
+            }
         })
         .join()
         .unwrap();

@@ -1,6 +1,6 @@
 //! A traced process: seize, stop, let go, events.
 
-use crate::freeze::Frozen;
+use crate::freeze::{Freezing, Frozen};
 use crate::status::Usual;
 use crate::tracer::{STOP_LIMIT, Seen, State, Tracer};
 use crate::{Error, Pid, Process, Stopped, Tid, sys};
@@ -202,9 +202,12 @@ impl<'p> Session<'p> {
         }
     }
 
-    /// Threads that sleep and have used much less of the processors than their fellows: nobody misses them for some
-    /// milliseconds.
+    /// Threads that sleep and have used much less of the processors than their fellows, as they were when they were last
+    /// frozen or otherwise now: nobody misses them for some milliseconds.
     pub fn idle(&self) -> Result<BTreeSet<Tid>, Error> {
+        if let Some(idle) = &self.tracer.idle {
+            return Ok(idle.iter().map(|&tid| Tid(tid)).collect());
+        }
         let mut threads = Vec::with_capacity(self.tracer.threads.len());
         for &tid in self.tracer.threads.keys() {
             threads.extend(self.process.thread_info(Tid(tid))?);
@@ -292,7 +295,12 @@ impl<'p> Session<'p> {
 
     /// Stops all threads, sleeping ones first and running ones last; on failure everything runs on.
     pub fn freeze(&mut self) -> Result<Frozen<'_, 'p>, Error> {
-        Frozen::new(self)
+        self.begin_to_freeze()?.complete()
+    }
+
+    /// Stops [`Session::idle`] threads, and the others when it is completed.
+    pub fn begin_to_freeze(&mut self) -> Result<Freezing<'_, 'p>, Error> {
+        Freezing::begin(self)
     }
 
     /// Stops the thread best suited to carry remote calls: one in a system call that restarts, with room on its own

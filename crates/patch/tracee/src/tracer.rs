@@ -122,6 +122,8 @@ pub(crate) struct Tracer {
     pub(crate) timer: WaitTimer,
     pub(crate) priority: Priority,
     pub(crate) replaced: bool,
+    /// Threads that were idle when all were last frozen; nothing before.
+    pub(crate) idle: Option<Vec<i32>>,
     /// Reports served since the threads that were asked to stop were last looked for.
     of_others: u32,
 }
@@ -139,6 +141,7 @@ impl Tracer {
             timer,
             priority: Priority::begin(),
             replaced: false,
+            idle: None,
             of_others: 0,
         };
         // Threads born between two enumerations are found by the next one, or attached by the kernel because their
