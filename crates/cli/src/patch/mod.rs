@@ -62,7 +62,7 @@ pub(crate) enum Command {
 /// To be called before anything else. Reading the command line, and after that checking and linking, must not take the
 /// processor from the database that is to be helped.
 pub(crate) fn give_way() {
-    if GivingWay::begun_before_main() {
+    if GivingWay::is_called_for() {
         GivingWay::begin().to_the_end();
     }
 }

@@ -79,12 +79,11 @@ pub(crate) struct Pace {
     since: Instant,
 }
 
-/// Stops that follow one another without a rest: less than a client would notice. Whoever is to run on the processor of the
-/// tracer waits for so long, be another one free or not: the kernel moves nobody within a few milliseconds.
-const BURST: Duration = Duration::from_micros(200);
-/// Longer than what came before, for so many threads as take some bursts only; with many more the rests get shorter, so
+/// Stops that follow one another without a rest: less than a client would notice.
+const BURST: Duration = Duration::from_micros(500);
+/// As long as what came before, for so many threads as take some bursts only; with many more the rests get shorter, so
 /// that all of them together stay below a tenth of a second or so.
-const REST: Duration = Duration::from_micros(300);
+const REST: Duration = Duration::from_micros(500);
 const THREADS_IN_FULL: usize = 128;
 
 impl Pace {

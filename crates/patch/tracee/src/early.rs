@@ -1,39 +1,41 @@
-//! Giving way before `main`: what the language's runtime does until then takes half a millisecond, which is long on a
-//! processor that a server wants.
+//! Taking short turns before `main`: what the language's runtime does until then takes half a millisecond, which is long on
+//! a processor that a server wants.
+//!
+//! Turns are short, not the last ones: on a machine that has nothing to spare who comes last takes a second to reach `main`,
+//! and nobody watches over that yet.
 
 use crate::sys;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-static GIVES_WAY: AtomicBool = AtomicBool::new(false);
+static TOUCHES: AtomicBool = AtomicBool::new(false);
 
 /// Commands that touch a running program, or look at one.
 const TOUCHING: [&[u8]; 4] = [b"apply", b"check", b"status", b"revert"];
 
 /// Runs before Rust's runtime does, with what `main` is called with in C.
-extern "C" fn give_way(count: libc::c_int, words: *const *const libc::c_char) {
+extern "C" fn take_short_turns(count: libc::c_int, words: *const *const libc::c_char) {
     let word = |at: usize| {
         // SAFETY: the C library calls with so many strings, which nobody has changed yet.
         unsafe { CStr::from_ptr(*words.add(at)) }.to_bytes()
     };
-    if touches((1..usize::try_from(count).unwrap_or(0)).map(word)) && sys::may_raise() {
-        sys::run_after_others(0);
-        GIVES_WAY.store(true, Ordering::Relaxed);
+    if touches((1..usize::try_from(count).unwrap_or(0)).map(word)) {
+        sys::run_like_others(0);
+        TOUCHES.store(true, Ordering::Relaxed);
     }
 }
 
 // SAFETY: the section is an array of functions that the C library calls at start, with the arguments of C's `main`;
-// `give_way` makes system calls and uses nothing of Rust's runtime.
+// `take_short_turns` makes system calls and uses nothing of Rust's runtime.
 #[used]
 #[unsafe(link_section = ".init_array")]
-static GIVE_WAY: extern "C" fn(libc::c_int, *const *const libc::c_char) = give_way;
+static TAKE_SHORT_TURNS: extern "C" fn(libc::c_int, *const *const libc::c_char) = take_short_turns;
 
-/// Whether this process has given way since before `main`: it was called as `stillpoint patch apply`, `check`, `status` or
-/// `revert`, and may take its priority back.
-pub(crate) fn gives_way() -> bool {
+/// Whether this process was called as `stillpoint patch apply`, `check`, `status` or `revert`.
+pub(crate) fn called_to_touch() -> bool {
     // The reference is what makes the linker take the entry of the section in.
-    std::hint::black_box(&GIVE_WAY);
-    GIVES_WAY.load(Ordering::Relaxed)
+    std::hint::black_box(&TAKE_SHORT_TURNS);
+    TOUCHES.load(Ordering::Relaxed)
 }
 
 /// Whether the first words that are no options name a command that touches a running program.
@@ -47,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_touches_a_program_gives_way_before_options_are_read() {
+    fn whoever_touches_a_program_is_known_before_options_are_read() {
         let touches = |line: &str| touches(line.split(' ').map(str::as_bytes));
         assert!(touches("patch apply --pid 1 x"));
         assert!(touches("--json patch --json revert"));
@@ -57,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_do_not_give_way() {
-        assert!(!gives_way());
+    fn tests_are_called_for_other_things() {
+        assert!(!called_to_touch());
     }
 }

@@ -19,8 +19,9 @@ use std::time::{Duration, Instant};
 const PREPARING: Duration = Duration::from_millis(50);
 /// The same for a thread that traces: newborn threads and signals wait for it. It begins anew when nobody stands any more.
 const TRACING: Duration = Duration::from_millis(5);
-/// But so long after the beginning no longer: an operation is to come to its end also on a machine that has nothing to spare.
-const TRACING_IN_ALL: Duration = Duration::from_millis(100);
+/// But so long after the beginning no longer, which is longer than most operations take: on a machine that has nothing to
+/// spare they are to come to their end as well.
+const TRACING_IN_ALL: Duration = Duration::from_millis(30);
 /// The same while threads stand that nobody misses: then it goes on before everybody else.
 const SPARING: Duration = Duration::from_millis(3);
 
@@ -113,14 +114,11 @@ impl Patient {
             let (timer, turn) = (timer.clone(), patient.turn.clone());
             move || watch(&timer, &turn, watched)
         };
-        // Making a thread takes its time as well. The watcher has the ordinary priority all the same: none is inherited.
-        sys::run_after_others(0);
-        match thread::Builder::new().name("patience".to_owned()).spawn(watch) {
-            Ok(watcher) => {
-                patient.watcher = Some((timer, watcher));
-                patient.change(|turn| turn.patient = Some(Instant::now() + patience));
-            }
-            Err(_) => drop(sys::run_like_others(0)),
+        // The watching thread is made first. Nobody would see to it that a thread comes to make it, on a machine that has
+        // nothing to spare.
+        if let Ok(watcher) = thread::Builder::new().name("patience".to_owned()).spawn(watch) {
+            patient.watcher = Some((timer, watcher));
+            patient.change(|turn| turn.patient = Some(Instant::now() + patience));
         }
         patient
     }
@@ -229,10 +227,10 @@ impl GivingWay {
         GivingWay { _patient: Patient::begin(PREPARING) }
     }
 
-    /// Whether the calling process has given way since before `main`, as a command that touches a running program does.
-    /// [`GivingWay::begin`] sees to it that this comes to an end.
-    pub fn begun_before_main() -> bool {
-        early::gives_way()
+    /// Whether the calling process is a command that touches a running program, which has taken short turns on a processor
+    /// since before `main`.
+    pub fn is_called_for() -> bool {
+        early::called_to_touch()
     }
 
     /// Keeps it until the process has ended: what the kernel tidies up then need not come before others either.
