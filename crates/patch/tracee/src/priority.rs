@@ -10,7 +10,7 @@ use rustix::fd::OwnedFd;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -80,6 +80,24 @@ fn arm(timer: &OwnedFd, next: Option<Instant>) {
     let _ = timerfd_settime(timer, TimerfdTimerFlags::empty(), &once);
 }
 
+/// The lock, and whether the watched thread had to be helped to let go of it: nobody else holds it, and who has just come last
+/// may get no turn to do so.
+fn locked_by_the_watcher(turn: &Mutex<Turn>, watched: i32) -> (MutexGuard<'_, Turn>, bool) {
+    let mut helped = false;
+    loop {
+        match turn.try_lock() {
+            Ok(turn) => return (turn, helped),
+            Err(TryLockError::Poisoned(turn)) => return (turn.into_inner(), helped),
+            Err(TryLockError::WouldBlock) => {
+                // again, as it may be about to come last
+                sys::run_like_others(watched);
+                helped = true;
+                thread::sleep(Duration::from_micros(100));
+            }
+        }
+    }
+}
+
 /// Ends turns that the watched thread cannot end by itself, as it may get no processor.
 fn watch(timer: &OwnedFd, turn: &Mutex<Turn>, watched: i32) {
     loop {
@@ -88,11 +106,11 @@ fn watch(timer: &OwnedFd, turn: &Mutex<Turn>, watched: i32) {
             Err(rustix::io::Errno::INTR) => continue,
             Err(_) => return,
         }
-        let mut turn = locked(turn);
+        let (mut turn, helped) = locked_by_the_watcher(turn, watched);
         if turn.over {
             return;
         }
-        if turn.end(Instant::now()) {
+        if turn.end(Instant::now()) || helped {
             turn.take(watched);
         }
         arm(timer, turn.next());
@@ -261,6 +279,30 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn who_comes_last_with_the_lock_in_his_hands_is_helped() {
+        let turn = Mutex::new(Turn { raised: true, patient: None, sparing: None, over: false });
+        let (tell, told) = std::sync::mpsc::channel();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                if !sys::run_like_others(0) || !sys::may_raise() {
+                    return drop(tell);
+                }
+                let turn = locked(&turn);
+                sys::run_after_others(0);
+                tell.send(sys::own_tid()).unwrap();
+                while sys::scheduling().0 == libc::SCHED_IDLE {
+                    std::hint::spin_loop();
+                }
+                drop(turn);
+            });
+            if let Ok(watched) = told.recv() {
+                assert!(locked_by_the_watcher(&turn, watched).1);
+            }
+        });
+        assert!(!locked_by_the_watcher(&turn, 0).1);
     }
 
     #[test]
