@@ -381,8 +381,8 @@ pub(crate) fn scheduling() -> (libc::c_int, u64) {
     (attributes.sched_policy as libc::c_int, attributes.sched_runtime)
 }
 
-/// Gives an OS thread of this process (0: this one) a real-time priority where it may: on a busy machine a tracer that waits for a processor keeps
-/// its tracees standing. Where the machine gives none, the best of the others; without the permission for either
+/// Gives an OS thread of this process (0: this one) a real-time priority where it may: on a busy machine a tracer that waits
+/// for a processor keeps its tracees standing. Where the machine gives none, the best of the others; without the permission for either
 /// everything works, more slowly.
 pub(crate) fn run_before_others(tid: i32) {
     if !set_policy(tid, libc::SCHED_FIFO) {

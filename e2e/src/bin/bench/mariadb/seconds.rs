@@ -1,6 +1,7 @@
 //! What an operation costs clients, by single seconds of all kinds in random order: what a machine does by itself falls on
 //! all kinds alike, and the cost of starting any program is told apart from that of patching.
 
+use super::steady::{CONNECTIONS, IDLE, RATE};
 use super::{Amount, start, until};
 use crate::latency::{Span, windows};
 use crate::results::{Section, number};
@@ -16,10 +17,6 @@ use stillpoint_e2e::operation::Called;
 use stillpoint_e2e::patching;
 use stillpoint_measure::clock::now_ns;
 
-const CONNECTIONS: u32 = 16;
-const IDLE: usize = 50;
-/// Statements a second.
-const RATE: f64 = 1_500.0;
 /// What happens at the beginning of a second: nothing, a program that touches nobody, one apply or revert.
 const KINDS: [&str; 4] = ["none", "program", "probe", "local"];
 /// A statement that took longer is a slow one.

@@ -20,12 +20,12 @@ use stillpoint_e2e::operation::{Called, Operation, Spread, StopsUs};
 use stillpoint_e2e::stalls::{Stall, Watch};
 use stillpoint_e2e::workspace_root;
 
-const CONNECTIONS: u32 = 16;
-const IDLE: usize = 50;
+pub(super) const CONNECTIONS: u32 = 16;
+pub(super) const IDLE: usize = 50;
 /// Whoever had to wait for an operation has had its answer so long after it.
 const AFTER_NS: u64 = 20_000_000;
 /// Statements a second.
-const RATE: f64 = 1_500.0;
+pub(super) const RATE: f64 = 1_500.0;
 /// Transactions of sysbench a second, 20 statements each: of a server with little to do, and at about half of what two
 /// processors manage.
 const QUIET: u32 = 100;
