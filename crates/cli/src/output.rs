@@ -122,11 +122,10 @@ impl Output {
 
     /// One result as a line of JSON; silent without `--json`.
     pub(crate) fn json(&self, value: &impl Serialize) {
-        if self.json {
-            match serde_json::to_string(value) {
-                Ok(text) => self.write(&text),
-                Err(error) => tracing::error!(%error, "a result does not serialise"),
-            }
+        if self.json
+            && let Some(text) = serialised(value)
+        {
+            self.write(&text);
         }
     }
 
@@ -188,9 +187,8 @@ impl Output {
     }
 
     fn hold(&self, event: &Event) {
-        match serde_json::to_string(event) {
-            Ok(text) => *self.held() += &(text + "\n"),
-            Err(error) => tracing::error!(%error, "an event does not serialise"),
+        if let Some(text) = serialised(event) {
+            *self.held() += &(text + "\n");
         }
     }
 
@@ -273,6 +271,10 @@ impl Output {
         // a reader that went away is no error: `stillpoint patch list | head -1`
         let _ = std::io::stdout().write_all(text.as_bytes());
     }
+}
+
+fn serialised(value: &impl Serialize) -> Option<String> {
+    serde_json::to_string(value).inspect_err(|error| tracing::error!(%error, "a result does not serialise")).ok()
 }
 
 impl Drop for Output {
