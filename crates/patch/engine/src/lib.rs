@@ -42,6 +42,7 @@ mod barrier;
 mod calm;
 mod check;
 mod debuggers;
+mod entries;
 mod error;
 mod fault;
 pub mod fleet;

@@ -1,0 +1,179 @@
+//! Writing the entries of functions: single bytes at once, the others while all threads stand and nobody stands inside.
+
+use crate::error::Busy;
+use crate::ledger::{Site, Transition};
+use crate::probe::Verdict;
+use crate::scan::Forbidden;
+use crate::transition::{Mover, RETRY_FIRST, RETRY_MAX};
+use crate::{Error, guide};
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+use stillpoint_patch_format::Avma;
+use stillpoint_patch_insn::JUMP_LEN;
+use stillpoint_patch_tracee::Held;
+
+/// Whoever stands in a dispatcher or displaced code when entries are restored has left it by then.
+const LEAVING: Duration = Duration::from_millis(20);
+
+/// What is to be written into entries.
+#[derive(Debug, Default)]
+struct Changes {
+    /// Entries that change in a single byte.
+    bytes: Vec<(Avma, u8)>,
+    /// The others, whole.
+    pieces: Vec<(Avma, [u8; JUMP_LEN])>,
+    /// Instructions inside of what these write over, at which nobody may stand.
+    boundaries: Vec<u64>,
+}
+
+impl Mover<'_, '_, '_, '_> {
+    /// Every entry holds what the transition left there; anything else was written by somebody else.
+    pub(crate) fn check_entries(&self, transition: &Transition) -> Result<(), Error> {
+        for site in &transition.sites {
+            let now = self.entry_bytes(site)?;
+            if ![site.from.bytes, site.armed, site.to.bytes].contains(&now) {
+                return Err(Error::BytesDiffer { function: site.name.clone(), at: site.entry, offset: 0 });
+            }
+        }
+        Ok(())
+    }
+
+    fn entry_bytes(&self, site: &Site) -> Result<[u8; JUMP_LEN], Error> {
+        let mut now = [0; JUMP_LEN];
+        self.memory().read(site.entry, &mut now)?;
+        Ok(now)
+    }
+
+    /// Writes entries, and takes the guide away last: while they lead to dispatchers, threads stand in code that only the
+    /// guide knows of, and somebody may look back from there.
+    pub(crate) fn write_entries(
+        &mut self,
+        entries: &[(&Site, [u8; JUMP_LEN])],
+        reason: &str,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        let (guide, others): (Vec<_>, Vec<_>) =
+            entries.iter().partition(|(site, bytes)| guide::is_taken_away(site, *bytes));
+        let left = Forbidden::new(&[], &self.trampolines, &[]);
+        let (mut all, mut last) = (self.changes(&others)?, self.changes(&guide)?);
+        if !all.pieces.is_empty() && !last.pieces.is_empty() {
+            // mostly nobody is in that code, and everybody need stand only once
+            self.write_bytes(&all)?;
+            all.pieces.append(&mut last.pieces);
+            all.boundaries.append(&mut last.boundaries);
+            if self.write_frozen(&all, &left, reason)?.is_none() {
+                return Ok(());
+            }
+        }
+        self.write_some(&others, reason, deadline, &Forbidden::default())?;
+        let soon = deadline.min(Instant::now() + LEAVING);
+        match self.write_some(&guide, reason, soon, &left) {
+            // who waits in a function that displaced code has called is not waited for
+            Err(Error::TimedOut { .. }) => self.write_some(&guide, reason, deadline, &Forbidden::default()),
+            other => other,
+        }
+    }
+
+    /// What is to be written for these entries to hold these bytes.
+    fn changes(&self, entries: &[&(&Site, [u8; JUMP_LEN])]) -> Result<Changes, Error> {
+        let mut changes = Changes::default();
+        for (site, bytes) in entries {
+            let now = self.entry_bytes(site)?;
+            let differ: Vec<usize> = (0..JUMP_LEN).filter(|i| now[*i] != bytes[*i]).collect();
+            match differ[..] {
+                [] => {}
+                [one] => changes.bytes.push((Avma(site.entry.0 + one as u64), bytes[one])),
+                _ => {
+                    changes.pieces.push((site.entry, *bytes));
+                    if now == site.from.bytes {
+                        let inner = site.inner_boundaries.iter().map(|b| site.entry.0 + u64::from(*b));
+                        changes.boundaries.extend(inner);
+                    }
+                }
+            }
+        }
+        Ok(changes)
+    }
+
+    /// Writes what changes in a single byte, at once: a byte cannot tear.
+    fn write_bytes(&self, changes: &Changes) -> Result<(), Error> {
+        changes.bytes.iter().try_for_each(|(at, byte)| Ok(self.memory().write(*at, &[*byte])?))
+    }
+
+    /// Writes single bytes at once; the others while all threads stand, none of them inside of an entry, nor in
+    /// `forbidden` code.
+    fn write_some(
+        &mut self,
+        entries: &[&(&Site, [u8; JUMP_LEN])],
+        reason: &str,
+        deadline: Instant,
+        forbidden: &Forbidden,
+    ) -> Result<(), Error> {
+        let changes = self.changes(entries)?;
+        self.write_bytes(&changes)?;
+        if changes.pieces.is_empty() {
+            return Ok(());
+        }
+        let mut wait = RETRY_FIRST;
+        loop {
+            match self.write_frozen(&changes, forbidden, reason)? {
+                None => return Ok(()),
+                Some(busy) if Instant::now() > deadline => return Err(Error::TimedOut { busy: vec![busy] }),
+                Some(_) => self.serve(Instant::now() + wait)?,
+            }
+            wait = (wait * 2).min(RETRY_MAX);
+        }
+    }
+
+    /// Freezes everybody, writes when nobody stands inside, thaws.
+    fn write_frozen(&mut self, changes: &Changes, forbidden: &Forbidden, reason: &str) -> Result<Option<Busy>, Error> {
+        let matters = !changes.boundaries.is_empty() || !forbidden.is_empty();
+        let (process, prober) = (self.process, &mut self.prober);
+        let mut inside = |held: &mut Held<'_>| -> Result<Option<Busy>, Error> {
+            let tid = held.tid();
+            let look = prober.look(process, held)?;
+            if look.stands_inside(&changes.boundaries) {
+                return Ok(Some(Busy { tid, function: "the first bytes of a function".into() }));
+            }
+            match look.verdict(forbidden) {
+                Verdict::Busy(finding) => Ok(Some(Busy { tid, function: finding.name.to_string() })),
+                _ => Ok(None),
+            }
+        };
+        let unstoppable = |error| match error {
+            stillpoint_patch_tracee::Error::Unstoppable { tid, why } => Ok(Some(Busy { tid, function: why })),
+            other => Err(other.into()),
+        };
+        // most stacks are read before anybody stands who is missed
+        let mut freezing = match self.session.begin_to_freeze() {
+            Err(error) => return unstoppable(error),
+            Ok(freezing) => freezing,
+        };
+        let mut seen = BTreeSet::new();
+        for tid in freezing.threads().to_vec().into_iter().filter(|_| matters) {
+            if let Some(busy) = inside(&mut freezing.thread(tid)?)? {
+                return Ok(Some(busy));
+            }
+            seen.insert(tid);
+        }
+        let mut frozen = match freezing.complete() {
+            Err(error) => return unstoppable(error),
+            Ok(frozen) => frozen,
+        };
+        let mut found = None;
+        for tid in frozen.threads().into_iter().filter(|tid| matters && !seen.contains(tid)) {
+            found = inside(&mut frozen.thread(tid)?)?;
+            if found.is_some() {
+                break;
+            }
+        }
+        if found.is_none() {
+            let pieces: Vec<(Avma, &[u8])> = changes.pieces.iter().map(|(at, bytes)| (*at, &bytes[..])).collect();
+            frozen.write_text(&pieces)?;
+        }
+        for (tid, stopped_ns) in frozen.thaw()? {
+            self.report.stopped(tid, &format!("freeze: {reason}"), stopped_ns);
+        }
+        Ok(found)
+    }
+}
