@@ -1,5 +1,6 @@
 //! Memory of another process, through `/proc/PID/mem`.
 
+use crate::priority::step_aside;
 use crate::{Error, Pid, sys};
 use std::fs::File;
 use std::io;
@@ -35,6 +36,7 @@ impl Memory {
 
     /// Reads exactly `buf.len()` bytes.
     pub fn read(&self, at: Avma, buf: &mut [u8]) -> Result<(), Error> {
+        step_aside();
         let mut done = 0;
         while done < buf.len() {
             match self.read_part(at, buf, done) {

@@ -10,6 +10,7 @@ use rustix::fd::OwnedFd;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
+use std::cell::Cell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -25,6 +26,19 @@ const TRACING_IN_ALL: Duration = Duration::from_millis(30);
 /// The same while threads stand that nobody misses: then it goes on before everybody else.
 const SPARING: Duration = Duration::from_millis(3);
 
+thread_local! {
+    /// Until when the calling OS thread comes last.
+    static LAST_UNTIL: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// Lets others run that wait for the processor of the calling OS thread, where it comes last. To be called between things
+/// that take long: see [`sys::let_others_run`].
+pub(crate) fn step_aside() {
+    if LAST_UNTIL.get().is_some_and(|until| Instant::now() < until) {
+        sys::let_others_run();
+    }
+}
+
 /// Whose turn it is. An instant is when giving way ends; none where it has ended, or never was.
 #[derive(Debug)]
 struct Turn {
@@ -38,12 +52,28 @@ struct Turn {
     over: bool,
 }
 
+/// When a thread runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    First,
+    AmongOthers,
+    Last,
+}
+
 impl Turn {
-    fn take(&self, tid: i32) {
+    fn place(&self) -> Place {
         match (self.raised, self.patient, self.sparing) {
-            (true, _, None) => sys::run_before_others(tid),
-            (true, _, Some(_)) | (false, Some(_), _) => sys::run_after_others(tid),
-            (false, None, _) => drop(sys::run_like_others(tid)),
+            (true, _, None) => Place::First,
+            (true, _, Some(_)) | (false, Some(_), _) => Place::Last,
+            (false, None, _) => Place::AmongOthers,
+        }
+    }
+
+    fn take(&self, tid: i32) {
+        match self.place() {
+            Place::First => sys::run_before_others(tid),
+            Place::AmongOthers => drop(sys::run_like_others(tid)),
+            Place::Last => sys::run_after_others(tid),
         }
     }
 
@@ -157,12 +187,16 @@ impl Patient {
             arm(timer, turn.next());
         }
         turn.take(0);
+        LAST_UNTIL.set(turn.next().filter(|_| turn.place() == Place::Last));
+        drop(turn);
+        step_aside();
     }
 }
 
 impl Drop for Patient {
     fn drop(&mut self) {
         if let Some((timer, watcher)) = self.watcher.take() {
+            LAST_UNTIL.set(None);
             sys::run_like_others(0);
             locked(&self.turn).over = true;
             arm(&timer, Some(Instant::now()));
@@ -245,8 +279,7 @@ impl GivingWay {
         GivingWay { _patient: Patient::begin(PREPARING) }
     }
 
-    /// Whether the calling process is a command that touches a running program, which has taken short turns on a processor
-    /// since before `main`.
+    /// Whether the calling process is a command that touches a running program, which gives way since before `main`.
     pub fn is_called_for() -> bool {
         early::called_to_touch()
     }

@@ -2,6 +2,7 @@
 
 use crate::maps;
 use crate::module;
+use crate::priority::step_aside;
 use crate::remote::{Gadgets, Landmarks};
 use crate::status::{Stat, Threads};
 use crate::{Error, Libc, Mapping, Memory, Module, Pid, Status, ThreadActivity, ThreadInfo, Tid, sys};
@@ -386,6 +387,7 @@ impl Process {
 
 /// What such a file says, read into a buffer on the stack; `None` when it is gone.
 fn read_small<'b>(path: &Path, buf: &'b mut [u8]) -> Option<&'b str> {
+    step_aside();
     let mut file = File::open(path).ok()?;
     // The kernel shows such a file in one piece: the first read has all of it.
     let len = loop {
@@ -405,6 +407,7 @@ fn read_small<'b>(path: &Path, buf: &'b mut [u8]) -> Option<&'b str> {
 
 /// `fs::read` begins with a few bytes, and the kernel writes its text anew for every call.
 fn read_at_once(path: &Path) -> io::Result<Vec<u8>> {
+    step_aside();
     let mut bytes = Vec::with_capacity(64 << 10);
     File::open(path)?.read_to_end(&mut bytes)?;
     Ok(bytes)

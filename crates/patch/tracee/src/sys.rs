@@ -353,9 +353,12 @@ pub(crate) fn write_at(file: &File, bytes: &[u8], at: u64) -> io::Result<usize> 
 /// Linux 6.12; older ones do not heed it): whoever wakes up beside it waits for the end of its slice at most.
 pub(crate) const SLICE_NS: u64 = 100_000;
 
-/// Gives an OS thread (0: the calling one) a scheduling policy, with the lowest priority that it knows; whether the
-/// kernel allowed it. Follows sched_setattr(2).
-fn set_policy(tid: i32, policy: libc::c_int) -> bool {
+/// The kernel's own length of a slice.
+const USUAL_SLICE: u64 = 0;
+
+/// Gives an OS thread (0: the calling one) a scheduling policy, with the lowest priority that it knows, and slices of this
+/// length, which only `SCHED_OTHER` changes; whether the kernel allowed it. Follows sched_setattr(2).
+fn set_policy(tid: i32, policy: libc::c_int, slice_ns: u64) -> bool {
     // SAFETY: plain data, for which all zeroes is a value.
     let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };
     attributes.size = size_of::<libc::sched_attr>() as u32;
@@ -363,7 +366,7 @@ fn set_policy(tid: i32, policy: libc::c_int) -> bool {
     attributes.sched_flags = libc::SCHED_FLAG_RESET_ON_FORK as u64;
     attributes.sched_priority = u32::from(policy == libc::SCHED_FIFO);
     if policy == libc::SCHED_OTHER {
-        attributes.sched_runtime = SLICE_NS;
+        attributes.sched_runtime = slice_ns;
     }
     // SAFETY: the call reads one sched_attr, whose size is in it.
     unsafe { libc::syscall(libc::SYS_sched_setattr, tid, &raw const attributes, 0u32) == 0 }
@@ -385,7 +388,7 @@ pub(crate) fn scheduling() -> (libc::c_int, u64) {
 /// for a processor keeps its tracees standing. Where the machine gives none, the best of the others; without the permission for either
 /// everything works, more slowly.
 pub(crate) fn run_before_others(tid: i32) {
-    if !set_policy(tid, libc::SCHED_FIFO) {
+    if !set_policy(tid, libc::SCHED_FIFO, USUAL_SLICE) {
         // SAFETY: plain integers; 0 is the calling thread.
         unsafe { libc::setpriority(libc::PRIO_PROCESS, tid as libc::id_t, -20) };
     }
@@ -394,17 +397,33 @@ pub(crate) fn run_before_others(tid: i32) {
 /// Takes [`run_before_others`] and [`run_after_others`] back; whether the kernel allowed it.
 pub(crate) fn run_like_others(tid: i32) -> bool {
     // SAFETY: plain integers; 0 is the calling thread.
-    set_policy(tid, libc::SCHED_OTHER) && unsafe { libc::setpriority(libc::PRIO_PROCESS, tid as libc::id_t, 0) } == 0
+    set_policy(tid, libc::SCHED_OTHER, SLICE_NS)
+        && unsafe { libc::setpriority(libc::PRIO_PROCESS, tid as libc::id_t, 0) } == 0
 }
 
 /// The OS thread runs when no other wants to.
+///
+/// Not with short slices: the shortest one of all that wait for a processor is for how long the kernel protects whoever
+/// runs there, and at the tick behind that it may well choose the last one.
 pub(crate) fn run_after_others(tid: i32) {
-    set_policy(tid, libc::SCHED_IDLE);
+    set_policy(tid, libc::SCHED_OTHER, USUAL_SLICE);
+    set_policy(tid, libc::SCHED_IDLE, USUAL_SLICE);
+}
+
+/// The calling OS thread, which comes last from now on, makes way for whoever waits for its processor already, and gives up
+/// what it has saved.
+///
+/// Whoever wakes up later takes the processor from the last one, but who woke up before waits for the kernel's next tick.
+/// And to the kernel the last one is somebody with a small weight, who comes before all others for some milliseconds when
+/// they have had more than their share; since Linux 6.18 who yields loses that claim.
+pub(crate) fn let_others_run() {
+    // SAFETY: no arguments, and it cannot fail.
+    unsafe { libc::sched_yield() };
 }
 
 /// Whether this OS thread may raise its priority again after it was lowered.
 pub(crate) fn may_raise() -> bool {
-    set_policy(0, libc::SCHED_FIFO) && set_policy(0, libc::SCHED_OTHER)
+    set_policy(0, libc::SCHED_FIFO, USUAL_SLICE) && set_policy(0, libc::SCHED_OTHER, SLICE_NS)
 }
 
 pub(crate) fn own_tid() -> i32 {
