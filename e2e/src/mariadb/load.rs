@@ -195,7 +195,7 @@ fn read(path: &Path) -> String {
 }
 
 /// How long transactions took, counted in buckets that are 2 % wide.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Latencies {
     /// Milliseconds and transactions, ascending.
     buckets: Vec<(f64, u64)>,
@@ -231,6 +231,14 @@ impl Latencies {
         let of_latencies = text.split_once("Latency (ms):")?.1;
         let max = of_latencies.lines().find_map(|line| line.trim().strip_prefix("max:"))?;
         (!buckets.is_empty()).then_some(Latencies { buckets, max_ms: max.trim().parse().ok()? })
+    }
+}
+
+impl std::ops::AddAssign for Latencies {
+    fn add_assign(&mut self, other: Latencies) {
+        self.buckets.extend(other.buckets);
+        self.buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
+        self.max_ms = self.max_ms.max(other.max_ms);
     }
 }
 
@@ -277,5 +285,9 @@ mod tests {
             [4.055, 4.055, 17.32, 17.32, 90.78]
         );
         assert_eq!(Latencies::parse("FATAL: lost"), None);
+        let mut both = Latencies { buckets: vec![(10.0, 1)], max_ms: 10.0 };
+        both += latencies;
+        assert_eq!((both.count(), both.max_ms()), (1001, 91.02));
+        assert_eq!([0.99, 0.9901, 0.9911].map(|share| both.quantile_ms(share)), [10.0, 17.32, 17.32]);
     }
 }

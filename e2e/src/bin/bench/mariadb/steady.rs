@@ -1,10 +1,11 @@
 //! What clients notice while MariaDB is patched once a second, against the same server left alone.
 //!
-//! One run adds one round to a file beside the table: a window left alone and one in each mode, in another order each
-//! time. The tables are of all rounds with windows of the same length.
+//! A machine with neighbours is slower in one minute than in the next, by more than what is looked for: so the windows of a
+//! round are interleaved, in blocks of some seconds, in another order each time. One run adds one round to a file beside
+//! the table: a window left alone and one in each mode. The tables are of all rounds with windows of the same length.
 
 use super::{Amount, MODES, WITHOUT, start};
-use crate::latency::{Span, Window, once_a_second, read, rest, timed, window, windows};
+use crate::latency::{Span, Window, once_a_second, read, rest, timed, windows};
 use crate::results::{Section, number};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -16,7 +17,7 @@ use stillpoint_e2e::mariadb::client::Client;
 use stillpoint_e2e::mariadb::effect::nothing;
 use stillpoint_e2e::mariadb::load::{Counted, Latencies, Sysbench};
 use stillpoint_e2e::mariadb::traffic::{Plan, Traffic, Work};
-use stillpoint_e2e::operation::{Called, Operation, Spread, StopsUs};
+use stillpoint_e2e::operation::{Called, Operation, Spread, StopsUs, Why};
 use stillpoint_e2e::stalls::{Stall, Watch};
 use stillpoint_e2e::workspace_root;
 
@@ -63,6 +64,15 @@ impl Load {
         }
     }
 
+    /// How long a server is left alone, or patched in one mode, before it is another's turn. Transactions are counted by
+    /// runs of their own, whose beginning and end should weigh little.
+    fn block_seconds(self) -> u64 {
+        match self {
+            Load::Statements => 10,
+            Load::Transactions | Load::ManyTransactions => 30,
+        }
+    }
+
     fn described(self) -> String {
         match self.transactions_a_second() {
             None => format!("{RATE} statements a second by {CONNECTIONS} clients"),
@@ -80,7 +90,8 @@ struct Seen {
     operations: usize,
     over_ms: Vec<f64>,
     probe_us_max: f64,
-    all_us_max: f64,
+    /// For how long all threads stood, the longest time of each operation.
+    all_us: Vec<f64>,
     /// The longest time for which the machine itself left a processor without any thread.
     #[serde(default)]
     stall_us_max: Option<f64>,
@@ -105,11 +116,10 @@ pub(super) fn steady(server: &Annotated, load: Load, amount: Amount) -> Result<S
     let earlier = text.lines().map(serde_json::from_str::<Round>).collect::<Result<Vec<_>, _>>();
     let earlier = earlier.map_err(|e| format!("{}: {e}", path.display()))?;
     let mut rounds: Vec<Round> = earlier.into_iter().filter(|round| round.seconds == amount.seconds).collect();
-    let mut order: Vec<&str> = [WITHOUT].into_iter().chain(MODES).collect();
-    order.rotate_left(rounds.len() % 4);
+    let blocks = blocks(rounds.len(), amount.seconds, load.block_seconds());
     let windows = match load.transactions_a_second() {
-        None => statements(server, amount.seconds, &order),
-        Some(rate) => transactions(server, amount.seconds, rate, &order)?,
+        None => statements(server, &blocks),
+        Some(rate) => transactions(server, rate, &blocks)?,
     };
     let round = Round { commit: commit(), machine: machine(), seconds: amount.seconds, windows };
     // A few seconds show that it works, and nothing else.
@@ -122,8 +132,29 @@ pub(super) fn steady(server: &Annotated, load: Load, amount: Amount) -> Result<S
     Ok(section(load, &rounds, amount.seconds))
 }
 
-/// Windows of sysbench, which counts for itself: each is a run of its own, a second longer at both ends.
-fn transactions(server: &Annotated, seconds: u64, rate: u32, order: &[&str]) -> Result<BTreeMap<String, Seen>, String> {
+/// Some seconds, in which nobody touches the server, or in one mode somebody does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Block {
+    mode: &'static str,
+    seconds: u64,
+}
+
+/// The blocks of a round: of each mode as many as make `seconds`, each mode before and behind every other.
+fn blocks(round: usize, seconds: u64, longest: u64) -> Vec<Block> {
+    let turns = seconds.div_ceil(longest);
+    let turn = |turn: u64| {
+        let mut order: Vec<&str> = [WITHOUT].into_iter().chain(MODES).collect();
+        order.rotate_left((round + turn as usize / 2) % 4);
+        if turn % 2 == 1 {
+            order.reverse();
+        }
+        order.into_iter().map(move |mode| Block { mode, seconds: seconds / turns })
+    };
+    (0..turns).flat_map(turn).collect()
+}
+
+/// Sysbench counts for itself: each block is a run of its own, a second longer at both ends.
+fn transactions(server: &Annotated, rate: u32, blocks: &[Block]) -> Result<BTreeMap<String, Seen>, String> {
     let mariadb = start(server, Policy::ThreadPerConnection, Work::NoOp, &[DURABLE]);
     let patch = nothing(server);
     let idle: Vec<Client> = (0..IDLE).map(|_| mariadb.client()).collect();
@@ -131,8 +162,8 @@ fn transactions(server: &Annotated, seconds: u64, rate: u32, order: &[&str]) -> 
     let run = |seconds: u64| Sysbench::at_rate(&mariadb, CONNECTIONS, seconds as u32, rate);
     // The first seconds of a load pay for caches.
     run(3)?.finish();
-    let mut done = BTreeMap::new();
-    for &mode in order {
+    let mut done: BTreeMap<&str, (Counted, Latencies, u64, f64, Vec<Called>)> = BTreeMap::new();
+    for &Block { mode, seconds } in blocks {
         let watch = Watch::start();
         let load = run(seconds + 2)?;
         rest(1);
@@ -142,12 +173,19 @@ fn transactions(server: &Annotated, seconds: u64, rate: u32, order: &[&str]) -> 
             _ => called = once_a_second(mariadb.pid(), patch, seconds, &["--quiescence", mode]),
         });
         let (counted, latencies) = load.finish_paced();
-        let operations = read(called);
-        let stall = longest(&watch.finish(), span);
-        done.insert(mode.to_owned(), seen(counted_window(counted, &latencies, seconds + 2), &operations, stall));
+        let stall = longest(&watch.finish(), &[span]);
+        let of = done.entry(mode).or_default();
+        of.0 += counted;
+        of.1 += latencies;
+        of.2 += seconds + 2;
+        of.3 = of.3.max(stall);
+        of.4.extend(called);
     }
     drop(idle);
-    Ok(done)
+    let seen = |(mode, (counted, latencies, seconds, stall, called)): (&str, (_, _, _, _, Vec<Called>))| {
+        (mode.to_owned(), seen(counted_window(counted, &latencies, seconds), &read(called), stall))
+    };
+    Ok(done.into_iter().map(seen).collect())
 }
 
 fn counted_window(counted: Counted, latencies: &Latencies, seconds: u64) -> Window {
@@ -166,20 +204,20 @@ fn counted_window(counted: Counted, latencies: &Latencies, seconds: u64) -> Wind
 }
 
 fn seen(window: Window, operations: &[Operation], stall_us: f64) -> Seen {
-    let stops = StopsUs::of(operations);
+    let stood = |operation: &Operation| operation.stopped(Why::All).max().unwrap_or(0) as f64 / 1e3;
     Seen {
         window,
         operations: operations.len(),
         over_ms: operations.iter().map(|o| super::ms(o.reached_and_rest_ns().0)).collect(),
-        probe_us_max: stops.probe.max,
-        all_us_max: stops.all.max,
+        probe_us_max: StopsUs::of(operations).probe.max,
+        all_us: operations.iter().map(stood).collect(),
         stall_us_max: Some(stall_us),
         during: None,
         beside: None,
     }
 }
 
-fn statements(server: &Annotated, seconds: u64, order: &[&str]) -> BTreeMap<String, Seen> {
+fn statements(server: &Annotated, blocks: &[Block]) -> BTreeMap<String, Seen> {
     let policy = Policy::ThreadPerConnection;
     let mariadb = start(server, policy, Work::Ycsb, &[]);
     let patch = nothing(server);
@@ -188,41 +226,46 @@ fn statements(server: &Annotated, seconds: u64, order: &[&str]) -> BTreeMap<Stri
     let mut load = Traffic::start(&mariadb, &plan);
     // The first seconds of a load pay for connections and caches.
     rest(3);
-    let mut done = Vec::new();
+    let mut done: BTreeMap<&str, (Vec<Span>, Vec<Called>)> = BTreeMap::new();
     let watch = Watch::start();
-    for &mode in order {
+    for &Block { mode, seconds } in blocks {
         let mut called: Vec<Called> = Vec::new();
         let options = ["--quiescence", mode];
         let span = timed(|| match mode {
             WITHOUT => rest(seconds),
             _ => called = once_a_second(mariadb.pid(), patch, seconds, &options),
         });
-        done.push((mode, span, called));
+        let of = done.entry(mode).or_default();
+        of.0.push(span);
+        of.1.extend(called);
         load.assert_running();
     }
     let observed = load.finish();
     let stalls = watch.finish();
     drop(idle);
-    let split = |(mode, span, called): (&str, Span, Vec<Called>)| {
+    let split = |(mode, (spans, called)): (&str, (Vec<Span>, Vec<Called>))| {
         let operations = read(called);
         let during: Vec<Span> = operations.iter().map(|o| (o.window_ns.0, o.window_ns.1 + AFTER_NS)).collect();
+        let beside: Vec<Span> = spans.iter().flat_map(|span| between(*span, &during)).collect();
         let some = |spans: &[Span]| (!operations.is_empty()).then(|| windows(&observed, spans));
-        let whole = seen(window(&observed, span), &operations, longest(&stalls, span));
-        (mode.to_owned(), Seen { during: some(&during), beside: some(&between(span, &during)), ..whole })
+        let whole = seen(windows(&observed, &spans), &operations, longest(&stalls, &spans));
+        (mode.to_owned(), Seen { during: some(&during), beside: some(&beside), ..whole })
     };
     done.into_iter().map(split).collect()
 }
 
-/// Of the stalls that reach into `span`, in microseconds.
-fn longest(stalls: &[Stall], span: Span) -> f64 {
-    let inside = stalls.iter().filter(|stall| stall.ended_ns >= span.0 && stall.ended_ns - stall.ns <= span.1);
+/// Of the stalls that reach into any of these spans, in microseconds.
+fn longest(stalls: &[Stall], spans: &[Span]) -> f64 {
+    let reaches = |stall: &&Stall, span: &Span| stall.ended_ns >= span.0 && stall.ended_ns - stall.ns <= span.1;
+    let inside = stalls.iter().filter(|stall| spans.iter().any(|span| reaches(stall, span)));
     inside.map(|stall| stall.ns).max().unwrap_or(0) as f64 / 1e3
 }
 
-/// What is left of `span` without these spans of it, which come one after another.
+/// What is left of `span` without these spans, which come one after another.
 fn between(span: Span, without: &[Span]) -> Vec<Span> {
-    let ends = std::iter::once(span.0).chain(without.iter().map(|w| w.1));
-    let begins = without.iter().map(|w| w.0).chain(std::iter::once(span.1));
+    let within = |w: &&Span| w.0 < span.1 && w.1 > span.0;
+    let ends = std::iter::once(span.0).chain(without.iter().filter(within).map(|w| w.1));
+    let begins = without.iter().filter(within).map(|w| w.0).chain(std::iter::once(span.1));
     ends.zip(begins).filter(|(from, to)| from < to).collect()
 }
 
@@ -238,6 +281,7 @@ fn section(load: Load, rounds: &[Round], seconds: u64) -> Section {
         "mode",
         "operations",
         "threads over, ms: median (max)",
+        "all threads standing: median (max)",
         "requests",
         "p50",
         "p99",
@@ -250,8 +294,9 @@ fn section(load: Load, rounds: &[Round], seconds: u64) -> Section {
         "max to left alone",
     ];
     let title = format!(
-        "MariaDB, a thread per connection, {}, {IDLE} idle: latency, us, left alone and patched or reverted once a second ({seconds} s each)",
-        load.described()
+        "MariaDB, a thread per connection, {}, {IDLE} idle: latency, us, left alone and patched or reverted once a second ({seconds} s each, by blocks of {} s)",
+        load.described(),
+        load.block_seconds().min(seconds)
     );
     let mut section = Section::new(load.name(), title, &columns);
     let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
@@ -264,7 +309,7 @@ fn section(load: Load, rounds: &[Round], seconds: u64) -> Section {
             let w = &seen.window;
             failed += w.failed;
             let (p999, max) = (ratio(w.p999_us, alone.p999_us), ratio(w.max_us, alone.max_us));
-            let over = Spread::of(seen.over_ms.clone());
+            let (over, all) = (Spread::of(seen.over_ms.clone()), Spread::of(seen.all_us.clone()));
             let part = |of: &Option<Window>| match of {
                 Some(w) => format!("{}, {}", number(w.p999_us), number(w.max_us)),
                 None => "-".to_owned(),
@@ -275,6 +320,7 @@ fn section(load: Load, rounds: &[Round], seconds: u64) -> Section {
                 super::shown(mode),
                 seen.operations.to_string(),
                 only(format!("{} ({})", number(over.median), number(over.max))),
+                only(format!("{} ({})", number(all.median), number(all.max))),
                 w.requests.to_string(),
                 number(w.p50_us),
                 number(w.p99_us),
