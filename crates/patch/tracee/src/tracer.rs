@@ -8,6 +8,7 @@ use crate::{Birth, Error, Event, Pid, Process, ThreadActivity, ThreadInfo, Tid, 
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::time::{Duration, Instant};
+use stillpoint_patch_format::Avma;
 
 /// A thread that does not stop within this time is given up; sleepers in the disk queue do not last longer.
 pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(5);
@@ -465,14 +466,26 @@ impl Tracer {
         !thread.stopped && matches!(self.process.thread_info(Tid(tid)), Ok(Some(info)) if self.sleeps_in_vfork(&info))
     }
 
-    /// Whether a thread just looked at sleeps as one does that waits for the child of a vfork.
+    /// Whether a thread just looked at sleeps as one does that waits for the child of a vfork. Who makes a thread or any
+    /// other child may sleep in the same call, for a lock of the kernel's: what he asked for tells.
     pub(crate) fn sleeps_in_vfork(&self, info: &ThreadInfo) -> bool {
-        info.state == 'D'
-            && matches!(
-                self.process.activity(info.tid),
-                Ok(ThreadActivity { waits_in: Some((nr, _)), .. })
-                    if matches!(nr as i64, libc::SYS_vfork | libc::SYS_clone | libc::SYS_clone3)
-            )
+        if info.state != 'D' {
+            return false;
+        }
+        let Ok(ThreadActivity { waits_in: Some((nr, args)), .. }) = self.process.activity(info.tid) else {
+            return false;
+        };
+        let flags = match nr as i64 {
+            libc::SYS_vfork => return true,
+            libc::SYS_clone => args[0],
+            // the first field of struct clone_args, clone(2)
+            libc::SYS_clone3 => match self.process.memory().read_u64(Avma(args[0])) {
+                Ok(flags) => flags,
+                Err(_) => return true,
+            },
+            _ => return false,
+        };
+        flags & libc::CLONE_VFORK as u64 != 0
     }
 
     /// Lets a standing thread go; for how long it stood.
