@@ -1,8 +1,8 @@
-//! Giving way before `main`: what libraries and the language's runtime do until then takes half a millisecond, which is long
-//! on a processor that a server wants.
+//! Taking short turns before `main`, and letting those run first who have waited for our processor since the kernel and its
+//! loader began to start us, which takes half a millisecond.
 //!
-//! Nobody watches over it yet, so that on a machine that has nothing to spare `main` is reached later. Nobody stands
-//! meanwhile.
+//! Turns are short, not the last ones: on a machine that has nothing to spare who comes last takes seconds to reach `main`,
+//! and nobody watches over that yet.
 
 use crate::sys;
 use std::ffi::CStr;
@@ -14,31 +14,28 @@ static TOUCHES: AtomicBool = AtomicBool::new(false);
 const TOUCHING: [&[u8]; 4] = [b"apply", b"check", b"status", b"revert"];
 
 /// Runs before the initialisation of any library and Rust's runtime, with what `main` is called with in C.
-extern "C" fn give_way(count: libc::c_int, words: *const *const libc::c_char) {
+extern "C" fn take_short_turns(count: libc::c_int, words: *const *const libc::c_char) {
     let word = |at: usize| {
         // SAFETY: the C library calls with so many strings, which nobody has changed yet.
         unsafe { CStr::from_ptr(*words.add(at)) }.to_bytes()
     };
     if touches((1..usize::try_from(count).unwrap_or(0)).map(word)) {
+        sys::run_like_others(0);
+        sys::let_others_run();
         TOUCHES.store(true, Ordering::Relaxed);
-        // who may not come back stays where he is
-        if sys::may_raise() {
-            sys::run_after_others(0);
-            sys::let_others_run();
-        }
     }
 }
 
 // SAFETY: the section is an array of functions that the C library calls first of all, with the arguments of C's `main`;
-// `give_way` makes system calls and uses nothing of Rust's runtime.
+// `take_short_turns` makes system calls and uses nothing of Rust's runtime.
 #[used]
 #[unsafe(link_section = ".preinit_array")]
-static GIVE_WAY: extern "C" fn(libc::c_int, *const *const libc::c_char) = give_way;
+static TAKE_SHORT_TURNS: extern "C" fn(libc::c_int, *const *const libc::c_char) = take_short_turns;
 
-/// Whether this process was called as `stillpoint patch apply`, `check`, `status` or `revert`, and gives way where it may.
+/// Whether this process was called as `stillpoint patch apply`, `check`, `status` or `revert`.
 pub(crate) fn called_to_touch() -> bool {
     // The reference is what makes the linker take the entry of the section in.
-    std::hint::black_box(&GIVE_WAY);
+    std::hint::black_box(&TAKE_SHORT_TURNS);
     TOUCHES.load(Ordering::Relaxed)
 }
 

@@ -279,7 +279,8 @@ impl GivingWay {
         GivingWay { _patient: Patient::begin(PREPARING) }
     }
 
-    /// Whether the calling process is a command that touches a running program, which gives way since before `main`.
+    /// Whether the calling process is a command that touches a running program, which has taken short turns on a processor
+    /// since before `main`.
     pub fn is_called_for() -> bool {
         early::called_to_touch()
     }
