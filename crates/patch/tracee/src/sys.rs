@@ -415,7 +415,7 @@ pub(crate) fn run_after_others(tid: i32) {
 ///
 /// Whoever wakes up later takes the processor from the last one, but who woke up before waits for the kernel's next tick.
 /// And to the kernel the last one is somebody with a small weight, who comes before all others for some milliseconds when
-/// they have had more than their share; since Linux 6.18 who yields loses that claim.
+/// they have had more than their share; who yields loses that claim (seen with Linux 6.18).
 pub(crate) fn let_others_run() {
     // SAFETY: no arguments, and it cannot fail.
     unsafe { libc::sched_yield() };
