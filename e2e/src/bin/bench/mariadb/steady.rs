@@ -2,7 +2,8 @@
 //!
 //! A machine with neighbours is slower in one minute than in the next, by more than what is looked for: so the windows of a
 //! round are interleaved, in blocks of some seconds, in another order each time. One run adds one round to a file beside
-//! the table: a window left alone and one in each mode. The tables are of all rounds with windows of the same length.
+//! the table: a window left alone and one in each mode. The tables are of all rounds with windows and blocks of the same
+//! length.
 
 use super::{Amount, MODES, WITHOUT, start};
 use crate::latency::{Span, Window, once_a_second, read, rest, timed, windows};
@@ -68,7 +69,8 @@ impl Load {
     /// runs of their own, whose beginning and end should weigh little.
     fn block_seconds(self) -> u64 {
         match self {
-            Load::Statements => 10,
+            // one apply, one revert
+            Load::Statements => 2,
             Load::Transactions | Load::ManyTransactions => 30,
         }
     }
@@ -107,6 +109,7 @@ struct Round {
     commit: String,
     machine: String,
     seconds: u64,
+    block_seconds: u64,
     windows: BTreeMap<String, Seen>,
 }
 
@@ -115,13 +118,15 @@ pub(super) fn steady(server: &Annotated, load: Load, amount: Amount) -> Result<S
     let text = std::fs::read_to_string(&path).unwrap_or_default();
     let earlier = text.lines().map(serde_json::from_str::<Round>).collect::<Result<Vec<_>, _>>();
     let earlier = earlier.map_err(|e| format!("{}: {e}", path.display()))?;
-    let mut rounds: Vec<Round> = earlier.into_iter().filter(|round| round.seconds == amount.seconds).collect();
-    let blocks = blocks(rounds.len(), amount.seconds, load.block_seconds());
+    let block_seconds = load.block_seconds().min(amount.seconds);
+    let alike = |round: &Round| (round.seconds, round.block_seconds) == (amount.seconds, block_seconds);
+    let mut rounds: Vec<Round> = earlier.into_iter().filter(alike).collect();
+    let blocks = blocks(rounds.len(), amount.seconds, block_seconds);
     let windows = match load.transactions_a_second() {
         None => statements(server, &blocks),
         Some(rate) => transactions(server, rate, &blocks)?,
     };
-    let round = Round { commit: commit(), machine: machine(), seconds: amount.seconds, windows };
+    let round = Round { commit: commit(), machine: machine(), seconds: amount.seconds, block_seconds, windows };
     // A few seconds show that it works, and nothing else.
     if amount.seconds >= 10 {
         let line = serde_json::to_string(&round).expect("numbers and texts serialise");
@@ -153,6 +158,22 @@ fn blocks(round: usize, seconds: u64, longest: u64) -> Vec<Block> {
     (0..turns).flat_map(turn).collect()
 }
 
+/// What the blocks of one mode add up to.
+#[derive(Default)]
+struct Sum {
+    counted: Counted,
+    latencies: Latencies,
+    seconds: u64,
+    stall_us: f64,
+    called: Vec<Called>,
+}
+
+impl Sum {
+    fn seen(self) -> Seen {
+        seen(counted_window(self.counted, &self.latencies, self.seconds), &read(self.called), self.stall_us)
+    }
+}
+
 /// Sysbench counts for itself: each block is a run of its own, a second longer at both ends.
 fn transactions(server: &Annotated, rate: u32, blocks: &[Block]) -> Result<BTreeMap<String, Seen>, String> {
     let mariadb = start(server, Policy::ThreadPerConnection, Work::NoOp, &[DURABLE]);
@@ -162,7 +183,7 @@ fn transactions(server: &Annotated, rate: u32, blocks: &[Block]) -> Result<BTree
     let run = |seconds: u64| Sysbench::at_rate(&mariadb, CONNECTIONS, seconds as u32, rate);
     // The first seconds of a load pay for caches.
     run(3)?.finish();
-    let mut done: BTreeMap<&str, (Counted, Latencies, u64, f64, Vec<Called>)> = BTreeMap::new();
+    let mut done: BTreeMap<&str, Sum> = BTreeMap::new();
     for &Block { mode, seconds } in blocks {
         let watch = Watch::start();
         let load = run(seconds + 2)?;
@@ -175,17 +196,14 @@ fn transactions(server: &Annotated, rate: u32, blocks: &[Block]) -> Result<BTree
         let (counted, latencies) = load.finish_paced();
         let stall = longest(&watch.finish(), &[span]);
         let of = done.entry(mode).or_default();
-        of.0 += counted;
-        of.1 += latencies;
-        of.2 += seconds + 2;
-        of.3 = of.3.max(stall);
-        of.4.extend(called);
+        of.counted += counted;
+        of.latencies += latencies;
+        of.seconds += seconds + 2;
+        of.stall_us = of.stall_us.max(stall);
+        of.called.extend(called);
     }
     drop(idle);
-    let seen = |(mode, (counted, latencies, seconds, stall, called)): (&str, (_, _, _, _, Vec<Called>))| {
-        (mode.to_owned(), seen(counted_window(counted, &latencies, seconds), &read(called), stall))
-    };
-    Ok(done.into_iter().map(seen).collect())
+    Ok(done.into_iter().map(|(mode, sum)| (mode.to_owned(), sum.seen())).collect())
 }
 
 fn counted_window(counted: Counted, latencies: &Latencies, seconds: u64) -> Window {
