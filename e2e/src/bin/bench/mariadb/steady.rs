@@ -65,14 +65,16 @@ impl Load {
         }
     }
 
-    /// How long a server is left alone, or patched in one mode, before it is another's turn. Transactions are counted by
-    /// runs of their own, whose beginning and end should weigh little.
-    fn block_seconds(self) -> u64 {
-        match self {
+    /// How long a server is left alone, or patched in one mode, before it is another's turn, in windows of so many seconds.
+    /// Transactions are counted by runs of their own, whose beginning and end should weigh little. The script that counts
+    /// kept rounds, `experiments/mariadb-latency`, has these lengths too.
+    fn block_seconds(self, window: u64) -> u64 {
+        let longest = match self {
             // one apply, one revert
             Load::Statements => 2,
             Load::Transactions | Load::ManyTransactions => 30,
-        }
+        };
+        window.min(longest)
     }
 
     fn described(self) -> String {
@@ -118,7 +120,7 @@ pub(super) fn steady(server: &Annotated, load: Load, amount: Amount) -> Result<S
     let text = std::fs::read_to_string(&path).unwrap_or_default();
     let earlier = text.lines().map(serde_json::from_str::<Round>).collect::<Result<Vec<_>, _>>();
     let earlier = earlier.map_err(|e| format!("{}: {e}", path.display()))?;
-    let block_seconds = load.block_seconds().min(amount.seconds);
+    let block_seconds = load.block_seconds(amount.seconds);
     let alike = |round: &Round| (round.seconds, round.block_seconds) == (amount.seconds, block_seconds);
     let mut rounds: Vec<Round> = earlier.into_iter().filter(alike).collect();
     let blocks = blocks(rounds.len(), amount.seconds, block_seconds);
@@ -314,7 +316,7 @@ fn section(load: Load, rounds: &[Round], seconds: u64) -> Section {
     let title = format!(
         "MariaDB, a thread per connection, {}, {IDLE} idle: latency, us, left alone and patched or reverted once a second ({seconds} s each, by blocks of {} s)",
         load.described(),
-        load.block_seconds().min(seconds)
+        load.block_seconds(seconds)
     );
     let mut section = Section::new(load.name(), title, &columns);
     let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
