@@ -2,15 +2,16 @@
 
 use crate::restart;
 use crate::status::Usual;
-use crate::tracer::{STOP_LIMIT, Seen, State, Tracer};
+use crate::tracer::{ASLEEP_FIRST, STOP_LIMIT, Seen, State, Tracer, will_not_stop};
 use crate::{Error, Event, Held, Session, ThreadInfo, Tid, carrier};
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use stillpoint_patch_format::Avma;
 
 const PAGE: u64 = 4096;
-/// While one thread is waited for the others stand: much less patience than for a single stop.
+/// While one thread is waited for the others stand: much less patience than for a single stop. For one in state D there is
+/// less still, see [`ASLEEP_FIRST`].
 const LIMIT: Duration = Duration::from_millis(500);
 /// Rounds in which new threads may turn up. Threads that stand bear none, so two would do.
 const ROUNDS: usize = 64;
@@ -38,8 +39,10 @@ const TOGETHER: usize = 32;
 /// Threads asked at once where none needs mending: enough to pay for their turns on a processor together, and so few that
 /// those who use it most, which are the last, do not stand for the others.
 const AT_ONCE: usize = 16;
-/// A stop that takes longer waits for a processor.
+/// A stop that takes longer waits for a processor, or the thread for a disk.
 const LOOK: Duration = Duration::from_millis(2);
+/// How often it is looked whether threads still sleep in state D, before anybody stands.
+const LOOK_AT_SLEEP: Duration = Duration::from_millis(1);
 const _: () = assert!(LIMIT.as_nanos() < STOP_LIMIT.as_nanos());
 
 impl Missing {
@@ -66,15 +69,9 @@ pub struct Freezing<'s, 'p> {
 
 impl<'s, 'p> Freezing<'s, 'p> {
     pub(crate) fn begin(session: &'s mut Session<'p>) -> Result<Freezing<'s, 'p>, Error> {
-        let mut part = Frozen { session, order: Vec::new(), idle: 0, thawed: false };
         // On failure, dropping `part` lets go whoever stands.
-        let missing = part.missing()?;
-        let (idle, others) = missing.split_at(missing.partition_point(|missing| missing.idle));
-        part.session.tracer.idle = Some(idle.iter().map(|missing| missing.tid).collect());
-        // not before: who looks through the threads takes no processor from them
-        part.session.expect_all_to_stop(true);
-        part.stop_idle(idle)?;
-        let others = others.to_vec();
+        let mut part = Frozen::nobody(session);
+        let others = part.begin()?;
         Ok(Freezing { part, others })
     }
 
@@ -91,10 +88,7 @@ impl<'s, 'p> Freezing<'s, 'p> {
     /// Stops the others; on failure everything runs on.
     pub fn complete(self) -> Result<Frozen<'s, 'p>, Error> {
         let Freezing { part: mut frozen, others } = self;
-        frozen.session.tracer.priority.spare_nobody();
-        frozen.stop_groups(&others)?;
-        frozen.stop_all()?;
-        frozen.session.tracer.timer.disarm();
+        frozen.complete(&others)?;
         Ok(frozen)
     }
 }
@@ -106,10 +100,90 @@ pub struct Frozen<'s, 'p> {
     order: Vec<Tid>,
     /// So many of them, the first, are idle.
     idle: usize,
+    /// For how long threads have stood when it was tried in vain.
+    in_vain: Vec<(Tid, u64)>,
     thawed: bool,
 }
 
 impl<'s, 'p> Frozen<'s, 'p> {
+    fn nobody(session: &'s mut Session<'p>) -> Frozen<'s, 'p> {
+        Frozen { session, order: Vec::new(), idle: 0, in_vain: Vec::new(), thawed: false }
+    }
+
+    /// All threads, tried again where others would have stood for one in state D.
+    pub(crate) fn all(session: &'s mut Session<'p>) -> Result<Frozen<'s, 'p>, Error> {
+        let until = Instant::now() + LIMIT;
+        let mut frozen = Frozen::nobody(session);
+        loop {
+            let patience = frozen.session.tracer.asleep_limit;
+            match frozen.begin().and_then(|others| frozen.complete(&others)) {
+                Ok(()) => return Ok(frozen),
+                Err(_) if frozen.session.tracer.asleep_limit > patience && Instant::now() < until => {
+                    let stood = frozen.let_go()?;
+                    frozen.in_vain.extend(stood);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Stops threads that nobody misses; the others.
+    fn begin(&mut self) -> Result<Vec<Missing>, Error> {
+        let mut missing = self.missing()?;
+        if self.wait_for_disks(&missing)? {
+            missing = self.missing()?;
+        }
+        let (idle, others) = missing.split_at(missing.partition_point(|missing| missing.idle));
+        self.session.tracer.idle = Some(idle.iter().map(|missing| missing.tid).collect());
+        // not before: who looks through the threads takes no processor from them
+        self.session.expect_all_to_stop(true);
+        self.stop_idle(idle)?;
+        Ok(others.to_vec())
+    }
+
+    /// Stops those that [`Frozen::begin`] did not, and whoever turns up meanwhile.
+    fn complete(&mut self, others: &[Missing]) -> Result<(), Error> {
+        self.session.tracer.priority.spare_nobody();
+        self.stop_groups(others)?;
+        self.stop_all()?;
+        self.session.tracer.timer.disarm();
+        self.session.tracer.asleep_limit = ASLEEP_FIRST;
+        Ok(())
+    }
+
+    /// Waits until each thread in state D has left that sleep once, as long as nobody stands; whether it waited at all.
+    fn wait_for_disks(&mut self, missing: &[Missing]) -> Result<bool, Error> {
+        let switches = |tracer: &Tracer, tid| tracer.process.voluntary_switches(Tid(tid)).ok();
+        let unwilling = missing.iter().filter(|missing| missing.manner == Manner::Unwilling);
+        let mut asleep: Vec<_> = unwilling.map(|m| (m.tid, switches(&self.session.tracer, m.tid))).collect();
+        let until = Instant::now() + LIMIT;
+        let mut waited = false;
+        loop {
+            let tracer = &mut self.session.tracer;
+            let state = |tid| tracer.process.thread_info(Tid(tid)).ok().flatten().map(|info| info.state);
+            asleep.retain(|&(tid, before)| state(tid) == Some('D') && switches(tracer, tid) == before);
+            let Some(&(first, _)) = asleep.first() else { break };
+            if tracer.anybody_stands() {
+                break;
+            }
+            if Instant::now() > until {
+                return Err(will_not_stop(first, 'D'));
+            }
+            tracer.timer.arm(LOOK_AT_SLEEP);
+            tracer.serve_one(true)?;
+            waited = true;
+        }
+        Ok(waited)
+    }
+
+    /// Others stand for a thread in state D, and have done so for long enough: next time it may last longer, so that it comes
+    /// to an end where some thread is always there.
+    fn give_up(&mut self, tid: i32) -> Error {
+        let tracer = &mut self.session.tracer;
+        tracer.asleep_limit = (tracer.asleep_limit * 2).min(LIMIT);
+        will_not_stop(tid, 'D')
+    }
+
     /// Stops whoever does not stand yet, those included that turn up meanwhile.
     fn stop_all(&mut self) -> Result<(), Error> {
         for _ in 0..ROUNDS {
@@ -126,7 +200,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
 
     /// Stops threads that nobody misses: as long as nobody else stands, the processor is the others'.
     fn stop_idle(&mut self, idle: &[Missing]) -> Result<(), Error> {
-        let alone = self.session.tracer.threads.values().all(|thread| !matches!(thread.state, State::Standing(_)));
+        let alone = !self.session.tracer.anybody_stands();
         if alone && !idle.is_empty() {
             self.session.tracer.priority.spare_others();
         }
@@ -194,7 +268,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
     /// together.
     fn stop_sleepers(&mut self, group: &[Missing]) -> Result<(), Error> {
         let mut rest = group.iter().map(|missing| missing.tid);
-        let mut asked: BTreeSet<i32> = BTreeSet::new();
+        let mut asked: BTreeMap<i32, Instant> = BTreeMap::new();
         let mut patience = Instant::now() + LIMIT;
         let mut together = 1;
         loop {
@@ -203,7 +277,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
             {
                 self.ask(tid, &mut asked)?;
             }
-            let Some(&first) = asked.first() else { return Ok(()) };
+            let Some((&first, _)) = asked.first_key_value() else { return Ok(()) };
             let tracer = &mut self.session.tracer;
             tracer.timer.arm(LOOK);
             let served = tracer.serve_one(true)?.is_some();
@@ -222,21 +296,29 @@ impl<'s, 'p> Frozen<'s, 'p> {
                 self.order.push(Tid(tid));
             }
             let tracer = &mut self.session.tracer;
-            asked.retain(|tid| tracer.threads.contains_key(tid));
-            if let Some(tid) = asked.iter().find(|tid| tracer.threads.get(tid).is_some_and(|thread| thread.in_vfork)) {
+            asked.retain(|tid, _| tracer.threads.contains_key(tid));
+            if let Some(tid) = asked.keys().find(|tid| tracer.threads.get(tid).is_some_and(|thread| thread.in_vfork)) {
                 return Err(in_vfork(*tid));
             }
-            if !served && Instant::now() > patience {
-                let why = match tracer.process.thread_info(Tid(first))? {
-                    Some(info) => format!("it is in state {}", info.state),
-                    None => "it is about to end".to_owned(),
-                };
-                return Err(Error::Unstoppable { tid: Tid(first), why });
+            if served {
+                continue;
+            }
+            for (&tid, since) in &asked {
+                let info = tracer.process.thread_info(Tid(tid))?;
+                if info.is_some_and(|info| info.state == 'D') && since.elapsed() >= tracer.asleep_limit {
+                    return Err(self.give_up(tid));
+                }
+            }
+            if Instant::now() > patience {
+                return Err(match tracer.process.thread_info(Tid(first))? {
+                    Some(info) => will_not_stop(first, info.state),
+                    None => Error::Unstoppable { tid: Tid(first), why: "it is about to end".to_owned() },
+                });
             }
         }
     }
 
-    fn ask(&mut self, tid: i32, asked: &mut BTreeSet<i32>) -> Result<(), Error> {
+    fn ask(&mut self, tid: i32, asked: &mut BTreeMap<i32, Instant>) -> Result<(), Error> {
         let tracer = &mut self.session.tracer;
         if !tracer.ask_to_stop(tid, false)? {
             return Ok(());
@@ -244,7 +326,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
         match tracer.threads.get_mut(&tid).map(|thread| (thread.state, &mut thread.asked)) {
             Some((State::Running, flag)) => {
                 *flag = true;
-                asked.insert(tid);
+                asked.insert(tid, Instant::now());
                 Ok(())
             }
             // a newborn, whose first stop needs no request
@@ -267,8 +349,10 @@ impl<'s, 'p> Frozen<'s, 'p> {
     }
 
     fn await_stop(&mut self, tid: i32) -> Result<(), Error> {
-        match self.session.tracer.await_stop(tid, LIMIT)? {
+        let asleep = self.session.tracer.asleep_limit;
+        match self.session.tracer.await_stop(tid, LIMIT, asleep)? {
             Seen::Standing => self.order.push(Tid(tid)),
+            Seen::Asleep => return Err(self.give_up(tid)),
             Seen::InVfork => return Err(in_vfork(tid)),
             _ if self.session.tracer.replaced => return Err(Error::Exec(self.session.process().pid())),
             _ => {}
@@ -333,17 +417,21 @@ impl<'s, 'p> Frozen<'s, 'p> {
         pieces.iter().try_for_each(|(at, bytes)| memory.write_through(holder, *at, bytes))
     }
 
-    /// Thaws and says for how long each thread stood, in nanoseconds, in the order thawed. Threads born meanwhile stay
-    /// held until they are let go, as [`Event::NewThread`](crate::Event::NewThread) says.
+    /// Thaws and says for how long each thread stood, in nanoseconds, in the order thawed; behind those, what threads
+    /// stood when it was tried in vain. Threads born meanwhile stay held until they are let go, as
+    /// [`Event::NewThread`](crate::Event::NewThread) says.
     pub fn thaw(mut self) -> Result<Vec<(Tid, u64)>, Error> {
-        self.let_go()
+        self.thawed = true;
+        let mut stood = self.let_go()?;
+        stood.append(&mut self.in_vain);
+        Ok(stood)
     }
 
     fn let_go(&mut self) -> Result<Vec<(Tid, u64)>, Error> {
-        self.thawed = true;
-        let mut stood = Vec::with_capacity(self.order.len());
+        let order = std::mem::take(&mut self.order);
+        let mut stood = Vec::with_capacity(order.len());
         let mut first_error = None;
-        for (at, &tid) in self.order.iter().enumerate().rev() {
+        for (at, &tid) in order.iter().enumerate().rev() {
             // who is missed runs again
             if at + 1 == self.idle {
                 self.session.tracer.priority.spare_others();

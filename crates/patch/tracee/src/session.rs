@@ -2,7 +2,7 @@
 
 use crate::freeze::{Freezing, Frozen};
 use crate::status::Usual;
-use crate::tracer::{STOP_LIMIT, Seen, State, Tracer};
+use crate::tracer::{STOP_LIMIT, Seen, State, Tracer, will_not_stop};
 use crate::{Error, Pid, Process, Stopped, Tid, sys};
 use std::collections::BTreeSet;
 use std::panic;
@@ -236,13 +236,14 @@ impl<'p> Session<'p> {
         if !self.tracer.ask_to_stop(tid.0, true)? {
             return Ok(Stop::Gone);
         }
-        let seen = self.tracer.await_stop(tid.0, STOP_LIMIT);
+        let seen = self.tracer.await_stop(tid.0, STOP_LIMIT, STOP_LIMIT);
         if let Some(thread) = self.tracer.threads.get_mut(&tid.0) {
             thread.asked = false;
         }
         match seen? {
             Seen::Standing => Ok(Stop::Stopped(Stopped::new(&mut self.tracer, tid.0))),
             Seen::InVfork => Ok(Stop::InVfork),
+            Seen::Asleep => Err(will_not_stop(tid.0, 'D')),
             _ if self.tracer.replaced => Err(Error::Exec(self.process.pid())),
             _ => Ok(Stop::Gone),
         }
@@ -294,11 +295,14 @@ impl<'p> Session<'p> {
     }
 
     /// Stops all threads, sleeping ones first and running ones last; on failure everything runs on.
+    ///
+    /// For a thread that sleeps in state D, which it cannot be woken from, the others stand some milliseconds only; then
+    /// all go on, and it is tried again, for half a second.
     pub fn freeze(&mut self) -> Result<Frozen<'_, 'p>, Error> {
-        self.begin_to_freeze()?.complete()
+        Frozen::all(self)
     }
 
-    /// Stops [`Session::idle`] threads, and the others when it is completed.
+    /// Stops [`Session::idle`] threads, and the others when it is completed. Both are tried once.
     pub fn begin_to_freeze(&mut self) -> Result<Freezing<'_, 'p>, Error> {
         Freezing::begin(self)
     }
@@ -313,8 +317,12 @@ impl<'p> Session<'p> {
             if self.tracer.waits_for_vfork(tid) || !self.tracer.ask_to_stop(tid, true)? {
                 continue;
             }
-            match self.tracer.await_stop(tid, STOP_LIMIT) {
+            match self.tracer.await_stop(tid, STOP_LIMIT, STOP_LIMIT) {
                 Ok(Seen::Standing) => {}
+                Ok(Seen::Asleep) => {
+                    why = will_not_stop(tid, 'D').to_string();
+                    continue;
+                }
                 Ok(_) => continue,
                 Err(error @ Error::Unstoppable { .. }) => {
                     why = error.to_string();

@@ -12,6 +12,8 @@ use stillpoint_patch_format::Avma;
 
 /// A thread that does not stop within this time is given up; sleepers in the disk queue do not last longer.
 pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(5);
+/// How long others stand at first for a thread that sleeps in state D, which no signal wakes: mostly it waits for a disk.
+pub(crate) const ASLEEP_FIRST: Duration = Duration::from_millis(5);
 /// When a wait is first looked after.
 const FIRST_LOOK: Duration = Duration::from_millis(5);
 /// The kernel tells of the youngest thread first. So many reports may come before those that were asked to stop are looked
@@ -112,6 +114,17 @@ pub(crate) enum Seen {
     Gone,
     /// It waits for the child of its vfork and can do nothing else.
     InVfork,
+    /// It sleeps in state D, and not much longer may be waited for that.
+    Asleep,
+}
+
+/// Of a thread that has had its time.
+pub(crate) fn will_not_stop(tid: i32, state: char) -> Error {
+    let why = match state {
+        'D' => "it is in an uninterruptible sleep (state D)".to_owned(),
+        state => format!("it is in state {state}"),
+    };
+    Error::Unstoppable { tid: Tid(tid), why }
 }
 
 #[derive(Debug)]
@@ -123,6 +136,9 @@ pub(crate) struct Tracer {
     pub(crate) timer: WaitTimer,
     pub(crate) priority: Priority,
     pub(crate) replaced: bool,
+    /// How long others stand for a thread that sleeps in state D, when all are frozen: the longer, the oftener that was in
+    /// vain.
+    pub(crate) asleep_limit: Duration,
     /// Threads that were idle when all were last frozen; nothing before.
     pub(crate) idle: Option<Vec<i32>>,
     /// Reports served since the threads that were asked to stop were last looked for.
@@ -142,6 +158,7 @@ impl Tracer {
             timer,
             priority: Priority::begin(),
             replaced: false,
+            asleep_limit: ASLEEP_FIRST,
             idle: None,
             of_others: 0,
         };
@@ -214,6 +231,10 @@ impl Tracer {
             Some(libc::EPERM) => Err(Error::Permission { pid, hint: process::permission_hint(&status) }),
             _ => Err(Error::Os { call: "PTRACE_SEIZE", id: tid.0, source }),
         }
+    }
+
+    pub(crate) fn anybody_stands(&self) -> bool {
+        self.threads.values().any(|thread| matches!(thread.state, State::Standing(_)))
     }
 
     pub(crate) fn standing(&mut self, tid: i32) -> Result<&mut Standing, Error> {
@@ -393,9 +414,9 @@ impl Tracer {
         }
     }
 
-    /// Waits until a thread stands that was asked to stop, or is expected to.
-    pub(crate) fn await_stop(&mut self, tid: i32, limit: Duration) -> Result<Seen, Error> {
-        let mut deadline = None;
+    /// Waits until a thread stands that was asked to stop, or is expected to; `asleep` is how long for one in state D.
+    pub(crate) fn await_stop(&mut self, tid: i32, limit: Duration, asleep: Duration) -> Result<Seen, Error> {
+        let begun = Instant::now();
         loop {
             match self.threads.get(&tid) {
                 None => return Ok(Seen::Gone),
@@ -417,12 +438,16 @@ impl Tracer {
                     return Ok(Seen::Gone);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {
-                    let deadline = *deadline.get_or_insert_with(|| Instant::now() + limit);
                     if self.waits_for_vfork(tid) {
                         return Ok(Seen::InVfork);
                     }
-                    if self.look_after(tid, deadline)? {
-                        return Ok(Seen::Gone);
+                    match self.look_after(tid)? {
+                        None => return Ok(Seen::Gone),
+                        // the next wait tells, if it was not this look that did
+                        Some('t') => {}
+                        Some('D') if begun.elapsed() >= asleep => return Ok(Seen::Asleep),
+                        Some(state) if begun.elapsed() >= limit => return Err(will_not_stop(tid, state)),
+                        Some(_) => {}
                     }
                 }
                 Err(source) => return Err(Error::Os { call: "waitpid", id: tid, source }),
@@ -430,26 +455,20 @@ impl Tracer {
         }
     }
 
-    /// Whether a thread that does not report has ended; an error when it has had its time. The leader of a process
-    /// whose other threads go on reports nothing when it ends.
-    fn look_after(&mut self, tid: i32, deadline: Instant) -> Result<bool, Error> {
+    /// The state of a thread that does not report, none when it has ended. The leader of a process whose other threads go
+    /// on reports nothing when it ends.
+    fn look_after(&mut self, tid: i32) -> Result<Option<char>, Error> {
         let info = self.process.thread_info(Tid(tid))?;
-        let Some(info) = info.filter(|info| !matches!(info.state, 'Z' | 'X')) else {
-            // It may have reported between the look and the wait.
-            if let Ok(Some(report)) = sys::wait(tid, false) {
-                return Ok(self.absorb(tid, report)? == Seen::Gone);
-            }
-            self.threads.remove(&tid);
-            return Ok(true);
-        };
-        if Instant::now() < deadline {
-            return Ok(false);
+        if let Some(info) = info.filter(|info| !matches!(info.state, 'Z' | 'X')) {
+            return Ok(Some(info.state));
         }
-        let why = match info.state {
-            'D' => "it is in an uninterruptible sleep (state D)".to_owned(),
-            state => format!("it is in state {state}"),
-        };
-        Err(Error::Unstoppable { tid: Tid(tid), why })
+        // It may have reported between the look and the wait.
+        if let Ok(Some(report)) = sys::wait(tid, false) {
+            let seen = self.absorb(tid, report)?;
+            return Ok((seen != Seen::Gone).then_some('t'));
+        }
+        self.threads.remove(&tid);
+        Ok(None)
     }
 
     /// Whether a thread waits for the child of a vfork: seen from its report, or for one begun before we came, from

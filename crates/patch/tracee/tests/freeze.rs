@@ -32,6 +32,28 @@ fn freezes_and_thaws_again_and_again() {
     target.finish();
 }
 
+/// Who waits for a thread in state D, while the others stand that would end its sleep, waits in vain.
+#[test]
+fn nobody_stands_for_one_that_sleeps_in_the_kernel() {
+    for lasts in ["1", "20"] {
+        let mut target = Target::start_with("unwilling", &[], &[lasts]);
+        let process = target.process();
+        attach(&process, |session| {
+            for _ in 0..100 {
+                let frozen = session.freeze().unwrap();
+                assert_eq!(frozen.threads().len(), 4);
+                frozen.thaw().unwrap();
+                assert_eq!(session.pump(Instant::now() + Duration::from_millis(1)).unwrap(), None::<Event>);
+            }
+        })
+        .unwrap();
+        let slept = target.report()["sleeps"];
+        let report = target.await_report("it goes on sleeping", |r| r["sleeps"] > slept + 1);
+        assert_eq!(report["faults"], 0);
+        target.finish();
+    }
+}
+
 #[test]
 fn writes_text_whole_or_not_at_all() {
     let mut target = Target::start("waiters");
