@@ -13,9 +13,9 @@ use stillpoint_patch_format::Avma;
 /// A thread that does not stop within this time is given up; sleepers in the disk queue do not last longer.
 pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(5);
 /// How long others stand at first for a thread that sleeps in state D, which no signal wakes: mostly it waits for a disk.
-pub(crate) const ASLEEP_FIRST: Duration = Duration::from_millis(5);
-/// When a wait is first looked after.
-const FIRST_LOOK: Duration = Duration::from_millis(5);
+pub(crate) const ASLEEP_FIRST: Duration = Duration::from_millis(2);
+/// When a wait is first looked after: not just before that time is over.
+const FIRST_LOOK: Duration = Duration::from_millis(3);
 /// The kernel tells of the youngest thread first. So many reports may come before those that were asked to stop are looked
 /// for by themselves: a program that makes threads faster than they can be served would hide them for ever.
 const REPORTS_OF_OTHERS: u32 = 32;
