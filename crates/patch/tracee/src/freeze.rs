@@ -127,7 +127,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
         }
     }
 
-    /// Stops threads that nobody misses; the others.
+    /// Stops threads that nobody misses; returns the others.
     fn begin(&mut self) -> Result<Vec<Missing>, Error> {
         let mut missing = self.missing()?;
         if self.wait_for_disks(&missing)? {
