@@ -118,6 +118,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
             let patience = frozen.session.tracer.asleep_limit;
             match frozen.begin().and_then(|others| frozen.complete(&others)) {
                 Ok(()) => return Ok(frozen),
+                // it was given up for that reason, and not for good
                 Err(_) if frozen.session.tracer.asleep_limit > patience && Instant::now() < until => {
                     let stood = frozen.let_go()?;
                     frozen.in_vain.extend(stood);
@@ -303,9 +304,9 @@ impl<'s, 'p> Frozen<'s, 'p> {
             if served {
                 continue;
             }
-            for (&tid, since) in &asked {
-                let info = tracer.process.thread_info(Tid(tid))?;
-                if info.is_some_and(|info| info.state == 'D') && since.elapsed() >= tracer.asleep_limit {
+            let limit = tracer.asleep_limit;
+            for (&tid, _) in asked.iter().filter(|(_, since)| since.elapsed() >= limit) {
+                if tracer.process.thread_info(Tid(tid))?.is_some_and(|info| info.state == 'D') {
                     return Err(self.give_up(tid));
                 }
             }
@@ -350,7 +351,7 @@ impl<'s, 'p> Frozen<'s, 'p> {
 
     fn await_stop(&mut self, tid: i32) -> Result<(), Error> {
         let asleep = self.session.tracer.asleep_limit;
-        match self.session.tracer.await_stop(tid, LIMIT, asleep)? {
+        match self.session.tracer.await_stop(tid, LIMIT, Some(asleep))? {
             Seen::Standing => self.order.push(Tid(tid)),
             Seen::Asleep => return Err(self.give_up(tid)),
             Seen::InVfork => return Err(in_vfork(tid)),

@@ -2,7 +2,7 @@
 
 use crate::freeze::{Freezing, Frozen};
 use crate::status::Usual;
-use crate::tracer::{STOP_LIMIT, Seen, State, Tracer, will_not_stop};
+use crate::tracer::{STOP_LIMIT, Seen, State, Tracer};
 use crate::{Error, Pid, Process, Stopped, Tid, sys};
 use std::collections::BTreeSet;
 use std::panic;
@@ -236,14 +236,13 @@ impl<'p> Session<'p> {
         if !self.tracer.ask_to_stop(tid.0, true)? {
             return Ok(Stop::Gone);
         }
-        let seen = self.tracer.await_stop(tid.0, STOP_LIMIT, STOP_LIMIT);
+        let seen = self.tracer.await_stop(tid.0, STOP_LIMIT, None);
         if let Some(thread) = self.tracer.threads.get_mut(&tid.0) {
             thread.asked = false;
         }
         match seen? {
             Seen::Standing => Ok(Stop::Stopped(Stopped::new(&mut self.tracer, tid.0))),
             Seen::InVfork => Ok(Stop::InVfork),
-            Seen::Asleep => Err(will_not_stop(tid.0, 'D')),
             _ if self.tracer.replaced => Err(Error::Exec(self.process.pid())),
             _ => Ok(Stop::Gone),
         }
@@ -317,12 +316,8 @@ impl<'p> Session<'p> {
             if self.tracer.waits_for_vfork(tid) || !self.tracer.ask_to_stop(tid, true)? {
                 continue;
             }
-            match self.tracer.await_stop(tid, STOP_LIMIT, STOP_LIMIT) {
+            match self.tracer.await_stop(tid, STOP_LIMIT, None) {
                 Ok(Seen::Standing) => {}
-                Ok(Seen::Asleep) => {
-                    why = will_not_stop(tid, 'D').to_string();
-                    continue;
-                }
                 Ok(_) => continue,
                 Err(error @ Error::Unstoppable { .. }) => {
                     why = error.to_string();

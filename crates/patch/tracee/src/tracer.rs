@@ -114,7 +114,7 @@ pub(crate) enum Seen {
     Gone,
     /// It waits for the child of its vfork and can do nothing else.
     InVfork,
-    /// It sleeps in state D, and not much longer may be waited for that.
+    /// It sleeps in state D for longer than the caller of [`Tracer::await_stop`] will wait for that, who named a time.
     Asleep,
 }
 
@@ -414,8 +414,9 @@ impl Tracer {
         }
     }
 
-    /// Waits until a thread stands that was asked to stop, or is expected to; `asleep` is how long for one in state D.
-    pub(crate) fn await_stop(&mut self, tid: i32, limit: Duration, asleep: Duration) -> Result<Seen, Error> {
+    /// Waits until a thread stands that was asked to stop, or is expected to; `asleep` is how long for one in state D, if
+    /// less.
+    pub(crate) fn await_stop(&mut self, tid: i32, limit: Duration, asleep: Option<Duration>) -> Result<Seen, Error> {
         let begun = Instant::now();
         loop {
             match self.threads.get(&tid) {
@@ -445,7 +446,7 @@ impl Tracer {
                         None => return Ok(Seen::Gone),
                         // the next wait tells, if it was not this look that did
                         Some('t') => {}
-                        Some('D') if begun.elapsed() >= asleep => return Ok(Seen::Asleep),
+                        Some('D') if asleep.is_some_and(|asleep| begun.elapsed() >= asleep) => return Ok(Seen::Asleep),
                         Some(state) if begun.elapsed() >= limit => return Err(will_not_stop(tid, state)),
                         Some(_) => {}
                     }

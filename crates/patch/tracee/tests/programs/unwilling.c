@@ -9,7 +9,6 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -17,14 +16,14 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, SLEEP_NS = 1000000 };
+enum { PAGE = 4096 };
 static long steps, sleeps, faults, lasts;
 static int pages;
 static char *page;
 
-static void pause_ns(long ns)
+static void pause_1_ms(void)
 {
-    struct timespec time = {0, ns};
+    struct timespec time = {0, 1000000};
     while (nanosleep(&time, &time) != 0)
         ;
 }
@@ -32,7 +31,7 @@ static void pause_ns(long ns)
 static void *step(void *arg)
 {
     for (;;) {
-        pause_ns(SLEEP_NS);
+        pause_1_ms();
         __atomic_add_fetch(&steps, 1, __ATOMIC_SEQ_CST);
     }
     return arg;
@@ -46,7 +45,7 @@ static void *bring(void *arg)
             continue;
         long until = __atomic_load_n(&steps, __ATOMIC_SEQ_CST) + lasts;
         while (__atomic_load_n(&steps, __ATOMIC_SEQ_CST) < until)
-            pause_ns(SLEEP_NS);
+            pause_1_ms();
         struct uffdio_zeropage zero = {.range = {.start = (uintptr_t)page, .len = PAGE}};
         if (ioctl(pages, UFFDIO_ZEROPAGE, &zero) != 0)
             faults++;
@@ -64,7 +63,7 @@ static void *sleep_unwilling(void *arg)
         if (syscall(SYS_process_vm_readv, getpid(), &here, 1L, &there, 1L, 0L) != 1 || byte != 0)
             faults++;
         __atomic_add_fetch(&sleeps, 1, __ATOMIC_SEQ_CST);
-        pause_ns(SLEEP_NS);
+        pause_1_ms();
     }
     return arg;
 }
