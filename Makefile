@@ -11,7 +11,7 @@ CARGO ?= cargo
 export PATH := $(PATH):$(HOME)/.cargo/bin
 RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
 
-.PHONY: help setup build test test-all check demo demo-migrate demo-kernel test-generations bench bench-kernel experiments soak fuzz install uninstall clean
+.PHONY: help setup build test test-full check demo demo-migrate demo-kernel test-generations bench bench-kernel experiments soak fuzz install uninstall clean
 
 help: ## this list
 	@echo 'stillpoint: live patches for running programs, live migration of PostgreSQL databases. Start with `make demo`.'
@@ -23,11 +23,16 @@ setup: ## install what building and testing needs (Debian 12; no service is star
 build: setup ## build the `stillpoint` binary (target/release/stillpoint)
 	@$(CARGO) build --locked --release -p stillpoint
 
-test: setup ## all tests; the last line is the count (REQUIRE_ALL=1: what cannot run fails; TEST_ONLY=kernel: some packages)
-	@$(CARGO) run --quiet --locked -p xtask -- test
+# The runner is built with the tests: by itself it would have other features, and its dependencies would be compiled twice.
+BUILD_TESTS = $(CARGO) build --locked --workspace --lib --bins --tests
+XTASK = $(or $(CARGO_TARGET_DIR),target)/debug/xtask
 
-test-all: setup ## all tests, and every C++ program in all 162 ways to compile it (some hours)
-	@STILLPOINT_ALL=1 $(CARGO) run --quiet --locked -p xtask -- test
+test: setup ## a short case of each kind; the last line is the count (REQUIRE_ALL=1: what cannot run fails; TEST_ONLY=kernel: some)
+	@began=$$(date +%s); $(BUILD_TESTS); TEST_BEGAN=$$began $(XTASK) test
+
+test-full: setup ## every test in its long form, all matrices, minutes of fuzzing; goes on where it stopped (many hours)
+	@$(BUILD_TESTS)
+	@STILLPOINT_ALL=1 STILLPOINT_FUZZ_SECONDS="$${FUZZ_SECONDS:-60}" $(XTASK) test-full
 
 test-generations: setup ## build a kernel with address-space generations and run its tests in an emulated machine, root
 	@$(CARGO) build --quiet --locked -p stillpoint

@@ -1,6 +1,6 @@
 //! What a late test needs and takes long to make, made beside the tests before it, by what they leave of the processors.
 
-use crate::runner::target_dir;
+use crate::programs::target_dir;
 use crate::step;
 use anyhow::{Context, Result};
 use std::fs::File;

@@ -4,8 +4,10 @@
 //! pass of LLVM that every stable compiler carries, so we name it ourselves and build `fuzz/` with it. What is missed is
 //! the address sanitizer, which says little about decoders that forbid unsafe code.
 
+use crate::programs::{cargo, target_dir};
 use crate::runner::report;
 use crate::step::{self, Counts};
+use crate::summary::Summary;
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -38,28 +40,46 @@ fn targets(root: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Builds and runs every target; each is one test.
-pub(crate) fn test(root: &Path, logs: &Path) -> Result<Counts> {
-    let target_dir = root.join("target/fuzz");
-    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+/// Builds every target and runs two at a time, since each keeps one processor busy; each is one test.
+///
+/// # Errors
+/// There is no target, or a step cannot be started.
+pub(crate) fn test(root: &Path, logs: &Path, summary: &mut Summary) -> Result<()> {
+    let target_dir = target_dir(root).join("fuzz");
+    let mut build = cargo();
     build.args(["build", "--release", "--target", TRIPLE, "--manifest-path"]);
     build.arg(root.join("fuzz/Cargo.toml")).arg("--target-dir").arg(&target_dir).env("RUSTFLAGS", FLAGS);
     let outcome = step::run("fuzz build", &mut build, &logs.join("fuzz-build.log"), step::LIMIT)?;
+    // a build is no test, unless it fails
+    let counts = if outcome.succeeded { Counts::default() } else { Counts::one(false) };
+    report("fuzz build", &outcome, counts);
+    summary.add("fuzz build", BY_HAND, &outcome, counts);
     if !outcome.succeeded {
-        report("fuzz build", &outcome, Counts::one(false));
-        return Ok(Counts::one(false));
+        return Ok(());
     }
-    let mut total = Counts::default();
-    for name in targets(root)? {
-        total += fuzz_one(root, &target_dir, &name, logs)?;
-    }
-    if total == Counts::default() {
+    let names = targets(root)?;
+    if names.is_empty() {
         bail!("fuzz/targets holds no target");
     }
-    Ok(total)
+    let mut steps = Vec::new();
+    for name in &names {
+        steps.push((format!("fuzz {name}"), command(root, &target_dir, name)?, logs.join(format!("fuzz-{name}.log"))));
+    }
+    let limit = Duration::from_secs(u64::from(seconds()?) + 120);
+    step::run_beside(steps, 2, limit, |number, outcome| {
+        let counts = Counts::one(outcome.succeeded);
+        let name = &names[number];
+        report(&format!("fuzz {name} ({} inputs)", executed(&outcome.output)), outcome, counts);
+        summary.add(&format!("fuzz {name}"), BY_HAND, outcome, counts);
+        Ok(())
+    })
 }
 
-fn fuzz_one(root: &Path, target_dir: &Path, name: &str, logs: &Path) -> Result<Counts> {
+/// Command that runs all targets by hand.
+const BY_HAND: &str = "make fuzz";
+
+/// Command that runs one target with the corpus that earlier runs have left.
+fn command(root: &Path, target_dir: &Path, name: &str) -> Result<Command> {
     // What earlier runs found worth keeping comes first; new finds go to the first directory.
     let corpus = root.join(".cache/fuzz").join(name);
     let findings = root.join("fuzz/findings");
@@ -75,12 +95,7 @@ fn fuzz_one(root: &Path, target_dir: &Path, name: &str, logs: &Path) -> Result<C
         .arg(format!("-artifact_prefix={}/{name}-", findings.display()));
     // A decoder that allocates what a hostile length says meets the limit of memory, one that loops that of time.
     command.args(["-rss_limit_mb=2048", "-malloc_limit_mb=512", "-timeout=10", "-print_final_stats=1"]);
-    let seconds_limit = Duration::from_secs(u64::from(seconds()?) + 120);
-    let outcome =
-        step::run(&format!("fuzz {name}"), &mut command, &logs.join(format!("fuzz-{name}.log")), seconds_limit)?;
-    let counts = Counts::one(outcome.succeeded);
-    report(&format!("fuzz {name} ({} inputs)", executed(&outcome.output)), &outcome, counts);
-    Ok(counts)
+    Ok(command)
 }
 
 /// Each target writes its own first inputs, made from real files, into its corpus.

@@ -5,6 +5,7 @@
 //! | `tidy` | checks the rules of the tree: layers, purity, words, documents |
 //! | `check` | formatting, lints, tidy, repeated code |
 //! | `test` | every test of the tree, quick ones first, one line each, and the count as the last line |
+//! | `test-full` | every test in its long form, whatever its tier; goes on where it stopped |
 //! | `soak` | the long form of the end-to-end tests, round after round for `SOAK_HOURS` (8); goes on where it stopped |
 //! | `fuzz` | every decoder under a coverage-guided fuzzer, `STILLPOINT_FUZZ_SECONDS` each (12) |
 //! | `generations` | a kernel with address-space generations, and its tests in an emulated machine |
@@ -14,11 +15,16 @@
 //! `fuzz/findings/` and (by `soak`) `experiments/` is written. It builds nothing that a user runs.
 
 mod ahead;
+mod full;
 mod fuzz;
 mod generations;
+mod programs;
+mod record;
 mod runner;
+mod schedule;
 mod soak;
 mod step;
+mod summary;
 mod tidy;
 
 use anyhow::{Context, Result, bail};
@@ -42,11 +48,12 @@ fn run(command: Option<&str>) -> Result<bool> {
         Some("tidy") => tidy::run(&root),
         Some("check") => runner::check(&root),
         Some("test") => runner::test(&root),
+        Some("test-full") => full::run(&root),
         Some("soak") => soak::run(&root),
         Some("fuzz") => runner::alone(&root, fuzz::test),
         Some("generations") => runner::alone(&root, generations::test),
         Some("generations-short") => runner::alone(&root, generations::short),
-        _ => bail!("usage: xtask tidy | check | test | soak | fuzz | generations | generations-short"),
+        _ => bail!("usage: xtask tidy | check | test | test-full | soak | fuzz | generations | generations-short"),
     }
 }
 
