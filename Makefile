@@ -55,7 +55,7 @@ demo-kernel: build ## change the kernel of an emulated machine under three datab
 
 bench: build ## measure everything that README states (about an hour; BENCH_ARGS=--short: 10 minutes)
 	@$(CARGO) build --locked --release -p stillpoint-e2e --bin bench
-	@$(CARGO) build --locked --release -p stillpoint-migrate-trials --bin migrate-rivals
+	@$(CARGO) build --locked --release -p stillpoint-migrate-tests --bin migrate-rivals
 	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/bench $(BENCH_ARGS)
 
 bench-kernel: build ## criu's own against ours (BENCH_ARGS='MIB ROUNDS': 1024 3), and all ways by size of memory, root (BENCH_SIZES, in MiB)

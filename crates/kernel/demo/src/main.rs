@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use stillpoint_events::{Event, EventKind};
-use stillpoint_kernel_machine::clients::{
+use stillpoint_kernel_tests::clients::{
     Beat, Client, Pulse, all_pairs, append, longest, prepare_mariadb, redis_pairs, switch, take_along, until_done,
 };
-use stillpoint_kernel_machine::{Guest, Machine};
+use stillpoint_kernel_tests::{Guest, Machine};
 use stillpoint_measure::report::Report;
 use stillpoint_measure::timeline::Timeline;
 

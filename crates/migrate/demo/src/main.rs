@@ -20,7 +20,7 @@ use stillpoint_events::{Event, EventKind};
 use stillpoint_measure::report::Report;
 use stillpoint_measure::timeline::Timeline;
 use stillpoint_migrate_testbed::{Cluster, LoadOutcome, NEWER, available, free_port, newer_available, until};
-use stillpoint_migrate_trials::teller::{COMMITS, TABLES, WRONG_BALANCES};
+use stillpoint_migrate_tests::teller::{COMMITS, TABLES, WRONG_BALANCES};
 
 /// What is run; `--short` is for a look and for tests.
 struct Size {

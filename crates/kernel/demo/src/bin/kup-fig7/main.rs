@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
-use stillpoint_kernel_machine::clients::{switch, until_done};
-use stillpoint_kernel_machine::{Clock, Guest, Machine, Shape};
+use stillpoint_kernel_tests::clients::{switch, until_done};
+use stillpoint_kernel_tests::{Clock, Guest, Machine, Shape};
 use stillpoint_measure::figure::{Axis, Curve, Figure};
 
 const WAYS: [(&str, &str); 5] = [

@@ -1,0 +1,10 @@
+//! Real programs, with their connections and their memory, into images and back.
+//!
+//! Each module runs as a process of its own: `cargo test -p stillpoint-kernel-engine --test it live::`.
+
+mod faults;
+mod footprint;
+mod images;
+mod live;
+mod support;
+mod wake;

@@ -1,0 +1,114 @@
+//! Kernels that panic. Before the crash kernel is loaded the boot loader brings the old one, after that the crash kernel does,
+//! without a firmware that may clear the memory in which images lie.
+
+use std::time::{Duration, Instant};
+use stillpoint_kernel_tests::clients::{
+    Client, Pulse, all_pairs, append, images_in_memory, redis_pairs, switch, take_along, until_done,
+};
+use stillpoint_kernel_tests::{Guest, Machine, Shape};
+use stillpoint_testing::binary::stillpoint;
+
+/// Between two requests of a client: all of them want the emulated processors.
+const REST: Duration = Duration::from_millis(250);
+const KEYS: u32 = 2000;
+const LOADER: &str = "the new one panicked or hung, or power was lost";
+const CRASH: &str = "its crash kernel started the old one";
+const ASLEEP: &str = "the processor that the firmware starts with sleeps";
+
+/// redis and memcached under load, and where each panic of a next kernel leads.
+struct Loaded {
+    machine: Machine,
+    client: Client,
+    pulses: [Pulse; 2],
+    from: String,
+    to: String,
+    /// What the old kernel has of the machine's memory.
+    memory: String,
+}
+
+/// The RAM that a kernel has, in MiB, but for what its own tables take.
+fn memory(machine: &mut Machine) -> String {
+    machine.ok("awk '/System RAM/ { print $1 }' /proc/iomem")
+}
+
+impl Loaded {
+    #[track_caller]
+    fn boot(guest: &Guest, (from, to): (&str, &str), shape: Shape<'_>) -> Loaded {
+        let mut machine = Machine::boot_as(guest, from, stillpoint(), shape);
+        take_along(&mut machine, &["memcached", "redis-server"]);
+        machine.ok("sed -i '1i crash-kernel = true' /etc/stillpoint/kernel.toml");
+        let mut client = Client::connect(&machine, 6379);
+        redis_pairs(&mut client, KEYS);
+        let pulses = [Pulse::redis(&machine, "pulse", REST), Pulse::memcached(&machine, "pulse", REST)];
+        let memory = memory(&mut machine);
+        Loaded { machine, client, pulses, from: from.into(), to: to.into(), memory }
+    }
+
+    /// The next kernel panics in this way; the old one comes with all that the machine has, but perhaps for a processor.
+    #[track_caller]
+    fn panics(&mut self, fault: &str, why: &str, is_one_asleep: bool) {
+        append(&mut self.machine, fault);
+        let begun = Instant::now();
+        switch(&mut self.machine, &self.to, &self.from);
+        let journal = until_done(&mut self.machine);
+        println!("{journal}\nfrom the command to the end of {fault} {:.1} s", begun.elapsed().as_secs_f64());
+        assert!(journal.contains(why), "{journal}");
+        let told = self.machine.ok("stillpoint kernel status");
+        assert!(told.contains(&format!("fell back to {}", self.from)) && told.contains(why), "{told}");
+        assert_eq!(memory(&mut self.machine), self.memory);
+        assert_eq!(journal.contains(ASLEEP), is_one_asleep, "{journal}");
+        assert_eq!(self.machine.ok("nproc"), if is_one_asleep { "1" } else { "2" }, "{journal}");
+        assert_eq!(self.machine.ok("nft list tables"), "");
+        all_pairs(&mut self.client, KEYS);
+        println!("COUNT ways back, {fault} 1");
+    }
+
+    /// The next kernel comes up, and has its memory back.
+    #[track_caller]
+    fn goes_over(mut self) {
+        append(&mut self.machine, "");
+        switch(&mut self.machine, &self.to, &self.to);
+        let journal = until_done(&mut self.machine);
+        println!("{journal}");
+        assert!(journal.contains("\"why\": null"), "{journal}");
+        assert_eq!(journal.matches("\"Ok\": null").count(), 2, "loaded, and given back: {journal}");
+        assert_eq!(self.machine.ok("cat /sys/kernel/kexec_crash_loaded /sys/kernel/kexec_crash_size"), "0\n0");
+        self.machine.ok("! grep -q 'Crash kernel' /proc/iomem");
+        all_pairs(&mut self.client, KEYS);
+        for pulse in self.pulses {
+            println!("COUNT requests that had their effect once {}", pulse.end().len());
+        }
+    }
+}
+
+#[test]
+#[ignore = "seven boots of an emulated machine more: one of the long forms"]
+fn panics_lead_back_to_images_on_a_disk() {
+    let Some(guest) = Guest::for_test() else { return };
+    let mut loaded = Loaded::boot(&guest, (&guest.kernels[0], &guest.kernels[1]), Shape::default());
+    let told = loaded.machine.ok(&format!("stillpoint kernel switch --to {} --dry-run", loaded.to));
+    assert!(
+        told.contains("a crash kernel starts") && told.contains("MiB of RAM there, until its units serve"),
+        "{told}"
+    );
+    loaded.panics("stillpoint.fault=panic", CRASH, false);
+    // so old a kernel wants the processor that the firmware starts with
+    loaded.panics("stillpoint.fault=panic-aside", LOADER, false);
+    loaded.panics("stillpoint-fault=first", LOADER, false);
+    loaded.goes_over();
+}
+
+#[test]
+#[ignore = "seven boots of an emulated machine more: one of the long forms"]
+fn panics_lead_back_to_images_in_memory() {
+    let Some(guest) = Guest::for_test() else { return };
+    let [_, from, to] = &guest.kernels[..] else { panic!("three kernels: {:?}", guest.kernels) };
+    let region = Shape { append: "memmap=256M!1G", ..Shape::default() };
+    let mut loaded = Loaded::boot(&guest, (from, to), region);
+    images_in_memory(&mut loaded.machine);
+    loaded.panics("stillpoint-fault=first", LOADER, false);
+    loaded.panics("stillpoint.fault=panic-aside", CRASH, true);
+    // with the one processor that is left
+    loaded.panics("stillpoint.initrd=panic", CRASH, true);
+    loaded.goes_over();
+}

@@ -1,0 +1,166 @@
+//! Images in memory that one kernel hands over to the next one: kernels of `setup/handover`, which takes its time.
+
+use std::time::Duration;
+use stillpoint_kernel_tests::clients::{
+    Client, Pulse, all_pairs, append, longest, redis_pairs, switch, take_along, until_done, until_state,
+};
+use stillpoint_kernel_tests::{Guest, Machine, Output, Shape};
+use stillpoint_testing::binary::stillpoint;
+use stillpoint_testing::skipped;
+
+const REST: Duration = Duration::from_millis(250);
+const KEYS: u32 = 2000;
+const TOLD: &str = "kho=on liveupdate=on";
+const MOUNTED: &str = "/var/lib/stillpoint/switch/handover";
+
+#[track_caller]
+fn guest() -> Option<Guest> {
+    Guest::for_test()?.with_handover().map_err(|why| skipped(&why)).ok()
+}
+
+/// A machine whose images lie in memory that is handed over.
+#[track_caller]
+fn boot(guest: &Guest, told: &str) -> Machine {
+    let mut machine =
+        Machine::boot_as(guest, &guest.kernels[0], stillpoint(), Shape { append: told, ..Shape::default() });
+    take_along(&mut machine, &["memcached", "redis-server"]);
+    machine.ok("sed -i '1i images = \"handover\"' /etc/stillpoint/kernel.toml");
+    machine
+}
+
+#[track_caller]
+fn refused(machine: &mut Machine, to: &str, words: &str) {
+    let Output { code, text } = machine.run(&format!("stillpoint kernel switch --to {to} --dry-run"));
+    assert!(code == 3 && text.contains(words), "{code} and not {words:?}: {text}");
+}
+
+/// Nothing of it is left: no mount, no loop device, no memory.
+#[track_caller]
+fn nothing_is_left(machine: &mut Machine) {
+    machine.until(&format!("! grep -q {MOUNTED} /proc/self/mountinfo && test ! -e /sys/class/block/loop0/loop"));
+}
+
+/// To another kernel and back, as a restore fails there, and then to it: with the same memory each time.
+#[test]
+#[ignore = "two kernels to be built and four boots of an emulated machine: one of the long forms"]
+fn images_reach_the_next_kernel_in_memory_that_is_handed_over() {
+    let Some(guest) = guest() else { return };
+    let [from, to] = &guest.kernels[..] else { panic!("two kernels: {:?}", guest.kernels) };
+    let mut machine = boot(&guest, TOLD);
+    machine.ok("test -c /dev/liveupdate");
+    let told = machine.ok(&format!("stillpoint kernel switch --to {to} --dry-run"));
+    assert!(told.contains("warning: images lie in") && told.contains("no other; after a panic"), "{told}");
+    append(&mut machine, "kho=off");
+    refused(&mut machine, to, &format!("{to} takes no memory over: its command line has no kho=on"));
+    append(&mut machine, "");
+    let mut client = Client::connect(&machine, 6379);
+    redis_pairs(&mut client, KEYS);
+    let pulses = [Pulse::redis(&machine, "pulse", REST), Pulse::memcached(&machine, "pulse", REST)];
+    // what cannot be is taken back, and the memory with it
+    let failed = machine.run(&format!("stillpoint kernel switch --to {to} --fail-in jump"));
+    assert!(failed.text.contains("a test made it fail"), "{}", failed.text);
+    nothing_is_left(&mut machine);
+    for (fault, ends_on, why) in
+        [("stillpoint.fault=restore", from, "could not restore: a test made it fail"), ("", to, "\"why\": null")]
+    {
+        append(&mut machine, fault);
+        switch(&mut machine, to, ends_on);
+        let journal = until_done(&mut machine);
+        println!("{journal}");
+        assert!(journal.contains(why) && journal.contains("\"handover\": {"), "{journal}");
+        all_pairs(&mut client, KEYS);
+        nothing_is_left(&mut machine);
+        println!("COUNT ways with images that were handed over, {fault} 1");
+    }
+    for pulse in pulses {
+        println!("COUNT requests that had their effect once {}", pulse.end().len());
+    }
+}
+
+/// A kernel that comes up by itself has no such memory, and only the leader of a restore can hand it on.
+#[test]
+#[ignore = "two kernels to be built and four boots of an emulated machine: one of the long forms"]
+fn units_start_from_their_files_when_nobody_hands_their_images_on() {
+    let Some(guest) = guest() else { return };
+    let [from, to] = &guest.kernels[..] else { panic!("two kernels: {:?}", guest.kernels) };
+    let mut machine = boot(&guest, TOLD);
+    redis_pairs(&mut Client::connect(&machine, 6379), KEYS);
+    machine.ok("redis-cli save");
+    for (fault, ends_on, why) in [
+        ("stillpoint.initrd=panic", from, "this kernel came up by itself"),
+        ("stillpoint.fault=leader", to, "their leader was killed"),
+    ] {
+        append(&mut machine, fault);
+        switch(&mut machine, to, ends_on);
+        let journal = until_state(&mut machine, "cold");
+        assert!(journal.contains(why), "{journal}");
+        machine.until("redis-cli ping");
+        all_pairs(&mut Client::connect(&machine, 6379), KEYS);
+        assert_eq!(machine.ok("nft list tables"), "");
+        nothing_is_left(&mut machine);
+    }
+}
+
+#[test]
+#[ignore = "two kernels to be built: one of the long forms"]
+fn kernels_that_were_not_told_to_hand_memory_over_are_refused() {
+    let Some(guest) = guest() else { return };
+    let [from, to] = &guest.kernels[..] else { panic!("two kernels: {:?}", guest.kernels) };
+    let mut machine = boot(&guest, "");
+    refused(&mut machine, to, &format!("{from}, which runs, hands no memory over: its command line has no kho=on"));
+    refused(&mut machine, to, &format!("{to} takes no memory over: its command line has no kho=on"));
+    machine.ok(&format!("sed -i 's/^CONFIG_LIVEUPDATE=y/# &/' /boot/config-{to}"));
+    refused(&mut machine, to, "it was built without CONFIG_LIVEUPDATE");
+}
+
+/// Memory of redis in [`places_for_images_are_measured`].
+const MEASURED_MIB: u32 = 128;
+/// What a journal tells of both kernels.
+const PHASES: [&str; 10] =
+    ["check", "memory", "preload", "passes", "freeze", "boot", "restore", "release", "confirm", "fill"];
+
+/// Milliseconds that a phase took, as a journal tells it.
+fn milliseconds(journal: &str, phase: &str) -> Option<u64> {
+    let told = journal.split_once(&format!("\"phase\": \"{phase}\""))?.1;
+    let number = told.split_once("\"duration_us\": ")?.1.split(',').next()?;
+    Some(number.parse::<u64>().ok()? / 1000)
+}
+
+/// One switch of a redis with its images in one place: what its phases take, and the longest request.
+#[track_caller]
+fn measure(guest: &Guest, (from, to): (&str, &str), place: &str) {
+    let append = if place == "region" { "memmap=384M!1G" } else { TOLD };
+    let mut machine =
+        Machine::boot_as(guest, from, stillpoint(), Shape { memory_mib: 2560, append, ..Shape::default() });
+    take_along(&mut machine, &["redis-server"]);
+    if place == "region" {
+        machine.ok("mke2fs -q -t ext4 -b 4096 /dev/pmem0 && mkdir -p /pmem && mount -o dax /dev/pmem0 /pmem");
+        machine.ok("sed -i '1i images = \"/pmem\"' /etc/stillpoint/kernel.toml");
+    } else if place == "handover" {
+        machine.ok("sed -i '1i images = \"handover\"' /etc/stillpoint/kernel.toml");
+    }
+    let fat =
+        format!("for n = 1, {} do redis.call('SET', 'fat' .. n, string.rep('x', 1000) .. n) end", MEASURED_MIB * 1024);
+    machine.ok(&format!("redis-cli config set save '' && redis-cli EVAL \"{fat}\" 0"));
+    let pulse = Pulse::redis(&machine, "pulse", REST);
+    switch(&mut machine, to, to);
+    let journal = until_done(&mut machine);
+    assert!(journal.contains("\"why\": null"), "{journal}");
+    let longest = longest(&pulse.end()).as_millis();
+    let took = PHASES.map(|phase| milliseconds(&journal, phase).map_or("".into(), |took| took.to_string()));
+    println!("| {place} | {longest} | {} |", took.join(" | "));
+}
+
+/// The same program by each place that images can lie in, in milliseconds; two rounds, so that none is always the first.
+#[test]
+#[ignore = "two kernels to be built and twelve boots of an emulated machine: one of the long forms"]
+fn places_for_images_are_measured() {
+    let Some(guest) = guest() else { return };
+    let [from, to] = &guest.kernels[..] else { panic!("two kernels: {:?}", guest.kernels) };
+    println!("{MEASURED_MIB} MiB\n| images | longest request | {} |", PHASES.join(" | "));
+    for _ in 0..2 {
+        for place in ["disk", "region", "handover"] {
+            measure(&guest, (from, to), place);
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! An emulated machine whose kernel can be changed under its programs: for tests and the demonstration.
+//!
+//! **The caller must** be root, and let the thread that boots a [`Machine`] live as long as the machine.
+//!
+//! **Guaranteed:** the machine's disk is as `setup/guest` made it at each boot of QEMU, and keeps what was written through
+//! resets, panics and changes of kernels until the [`Machine`] is dropped. Its network lies in a namespace of its own: clients
+//! made by [`Machine::connect`] talk to it as from another machine, and nothing else of this machine sees it. It ends with
+//! its value, also when the test panics or is killed; a panic prints the end of its console.
+//!
+//! **It does not** use hardware virtualisation: everything runs slowly, and what a test waits for are conditions.
+//!
+//! ```no_run
+//! use stillpoint_kernel_tests::{Guest, Machine};
+//! let guest = Guest::build().unwrap();
+//! let mut machine = Machine::boot(&guest, &guest.kernels[0], "target/debug/stillpoint".as_ref());
+//! println!("{}", machine.ok("uname -r"));
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod clients;
+mod guest;
+mod machine;
+mod network;
+mod shell;
+
+pub use guest::Guest;
+pub use machine::{Clock, Machine, Shape};
+pub use network::Door;
+pub use shell::Output;

@@ -1,0 +1,6 @@
+//! Load, its record and the report of it.
+
+mod load;
+mod postgres;
+mod record;
+mod report;

@@ -1,0 +1,3 @@
+//! Row images of statements, held against what a real server does.
+
+mod real;

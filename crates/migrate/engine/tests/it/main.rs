@@ -1,0 +1,19 @@
+//! Migrations between real servers, with a stand-in for the proxy or the proxy itself.
+//!
+//! Each module runs as a process of its own: `cargo test -p stillpoint-migrate-engine --test it check::`.
+
+mod attach;
+mod check;
+mod compared;
+mod faults;
+mod holds;
+mod regress;
+mod run;
+mod since;
+mod statements;
+mod support;
+mod targets;
+mod throttle;
+mod through_proxy;
+mod tls;
+mod unheld;

@@ -1,0 +1,315 @@
+//! What the tests of whole migrations share: two servers, a stand-in for the proxy's control socket, a comparison.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, mpsc};
+use stillpoint_events::Event;
+use stillpoint_migrate_engine::{Observer, Options, Server};
+use stillpoint_migrate_proxy::control::{
+    Activity, CounterStatus, Phase, Reply, Request, SessionStatus, Status, TargetSpec, TenantStatus,
+};
+use stillpoint_migrate_proxy::{Server as ProxyServer, ServerTls};
+use stillpoint_migrate_testbed::{Cluster, Load, free_port, until};
+
+/// Two servers with a state directory and a control socket that behaves as the proxy's, with load that is ended by a
+/// pause instead of being held.
+pub(crate) struct Bench {
+    pub(crate) source: Cluster,
+    pub(crate) target: Cluster,
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) front: Arc<Mutex<FakeFront>>,
+}
+
+/// The state of the stand-in.
+pub(crate) struct FakeFront {
+    /// Host and port that serve.
+    pub(crate) serving: (String, u16),
+    prepared: Option<(String, u16)>,
+    paused: bool,
+    /// Loads that a pause ends.
+    pub(crate) loads: Vec<Load>,
+    /// What was asked, in order.
+    pub(crate) asked: Vec<String>,
+    /// Requests that are answered with an error.
+    pub(crate) refuse: Vec<&'static str>,
+    /// Clients whose statements the proxy counts.
+    pub(crate) clients: Option<FakeClients>,
+}
+
+/// Clients as the proxy counts them.
+pub(crate) struct FakeClients {
+    rate: f64,
+    /// In microseconds, of each statement.
+    wait: u64,
+    since: std::time::Instant,
+    sent: f64,
+    waits: std::collections::BTreeMap<u64, f64>,
+}
+
+impl FakeClients {
+    pub(crate) fn at(rate: f64, wait: u64) -> FakeClients {
+        FakeClients { rate, wait, since: std::time::Instant::now(), sent: 0.0, waits: Default::default() }
+    }
+
+    /// So many statements a second from now on, each of which takes so many microseconds.
+    pub(crate) fn go_at(&mut self, rate: f64, wait: u64) {
+        let more = self.rate * self.since.elapsed().as_secs_f64();
+        self.sent += more;
+        *self.waits.entry(self.wait).or_default() += more;
+        (self.rate, self.wait, self.since) = (rate, wait, std::time::Instant::now());
+    }
+
+    fn waits(&mut self) -> Vec<(u64, u64)> {
+        self.go_at(self.rate, self.wait);
+        self.waits.iter().map(|(end, count)| (*end, *count as u64)).collect()
+    }
+
+    fn session(&mut self) -> SessionStatus {
+        self.go_at(self.rate, self.wait);
+        SessionStatus {
+            id: 1,
+            tenant: "shop".into(),
+            user: "postgres".into(),
+            database: "shop".into(),
+            client: "-".into(),
+            state: Activity::Idle,
+            pinned: None,
+            backend: None,
+            prepared: true,
+            transaction_ms: None,
+            statements: self.sent as u64,
+        }
+    }
+}
+
+impl Bench {
+    pub(crate) fn start() -> Bench {
+        Bench::start_with(&[])
+    }
+
+    /// The same with more settings of both servers.
+    pub(crate) fn start_with(more: &[&str]) -> Bench {
+        Bench::start_apart(more, more)
+    }
+
+    /// The same with more settings of the source, and of the target.
+    pub(crate) fn start_apart(source: &[&str], target: &[&str]) -> Bench {
+        let start = |more: &[&str]| Cluster::start(&[&["wal_level=logical", "autovacuum_naptime=1s"], more].concat());
+        let (source, target) = (start(source), start(target));
+        let dir = tempfile::tempdir().expect("make a directory");
+        let front = FakeFront {
+            serving: ("127.0.0.1".into(), source.port()),
+            prepared: None,
+            paused: false,
+            loads: Vec::new(),
+            asked: Vec::new(),
+            refuse: Vec::new(),
+            clients: None,
+        };
+        let front = Arc::new(Mutex::new(front));
+        let listener = UnixListener::bind(dir.path().join("control")).expect("bind the control socket");
+        let shared = Arc::clone(&front);
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let front = Arc::clone(&shared);
+                std::thread::spawn(move || serve(stream, &front));
+            }
+        });
+        Bench { source, target, dir, front }
+    }
+
+    pub(crate) fn options(&self, database: &str) -> Options {
+        let source = Server::parse("source", &self.source.conninfo(database), None).expect("a connection string");
+        let target = Server::parse("target", &self.target.conninfo(database), None).expect("a connection string");
+        let mut options = Options::new(source, target, self.dir.path().join("control"), self.state());
+        // Noisy machines: what is tested is what happens, not how fast.
+        options.pause_limit = std::time::Duration::from_secs(10);
+        options
+    }
+
+    pub(crate) fn state(&self) -> PathBuf {
+        self.dir.path().join("state")
+    }
+
+    /// Opens the fenced source for a look.
+    pub(crate) fn look_into_source(&self, database: &str) {
+        self.source.sql("postgres", &format!("ALTER DATABASE {database} ALLOW_CONNECTIONS true"));
+    }
+
+    /// A database `shop` with one table, `big`, whose copy takes a while.
+    pub(crate) fn fill_big(&self, rows: u32) {
+        self.source.sql("postgres", "CREATE DATABASE shop");
+        let rows = format!(
+            "CREATE TABLE big AS SELECT g AS id, repeat(md5(g::text), 30) AS note FROM generate_series(1, {rows}) g"
+        );
+        self.source.sql("shop", &format!("{rows}; ALTER TABLE big ADD PRIMARY KEY (id)"));
+    }
+
+    /// One line for each table of both sides; equal when they hold the same.
+    pub(crate) fn sums(&self, database: &str) -> (String, String) {
+        self.look_into_source(database);
+        (sums(&self.source, database), sums(&self.target, database))
+    }
+
+    /// Panics unless nothing of a migration is left on the source, and no database on the target.
+    #[track_caller]
+    pub(crate) fn assert_clean(&self, database: &str) {
+        let source = &self.source;
+        assert_eq!(source.sql(database, "SELECT count(*) FROM pg_replication_slots"), "0", "slots");
+        assert_eq!(source.sql(database, "SELECT count(*) FROM pg_publication"), "0", "publications");
+        assert_eq!(
+            source.sql(database, "SELECT count(*) FROM pg_namespace WHERE nspname = 'stillpoint'"),
+            "0",
+            "schema"
+        );
+        assert_eq!(
+            source.sql(
+                database,
+                "SELECT count(*) FROM pg_class WHERE relreplident <> 'd' AND relnamespace = 2200 AND relkind = 'r'"
+            ),
+            "0"
+        );
+        assert_eq!(source.sql(database, "SHOW default_transaction_read_only"), "off", "fence");
+        let there = format!("SELECT count(*) FROM pg_database WHERE datname = '{database}'");
+        assert_eq!(self.target.sql("postgres", &there), "0", "the target's database");
+        assert_eq!(self.target.sql("postgres", "SELECT count(*) FROM pg_replication_slots"), "0", "the target's slots");
+        assert!(!self.state().join(format!("{database}.json")).exists(), "journal");
+    }
+}
+
+pub(crate) fn sums(cluster: &Cluster, database: &str) -> String {
+    let tables = cluster.sql(
+        database,
+        "SELECT string_agg(format('SELECT %L, count(*), coalesce(sum(hashtextextended(x::text, 0)), 0) FROM ONLY %s x', \
+         c.oid::regclass, c.oid::regclass), ' UNION ALL ' ORDER BY c.oid::regclass::text) FROM pg_class c \
+         JOIN pg_namespace n ON n.oid = c.relnamespace WHERE relkind = 'r' AND nspname NOT IN ('pg_catalog', \
+         'information_schema', 'stillpoint')",
+    );
+    cluster.sql(database, &tables)
+}
+
+fn serve(stream: UnixStream, front: &Mutex<FakeFront>) {
+    let mut lines = BufReader::new(stream.try_clone().expect("share a socket")).lines();
+    let mut out = stream;
+    while let Some(Ok(line)) = lines.next() {
+        let request: Request = serde_json::from_str(&line).expect("requests are understood");
+        let reply = front.lock().expect("no test thread panicked").answer(&request);
+        if writeln!(out, "{}", serde_json::to_string(&reply).expect("replies are JSON")).is_err() {
+            return;
+        }
+    }
+}
+
+fn place((host, port): (String, u16)) -> ProxyServer {
+    ProxyServer { name: String::new(), host, port, database: None, tls: ServerTls::Disable, ca: None }
+}
+
+impl FakeFront {
+    /// A client that was killed leaves a backend that first ends what it is at.
+    fn until_quiet(&self) {
+        let port = self.serving.1.to_string();
+        until("backends of the load to end", || {
+            let mut psql = std::process::Command::new("psql");
+            psql.args(["-h", "127.0.0.1", "-p", &port, "-U", "postgres", "-Atc"]);
+            psql.arg("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgbench'");
+            let output = psql.output().expect("run psql");
+            (output.stdout.trim_ascii() == b"0").then_some(())
+        });
+    }
+
+    fn answer(&mut self, request: &Request) -> Reply {
+        let kind = match request {
+            Request::Status => return Reply::Status(self.status()),
+            Request::Prepare { .. } => "prepare",
+            Request::Pause { .. } => "pause",
+            Request::Switch { .. } => "switch",
+            Request::Resume { .. } => "resume",
+            Request::Abandon { .. } => "abandon",
+            // The proxy may be asked for more than the manager asks.
+            #[allow(unreachable_patterns, reason = "whatever else there is")]
+            _ => return Reply::Error { message: "the stand-in knows nothing of it".into() },
+        };
+        self.asked.push(kind.to_owned());
+        let refused = |why: &str| Reply::Error { message: format!("{kind} {why}") };
+        if self.refuse.contains(&kind) {
+            return refused("is refused by the test");
+        }
+        match request {
+            Request::Prepare { target: TargetSpec::Server(server), .. } => {
+                self.prepared = Some((server.host.clone(), server.port));
+                Reply::Prepared { sessions: 0, waiting: Vec::new(), pinned: Vec::new(), failed: Vec::new() }
+            }
+            Request::Pause { .. } => {
+                if !self.loads.is_empty() {
+                    self.loads.drain(..).for_each(Load::end);
+                    self.until_quiet();
+                }
+                self.paused = true;
+                Reply::Drained { waited_us: 1 }
+            }
+            Request::Switch { .. } if self.paused => {
+                self.serving = self.prepared.clone().expect("prepared before");
+                self.paused = false;
+                Reply::Switched { sessions: 0, failed: Vec::new() }
+            }
+            Request::Resume { .. } => {
+                self.paused = false;
+                Reply::Resumed
+            }
+            Request::Abandon { .. } => Reply::Abandoned,
+            _ => refused("out of turn"),
+        }
+    }
+
+    fn status(&mut self) -> Status {
+        let (server, phase) = (place(self.serving.clone()), Phase::Serving);
+        let waits = self.clients.as_mut().map(FakeClients::waits).unwrap_or_default();
+        let tenant = TenantStatus { name: "shop".into(), server, phase, target: None, waits };
+        Status {
+            tenants: vec![tenant],
+            sessions: self.clients.iter_mut().map(FakeClients::session).collect(),
+            counters: CounterStatus::default(),
+            standby: None,
+        }
+    }
+}
+
+/// A proxy in a thread; it ends with the test's process. Its port and control socket.
+pub(crate) fn proxy(dir: &Path, source: &Cluster) -> (u16, PathBuf) {
+    proxy_for(dir, source, "shop")
+}
+
+/// The same for another database, or for all (`*`).
+pub(crate) fn proxy_for(dir: &Path, source: &Cluster, tenant: &str) -> (u16, PathBuf) {
+    let port = free_port();
+    let control = dir.join("proxy.sock");
+    let text = format!(
+        "listen = [\"127.0.0.1:{port}\"]\ncontrol = {control:?}\nroutes = {:?}\nworkers = 2\n\
+         [servers.old]\nhost = \"127.0.0.1\"\nport = {}\n[tenants.{tenant:?}]\nserver = \"old\"\n",
+        dir.join("routes.json"),
+        source.port()
+    );
+    let path = dir.join("proxy.toml");
+    std::fs::write(&path, &text).expect("write the configuration");
+    let (ready, started) = mpsc::channel();
+    std::thread::spawn(move || {
+        let failed = ready.clone();
+        if let Err(error) = stillpoint_migrate_proxy::run(&path, |_| ready.send(None).expect("the test waits")) {
+            let _ = failed.send(Some(error.to_string()));
+        }
+    });
+    assert_eq!(started.recv().expect("the proxy starts or says why not"), None, "{text}");
+    (port, control)
+}
+
+/// Keeps events, and prints them for a failing test.
+pub(crate) fn observer() -> (Observer, Arc<Mutex<Vec<Event>>>) {
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&events);
+    let observer: Observer = Arc::new(move |event: Event| {
+        println!("{:?}", event.kind);
+        kept.lock().expect("no test thread panicked").push(event);
+    });
+    (observer, events)
+}

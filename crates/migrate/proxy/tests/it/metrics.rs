@@ -1,0 +1,61 @@
+//! What Prometheus is told.
+
+use crate::support;
+use crate::support::{Proxy, server};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use stillpoint_migrate_testbed::{Cluster, available, free_port, until};
+use tokio_postgres::NoTls;
+
+fn get(port: u16, path: &str) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("connect");
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: here\r\n\r\n").expect("ask");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("an answer");
+    text
+}
+
+/// The value of one line.
+fn value(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+}
+
+#[test]
+fn statements_bytes_and_sessions_are_told() {
+    if !available() {
+        return;
+    }
+    let cluster = Cluster::start(&[]);
+    let port = free_port();
+    let top = format!("metrics = \"127.0.0.1:{port}\"");
+    let proxy = Proxy::start(&top, &format!("{}[tenants.postgres]\nserver = \"a\"\n", server("a", &cluster)));
+    assert!(get(port, "/").starts_with("HTTP/1.1 404 "));
+    let before = get(port, "/metrics");
+    assert!(before.starts_with("HTTP/1.1 200 OK\r\n"), "{before}");
+    assert_eq!(value(&before, "stillpoint_proxy_statements_total"), Some(0));
+    support::runtime().block_on(async {
+        let (client, connection) = tokio_postgres::connect(&proxy.conninfo("postgres"), NoTls).await.expect("connect");
+        tokio::spawn(connection);
+        for _ in 0..10 {
+            client.batch_execute("SELECT 1").await.expect("a statement");
+        }
+        client.batch_execute("BEGIN").await.expect("a transaction");
+        let counted = move || {
+            until("the statements and the transaction to be counted", || {
+                let text = get(port, "/metrics");
+                let sessions = "stillpoint_proxy_sessions{tenant=\"postgres\",state=\"in_transaction\"}";
+                let counted = value(&text, "stillpoint_proxy_statements_total") == Some(11);
+                (counted && value(&text, sessions) == Some(1)).then_some(text)
+            })
+        };
+        let text = tokio::task::spawn_blocking(counted).await.expect("an answer");
+        assert!(value(&text, "stillpoint_proxy_bytes_to_clients_total").is_some_and(|bytes| bytes > 100), "{text}");
+    });
+    // What an ended session did is counted on.
+    until("the session to end", || {
+        let text = get(port, "/metrics");
+        let sessions = "stillpoint_proxy_sessions{tenant=\"postgres\",state=\"in_transaction\"}";
+        (value(&text, sessions) == Some(0) && value(&text, "stillpoint_proxy_statements_total") == Some(11))
+            .then_some(())
+    });
+}

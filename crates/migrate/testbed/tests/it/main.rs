@@ -1,0 +1,3 @@
+//! The clusters that other tests run on.
+
+mod cluster;

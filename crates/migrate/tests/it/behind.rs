@@ -1,0 +1,183 @@
+//! Something goes wrong where nothing is moved any more or not yet: while `run` settles, while `finish` or `abort` takes things
+//! away, and between a switch and the way back. Clients' histories are in order, and the next command finishes it.
+
+use rustix::process::Signal;
+use std::time::Duration;
+use stillpoint_measure::postgres::Isolation;
+use stillpoint_migrate_testbed::{Cluster, available, until};
+use stillpoint_migrate_tests::{Ended, Fault, Moment, Random, Stage, Trial};
+
+const RUN: [&str; 5] = ["run", "--share", "0", "--pause-timeout", "3s"];
+const FALLBACK: [&str; 3] = ["fallback", "--pause-timeout", "3s"];
+
+/// Commands that are called again where a fault hit them.
+const ATTEMPTS: usize = 8;
+
+fn quiet(back: bool) -> Trial {
+    let moment = Moment { phase: None, after: Duration::ZERO };
+    Trial { back, fault: Fault::None, moment, isolation: Isolation::RepeatableRead, seed: 17 }
+}
+
+#[track_caller]
+fn succeeds(stage: &Stage, words: &[&str]) -> Ended {
+    let ended = stage.run(words);
+    assert_eq!(ended.code, Some(0), "{words:?}: {ended:?}");
+    ended
+}
+
+/// Kills a command ever later, until it comes to its end before that; how often it was killed.
+#[track_caller]
+fn killed_ever_later(stage: &Stage, words: &[&str], after_each: impl Fn(&Stage)) -> usize {
+    let mut after = Duration::from_millis(1);
+    for killed in 0.. {
+        let tool = stage.tool(words);
+        std::thread::sleep(after);
+        tool.signal(Signal::KILL);
+        let ended = tool.end();
+        // The one before may have come to its end before it was killed.
+        if ended.code == Some(0) || ended.complaints.contains("there is no migration") {
+            return killed;
+        }
+        assert!(ended.code.is_none(), "{words:?}: {ended:?}");
+        assert!(after < Duration::from_secs(60), "{words:?} does not come to its end");
+        after_each(stage);
+        after = after * 6 / 5;
+    }
+    unreachable!("it comes to its end, or is not waited for")
+}
+
+fn count(cluster: &Cluster, database: &str, what: &str) -> String {
+    cluster.sql(database, &format!("SELECT count(*) FROM {what}"))
+}
+
+fn is_shut(cluster: &Cluster) -> bool {
+    cluster.sql("postgres", "SELECT datallowconn FROM pg_database WHERE datname = 'shop'") == "f"
+}
+
+#[test]
+fn run_is_killed_while_it_settles() {
+    if !available() {
+        return;
+    }
+    let mut stage = Stage::start();
+    Trial::prepare(&stage);
+    let mut cut_off = 0;
+    for (round, ms) in [0, 3, 8, 15, 25, 40].into_iter().enumerate() {
+        let trial = Trial { fault: Fault::KillTool, ..quiet(false) };
+        cut_off += trial.under_load(&mut stage, |stage| {
+            let mut tool = stage.tool(&RUN);
+            Moment { phase: Some("settle"), after: Duration::from_millis(ms) }.come(&mut tool);
+            tool.signal(Signal::KILL);
+            tool.end();
+            assert_eq!(stage.standing(), (Some("switched".into()), Some("target".into())));
+            let cut_off = count(&stage.source, "postgres", "pg_replication_slots") == "1";
+            if round % 2 == 0 {
+                succeeds(stage, &RUN);
+                assert_eq!(count(&stage.source, "postgres", "pg_replication_slots"), "0", "it settles again");
+            }
+            until("the source to be shut", || is_shut(&stage.source).then_some(()));
+            // With what clients have committed on the target, also where nobody has settled.
+            succeeds(stage, &FALLBACK);
+            stage.assert_clean();
+            usize::from(cut_off)
+        });
+    }
+    assert!(cut_off > 0, "it was always killed too late");
+}
+
+#[test]
+fn finish_is_killed() {
+    if !available() {
+        return;
+    }
+    let mut stage = Stage::start();
+    Trial::prepare(&stage);
+    let killed = quiet(false).under_load(&mut stage, |stage| {
+        // Also what a killed `run` has left is taken away.
+        let mut tool = stage.tool(&RUN);
+        Moment { phase: Some("settle"), after: Duration::ZERO }.come(&mut tool);
+        tool.signal(Signal::KILL);
+        tool.end();
+        killed_ever_later(stage, &["finish"], |stage| {
+            until("the source to be shut", || is_shut(&stage.source).then_some(()));
+            assert!(!is_shut(&stage.target));
+            let (phase, serving) = stage.standing();
+            assert_eq!(serving.as_deref(), Some("target"));
+            let Some(phase) = phase else { return };
+            assert_eq!(phase, "switched");
+            if count(&stage.target, "postgres", "pg_replication_slots") == "0" {
+                let refused = stage.run(&FALLBACK);
+                assert!(refused.code == Some(3) && refused.complaints.contains("no way back"), "{refused:?}");
+            }
+        })
+    });
+    println!("killed {killed} times");
+    assert!(killed > 3, "{killed}");
+    assert_eq!(stage.standing().0, None);
+    assert!(is_shut(&stage.source));
+    stage.source.sql("postgres", "ALTER DATABASE shop ALLOW_CONNECTIONS true");
+    for cluster in [&stage.source, &stage.target] {
+        for what in ["pg_replication_slots", "pg_publication", "pg_namespace WHERE nspname = 'stillpoint'"] {
+            assert_eq!(count(cluster, "shop", what), "0", "{what}");
+        }
+    }
+}
+
+#[test]
+fn abort_is_killed() {
+    if !available() {
+        return;
+    }
+    let mut stage = Stage::start();
+    Trial::prepare(&stage);
+    for phase in ["copy", "indexes", "catch-up"] {
+        let killed = Trial { fault: Fault::KillTool, ..quiet(false) }.under_load(&mut stage, |stage| {
+            let mut tool = stage.tool(&RUN);
+            Moment { phase: Some(phase), after: Duration::ZERO }.come(&mut tool);
+            tool.signal(Signal::KILL);
+            tool.end();
+            killed_ever_later(stage, &["abort"], |stage| {
+                assert_eq!(stage.standing().1.as_deref(), Some("source"), "{phase}");
+                until("the source to be open", || (!is_shut(&stage.source)).then_some(()));
+            })
+        });
+        println!("{phase}: killed {killed} times");
+        assert!(killed > 1, "{phase}: {killed}");
+        assert_eq!(stage.standing().0, None);
+        stage.assert_clean();
+    }
+    quiet(false).run(&mut stage);
+}
+
+#[test]
+fn something_fails_between_the_switch_and_the_way_back() {
+    if !available() {
+        return;
+    }
+    let mut stage = Stage::start();
+    Trial::prepare(&stage);
+    let mut random = Random::new(23);
+    for fault in [
+        Fault::KillProxy,
+        Fault::CrashSource,
+        Fault::CrashTarget,
+        Fault::CutSource,
+        Fault::CutTarget,
+        Fault::StallTarget,
+    ] {
+        Trial { fault, ..quiet(true) }.under_load(&mut stage, |stage| {
+            succeeds(stage, &RUN);
+            let bystander = stage.tool(&["status"]);
+            fault.strike(stage, &bystander, &mut random);
+            drop(bystander);
+            let back = (0..ATTEMPTS).any(|_| {
+                let ended = stage.run(&FALLBACK);
+                println!("  {:?} {}", ended.code, ended.complaints.trim());
+                ended.code == Some(0)
+            });
+            assert!(back, "{fault:?}: no way back");
+            assert_eq!(stage.standing(), (None, Some("source".into())));
+            stage.assert_clean();
+        });
+    }
+}

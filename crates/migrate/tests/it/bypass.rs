@@ -1,0 +1,128 @@
+//! Somebody writes to the source and does not come through the proxy, from before the migration until after it: what was
+//! acknowledged is on the target, everything else was refused with an error that says why.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use stillpoint_measure::postgres::Isolation;
+use stillpoint_migrate_testbed::{available, until};
+use stillpoint_migrate_tests::{Fault, Moment, Stage, Trial};
+use tokio_postgres::{Client, Error, NoTls};
+
+/// What a writer was told.
+#[derive(Debug, Default)]
+struct Told {
+    acknowledged: BTreeSet<i32>,
+    /// Their end was not told.
+    doubtful: BTreeSet<i32>,
+    /// SQLSTATEs of everything that was refused.
+    refusals: BTreeSet<String>,
+}
+
+struct Writer {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Told>,
+}
+
+impl Writer {
+    /// Numbers from `first` on, each in a transaction that lasts so long.
+    fn start(port: u16, first: i32, lasting: Duration) -> Writer {
+        let stop = Arc::new(AtomicBool::new(false));
+        let over = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(write(port, first, lasting, &over))
+        });
+        Writer { stop, thread }
+    }
+
+    fn end(self) -> Told {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+async fn write(port: u16, first: i32, lasting: Duration, over: &AtomicBool) -> Told {
+    let (mut told, mut number) = (Told::default(), first);
+    while !over.load(Ordering::Relaxed) {
+        let place = format!("host=127.0.0.1 port={port} user=postgres dbname=shop application_name=batch");
+        let (client, connection) = match tokio_postgres::connect(&place, NoTls).await {
+            Ok(connected) => connected,
+            Err(error) => {
+                note(&mut told, &error);
+                tokio::time::sleep(Duration::from_millis(2)).await;
+                continue;
+            }
+        };
+        let connection = tokio::spawn(connection);
+        while !over.load(Ordering::Relaxed) {
+            number += 1;
+            match insert(&client, number, lasting).await {
+                Ok(()) => drop(told.acknowledged.insert(number)),
+                Err(error) => {
+                    told.doubtful.insert(number);
+                    note(&mut told, &error);
+                    break;
+                }
+            }
+        }
+        drop(client);
+        let _ = connection.await;
+    }
+    told
+}
+
+/// A superuser who overrides every default that would keep him from writing.
+async fn insert(client: &Client, number: i32, lasting: Duration) -> Result<(), Error> {
+    client.batch_execute(&format!("BEGIN READ WRITE; INSERT INTO bypass VALUES ({number})")).await?;
+    tokio::time::sleep(lasting).await;
+    client.batch_execute("COMMIT").await
+}
+
+fn note(told: &mut Told, error: &Error) {
+    told.refusals.extend(error.code().map(|code| code.code().to_owned()));
+}
+
+#[test]
+fn what_bypasses_the_proxy_is_on_the_target_or_refused() {
+    if !available() {
+        return;
+    }
+    let mut stage = Stage::start();
+    Trial::prepare(&stage);
+    stage.source.sql("shop", "CREATE TABLE bypass (n int PRIMARY KEY)");
+    let port = stage.source.port();
+    let writers = [(0, 0), (1_000_000, 30), (2_000_000, 0)]
+        .map(|(first, ms)| Writer::start(port, first, Duration::from_millis(ms)));
+    until("the writers to write", || (stage.source.sql("shop", "SELECT count(*) FROM bypass") != "0").then_some(()));
+
+    let checked = stage.ask(&["check"]);
+    let findings = checked["findings"].as_array().expect("check lists what it found").clone();
+    let named = |finding: &serde_json::Value| {
+        finding["kind"] == "session" && finding["name"].as_str().is_some_and(|name| name.contains("batch of postgres"))
+    };
+    assert!(findings.iter().any(named), "check names those who bypass the proxy: {checked}");
+
+    let moment = Moment { phase: None, after: Duration::ZERO };
+    let isolation = Isolation::ReadCommitted;
+    let ended = Trial { back: false, fault: Fault::None, moment, isolation, seed: 3 }.run(&mut stage);
+    let warned = ended.events.iter().any(|event| format!("{event:?}").contains("batch of postgres"));
+    assert!(warned, "run tells whom it ended: {:?}", ended.events);
+
+    let there: BTreeSet<i32> =
+        stage.target.sql("shop", "SELECT n FROM bypass").lines().map(|line| line.parse().unwrap()).collect();
+    for writer in writers {
+        let told = writer.end();
+        println!("{} acknowledged, {:?}", told.acknowledged.len(), told.refusals);
+        let lost: Vec<_> = told.acknowledged.difference(&there).collect();
+        assert!(lost.is_empty(), "acknowledged and not on the target: {lost:?}");
+        assert!(told.acknowledged.len() > 5, "{told:?}");
+        // The database does not accept connections. Who was ended while it asked for nothing is not told why.
+        assert!(told.refusals.contains("55000"), "{:?}", told.refusals);
+        assert!(told.doubtful.len() < 10, "{:?}", told.doubtful);
+    }
+    let wrong = stage.source.try_sql("shop", "INSERT INTO bypass VALUES (-1)").unwrap_err();
+    assert!(wrong.contains("not currently accepting connections"), "{wrong}");
+}

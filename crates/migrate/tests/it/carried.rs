@@ -1,0 +1,140 @@
+//! 64 sessions that write all the time, and one that is silent, change servers with all that a session can hold, there and
+//! back: nobody sees an error, every commit counts once, every notification comes once and in order, and at no moment does
+//! anybody else get a lock that is held.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+use stillpoint_events::{Event, EventKind};
+use stillpoint_migrate_testbed::{available, until};
+use stillpoint_migrate_tests::Stage;
+use stillpoint_migrate_tests::teller::{COMMITS, TABLES, Teller, WRONG_BALANCES, channel, connect, heard_by};
+use tokio::task::JoinSet;
+
+const SESSIONS: usize = 64;
+/// Transactions of each session before, between and after both moves.
+const EACH: u32 = 10;
+/// 64 sessions come to 320 transactions a second.
+const THINK: Duration = Duration::from_millis(200);
+
+/// The copy takes a while.
+const BALLAST: &str = "
+    CREATE TABLE ballast AS SELECT i AS id, repeat(md5(i::text), 10) AS v FROM generate_series(1, 20000) i;
+    ALTER TABLE ballast ADD PRIMARY KEY (id);
+";
+
+/// What all sessions share.
+struct Shared {
+    stop: AtomicBool,
+    /// Commits by session, and last how often somebody tried for all their locks.
+    done: [AtomicU32; SESSIONS + 1],
+}
+
+impl Shared {
+    fn new() -> Shared {
+        Shared { stop: AtomicBool::new(false), done: std::array::from_fn(|_| AtomicU32::new(0)) }
+    }
+
+    /// Waits until each has done some more, or one has failed.
+    fn more(&self) {
+        let before: Vec<u32> = self.done.iter().map(|done| done.load(Ordering::Relaxed)).collect();
+        until("every session to do some more", || {
+            let further = |(done, before): (&AtomicU32, &u32)| done.load(Ordering::Relaxed) >= before + EACH;
+            (self.stop.load(Ordering::Relaxed) || self.done.iter().zip(&before).all(further)).then_some(())
+        });
+    }
+
+    /// Whether it goes on after what was done by one; a failure ends it for all.
+    async fn goes_on(&self, number: usize, done: Result<(), String>, pause: Duration) -> Result<bool, String> {
+        done.inspect_err(|_| self.stop.store(true, Ordering::Relaxed))?;
+        self.done[number].fetch_add(1, Ordering::Relaxed);
+        tokio::time::sleep(pause).await;
+        Ok(!self.stop.load(Ordering::Relaxed))
+    }
+}
+
+#[test]
+fn everything_that_sessions_hold_goes_along_under_load() {
+    if !available() {
+        return;
+    }
+    let stage = Stage::start();
+    for cluster in [&stage.source, &stage.target] {
+        cluster.sql("postgres", "CREATE ROLE teller");
+    }
+    stage.source.sql("shop", TABLES);
+    stage.source.sql("shop", BALLAST);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (conninfo, shared) = (stage.conninfo(), Arc::new(Shared::new()));
+    let (mut work, silent, hears) = runtime.block_on(async {
+        let (silent, hears) = connect(&conninfo).await.expect("connect");
+        let listens: String = (0..SESSIONS).map(|number| format!("LISTEN \"{}\";", channel(number))).collect();
+        silent.batch_execute(&listens).await.expect("listen to all");
+        let mut tellers = Vec::new();
+        for number in 0..SESSIONS {
+            tellers.push(Teller::open(&conninfo, number, SESSIONS).await.expect("open a session"));
+        }
+        let mut work: JoinSet<Result<Option<Teller>, String>> = JoinSet::new();
+        for mut teller in tellers {
+            let shared = Arc::clone(&shared);
+            work.spawn(async move {
+                loop {
+                    let done = teller.transact().await;
+                    if !shared.goes_on(teller.number, done, THINK).await? {
+                        return Ok(Some(teller));
+                    }
+                }
+            });
+        }
+        let (envious, shared) = (connect(&conninfo).await.expect("connect").0, Arc::clone(&shared));
+        work.spawn(async move {
+            let all = format!("generate_series(0, {}) i WHERE pg_try_advisory_lock(1, i)", SESSIONS - 1);
+            let try_all = format!("SELECT count(*) FROM {all}");
+            loop {
+                let got = envious.query_one(&try_all, &[]).await.map(|row| row.get(0));
+                let done = match got {
+                    Ok(0i64) => Ok(()),
+                    got => Err(format!("tried for locks that others hold: {got:?}")),
+                };
+                if !shared.goes_on(SESSIONS, done, Duration::from_millis(5)).await? {
+                    return Ok(None);
+                }
+            }
+        });
+        (work, silent, hears)
+    });
+
+    shared.more();
+    for way in [&["run", "--share", "0", "--snapshot-timeout", "20s"][..], &["fallback"]] {
+        let ended = stage.run(&[way, &["--pause-timeout", "3s"]].concat());
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let attempts =
+            |event: &&Event| matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "switch-over");
+        println!("{}: paused {} times", way[0], ended.events.iter().filter(attempts).count());
+        shared.more();
+        let serves = if way[0] == "run" { &stage.target } else { &stage.source };
+        let held =
+            "SELECT classid, count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted GROUP BY 1 ORDER BY 1";
+        assert_eq!(serves.sql("shop", held), format!("1|{SESSIONS}\n2|{SESSIONS}"));
+    }
+    shared.stop.store(true, Ordering::Relaxed);
+    let tellers: Vec<Teller> = runtime.block_on(async {
+        let ended = std::mem::take(&mut work).join_all().await;
+        let ended = ended.into_iter().map(|ended| ended.unwrap_or_else(|error| panic!("{error}")));
+        let mut tellers: Vec<Teller> = ended.flatten().collect();
+        tellers.sort_by_key(|teller| teller.number);
+        tellers
+    });
+    println!("longest transaction of any session: {:?}", tellers.iter().map(|teller| teller.longest).max());
+
+    runtime.block_on(heard_by(&tellers, &[&hears])).unwrap_or_else(|wrong| panic!("{wrong}"));
+    drop(silent);
+    let commits: i32 = tellers.iter().map(|teller| teller.commits).sum();
+    println!("{commits} commits of {SESSIONS} sessions");
+    assert_eq!(stage.source.sql("shop", COMMITS), format!("{commits}|{commits}"), "every commit exactly once");
+    let of_session = "SELECT string_agg(n::text, ' ' ORDER BY session) FROM (SELECT session, max(n) AS n FROM bank.history GROUP BY 1) h";
+    let last: Vec<String> = tellers.iter().map(|teller| teller.commits.to_string()).collect();
+    assert_eq!(stage.source.sql("shop", of_session), last.join(" "));
+    assert_eq!(stage.source.sql("shop", WRONG_BALANCES), "0");
+    stage.assert_clean();
+}

@@ -1,0 +1,201 @@
+//! The command is killed while the side that serves is shut to new sessions: its guardian opens it, without anybody calling
+//! the next command; and who calls it at once finds it at work, and goes on after it.
+
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::Write;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+use stillpoint_events::{Event, EventKind};
+use stillpoint_measure::postgres::Isolation;
+use stillpoint_migrate_testbed::{Cluster, available, until};
+use stillpoint_migrate_tests::{Ended, Fault, Moment, Stage, Trial};
+
+/// A session that does not come through the proxy and does not end when it is told to: the switch-over waits for it behind
+/// the shut door, to its limit.
+struct Stubborn {
+    psql: Child,
+    backend: Pid,
+}
+
+impl Stubborn {
+    fn on(cluster: &Cluster) -> Stubborn {
+        let mut psql = cluster.client("psql");
+        psql.args(["-X", "-q", "-d", "shop"]).env("PGAPPNAME", "stubborn");
+        let mut psql = psql.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        writeln!(psql.stdin.as_mut().unwrap(), "SELECT 1;").unwrap();
+        let backend = until("its session", || {
+            cluster.sql("postgres", "SELECT pid FROM pg_stat_activity WHERE application_name = 'stubborn'").parse().ok()
+        });
+        Stubborn { psql, backend: Pid::from_raw(backend).unwrap() }
+    }
+
+    fn stop(&self) {
+        kill_process(self.backend, Signal::STOP).unwrap();
+    }
+
+    fn go_on(mut self) {
+        kill_process(self.backend, Signal::CONT).unwrap();
+        drop(self.psql.stdin.take());
+        self.psql.wait().unwrap();
+    }
+}
+
+fn is_open(cluster: &Cluster) -> bool {
+    cluster.sql("postgres", "SELECT datallowconn FROM pg_database WHERE datname = 'shop'") == "t"
+}
+
+/// Starts the command and sends it a signal behind the door that it has shut on `left`.
+#[track_caller]
+fn signalled_behind_the_door(stage: &Stage, words: &[&str], left: &Cluster, signal: Signal) -> Ended {
+    let stubborn = Stubborn::on(left);
+    let mut tool = stage.tool(words);
+    let prepares = |event: &Event| matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "prepare");
+    assert!(tool.await_event(prepares), "{:?}", tool.seen);
+    stubborn.stop();
+    until("the door to be shut", || (!is_open(left)).then_some(()));
+    tool.signal(signal);
+    if signal != Signal::KILL {
+        // It clears up behind itself, for which the stubborn one need not end.
+        assert!(tool.await_event(|event| matches!(event.kind, EventKind::FellBack { .. })), "{:?}", tool.seen);
+    }
+    stubborn.go_on();
+    tool.end()
+}
+
+#[track_caller]
+fn killed_behind_the_door(stage: &Stage, words: &[&str], left: &Cluster) {
+    let ended = signalled_behind_the_door(stage, words, left, Signal::KILL);
+    assert_eq!(ended.code, None, "it was killed: {ended:?}");
+}
+
+const RUN: [&str; 5] = ["run", "--share", "0", "--pause-timeout", "60s"];
+const FALLBACK: [&str; 3] = ["fallback", "--pause-timeout", "60s"];
+
+#[test]
+fn the_door_is_opened_when_the_command_is_killed() {
+    if !available() {
+        return;
+    }
+    let mut stage = Stage::start();
+    Trial::prepare(&stage);
+    killed_behind_the_door(&stage, &RUN, &stage.source);
+    until("the guardian to open the source", || is_open(&stage.source).then_some(()));
+    until("the journal to say so", || {
+        (stage.standing() == (Some("following".into()), Some("source".into()))).then_some(())
+    });
+    assert_eq!(stage.source.sql("shop", "SHOW default_transaction_read_only"), "off");
+    succeeds(&mut stage, false);
+
+    killed_behind_the_door(&stage, &FALLBACK, &stage.target);
+    until("the guardian to open the target", || is_open(&stage.target).then_some(()));
+    until("the guardian to shut the source again", || {
+        (stage.standing() == (Some("switched".into()), Some("target".into()))).then_some(())
+    });
+    assert!(!is_open(&stage.source), "nobody is to write there");
+    assert_eq!(stage.target.sql("shop", "SHOW default_transaction_read_only"), "off");
+    succeeds(&mut stage, true);
+}
+
+#[test]
+fn the_next_command_waits_for_the_guardian() {
+    if !available() {
+        return;
+    }
+    let stage = Stage::start();
+    Trial::prepare(&stage);
+    killed_behind_the_door(&stage, &RUN, &stage.source);
+    let ended = stage.run(&RUN);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    killed_behind_the_door(&stage, &FALLBACK, &stage.target);
+    let ended = stage.run(&FALLBACK);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    stage.assert_clean();
+    killed_behind_the_door(&stage, &RUN, &stage.source);
+    let ended = stage.run(&["abort"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    stage.assert_clean();
+}
+
+#[test]
+fn who_is_interrupted_behind_the_door_opens_it() {
+    if !available() {
+        return;
+    }
+    let mut stage = Stage::start();
+    Trial::prepare(&stage);
+    for (back, signal) in [(false, Signal::TERM), (true, Signal::INT)] {
+        let (words, left) = if back { (&FALLBACK[..], &stage.target) } else { (&RUN[..], &stage.source) };
+        let ended = signalled_behind_the_door(&stage, words, left, signal);
+        assert!(ended.code == Some(4) && ended.complaints.contains("interrupted"), "{ended:?}");
+        assert!(is_open(left), "{ended:?}");
+        if back {
+            assert_eq!(stage.standing(), (Some("switched".into()), Some("target".into())));
+            assert!(!is_open(&stage.source), "nobody is to write there");
+        } else {
+            stage.assert_clean();
+        }
+        succeeds(&mut stage, back);
+    }
+}
+
+/// The same way again, under load.
+#[track_caller]
+fn succeeds(stage: &mut Stage, back: bool) {
+    let moment = Moment { phase: None, after: Duration::ZERO };
+    Trial { back, fault: Fault::None, moment, isolation: Isolation::RepeatableRead, seed: 13 }.run(stage);
+}
+
+#[test]
+fn the_side_that_was_left_is_shut_again_when_a_command_is_killed() {
+    if !available() {
+        return;
+    }
+    let stage = Stage::start();
+    Trial::prepare(&stage);
+    stage.source.sql("shop", "CREATE TABLE held (n int PRIMARY KEY)");
+    let ended = stage.run(&RUN);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+
+    // The comparison waits for a lock, with the door open to what is repeated on the source.
+    let mut holder = Stubborn::on(&stage.target);
+    writeln!(holder.psql.stdin.as_mut().unwrap(), "BEGIN; LOCK TABLE held;").unwrap();
+    let locked =
+        "SELECT 1 FROM pg_locks WHERE relation = 'held'::regclass AND mode = 'AccessExclusiveLock' AND granted";
+    until("the lock", || (stage.target.sql("shop", locked) == "1").then_some(()));
+    killed_with_an_open_door(&stage, &FALLBACK);
+    holder.go_on();
+
+    // Whoever connects to the database waits for whoever copies it, who is stopped.
+    stage.source.sql("postgres", "ALTER DATABASE shop ALLOW_CONNECTIONS true");
+    let inside = Stubborn::on(&stage.source);
+    stage.source.sql("postgres", "ALTER DATABASE shop ALLOW_CONNECTIONS false");
+    let mut psql = stage.source.client("psql");
+    psql.args(["-X", "-q", "-d", "postgres", "-c", "CREATE DATABASE another TEMPLATE shop"]);
+    let mut psql = psql.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let copies = "SELECT l.pid FROM pg_locks l JOIN pg_database d ON d.oid = l.objid WHERE d.datname = 'shop' \
+                  AND l.locktype = 'object' AND l.mode = 'ShareLock' AND l.granted";
+    let copier: i32 = until("the copy to begin", || stage.source.sql("postgres", copies).parse().ok());
+    let copier = Pid::from_raw(copier).unwrap();
+    kill_process(copier, Signal::STOP).unwrap();
+    inside.go_on();
+    killed_with_an_open_door(&stage, &["finish"]);
+    kill_process(copier, Signal::CONT).unwrap();
+    psql.wait().unwrap();
+    let ended = stage.run(&["finish"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(!is_open(&stage.source), "it stays shut");
+}
+
+/// Kills a command that has opened the door of the side that was left; the guardian shuts it.
+#[track_caller]
+fn killed_with_an_open_door(stage: &Stage, words: &[&str]) {
+    let mut tool = stage.tool(words);
+    until("the source to be opened", || (is_open(&stage.source) || tool.ended().is_some()).then_some(()));
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(is_open(&stage.source), "it is still at it: {:?}", tool.end());
+    tool.signal(Signal::KILL);
+    let ended = tool.end();
+    assert_eq!(ended.code, None, "it was killed: {ended:?}");
+    until("the guardian to shut it", || (!is_open(&stage.source)).then_some(()));
+    assert_eq!(stage.standing(), (Some("switched".into()), Some("target".into())));
+}

@@ -1,0 +1,286 @@
+//! Everything that proxy and tool say at level trace, and everything that they write down, through one migration that fails and
+//! two that do not: no password, nothing that a password can be replaced by, and no value of a client's.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use stillpoint_migrate_testbed::{Cluster, available, until};
+use stillpoint_migrate_tests::{Stage, stillpoint};
+
+/// Roles of clients, and their passwords.
+const CLIENTS: [(&str, &str); 2] = [("alice", "first-hidden-word"), ("bob", "second-hidden-word")];
+/// The tool's own at either server.
+const MOVERS: [&str; 2] = ["third-hidden-word", "fourth-hidden-word"];
+/// Stands in every value that clients write, set or say.
+const VALUE: &str = "hidden-value";
+
+/// What takes a while to be copied.
+const BALLAST: &str = "CREATE TABLE ballast AS SELECT i, repeat(md5(i::text), 10) AS v FROM generate_series(1, 10000) i; \
+     ALTER TABLE ballast ADD PRIMARY KEY (i)";
+
+/// All that can be had of a password and the verifier of it, in the forms in which bytes are written.
+const FORMS: &str = r#"
+import base64, hashlib, hmac, sys
+password, stored = sys.argv[1].encode(), sys.argv[2]
+kind, salted, keys = stored.split("$")
+count, salt = salted.split(":")
+key = hashlib.pbkdf2_hmac("sha256", password, base64.b64decode(salt), int(count))
+client = hmac.digest(key, b"Client Key", "sha256")
+server = hmac.digest(key, b"Server Key", "sha256")
+assert keys == ":".join(base64.b64encode(k).decode() for k in (hashlib.sha256(client).digest(), server))
+for secret in (password, base64.b64decode(salt), key, client, server, hashlib.sha256(client).digest()):
+    print(base64.b64encode(secret).decode().rstrip("="))
+    print(secret.hex())
+    print(", ".join(map(str, secret)))
+print(password.decode())
+"#;
+
+fn forms(password: &str, stored: &str) -> Vec<String> {
+    let output = Command::new("python3").args(["-c", FORMS, password, stored]).output().expect("run python3");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text").lines().map(str::to_owned).collect()
+}
+
+fn cluster(mover: &str, stored: &[String], settings: &[&str]) -> Cluster {
+    let cluster = Cluster::start(settings);
+    cluster.sql("postgres", &format!("CREATE ROLE mover SUPERUSER LOGIN PASSWORD '{mover}'"));
+    for (at, (role, password)) in CLIENTS.iter().enumerate() {
+        let password = stored.get(at).map_or(*password, String::as_str);
+        cluster.sql("postgres", &format!("CREATE ROLE {role} LOGIN PASSWORD '{password}'"));
+    }
+    let hba = "local all all trust\nhost all postgres all trust\nhost all all all scram-sha-256\n";
+    std::fs::write(cluster.data_dir().join("pg_hba.conf"), hba).unwrap();
+    cluster.sql("postgres", "SELECT pg_reload_conf()");
+    cluster
+}
+
+/// What a role's password is stored as.
+fn stored(cluster: &Cluster, role: &str) -> String {
+    cluster.sql("postgres", &format!("SELECT rolpassword FROM pg_authid WHERE rolname = '{role}'"))
+}
+
+/// A client's psql at the proxy, which goes on when it is told more.
+struct Client(Child);
+
+impl Client {
+    fn start(stage: &Stage, (role, password): (&str, &str)) -> Client {
+        let mut command = stage.source.client("psql");
+        command.env("PGPORT", stage.port().to_string()).env("PGUSER", role).env("PGPASSWORD", password);
+        let command = command.args(["-X", "-q", "-d", "shop"]).env("PGAPPNAME", role);
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        Client(child.spawn().expect("start psql"))
+    }
+
+    fn say(&mut self, sql: &str) {
+        writeln!(self.0.stdin.as_mut().expect("piped"), "{sql}").expect("psql listens");
+    }
+
+    fn end(mut self) {
+        drop(self.0.stdin.take());
+        assert!(self.0.wait().expect("psql ends").success());
+    }
+}
+
+/// The proxy and the tool, with all that they say in files of one directory.
+struct Told<'s> {
+    stage: &'s Stage,
+    proxy: Child,
+    count: usize,
+}
+
+impl Told<'_> {
+    fn start(stage: &Stage) -> Told<'_> {
+        std::fs::create_dir(stage.path("told")).unwrap();
+        let mut command = stage.proxy_command(&[]);
+        command.env("STILLPOINT_LOG", "trace");
+        let [out, err] = ["out", "err"].map(|name| File::create(stage.path(&format!("told/proxy.{name}"))).unwrap());
+        let proxy = command.stdout(out).stderr(err).spawn().expect("start the proxy");
+        let told = Told { stage, proxy, count: 0 };
+        until("the proxy to serve", || told.text("proxy.out").contains("proxy-started").then_some(()));
+        told
+    }
+
+    fn text(&self, name: &str) -> String {
+        std::fs::read_to_string(self.stage.path(&format!("told/{name}"))).unwrap_or_default()
+    }
+
+    /// Starts a command; one password is in a connection string, the other in the environment.
+    fn begin(&mut self, words: &[&str]) -> (Child, usize) {
+        self.count += 1;
+        let file = |name: &str| File::create(self.stage.path(&format!("told/{}.{name}", self.count))).unwrap();
+        let place = |port: u16| format!("host=127.0.0.1 port={port} user=mover dbname=shop");
+        let mut command = Command::new(stillpoint());
+        command.env("STILLPOINT_LOG", "trace").env("PGPASSWORD", MOVERS[1]).args(["--json", "migrate"]).args(words);
+        let source = format!("{} password={}", place(self.stage.to_source.port()), MOVERS[0]);
+        command.args(["--source", &source, "--target", &place(self.stage.to_target.port())]);
+        command.arg("--proxy").arg(self.stage.path("proxy.sock")).arg("--state").arg(self.stage.path("told/state"));
+        (command.stdout(file("out")).stderr(file("err")).spawn().expect("start stillpoint"), self.count)
+    }
+
+    fn end(&self, (mut child, number): (Child, usize), code: i32) -> String {
+        let status = child.wait().expect("a command ends");
+        let said = self.text(&format!("{number}.out")) + &self.text(&format!("{number}.err"));
+        assert_eq!(status.code(), Some(code), "{said}");
+        said
+    }
+
+    /// Starts a `run` that is stuck in its copy, whose definitions are on the target; `mend` lets it go on.
+    fn stuck(&mut self) -> (Child, usize) {
+        let stage = self.stage;
+        let run = self.begin(&["run", "--share", "0"]);
+        let copies = "\"phase\":\"copy\"";
+        until("the copy to begin", || self.text(&format!("{}.out", run.1)).contains(copies).then_some(()));
+        stage.to_target.slow_down(50_000);
+        until("the tables to be there", || stage.target.try_sql("shop", "SELECT FROM kept").ok());
+        run
+    }
+
+    fn run(&mut self, words: &[&str]) -> String {
+        let begun = self.begin(words);
+        self.end(begun, 0)
+    }
+
+    /// Looks for what must not be said in everything that is there now.
+    fn search(&self, secrets: &[String]) {
+        let mut found = Vec::new();
+        look(&self.stage.path("told"), &mut |path| search_file(path, secrets, &mut found));
+        search_file(&self.stage.path("routes.json"), secrets, &mut found);
+        assert!(found.is_empty(), "{found:#?}");
+    }
+}
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        let _ = self.proxy.kill();
+        let _ = self.proxy.wait();
+    }
+}
+
+fn look(directory: &Path, each: &mut impl FnMut(&Path)) {
+    for entry in std::fs::read_dir(directory).expect("read a directory").flatten() {
+        if entry.path().is_dir() { look(&entry.path(), each) } else { each(&entry.path()) }
+    }
+}
+
+fn search_file(path: &Path, secrets: &[String], found: &mut Vec<String>) {
+    let text = String::from_utf8_lossy(&std::fs::read(path).expect("read a file")).to_lowercase();
+    for line in text.lines() {
+        if let Some(secret) = secrets.iter().find(|secret| line.contains(&secret.to_lowercase())) {
+            found.push(format!("{}: {secret}: {line}", path.display()));
+        }
+    }
+}
+
+#[test]
+fn no_secret_is_told_or_written_down() {
+    if !available() {
+        return;
+    }
+    let settings = ["wal_level=logical"];
+    let source = cluster(MOVERS[0], &[], &settings);
+    let verifiers = CLIENTS.map(|(role, _)| stored(&source, role));
+    let target = cluster(MOVERS[1], &verifiers, &settings);
+    let mut secrets = vec![VALUE.to_owned()];
+    let movers = [stored(&source, "mover"), stored(&target, "mover")];
+    let passwords = CLIENTS.iter().map(|(_, password)| *password).chain(MOVERS);
+    passwords
+        .zip(verifiers.iter().chain(&movers))
+        .for_each(|(password, stored)| secrets.extend(forms(password, stored)));
+
+    let mut stage = Stage::of(source, target);
+    stage.source.sql("shop", "CREATE TABLE kept (k text PRIMARY KEY, v text); GRANT ALL ON kept TO PUBLIC");
+    stage.source.sql("shop", &format!("INSERT INTO kept VALUES ('{VALUE}-0', '{VALUE}')"));
+    stage.source.sql("shop", BALLAST);
+    // This proxy hears logins; the one of the other test knows verifiers.
+    stage.kill_proxy();
+    let mut told = Told::start(&stage);
+    let mut clients = CLIENTS.map(|client| Client::start(&stage, client));
+    for (at, client) in clients.iter_mut().enumerate() {
+        client.say(&format!("SET app.token = '{VALUE}'; PREPARE p AS SELECT '{VALUE}', $1::text;"));
+        client.say(&format!("EXECUTE p('{VALUE}'); INSERT INTO kept VALUES ('{VALUE}-{at}-there', '{VALUE}');"));
+        client.say(&format!("SELECT '{VALUE}'::int; SELECT {VALUE}; LISTEN \"{VALUE}\"; UNLISTEN *;"));
+    }
+    until("their rows", || (stage.source.sql("shop", "SELECT count(*) FROM kept") == "3").then_some(()));
+    told.run(&["check"]);
+
+    // The target refuses a row that comes after the snapshot.
+    let failing = told.stuck();
+    stage.target.sql("shop", &format!("INSERT INTO kept VALUES ('{VALUE}-twice', '')"));
+    clients[0].say(&format!("INSERT INTO kept VALUES ('{VALUE}-twice', '{VALUE}');"));
+    until("its row", || (stage.source.sql("shop", "SELECT count(*) FROM kept") == "4").then_some(()));
+    told.run(&["status"]);
+    stage.to_target.slow_down(0);
+    let said = told.end(failing, 4);
+    assert!(said.contains("duplicate key value") && said.contains("tried again"), "{said}");
+
+    let ran = told.run(&["run", "--share", "0", "--pause-attempts", "20"]);
+    assert!(ran.contains("fenced and drained"), "everything is told: {ran}");
+    told.search(&secrets);
+    clients[0].say(&format!("INSERT INTO kept VALUES ('{VALUE}-back', '{VALUE}');"));
+    let back = "SELECT count(*) FROM kept WHERE k LIKE '%-back'";
+    until("a row at the target", || (stage.target.sql("shop", back) == "1").then_some(()));
+    stage.target.sql("shop", "CREATE INDEX added ON kept (v)");
+    let refused = told.begin(&["fallback"]);
+    assert!(told.end(refused, 3).contains("public.added"));
+    told.run(&["status"]);
+    told.run(&["fallback", "--drop-definitions", "--pause-attempts", "20"]);
+    assert_eq!(stage.source.sql("shop", back), "1");
+    told.run(&["run", "--share", "0", "--pause-attempts", "20"]);
+    told.run(&["finish"]);
+    clients.into_iter().for_each(Client::end);
+    let log = told.text("proxy.err");
+    for wanted in ["session begins", "alice", "bob", " verifiers, ", "Switch(shop)"] {
+        assert!(log.contains(wanted), "{wanted}: {log}");
+    }
+    told.search(&secrets);
+}
+
+/// What ends a capture is told; what the client said is not.
+#[test]
+fn what_ends_a_capture_is_told_without_what_the_client_said() {
+    if !available() {
+        return;
+    }
+    let source = cluster(MOVERS[0], &[], &["wal_level=replica"]);
+    let verifiers = CLIENTS.map(|(role, _)| stored(&source, role));
+    let target = cluster(MOVERS[1], &verifiers, &["wal_level=logical"]);
+    let mut stage = Stage::of(source, target);
+    stage.source.sql("shop", BALLAST);
+    stage.source.sql(
+        "shop",
+        "CREATE TABLE kept (k text PRIMARY KEY, v text); GRANT ALL ON kept TO PUBLIC; \
+         CREATE FUNCTION note(text) RETURNS void LANGUAGE sql AS 'INSERT INTO public.kept VALUES ($1)'",
+    );
+    stage.kill_proxy();
+    let stored: Vec<String> =
+        CLIENTS.iter().zip(&verifiers).map(|((role, _), stored)| format!("{role} {stored}\n")).collect();
+    std::fs::write(stage.path("verifiers"), stored.concat()).unwrap();
+    let mut config = File::options().append(true).open(stage.config()).unwrap();
+    writeln!(config, "verifiers = {:?}", stage.path("verifiers")).unwrap();
+    let mut told = Told::start(&stage);
+    let mut client = Client::start(&stage, CLIENTS[0]);
+    for said in [
+        format!("SELECT note('{VALUE}')"),
+        format!("DO '{VALUE}'"),
+        format!("CALL note('{VALUE}')"),
+        format!("INSERT INTO kept VALUES ('{VALUE}') BESIDES '{VALUE}'"),
+        format!("INSERT INTO kept VALUES ('{VALUE}-1'); UPDATE kept SET k = '{VALUE}-2' WHERE k = '{VALUE}-1'"),
+    ] {
+        let run = told.stuck();
+        client.say(&format!("{said};"));
+        until("the capture to end", || {
+            let over = told.text("proxy.err").matches("capture ends").count();
+            (over >= told.count).then_some(())
+        });
+        stage.to_target.slow_down(0);
+        let over = told.end(run, 4);
+        assert!(over.contains("capture in the proxy ended"), "{said}: {over}");
+    }
+    let moved = told.run(&["run", "--share", "0"]);
+    assert!(moved.contains("switched-over"), "{moved}");
+    client.end();
+    let passwords = CLIENTS.iter().zip(&verifiers);
+    let secrets = passwords.flat_map(|((_, password), stored)| forms(password, stored)).chain([VALUE.to_owned()]);
+    told.search(&secrets.collect::<Vec<_>>());
+}

@@ -1,0 +1,136 @@
+//! A proxy stands by: it serves as soon as the one that served is gone, there are never two, and a migration goes on. No
+//! acknowledged commit is lost or doubled.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{ChildStdout, Command, Stdio};
+use std::time::Duration;
+use stillpoint_events::{Event, EventKind};
+use stillpoint_measure::postgres::Isolation;
+use stillpoint_migrate_testbed::{Guarded, available, tied, until};
+use stillpoint_migrate_tests::{Fault, Moment, Stage, Trial};
+
+const fn trial(back: bool, phase: &'static str, ms: u64) -> Trial {
+    let moment = Moment { phase: Some(phase), after: Duration::from_millis(ms) };
+    Trial { back, fault: Fault::ReplaceProxy, moment, isolation: Isolation::RepeatableRead, seed: 11 }
+}
+
+/// A psql at the proxy.
+struct Psql {
+    process: Guarded,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Psql {
+    fn at(stage: &Stage) -> Psql {
+        let mut psql = tied("psql".as_ref());
+        psql.args(["-XAtq", &stage.conninfo()]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut process = Guarded::from_child(psql.spawn().unwrap());
+        let answers = BufReader::new(process.child().stdout.take().unwrap());
+        Psql { process, answers }
+    }
+
+    /// What it prints for a statement; nothing when its session has ended.
+    fn asks(&mut self, sql: &str) -> String {
+        let mut answer = String::new();
+        let input = self.process.child().stdin.as_mut().unwrap();
+        if writeln!(input, "{sql}").is_ok() {
+            self.answers.read_line(&mut answer).unwrap();
+        }
+        answer.trim().to_owned()
+    }
+}
+
+/// Runs a command that is refused; what it says.
+#[track_caller]
+fn refused(mut command: Command) -> String {
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{text}");
+    text
+}
+
+fn commits(stage: &Stage) -> u64 {
+    let sql = "SELECT pg_snapshot_xmax(pg_current_snapshot())";
+    stage.source.sql("shop", sql).parse().unwrap()
+}
+
+#[test]
+fn one_serves_and_one_stands_by() {
+    if !available() {
+        return;
+    }
+    let mut stage = Stage::start();
+    Trial::prepare(&stage);
+    stage.start_standby();
+
+    assert!(refused(stage.proxy_command(&["--standby"])).contains("stands by already"));
+    assert!(refused(stage.proxy_command(&[])).contains("another proxy uses the routes file"));
+    let own = std::fs::read_to_string(stage.config()).unwrap();
+    std::fs::write(stage.config(), format!("{own}connections = 7\n")).unwrap();
+    assert!(refused(stage.proxy_command(&["--standby"])).contains("`tenants` differs"));
+    std::fs::write(stage.config(), own.replace("proxy.sock", "another.sock")).unwrap();
+    assert!(refused(stage.proxy_command(&["--standby"])).contains("proxy.sock"));
+    std::fs::write(stage.config(), own).unwrap();
+
+    stage.kill_standby();
+    stage.start_standby();
+    trial(false, "", 0).under_load(&mut stage, |stage| {
+        for _ in 0..2 {
+            let before = commits(stage);
+            until("clients to work", || (commits(stage) > before + 50).then_some(()));
+            let took = stage.kill_proxy_before_standby();
+            println!("another proxy serves after {took:?}");
+            stage.start_standby();
+        }
+        let before = commits(stage);
+        until("clients to work", || (commits(stage) > before + 50).then_some(()));
+    });
+
+    let (mut old, mut held) = (Psql::at(&stage), Psql::at(&stage));
+    assert_eq!(old.asks("CREATE TABLE held (who text); SELECT 1;"), "1");
+    assert_eq!(held.asks("BEGIN; INSERT INTO held VALUES ('in a transaction') RETURNING 2;"), "2");
+    let mut retired = stage.retire_proxy_before_standby();
+    assert_eq!(Psql::at(&stage).asks("INSERT INTO held VALUES ('the next proxy') RETURNING 3;"), "3");
+    until("an idle session to end", || old.asks("SELECT 4;").is_empty().then_some(()));
+    assert!(retired.ended().is_none(), "a transaction is open");
+    assert_eq!(held.asks("INSERT INTO held VALUES ('the same one') RETURNING 5;"), "5");
+    // The session ends with its transaction; psql by itself says whether that was committed.
+    assert_eq!(held.asks("COMMIT;\n\\echo 6"), "6");
+    assert!(until("the old proxy to end", || retired.ended()).success());
+    assert_eq!(stage.source.sql("shop", "SELECT count(*) FROM held"), "3");
+}
+
+#[test]
+fn a_migration_goes_on() {
+    if !available() {
+        return;
+    }
+    let mut stage = Stage::start();
+    Trial::prepare(&stage);
+    stage.start_standby();
+    for trial in [trial(false, "switch-over", 10), trial(true, "switch-over", 15), trial(false, "prepare", 5)] {
+        let first = trial.run(&mut stage);
+        assert_eq!(first.code, Some(0), "{first:?}");
+    }
+    let finished = stage.run(&["finish"]);
+    assert_eq!(finished.code, Some(0), "{finished:?}");
+}
+
+/// While rows are copied clients' statements are counted by the proxy: the next one counts them anew.
+#[test]
+fn a_copy_goes_on() {
+    if !available() {
+        return;
+    }
+    let mut stage = Stage::start();
+    Trial::prepare(&stage);
+    stage.start_standby();
+    let copying = |event: &Event| matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "copy");
+    let ended = trial(false, "copy", 0).under_load(&mut stage, |stage| {
+        let mut tool = stage.tool(&["run", "--pause-timeout", "3s"]);
+        assert!(tool.await_event(copying), "{:?}", tool.seen);
+        stage.kill_proxy_before_standby();
+        tool.end()
+    });
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+}

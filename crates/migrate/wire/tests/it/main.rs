@@ -1,0 +1,3 @@
+//! Bytes that no server sends, at the decoders.
+
+mod garbage;
