@@ -42,7 +42,7 @@ check: setup ## formatting, lints, and the rules of the tree (layers, purity, wo
 	@$(CARGO) run --quiet --locked -p xtask -- check
 
 demo: build ## patch a running redis 17 times under load and show what its clients noticed
-	@$(CARGO) build --locked --release -p stillpoint-e2e --bin demo
+	@$(CARGO) build --locked --release -p stillpoint-patch-tests --bin demo
 	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/demo $(DEMO_ARGS)
 
 demo-migrate: build ## move a PostgreSQL database to another server and back under load (DEMO_ARGS=--short: a minute)
@@ -54,7 +54,7 @@ demo-kernel: build ## change the kernel of an emulated machine under three datab
 	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/demo-kernel $(DEMO_ARGS)
 
 bench: build ## measure everything that README states (about an hour; BENCH_ARGS=--short: 10 minutes)
-	@$(CARGO) build --locked --release -p stillpoint-e2e --bin bench
+	@$(CARGO) build --locked --release -p stillpoint-patch-tests --bin bench
 	@$(CARGO) build --locked --release -p stillpoint-migrate-tests --bin migrate-rivals
 	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/bench $(BENCH_ARGS)
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * `stillpoint patch --view generation` on a program with quiescence points (e2e/programs/points.c), which checks by itself what
+ * `stillpoint patch --view generation` on a program with quiescence points (points.c of the patch tests), which checks by itself what
  * a mode promises to threads between two of them.
  */
 #define _GNU_SOURCE
-#include "../../e2e/programs/control.h"
+#include "../../crates/patch/tests/programs/control.h"
 
 #include <signal.h>
 #include <sys/wait.h>

@@ -81,7 +81,7 @@ static uint64_t crc64(const unsigned char *at, size_t length)
 
 /*
  * Whether the fix of CVE-2026-25243 is in force: it looks at a hash whose lengths can be read in two ways. Nothing is read
- * out of bounds either way (e2e/src/effects.rs).
+ * out of bounds either way (crates/patch/tests/src/effects.rs).
  */
 static bool is_fixed(void)
 {

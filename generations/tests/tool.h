@@ -21,7 +21,7 @@ int run(char **words);
 int tool(const char *verb, ...);
 /*
  * Runs the tool and kills it soon after it was to write into another process for the nth time, or right before
- * (../../e2e/programs/kill_after.c): how often it came to write. One that ends before that is not counted in `killed`.
+ * (kill_after.c of the patch tests): how often it came to write. One that ends before that is not counted in `killed`.
  */
 unsigned long killed_at(unsigned long n, char **words, int *killed);
 /* What was printed is shown if the code is another than wanted. */

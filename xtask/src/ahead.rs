@@ -23,7 +23,7 @@ pub(crate) fn mariadb(root: &Path, logs: &Path) -> Result<Ahead> {
         .args(["--pdeathsig", "KILL", "--", "setsid", "sh", "-c", AFTER_OTHERS, "ahead"])
         .arg(builder)
         .arg("mariadb");
-    command.env("CARGO_TARGET_DIR", target_dir(root)).current_dir(root.join("e2e"));
+    command.env("CARGO_TARGET_DIR", target_dir(root)).current_dir(root.join("crates/patch/tests"));
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
     Ok(Ahead(command.spawn().context("start setpriv (util-linux)")?))
 }

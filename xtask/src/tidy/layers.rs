@@ -62,7 +62,7 @@ const PLACES: &[(&str, Layer, Pillar)] = &[
     ("stillpoint-migrate-tests", Layer::Tool, Pillar::Shared),
     ("stillpoint-measure", Layer::Engine, Pillar::Measure),
     ("stillpoint", Layer::Cli, Pillar::Shared),
-    ("stillpoint-e2e", Layer::Tool, Pillar::Shared),
+    ("stillpoint-patch-tests", Layer::Tool, Pillar::Shared),
     ("stillpoint-testing", Layer::Tool, Pillar::Shared),
     ("xtask", Layer::Tool, Pillar::Shared),
 ];
@@ -140,7 +140,7 @@ mod tests {
         assert!(messages("stillpoint", &["stillpoint-patch-engine", "stillpoint-measure", "clap"]).is_empty());
         assert!(messages("stillpoint-patch-engine", &["stillpoint-patch-tracee", "stillpoint-events"]).is_empty());
         assert!(messages("stillpoint-patch-differ", &["stillpoint-patch-insn", "object"]).is_empty());
-        assert!(messages("stillpoint-e2e", &["stillpoint-patch-builder"]).is_empty());
+        assert!(messages("stillpoint-patch-tests", &["stillpoint-patch-builder"]).is_empty());
     }
 
     #[test]

@@ -118,7 +118,7 @@ mod tests {
         let tree = Tree::of_files([
             ("crates/a/src/lib.rs", "fn f() {\n unsafe { g() } }\n"),
             ("crates/b/src/lib.rs", "#![forbid(unsafe_code)] // unsafe\n"),
-            ("e2e/tests/c.rs", "unsafe fn f() {}"),
+            ("crates/patch/tests/it/c.rs", "unsafe fn f() {}"),
         ]);
         let found = unsafe_only_at_the_edge(&tree);
         assert_eq!(found.len(), 1);

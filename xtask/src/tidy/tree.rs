@@ -42,7 +42,7 @@ impl SourceFile {
 
     /// Whether it is compiled for tests only, as its place tells.
     pub(crate) fn is_test(&self) -> bool {
-        self.path.starts_with("e2e/") || self.path.split('/').any(|part| part == "tests" || part == "tests.rs")
+        self.path.split('/').any(|part| part == "tests" || part == "tests.rs")
     }
 }
 

@@ -1,7 +1,7 @@
 //! Makes a patch file by hand: `handmade NAME TARGET OBJECT OUT`. For experiments and end-to-end tests of the engine
 //! that do not want the differ.
 
-#[path = "../tests/support/mod.rs"]
+#[path = "../tests/it/support/mod.rs"]
 mod support;
 
 fn main() {

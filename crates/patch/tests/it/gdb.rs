@@ -1,0 +1,82 @@
+//! What gdb and perf are told of patched code.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use stillpoint_patch_tests::cli::Stillpoint;
+use stillpoint_patch_tests::victim::{Phase, Program, Victim, apply};
+use stillpoint_patch_tests::{skip, wait};
+
+/// The backtraces of all threads.
+fn backtrace(victim: &Victim, script: Option<&Path>) -> String {
+    let mut gdb = Command::new("gdb");
+    gdb.args(["-nx", "-q", "-batch", "-p", &victim.pid().to_string()]);
+    if let Some(script) = script {
+        gdb.arg("-x").arg(script);
+    }
+    let output = gdb.args(["-ex", "thread apply all backtrace"]).stdin(Stdio::null()).output().expect("run gdb");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Whether a frame of `callee` is followed by one of `caller`.
+fn has_call(backtrace: &str, callee: &str, caller: &str) -> bool {
+    let lines: Vec<&str> = backtrace.lines().collect();
+    let frame = |line: &str, name: &str| line.starts_with('#') && line.contains(&format!(" {name} ("));
+    lines.windows(2).any(|pair| frame(pair[0], callee) && frame(pair[1], caller))
+}
+
+/// A thread of `blocked` that stands in the new code of `stands_here`.
+fn in_new_code(program: &Program) -> Victim {
+    let patch = program.patch(2);
+    let mut victim = program.start(&[]);
+    // Out of the old code first: the patch cannot wait for input.
+    victim.stdin().write_all(b"x").expect("wake the sleeper");
+    let calls = |victim: &Victim| victim.slots().iter().find(|s| s.role == "sleeper").map_or(0, |s| s.calls);
+    wait::until("the sleeper to return", || (calls(&victim) == 1).then_some(()));
+    victim.announce(Phase::Over(1, 2));
+    apply(&patch, victim.pid()).succeed();
+    victim.assert_settled(2);
+    // Into the new code, where it stands until the next byte.
+    victim.stdin().write_all(b"x").expect("wake the sleeper");
+    victim
+}
+
+#[test]
+fn gdb_names_the_frames_of_patched_functions() {
+    if Command::new("gdb").arg("--version").stdout(Stdio::null()).status().is_err() {
+        skip!("gdb is not installed");
+    }
+    let program = Program::build("blocked");
+    let mut victim = in_new_code(&program);
+    let directory = program.dir().join("gdb");
+    let files = Stillpoint::new().args(["patch", "gdb", "--pid"]).arg(victim.pid()).arg("--output").arg(&directory);
+    let line = &files.json().succeed().json()[0];
+    let script = Path::new(line["script"].as_str().expect("a script"));
+    wait::until("gdb to see the sleeper in the new code", || {
+        has_call(&backtrace(&victim, Some(script)), "stands_here", "sleeper").then_some(())
+    });
+    // Without our files it cannot: this is what they are for.
+    assert!(!has_call(&backtrace(&victim, None), "stands_here", "sleeper"));
+    victim.assert_answering();
+    victim.assert_no_residue();
+}
+
+#[test]
+fn perf_finds_the_names_of_patched_functions() {
+    let program = Program::build("blocked");
+    let victim = in_new_code(&program);
+    let directory = program.dir().join("gdb");
+    let files = Stillpoint::new().args(["patch", "gdb", "--pid"]).arg(victim.pid()).arg("--output").arg(&directory);
+    let line = &files.json().succeed().json()[0];
+    let map = line["perf_map"].as_str().expect("a map");
+    assert!(map.ends_with(&format!("/tmp/perf-{}.map", victim.pid())), "perf looks elsewhere than {map}");
+    let text = std::fs::read_to_string(map).expect("read the map");
+    for function in ["leaf", "stands_here", "begin_deal", "end_deal"] {
+        let named = |line: &str| {
+            let mut words = line.split(' ');
+            let hex = |word: Option<&str>| word.is_some_and(|word| u64::from_str_radix(word, 16).is_ok_and(|n| n > 0));
+            hex(words.next()) && hex(words.next()) && words.next() == Some(function)
+        };
+        assert!(text.lines().any(named), "{function} is not in the map:\n{text}");
+    }
+}

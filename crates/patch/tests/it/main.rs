@@ -1,0 +1,37 @@
+//! Tests of live patching on real servers and programs, through the `stillpoint` binary.
+//!
+//! Each module is a unit of scheduling: `xtask test` runs it as a process of its own.
+
+#[macro_use]
+#[path = "../../differ/tests/it/driver/mod.rs"]
+mod driver;
+
+mod bad_input;
+mod crash;
+mod eintr;
+mod exceptions_live;
+mod gdb;
+mod kernel_live;
+mod library_live;
+mod live;
+mod mariadb_counts;
+mod mariadb_live;
+mod mariadb_quiescence;
+mod measure;
+mod memcached_live;
+mod memcached_quiescence;
+mod multi_process;
+mod namespaces;
+mod policy;
+mod postgres_live;
+mod programs_cxx_live;
+mod programs_live;
+mod quiescence;
+mod quiescence_crash;
+mod quiescence_server;
+mod redis_live;
+mod redis_quiescence;
+mod servers;
+mod storm;
+mod survival;
+mod victims;

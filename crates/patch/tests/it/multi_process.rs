@@ -1,0 +1,111 @@
+//! Targets of many processes: all of one executable, parents before children, children that are born meanwhile.
+
+use std::collections::BTreeSet;
+use stillpoint_patch_tests::cli::Stillpoint;
+use stillpoint_patch_tests::victim::{Phase, Program, Victim, apply, residue, revert, soak};
+use stillpoint_patch_tests::wait;
+
+fn all(command: &str, program: &Program) -> Stillpoint {
+    Stillpoint::new().args(["patch", command, "--exe"]).arg(program.elf())
+}
+
+/// Every process that runs the program.
+fn processes(program: &Program) -> BTreeSet<i32> {
+    let proc = std::fs::read_dir("/proc").expect("list the processes");
+    let pids = proc.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid: &i32| {
+        std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == program.elf())
+            && !std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") Z "))
+    })
+    .collect()
+}
+
+#[track_caller]
+fn assert_no_residue(program: &Program) {
+    // A process that ended meanwhile has none.
+    let left = |pid: &i32| residue(*pid).into_iter().filter(|what| !what.ends_with("is gone")).collect::<Vec<_>>();
+    let left: Vec<String> = processes(program).iter().flat_map(left).collect();
+    assert!(left.is_empty(), "{left:#?}");
+}
+
+#[track_caller]
+fn cycle(program: &Program, victim: &mut Victim, patch: &std::path::Path) {
+    victim.announce(Phase::Over(1, 2));
+    all("apply", program).arg(patch).succeed();
+    assert_no_residue(program);
+    victim.assert_settled(2);
+    victim.announce(Phase::Over(2, 1));
+    all("revert", program).succeed();
+    assert_no_residue(program);
+    victim.assert_settled(1);
+}
+
+#[test]
+fn fifty_processes_of_one_executable() {
+    let program = Program::build("tree");
+    let patch = program.patch(2);
+    let mut victim = program.start(&["50"]);
+    wait::until("all processes to run", || (processes(&program).len() == 51).then_some(()));
+    for _ in 0..if soak() { 50 } else { 2 } {
+        cycle(&program, &mut victim, &patch);
+    }
+    assert_eq!(processes(&program).len(), 51);
+}
+
+#[test]
+fn children_that_end_and_are_born_meanwhile() {
+    let program = Program::build("tree");
+    let patch = program.patch(2);
+    // A worker lives for some ten milliseconds.
+    let mut victim = program.start(&["8", "10"]);
+    for _ in 0..if soak() { 200 } else { 8 } {
+        cycle(&program, &mut victim, &patch);
+    }
+    victim.assert_pristine();
+}
+
+#[test]
+fn children_inherit_the_patch_of_their_parent() {
+    let program = Program::build("tree");
+    let patch = program.patch(2);
+    let mut victim = program.start(&["4", "40"]);
+    victim.announce(Phase::Either(1, 2));
+    apply(&patch, victim.pid()).succeed();
+    // Those that were there keep their own code until they end; those born later carry the parent's.
+    wait::until("all workers to be born of the patched parent", || {
+        victim.assert_running();
+        victim.slots().iter().all(|slot| slot.version == 2).then_some(())
+    });
+    victim.assert_settled(2);
+    for pid in processes(&program) {
+        let status = Stillpoint::new().args(["patch", "status", "--pid"]).arg(pid).json().run();
+        // A worker may end between the list and the look, or under it.
+        let ended = status.code == Some(3) || status.code == Some(1) && status.stderr.contains("ended, or called exec");
+        assert!(ended || status.code == Some(0) && status.stdout.contains("tree-1-2"), "{status}");
+    }
+    victim.announce(Phase::Either(1, 2));
+    revert(victim.pid()).succeed();
+    wait::until("all workers to be born of the reverted parent", || {
+        victim.assert_running();
+        victim.slots().iter().all(|slot| slot.version == 1).then_some(())
+    });
+    victim.assert_settled(1);
+    victim.assert_pristine();
+}
+
+#[test]
+fn the_list_shows_every_patched_process() {
+    let program = Program::build("tree");
+    let patch = program.patch(2);
+    let mut victim = program.start(&["3"]);
+    victim.announce(Phase::Over(1, 2));
+    all("apply", &program).arg(&patch).succeed();
+    victim.assert_settled(2);
+    let list = Stillpoint::new().args(["patch", "list"]).json().succeed();
+    for pid in processes(&program) {
+        assert!(list.stdout.contains(&pid.to_string()), "process {pid} is not listed\n{list}");
+    }
+    victim.announce(Phase::Over(2, 1));
+    all("revert", &program).succeed();
+    victim.assert_settled(1);
+}

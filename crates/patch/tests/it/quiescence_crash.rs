@@ -1,0 +1,238 @@
+//! The tool is killed in every state of a barrier: threads that stand go on by themselves at the deadline at the latest,
+//! no mode's promise is broken, and the next call completes or undoes. Which states were met is told by `status`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+use stillpoint_patch_tests::cli::Stillpoint;
+use stillpoint_patch_tests::kill_at::{Ending, Moment, run, sample};
+use stillpoint_patch_tests::points::{in_mode, program};
+use stillpoint_patch_tests::victim::{Phase, Victim, apply, revert, status};
+use stillpoint_patch_tests::wait;
+
+/// Without `STILLPOINT_SOAK=1` each test samples for this long (and a few instants in any case).
+const BUDGET: Duration = Duration::from_secs(15);
+const AT_LEAST: usize = 6;
+/// Long enough to gather on a busy machine; whoever stands when the tool is killed stands no longer than this.
+const LIMIT: &str = "1500ms";
+/// Who stood answers again no later than this after the kill: the limit, and some patience with a slow machine.
+const ANSWERS_WITHIN: Duration = Duration::from_millis(1500 + 15_000);
+/// Kills beyond the sample in order to meet a state.
+const SEARCHES: usize = 60;
+
+/// What is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Operation {
+    Apply,
+    Revert,
+    /// An apply that hardly ever gathers everybody: it would, should no work be queued at that moment.
+    Abort,
+}
+
+/// What a dead tool has left of a barrier, in the order in which a tool that lives goes through it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Left {
+    /// Nothing has begun.
+    Untouched,
+    /// A transition is open, and nobody is asked: not yet, or no more.
+    Open,
+    /// Threads are asked to go over one by one.
+    Going,
+    /// Some stand, others are awaited.
+    Gathering,
+    /// All stand, and wait for what the tool decides.
+    Standing,
+    /// Released: threads have taken the transition, which nobody has finished.
+    Leaving,
+    /// Everything is done.
+    Done,
+}
+
+impl Left {
+    /// By what `status` tells of the process now.
+    #[track_caller]
+    fn of(victim: &Victim, began: u64) -> Left {
+        let line = status(victim.pid()).json().succeed().json().remove(0);
+        let (open, asked) = (&line["unfinished"]["transition"], &line["points"]["request"]);
+        let threads = line["threads"].as_array().expect("threads");
+        match asked["mode"].as_str() {
+            _ if open.is_null() && line["generation"] == began => Left::Untouched,
+            _ if open.is_null() => Left::Done,
+            Some("global" | "group") if asked["awaited"] == 0 => Left::Standing,
+            Some("global" | "group") => Left::Gathering,
+            Some(_) => Left::Going,
+            None if threads.iter().any(|thread| thread["transition"] == *open) => Left::Leaving,
+            None => Left::Open,
+        }
+    }
+}
+
+fn generation(victim: &Victim) -> u64 {
+    status(victim.pid()).json().succeed().json()[0]["generation"].as_u64().expect("a number")
+}
+
+struct Case<'a> {
+    operation: Operation,
+    mode: &'a str,
+    patch: &'a Path,
+    victim: Victim,
+}
+
+impl Case<'_> {
+    fn apply(&self, limit: &str) -> Stillpoint {
+        in_mode(apply(self.patch, self.victim.pid()), self.mode, limit)
+    }
+
+    fn revert(&self) -> Stillpoint {
+        in_mode(revert(self.victim.pid()), self.mode, "60s")
+    }
+
+    fn tool(&self) -> Stillpoint {
+        match self.operation {
+            Operation::Apply => self.apply(LIMIT),
+            Operation::Revert => in_mode(revert(self.victim.pid()), self.mode, LIMIT),
+            Operation::Abort => self.apply("100ms"),
+        }
+    }
+
+    #[track_caller]
+    fn prepare(&mut self) {
+        if self.operation == Operation::Revert {
+            self.victim.announce(Phase::Over(1, 2));
+            self.apply("60s").succeed();
+            self.victim.assert_settled(2);
+        }
+        self.victim.announce(match self.operation {
+            Operation::Apply | Operation::Abort => Phase::OverAndBack(1, 2),
+            Operation::Revert => Phase::OverAndBack(2, 1),
+        });
+    }
+
+    /// Kills once, and asserts all that must hold.
+    #[track_caller]
+    fn kill(&mut self, moment: Moment, finish: bool) -> (Ending, Left) {
+        self.prepare();
+        let began = generation(&self.victim);
+        let ending = run(&self.tool(), moment);
+        let left = Left::of(&self.victim, began);
+        println!("{} {:?}, {moment:?}: {left:?}, {ending}", self.mode, self.operation);
+        // as the dead tool has left it: those who stood are let go by the deadline
+        self.victim.assert_answering_within(ANSWERS_WITHIN);
+        self.victim.assert_no_residue();
+        status(self.victim.pid()).succeed();
+        if self.operation != Operation::Abort {
+            self.victim.announce(Phase::Either(1, 2));
+            if finish {
+                self.apply("60s").succeed();
+                self.victim.assert_settled(2);
+                self.victim.announce(Phase::Over(2, 1));
+            }
+        }
+        if self.operation == Operation::Abort {
+            if ending.run.code.is_some_and(|code| code != 0) {
+                self.victim.assert_settled(1);
+            }
+            in_mode(revert(self.victim.pid()), "stop", "60s").succeed();
+        } else {
+            self.revert().succeed();
+        }
+        self.victim.assert_settled(1);
+        self.victim.assert_pristine();
+        (ending, left)
+    }
+
+    /// Kills before each write into the process, the last first, until a state is met: some lie between two writes, and are
+    /// over after a few of two thousand system calls.
+    #[track_caller]
+    fn search(&mut self, wanted: Left, writes: u64, met: &mut Vec<(Moment, Left)>) {
+        for n in (1..=writes).rev().cycle().take(SEARCHES) {
+            if met.iter().any(|(_, left)| *left == wanted) {
+                return;
+            }
+            let moment = Moment::BeforeWrite(n);
+            let left = self.kill(moment, false).1;
+            met.push((moment, left));
+        }
+        panic!("{wanted:?} is not met: {met:?}, {writes} writes in all");
+    }
+}
+
+/// Right after the Nth system call, for every N (a sample of them in a short run); in each of these states at least once.
+#[track_caller]
+fn after_every_system_call(operation: Operation, mode: &str, scope: &str, promise: &str, wanted: &[Left]) {
+    let program = program(if operation == Operation::Abort { "pool" } else { "points" });
+    let patch = program.patch_with(2, &["--scope", scope]);
+    let arguments = if operation == Operation::Abort { vec!["careless"] } else { vec![promise, "4"] };
+    let mut case = Case { operation, mode, patch: &patch, victim: program.start(&arguments) };
+    let Ending { syscalls: total, writes, .. } = case.kill(Moment::Never, false).0;
+    let mut killed = 0;
+    let mut met = Vec::new();
+    for (i, n) in sample(total, AT_LEAST, BUDGET).enumerate() {
+        let moment = Moment::AfterSyscalls(n);
+        let (ending, left) = case.kill(moment, i % 2 == 0);
+        killed += usize::from(ending.killed);
+        met.push((moment, left));
+    }
+    assert!(killed >= AT_LEAST / 2, "only {killed} of the runs were killed before their end");
+    for left in wanted {
+        case.search(*left, writes, &mut met);
+    }
+    let mut counted = BTreeMap::new();
+    met.iter().for_each(|(_, left)| *counted.entry(*left).or_insert(0) += 1);
+    println!("{mode} {operation:?}: killed {killed} times among {total} system calls; left behind: {counted:?}");
+}
+
+#[test]
+fn killed_while_threads_go_by_themselves() {
+    after_every_system_call(Operation::Apply, "local", "thread-local", "none", &[]);
+}
+
+/// Threads outside of the group have gone over one by one before it gathers. When the tool is killed then, the next call takes
+/// them back by probing, between two of their points as well: only the members are promised more.
+#[test]
+fn killed_while_a_group_gathers() {
+    after_every_system_call(Operation::Apply, "group:a", "thread-group", "members", &[]);
+}
+
+#[test]
+fn killed_while_all_gather() {
+    after_every_system_call(Operation::Apply, "global", "process", "all", &[Left::Standing, Left::Leaving]);
+}
+
+#[test]
+fn killed_while_all_gather_to_go_back() {
+    after_every_system_call(Operation::Revert, "global", "process", "all", &[Left::Standing, Left::Leaving]);
+}
+
+#[test]
+fn killed_while_a_barrier_that_cannot_open_is_abandoned() {
+    after_every_system_call(Operation::Abort, "global", "process", "", &[]);
+}
+
+/// The pool dead-locks at its barrier: some stand, others wait for them. Nobody leaves before the deadline, and everybody at
+/// it, though nothing but the deadline is left to open the barrier.
+#[test]
+fn killed_while_some_stand_they_leave_at_the_deadline() {
+    let program = program("pool");
+    let patch = program.patch_with(2, &["--scope", "process"]);
+    let mut victim = program.start(&["careless"]);
+    victim.announce(Phase::Settled(1));
+    let before = generation(&victim);
+    let mut tool = in_mode(apply(&patch, victim.pid()), "global", "8s").command().spawn().expect("start the tool");
+    wait::until("some to stand", || {
+        let line = status(victim.pid()).json().run().json().into_iter().next()?;
+        let asked = &line["points"]["request"];
+        (asked["standing"].as_u64()? >= 1 && asked["awaited"].as_u64()? >= 1).then_some(())
+    });
+    tool.kill().expect("kill the tool");
+    tool.wait().expect("the tool ends");
+    assert_eq!(Left::of(&victim, before), Left::Gathering, "they stand on without the tool");
+    let asked = status(victim.pid()).json().succeed().json()[0]["points"]["request"].clone();
+    let left = Duration::from_millis(asked["left_ms"].as_u64().expect("the request is pending"));
+    victim.assert_answering_within(left + ANSWERS_WITHIN);
+    assert_eq!(Left::of(&victim, before), Left::Open, "the deadline has abandoned the request");
+    victim.assert_no_residue();
+    in_mode(revert(victim.pid()), "stop", "60s").succeed();
+    victim.assert_settled(1);
+    victim.assert_pristine();
+}

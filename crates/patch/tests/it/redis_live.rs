@@ -1,0 +1,163 @@
+//! Debian's own redis-server, stripped and unmodified, patched while it serves.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+use stillpoint_patch_tests::kill_at::{Moment, run};
+use stillpoint_patch_tests::packages::Binary;
+use stillpoint_patch_tests::server::{Redis, Server};
+use stillpoint_patch_tests::shipped::{Shipped, Watched, older};
+use stillpoint_patch_tests::victim::{Program, apply, residue, revert, soak, status};
+use stillpoint_patch_tests::{effects, skip, wait};
+
+/// What the oldest binary of the archive lacks; of the last one a request shows whether it is in force.
+const DIFFS: [&str; 2] = ["CVE-2026-23631", "CVE-2026-25243"];
+
+fn redis() -> &'static Result<Shipped, String> {
+    static BUILT: OnceLock<Result<Shipped, String>> = OnceLock::new();
+    BUILT.get_or_init(|| older("redis", &["redis-server", "redis-tools"], "usr/bin/redis-server", &DIFFS))
+}
+
+/// Whether the fix is in force, by asking.
+#[track_caller]
+fn assert_fixed(port: u16, fixed: bool) {
+    for effect in effects::of_diff(DIFFS[1]) {
+        let answer = effect.ask(port).expect("redis answers");
+        assert_eq!(answer.fixed, fixed, "{}: {}", effect.request, answer.text);
+    }
+}
+
+fn rounds(short: u32) -> u32 {
+    if soak() { short * 20 } else { short }
+}
+
+#[track_caller]
+fn there_and_back(server: &mut Server, patches: &[PathBuf], load: &Watched) {
+    let (pid, port) = (server.pid(), server.port());
+    for patch in patches {
+        apply(patch, pid).succeed();
+    }
+    server.assert_running();
+    assert_fixed(port, true);
+    load.answered(200);
+    status(pid).succeed();
+    for _ in patches {
+        revert(pid).succeed();
+    }
+    server.assert_running();
+    assert_fixed(port, false);
+    load.answered(200);
+    assert_eq!(residue(pid), Vec::<String>::new());
+}
+
+#[test]
+fn redis_is_patched_and_reverted_under_load() {
+    let shipped = match redis() {
+        Ok(shipped) => shipped,
+        Err(why) => skip!("{why}"),
+    };
+    for threads in ["1", "4"] {
+        let mut redis = Redis::start(&shipped.binary, &["--io-threads", threads]);
+        let load = Watched::redis(redis.port());
+        for _ in 0..rounds(5) {
+            there_and_back(&mut redis, &shipped.patches, &load);
+        }
+        load.assert_clean();
+    }
+}
+
+/// The sandbox of Debian's unit: memory is never made executable, unlisted system calls kill.
+#[test]
+fn redis_is_patched_in_the_sandbox_of_its_unit() {
+    let shipped = match redis() {
+        Ok(shipped) => shipped,
+        Err(why) => skip!("{why}"),
+    };
+    let sandbox = Program::build("sandbox");
+    for mode in ["--kernel-mdwe", "--filter-mdwe"] {
+        let probe = Command::new(sandbox.elf()).args([mode, "true"]).status().expect("run the sandbox");
+        if !probe.success() {
+            skip!("this kernel does not offer {mode} ({probe})");
+        }
+        let wrapped = Binary { path: sandbox.elf().to_owned(), libraries: shipped.binary.libraries.clone() };
+        let mut server = Server::start(&wrapped, |port, _| {
+            let redis = shipped.binary.path.clone().into_os_string();
+            let words =
+                ["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--enable-debug-command", "yes"]
+                    .map(OsString::from);
+            [OsString::from(mode), redis].into_iter().chain(words).collect()
+        });
+        let load = Watched::redis(server.port());
+        for _ in 0..rounds(3) {
+            there_and_back(&mut server, &shipped.patches, &load);
+        }
+        load.assert_clean();
+    }
+}
+
+/// The child of BGSAVE is a fork of a process that is being patched.
+#[test]
+fn background_saves_are_right_while_redis_is_patched() {
+    let shipped = match redis() {
+        Ok(shipped) => shipped,
+        Err(why) => skip!("{why}"),
+    };
+    let mut redis = Redis::start(&shipped.binary, &[]);
+    redis.populate(100_000);
+    let load = Watched::redis(redis.port());
+    for _ in 0..rounds(4) {
+        for patch in [true, false] {
+            let mut client = redis.client();
+            assert!(client.command(&["BGSAVE"]).expect("redis answers").text().contains("started"));
+            for file in &shipped.patches {
+                let step = if patch { apply(file, redis.pid()) } else { revert(redis.pid()) };
+                step.succeed();
+            }
+            wait::until("the background save to end", || {
+                let info = client.command(&["INFO", "persistence"]).expect("redis answers").text().to_owned();
+                assert!(info.contains("rdb_last_bgsave_status:ok"), "{info}");
+                info.contains("rdb_bgsave_in_progress:0").then_some(())
+            });
+            assert_fixed(redis.port(), patch);
+        }
+    }
+    redis.assert_running();
+    load.assert_clean();
+}
+
+/// The tool dies, redis does not, and no client notices.
+#[test]
+fn the_tool_dies_while_redis_serves() {
+    let shipped = match redis() {
+        Ok(shipped) => shipped,
+        Err(why) => skip!("{why}"),
+    };
+    let mut redis = Redis::start(&shipped.binary, &[]);
+    let (pid, port) = (redis.pid(), redis.port());
+    let load = Watched::redis(port);
+    let [first, patch] = &shipped.patches[..] else { panic!("{} patches", shipped.patches.len()) };
+    let file = patch.file_name().and_then(|name| name.to_str()).expect("a name in ASCII");
+    let (_, name) = file.split_once('-').expect("a number and the patch's name");
+    apply(first, pid).succeed();
+    let applying = run(&apply(patch, pid), Moment::Never).syscalls;
+    let reverting = run(&revert(pid), Moment::Never).syscalls;
+    let count = u64::from(rounds(12));
+    for i in 0..count {
+        run(&apply(patch, pid), Moment::AfterSyscalls(applying * (2 * i + 1) / (2 * count)));
+        load.answered(50);
+        redis.assert_running();
+        assert_eq!(residue(pid), Vec::<String>::new());
+        apply(patch, pid).succeed();
+        assert_fixed(port, true);
+        run(&revert(pid), Moment::AfterSyscalls(reverting * (2 * i + 1) / (2 * count)));
+        load.answered(50);
+        redis.assert_running();
+        assert_eq!(residue(pid), Vec::<String>::new());
+        // By its name: where the killed tool had done all of its work, the newest patch is the first one now.
+        let again = revert(pid).args([name]).run();
+        assert!(matches!(again.code, Some(0 | 3)), "{again}");
+        assert_fixed(port, false);
+    }
+    load.assert_clean();
+}

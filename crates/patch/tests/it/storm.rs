@@ -1,0 +1,239 @@
+//! Targets that do everything to themselves while they are being patched, reverted, and brought back from an abort.
+
+use rustix::process::Signal;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use stillpoint_patch_tests::kill_at::{Moment, run};
+use stillpoint_patch_tests::victim::{Phase, Program, Victim, apply, assert_refused, revert, soak};
+use stillpoint_patch_tests::wait;
+
+/// How often each storm is patched and reverted.
+fn rounds() -> u32 {
+    if soak() { 200 } else { 6 }
+}
+
+fn storm() -> (Program, PathBuf) {
+    let program = Program::build("storm");
+    let patch = program.patch(2);
+    (program, patch)
+}
+
+/// Apply, revert, and an apply without any time to finish in (which may abort, or be quick enough).
+#[track_caller]
+fn endure(mode: &str) {
+    let (program, patch) = storm();
+    let mut victim = program.start(&[mode]);
+    for round in 0..rounds() {
+        println!("{mode}: round {round}");
+        victim.announce(Phase::Over(1, 2));
+        apply(&patch, victim.pid()).succeed();
+        victim.assert_no_residue();
+        victim.assert_settled(2);
+        victim.announce(Phase::Over(2, 1));
+        revert(victim.pid()).succeed();
+        victim.assert_settled(1);
+        victim.assert_pristine();
+        abort_or_apply(&mut victim, &patch);
+    }
+}
+
+#[track_caller]
+fn abort_or_apply(victim: &mut Victim, patch: &std::path::Path) {
+    victim.announce(Phase::OverAndBack(1, 2));
+    let hasty = apply(patch, victim.pid()).args(["--timeout", "1ms"]).run();
+    match hasty.code {
+        Some(4) => victim.assert_settled(1),
+        Some(0) => {
+            victim.assert_settled(2);
+            victim.announce(Phase::Over(2, 1));
+            revert(victim.pid()).succeed();
+            victim.assert_settled(1);
+        }
+        _ => panic!("{hasty}"),
+    }
+    victim.assert_pristine();
+}
+
+#[test]
+fn threads_are_created_and_end() {
+    endure("threads");
+}
+
+#[test]
+fn children_are_forked() {
+    endure("fork");
+}
+
+#[test]
+fn children_are_vforked_and_spawned() {
+    endure("vfork");
+}
+
+#[test]
+fn io_uring_has_kernel_workers_among_the_threads() {
+    if std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").is_ok_and(|v| v.trim() != "0") {
+        stillpoint_patch_tests::skip!("io_uring is disabled on this machine");
+    }
+    endure("uring");
+}
+
+#[test]
+fn handlers_run_on_alternate_stacks() {
+    endure("altstack");
+}
+
+#[test]
+fn frames_are_left_by_longjmp() {
+    endure("longjmp");
+}
+
+#[test]
+fn sigtrap_is_blocked_and_ignored() {
+    endure("sigtrap");
+}
+
+/// Stopped by job control before, during and after: it stays stopped until it is continued, and is patched all the same
+/// or refused by name; either way it continues as what it was told.
+#[test]
+fn the_target_is_stopped_and_continued() {
+    let (program, patch) = storm();
+    let mut victim = program.start(&["idle"]);
+    let stopped = |victim: &Victim| {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", victim.pid())).expect("read the status");
+        status.lines().any(|line| line.starts_with("State:\tT"))
+    };
+    for round in 0..rounds() {
+        victim.announce(Phase::Either(1, 2));
+        let mut tool = apply(&patch, victim.pid()).args(["--timeout", "5s"]).command();
+        tool.stderr(std::process::Stdio::null()).stdout(std::process::Stdio::null());
+        let before = round % 2 == 0;
+        if before {
+            victim.process().signal(Signal::STOP);
+            wait::until("the target to stop", || stopped(&victim).then_some(()));
+        }
+        let mut tool = tool.spawn().expect("start the tool");
+        if !before {
+            std::thread::sleep(Duration::from_millis(u64::from(round) * 2));
+            victim.process().signal(Signal::STOP);
+        }
+        let code = tool.wait().expect("wait for the tool").code().expect("the tool exits");
+        wait::until("the target to be stopped still", || stopped(&victim).then_some(()));
+        victim.process().signal(Signal::CONT);
+        match code {
+            0 => victim.assert_settled(2),
+            1 | 3 | 4 => victim.assert_settled(1),
+            other => panic!("exit {other}"),
+        }
+        victim.assert_no_residue();
+        victim.announce(Phase::Either(1, 2));
+        revert(victim.pid()).succeed();
+        victim.assert_settled(1);
+        victim.assert_pristine();
+    }
+}
+
+/// The instants (of a whole apply) at which the target acts.
+fn instants(victim: &Victim, patch: &std::path::Path) -> Vec<Duration> {
+    victim.announce(Phase::Either(1, 2));
+    let start = Instant::now();
+    apply(patch, victim.pid()).succeed();
+    let whole = start.elapsed();
+    let count = if soak() { 50 } else { 12 };
+    (0..count).map(|i| whole.mul_f64(f64::from(i) / f64::from(count))).collect()
+}
+
+/// The target replaces itself by a new program while it is patched: the tool says so or is done before, and the new
+/// program is untouched.
+#[test]
+fn the_target_executes_another_program() {
+    let (program, patch) = storm();
+    let mut victim = program.start(&["exec"]);
+    for instant in instants(&victim, &patch) {
+        victim.announce(Phase::Either(1, 2));
+        revert(victim.pid()).succeed();
+        let mut tool = apply(&patch, victim.pid()).command();
+        tool.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
+        let tool = tool.spawn().expect("start the tool");
+        std::thread::sleep(instant);
+        let slots = victim.slots().len();
+        victim.command();
+        let output = tool.wait_with_output().expect("wait for the tool");
+        wait::until("the new program to start", || (victim.slots().len() > slots).then_some(()));
+        let code = output.status.code();
+        assert!(matches!(code, Some(0 | 1 | 3 | 4)), "{code:?}: {}", String::from_utf8_lossy(&output.stderr));
+        if code != Some(0) {
+            assert!(!output.stderr.is_empty(), "exit {code:?} without a word");
+        }
+        // The threads that were are gone; those of the new program count on in new slots.
+        let residue = stillpoint_patch_tests::victim::residue(victim.pid());
+        assert!(residue.is_empty(), "left behind: {residue:#?}");
+        victim.assert_running();
+        // Whether the patch went into the old program or the new one is a matter of time.
+        apply(&patch, victim.pid()).succeed();
+    }
+}
+
+#[test]
+fn the_target_exits() {
+    let (program, patch) = storm();
+    let instants = instants(&program.start(&["exit"]), &patch);
+    for instant in instants {
+        let mut victim = program.start(&["exit"]);
+        victim.announce(Phase::Over(1, 2));
+        let mut tool = apply(&patch, victim.pid()).command();
+        tool.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
+        let tool = tool.spawn().expect("start the tool");
+        std::thread::sleep(instant);
+        victim.command();
+        let ended = wait::until("the target to exit", || victim.process().ended());
+        assert_eq!(ended.code(), Some(7), "the target did not end by itself: {ended}");
+        let output = tool.wait_with_output().expect("wait for the tool");
+        let code = output.status.code();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(matches!(code, Some(0 | 1 | 3)), "{code:?}: {text}");
+        assert!(code == Some(0) || text.starts_with("error: "), "{code:?}: {text}");
+        victim.assert_consistent();
+    }
+}
+
+/// The two worst at once: the tool dies in the middle of a storm of threads and forks.
+#[test]
+fn the_tool_dies_in_a_storm() {
+    let (program, patch) = storm();
+    for mode in ["threads", "fork", "vfork", "uring", "altstack", "sigtrap"] {
+        let mut victim = program.start(&[mode]);
+        victim.announce(Phase::Either(1, 2));
+        // Slow as it is while somebody counts, it must come to its end all the same; but where a thread sends signals to
+        // itself in a patched function, it stands there for as long as it takes to pass them on.
+        let whole = match mode {
+            "altstack" => run(&apply(&patch, victim.pid()), Moment::AfterSyscalls(100_000)),
+            _ => run(&apply(&patch, victim.pid()), Moment::Never),
+        };
+        assert!(whole.killed || whole.run.code == Some(0), "{mode}: {whole}");
+        let total = whole.syscalls;
+        let count = if soak() { 100 } else { 4 };
+        for i in 0..count {
+            revert(victim.pid()).succeed();
+            let ending = run(&apply(&patch, victim.pid()), Moment::AfterSyscalls(total * (2 * i + 1) / (2 * count)));
+            println!("{mode}: {ending}");
+            victim.assert_answering();
+            victim.assert_no_residue();
+            apply(&patch, victim.pid()).succeed();
+        }
+        victim.announce(Phase::Over(2, 1));
+        revert(victim.pid()).succeed();
+        victim.assert_settled(1);
+        victim.assert_pristine();
+    }
+}
+
+#[test]
+fn a_program_with_coroutines_is_refused_by_name() {
+    let program = Program::build("coroutine");
+    let patch = program.patch(2);
+    let mut victim = program.start(&[]);
+    let before = victim.snapshot();
+    assert_refused(&apply(&patch, victim.pid()).run(), "swapcontext");
+    before.assert_untouched(victim.pid());
+    victim.assert_settled(1);
+}

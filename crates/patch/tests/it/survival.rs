@@ -1,0 +1,625 @@
+//! Patches that survive a restart: programs that are patched before their first instruction, units that start that way.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+use stillpoint_patch_tests::cli::{Stillpoint, binary};
+use stillpoint_patch_tests::packages::{self, Binary};
+use stillpoint_patch_tests::server::{Guarded, Server, tied};
+use stillpoint_patch_tests::shipped::older;
+use stillpoint_patch_tests::victim::{Kind, Program, apply, assert_refused, residue, soak, status};
+use stillpoint_patch_tests::{effects, skip, wait};
+use tempfile::TempDir;
+
+/// `stillpoint patch exec --patches PATCHES... OPTIONS... --`
+fn exec(patches: &[&Path], options: &[&str]) -> Command {
+    let mut command = Command::new(binary());
+    command.args(["patch", "exec"]);
+    for patch in patches {
+        command.arg("--patches").arg(patch);
+    }
+    command.args(options).arg("--");
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The program's exit code, which is the version that answered.
+#[track_caller]
+fn version(output: &Output) -> i32 {
+    output.status.code().unwrap_or_else(|| panic!("{}\n{}", output.status, text(&output.stderr)))
+}
+
+#[track_caller]
+fn run(mut command: Command) -> Output {
+    command.output().unwrap_or_else(|e| panic!("run {command:?}: {e}"))
+}
+
+#[test]
+fn a_program_is_patched_before_its_first_instruction_and_sees_no_other_difference() {
+    for kind in [Kind::Pie, Kind::Executable] {
+        let program = Program::build_as("heritage", kind, &[], &[]);
+        let patch = program.patch(2);
+        // As a service manager has it: a mask, ignored and blocked signals, descriptors, limits, a nice value.
+        let outer = "umask 027; trap '' PIPE USR1; ulimit -n 300; exec 7</dev/null; exec nice -n 3 \"$@\"";
+        let told = |prefix: Option<Command>| {
+            let mut command = Command::new("sh");
+            command.args(["-c", outer, "sh"]);
+            if let Some(prefix) = prefix {
+                command.arg(prefix.get_program()).args(prefix.get_args());
+            }
+            command.arg(program.elf()).args(["one", "", "three  words"]).env("ODD", "a=b\nc");
+            run(command)
+        };
+        let (plain, patched) = (told(None), told(Some(exec(&[&patch], &[]))));
+        assert_eq!((version(&plain), version(&patched)), (1, 2), "{}", text(&patched.stderr));
+        assert_eq!(text(&plain.stdout), text(&patched.stdout));
+        assert!(text(&plain.stdout).contains("entry as stated: 1\nchildren: -1"), "{}", text(&plain.stdout));
+    }
+}
+
+/// SIGPIPE is not ignored where it was not, and closed standard descriptors stay closed.
+#[test]
+fn what_the_runtime_of_the_tool_changes_is_undone() {
+    let program = Program::build("heritage");
+    let patch = program.patch(2);
+    let told = |prefix: Option<Command>| {
+        let mut command = Command::new("sh");
+        command.args(["-c", "exec \"$@\" <&-", "sh"]);
+        if let Some(prefix) = prefix {
+            command.arg(prefix.get_program()).args(prefix.get_args());
+        }
+        text(
+            &run({
+                command.arg(program.elf());
+                command
+            })
+            .stdout,
+        )
+    };
+    let plain = told(None);
+    assert!(!plain.contains("descriptor 0:"), "{plain}");
+    assert_eq!(plain, told(Some(exec(&[&patch], &[]))));
+}
+
+#[test]
+fn several_patches_are_applied_in_order_and_a_directory_in_the_order_of_names() {
+    let program = Program::build("heritage");
+    let second = program.patch(2);
+    let third = program.patch_on_top(&second, 2, 3);
+    let mut both = exec(&[&second, &third], &[]);
+    assert_eq!(version(&run_with(&mut both, program.elf())), 3);
+    let directory = TempDir::with_prefix("stillpoint-patches-").expect("make a directory");
+    fs::copy(&third, directory.path().join("b.patch")).expect("copy");
+    fs::copy(&second, directory.path().join("a.patch")).expect("copy");
+    fs::write(directory.path().join("README"), "no patch").expect("write");
+    let mut all = exec(&[directory.path()], &[]);
+    assert_eq!(version(&run_with(&mut all, program.elf())), 3);
+    // What others than root may write to is not believed.
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777)).expect("chmod");
+    let output = run_with(&mut exec(&[directory.path()], &[]), program.elf());
+    assert_eq!(version(&output), 1);
+    assert!(text(&output.stderr).contains("writable by others than root"), "{}", text(&output.stderr));
+}
+
+#[track_caller]
+fn run_with(command: &mut Command, program: &Path) -> Output {
+    command.arg(program).output().unwrap_or_else(|e| panic!("run {command:?}: {e}"))
+}
+
+/// A wrapper executes the program in its own place; its own name is none that the patch is for.
+#[test]
+fn script_wrappers_lead_to_the_program() {
+    let program = Program::build("heritage");
+    let patch = program.patch(2);
+    let elf = program.elf().display();
+    let script = program.dir().join("wrapper");
+    fs::write(&script, format!("#!/bin/sh\nexec {elf} \"$@\"\n")).expect("write the wrapper");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("chmod");
+    let shell = format!("true; (true); exec {elf}");
+    let twice = format!("exec {elf}");
+    let wrappers: [&[&str]; 3] =
+        [&[script.to_str().expect("a name")], &["sh", "-c", &shell], &["nice", "-n", "1", "sh", "-c", &twice]];
+    for words in wrappers {
+        let plain = run({
+            let mut command = Command::new(words[0]);
+            command.args(&words[1..]);
+            command
+        });
+        let mut command = exec(&[&patch], &[]);
+        command.args(words);
+        let output = run(command);
+        assert_eq!((version(&plain), version(&output)), (1, 2), "{}", text(&output.stderr));
+        assert_eq!(text(&plain.stdout), text(&output.stdout), "{words:?}");
+    }
+    // One that never comes to it runs as it would, and it is said.
+    let mut never = exec(&[&patch], &["--wait", "300ms"]);
+    never.args(["sh", "-c", "sleep 1; exit 7"]);
+    let output = run(never);
+    assert_eq!(version(&output), 7);
+    assert!(text(&output.stderr).contains("is not what heritage-1-2 is for"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_forking_daemon_is_patched_before_it_forks() {
+    let program = Program::build("heritage");
+    let patch = program.patch(2);
+    let told = program.dir().join("told");
+    let mut command = exec(&[&patch], &[]);
+    command.arg(program.elf()).arg("--daemon").arg(&told);
+    let output = run(command);
+    assert_eq!(version(&output), 0, "{}", text(&output.stderr));
+    let line = wait::until("the daemon to tell", || fs::read_to_string(&told).ok().filter(|t| t.ends_with('\n')));
+    let (version, pid) = line.trim().split_once(' ').expect("two numbers");
+    let pid: i32 = pid.parse().expect("a number");
+    assert_eq!((version, residue(pid)), ("2", Vec::new()));
+    let found = status(pid).json().succeed().stdout;
+    assert!(found.contains("heritage-1-2"), "{found}");
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL).expect("end the daemon");
+}
+
+/// A 32-bit program that exits with 42.
+const SMALL: [u8; 96] = {
+    let mut file = [0; 96];
+    let head: [u8; 84] = [
+        0x7f, b'E', b'L', b'F', 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 3, 0, 1, 0, 0, 0, 0x54, 0x80, 4, 8, 52, 0, 0,
+        0, 0, 0, 0, 0, 0, 0, 0, 0, 52, 0, 32, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0x80, 4, 8, 0,
+        0x80, 4, 8, 96, 0, 0, 0, 96, 0, 0, 0, 5, 0, 0, 0, 0, 0x10, 0, 0,
+    ];
+    let code: [u8; 12] = [0xb8, 1, 0, 0, 0, 0xbb, 42, 0, 0, 0, 0xcd, 0x80];
+    let mut i = 0;
+    while i < 84 {
+        file[i] = head[i];
+        i += 1;
+    }
+    while i < 96 {
+        file[i] = code[i - 84];
+        i += 1;
+    }
+    file
+};
+
+#[test]
+fn programs_that_cannot_be_patched_run_unpatched_and_it_is_said() {
+    let program = Program::build("heritage");
+    let patch = program.patch(2);
+    let fixed = Program::build_as("heritage", Kind::Executable, &[], &["-static"]);
+    let output = run_with(&mut exec(&[&patch], &[]), fixed.elf());
+    assert_eq!(version(&output), 1);
+    assert!(text(&output.stderr).contains("runs unpatched: it is a static program"), "{}", text(&output.stderr));
+    let small = program.dir().join("small");
+    fs::write(&small, SMALL).expect("write a program");
+    fs::set_permissions(&small, fs::Permissions::from_mode(0o755)).expect("chmod");
+    if Command::new(&small).status().is_ok_and(|status| status.code() == Some(42)) {
+        let output = run_with(&mut exec(&[&patch], &[]), &small);
+        assert_eq!(version(&output), 42, "{}", text(&output.stderr));
+        assert!(text(&output.stderr).contains("32-bit"), "{}", text(&output.stderr));
+    } else {
+        println!("this kernel runs no 32-bit programs");
+    }
+    let output = run_with(&mut exec(&[&patch], &[]), Path::new("/nonexistent/program"));
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("execute /nonexistent/program"), "{}", text(&output.stderr));
+}
+
+/// The package was upgraded: the patch is for the build before.
+#[test]
+fn a_patch_for_another_build_is_dropped_by_name_and_the_program_runs() {
+    let older = Program::build("heritage");
+    let patch = older.patch(2);
+    let newer = Program::build_as("heritage", Kind::Pie, &["-O1"], &[]);
+    let mine = newer.patch(3);
+    let output = run_with(&mut exec(&[&patch], &[]), newer.elf());
+    assert_eq!(version(&output), 1);
+    let said = text(&output.stderr);
+    assert!(said.contains("heritage-1-2 dropped") && said.contains("the package was upgraded"), "{said}");
+    // The others are in force.
+    let output = run_with(&mut exec(&[&patch, &mine], &[]), newer.elf());
+    assert_eq!(version(&output), 3, "{}", text(&output.stderr));
+    // Damaged, missing: likewise.
+    let bad = newer.dir().join("bad.patch");
+    fs::write(&bad, "no patch").expect("write");
+    let output = run_with(&mut exec(&[&bad, Path::new("/nonexistent/x"), &mine], &[]), newer.elf());
+    assert_eq!(version(&output), 3, "{}", text(&output.stderr));
+    assert_eq!(text(&output.stderr).matches("warning: dropped").count(), 2, "{}", text(&output.stderr));
+}
+
+#[test]
+fn strict_runs_the_program_with_all_patches_or_not_at_all() {
+    let program = Program::build("heritage");
+    let patch = program.patch(2);
+    let other = Program::build_as("heritage", Kind::Pie, &["-O1"], &[]).patch(3);
+    assert_eq!(version(&run_with(&mut exec(&[&patch], &["--strict"]), program.elf())), 2);
+    for patches in [&[&other as &Path][..], &[&patch, &other], &[&patch, Path::new("/nonexistent/x")]] {
+        let output = run_with(&mut exec(patches, &["--strict"]), program.elf());
+        assert_eq!(version(&output), 3, "{}", text(&output.stderr));
+        assert_eq!(text(&output.stdout), "", "it ran");
+    }
+    let fixed = Program::build_as("heritage", Kind::Executable, &[], &["-static"]);
+    let output = run_with(&mut exec(&[&patch], &["--strict"]), fixed.elf());
+    assert_eq!((output.status.signal(), text(&output.stdout)), (Some(9), String::new()), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("is not started: it is a static program"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn unsigned_patches_are_dropped_where_signed_ones_are_asked_for() {
+    let program = Program::build("heritage");
+    let patch = program.patch(2);
+    let keys = TempDir::with_prefix("stillpoint-keys-").expect("make a directory");
+    Stillpoint::new().args(["patch", "key", "generate", "--output"]).arg(keys.path()).succeed();
+    let secret = fs::read_dir(keys.path()).expect("list").flatten().map(|entry| entry.path());
+    let secret = secret.into_iter().find(|path| path.extension().is_some_and(|e| e == "key")).expect("a key");
+    let trusted = keys.path().display().to_string();
+    let options = ["--policy", "signed", "--keys", &trusted];
+    let output = run_with(&mut exec(&[&patch], &options), program.elf());
+    assert_eq!(version(&output), 1);
+    assert!(text(&output.stderr).contains("dropped"), "{}", text(&output.stderr));
+    let signed = program.patch_with(2, &["--sign", &secret.display().to_string()]);
+    let output = run_with(&mut exec(&[&signed], &options), program.elf());
+    assert_eq!(version(&output), 2, "{}", text(&output.stderr));
+}
+
+/// In a sandbox without ptrace, whether the call fails or kills whoever makes it.
+#[test]
+fn a_program_whose_sandbox_allows_no_helper_runs_unpatched() {
+    let program = Program::build("heritage");
+    let patch = program.patch(2);
+    let sandbox = Program::build("sandbox");
+    let mut command = Command::new(sandbox.elf());
+    let inner = exec(&[&patch], &[]);
+    command.args(["--missing", "101"]).arg(inner.get_program()).args(inner.get_args()).arg(program.elf());
+    let output = run(command);
+    assert_eq!(version(&output), 1, "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("runs unpatched"), "{}", text(&output.stderr));
+}
+
+/// The processes that run the tool for this program, the program's own among them until its exec.
+fn helpers(token: &str) -> Vec<i32> {
+    let pids = fs::read_dir("/proc").expect("list processes").flatten();
+    let pids = pids.filter_map(|e| e.file_name().to_str().and_then(|n| n.parse::<i32>().ok()));
+    let is_ours = |pid: &i32| {
+        fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == binary().canonicalize().expect("the tool"))
+            && fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| text(&line).contains(token))
+    };
+    pids.filter(is_ours).collect()
+}
+
+/// The helper dies at any instant: the program runs as it would without it, or with all patches, or not at all.
+#[test]
+fn the_helper_dies_and_the_program_is_never_half_patched() {
+    let program = Program::build("heritage");
+    let second = program.patch(2);
+    let third = program.patch_on_top(&second, 2, 3);
+    let start = Instant::now();
+    assert_eq!(version(&run_with(&mut exec(&[&second, &third], &[]), program.elf())), 3);
+    let whole = start.elapsed();
+    let rounds = if soak() { 2000 } else { 60 };
+    let (mut ends, mut killed) = (std::collections::BTreeMap::<i32, u32>::new(), 0);
+    for round in 0..rounds {
+        let token = format!("round-{round}-of-{}", std::process::id());
+        let mut command = exec(&[&second, &third], &[]);
+        command.arg(program.elf()).arg(&token).stdout(std::process::Stdio::null());
+        command.stderr(std::process::Stdio::null());
+        let mut child = Guarded::from_child(command.spawn().expect("start the tool"));
+        let own = child.pid();
+        let end = Instant::now() + whole.mul_f64(f64::from(round) / f64::from(rounds) * 1.2);
+        while Instant::now() < end {
+            std::thread::yield_now();
+        }
+        for helper in helpers(&token).into_iter().filter(|pid| *pid != own) {
+            let helper = nix::unistd::Pid::from_raw(helper);
+            killed += u32::from(nix::sys::signal::kill(helper, nix::sys::signal::Signal::SIGKILL).is_ok());
+        }
+        let status = wait::until("the program to end", || child.ended());
+        let code = status.code().unwrap_or_else(|| panic!("round {round}: {status}"));
+        assert!([1, 3, 75].contains(&code), "round {round}: exit {code}");
+        *ends.entry(code).or_default() += 1;
+    }
+    println!("killed {killed} of {rounds}; exit codes {ends:?}");
+    assert!(killed > rounds / 8, "only {killed} helpers of {rounds} were killed");
+}
+
+/// What the oldest redis of the archive lacks, and a request that shows whether it is in force.
+const DIFFS: [&str; 2] = ["CVE-2026-23631", "CVE-2026-25243"];
+
+#[test]
+fn redis_starts_with_its_patches_in_force_every_time() {
+    let shipped = match older("redis", &["redis-server", "redis-tools"], "usr/bin/redis-server", &DIFFS) {
+        Ok(shipped) => shipped,
+        Err(why) => skip!("{why}"),
+    };
+    let tool = Binary { path: binary().to_owned(), libraries: shipped.binary.libraries.clone() };
+    let starts = if soak() { 200 } else { 10 };
+    for start in 0..starts {
+        let mut server = Server::start(&tool, |port, dir| {
+            let mut words: Vec<std::ffi::OsString> = ["patch", "exec", "--strict"].map(Into::into).into();
+            for patch in &shipped.patches {
+                words.extend(["--patches".into(), patch.into()]);
+            }
+            words.extend(["--".into(), (&shipped.binary.path).into(), "--port".into(), port.to_string().into()]);
+            words.extend(["--bind", "127.0.0.1", "--save", "", "--enable-debug-command", "yes"].map(Into::into));
+            words.extend(["--dir".into(), dir.into()]);
+            words
+        });
+        // The first request that it ever gets.
+        for effect in effects::of_diff(DIFFS[1]) {
+            let answer = effect.ask(server.port()).expect("redis answers");
+            assert!(answer.fixed, "start {start} of {starts}: {}: {}", effect.request, answer.text);
+        }
+        assert_eq!(residue(server.pid()), Vec::<String>::new());
+        server.assert_running();
+    }
+}
+
+/// A machine's root with one unit.
+fn root_with_unit(unit: &str, lines: &str) -> TempDir {
+    let root = TempDir::with_prefix("stillpoint-root-").expect("make a directory");
+    let units = root.path().join("usr/lib/systemd/system");
+    fs::create_dir_all(&units).expect("make directories");
+    let text =
+        format!("[Unit]\nDescription=x\n\n[Service]\nType=notify\n{lines}\n\n[Install]\nWantedBy=multi-user.target\n");
+    fs::write(units.join(unit), text).expect("write the unit");
+    root
+}
+
+fn below(root: &TempDir, words: &[&str]) -> Stillpoint {
+    Stillpoint::new().arg("patch").args(words.iter().copied()).arg("--root").arg(root.path())
+}
+
+fn drop_in(root: &TempDir, unit: &str) -> PathBuf {
+    root.path().join(format!("etc/systemd/system/{unit}.d/90-stillpoint.conf"))
+}
+
+#[test]
+fn a_unit_starts_with_what_is_enabled_for_it() {
+    let program = Program::build("heritage");
+    let (second, elf) = (program.patch(2), program.elf().display().to_string());
+    let third = program.patch_on_top(&second, 2, 3);
+    let root = root_with_unit("sp-test.service", &format!("ExecStart=-{elf} one \\\n  'two words'\nUser=nobody"));
+    let enable = |patch: &Path| below(&root, &["enable", "--unit", "sp-test"]).arg(patch);
+    let path = drop_in(&root, "sp-test.service");
+
+    let dry = enable(&second).arg("--dry-run").succeed().stdout;
+    assert!(dry.contains("would enable heritage-1-2") && dry.contains("[Service]\nExecStart=\n"), "{dry}");
+    assert!(!path.exists() && !root.path().join("var").exists(), "a dry run wrote something");
+
+    enable(&second).succeed();
+    let written = fs::read_to_string(&path).expect("a drop-in");
+    let line = written.lines().last().expect("a line");
+    let command = line.strip_prefix("ExecStart=-").unwrap_or_else(|| panic!("{written}"));
+    assert!(command.ends_with(&format!(" -- {elf} one    'two words'")), "{command}");
+    // Started as systemd would.
+    let start = || {
+        run({
+            let mut shell = Command::new("sh");
+            shell.args(["-c", &format!("exec {command}")]);
+            shell
+        })
+    };
+    let output = start();
+    assert_eq!(version(&output), 2, "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("argument 2: two words"), "{}", text(&output.stdout));
+
+    // Again is nothing; a second one goes behind it, and the drop-in stays as it is.
+    let again = enable(&second).succeed().stdout;
+    assert!(again.contains("is enabled already"), "{again}");
+    enable(&third).succeed();
+    assert_eq!(fs::read_to_string(&path).expect("a drop-in"), written);
+    assert_eq!(version(&start()), 3);
+    let listed = below(&root, &["enabled", "--json"]).succeed().json();
+    let names: Vec<&str> = listed.iter().filter_map(|line| line["patch"].as_str()).collect();
+    assert_eq!(names, ["heritage-1-2", "heritage-2-3"]);
+    // Readable by the service's own user, whatever the mask of whoever enabled it.
+    let store = root.path().join("var/lib/stillpoint/enabled/sp-test.service");
+    assert_eq!(fs::metadata(&store).expect("a directory").permissions().mode() & 0o777, 0o755);
+    verify(&root, &path);
+
+    below(&root, &["disable", "heritage-2-3"]).succeed();
+    assert_eq!(version(&start()), 2);
+    below(&root, &["disable", "--unit", "sp-test"]).succeed();
+    assert!(!path.exists() && !store.exists(), "something is left");
+    assert_eq!(version(&start()), 1);
+    below(&root, &["disable", "--unit", "sp-test"]).succeed();
+}
+
+/// Debian's own unit of redis: it names what may be executed, and confines its system calls.
+#[test]
+fn the_unit_of_debians_redis_is_understood() {
+    let binary = match packages::redis(None) {
+        Ok(binary) => binary,
+        Err(why) => skip!("{why}"),
+    };
+    let package = binary.path.ancestors().nth(3).expect("it lies in usr/bin of its package");
+    let unit = package.join("lib/systemd/system/redis-server.service");
+    let text = fs::read_to_string(&unit).unwrap_or_else(|e| panic!("{}: {e}", unit.display()));
+    let root = root_with_unit("redis-server.service", "");
+    fs::write(root.path().join("usr/lib/systemd/system/redis-server.service"), &text).expect("write the unit");
+    let program = Program::build("heritage");
+    let enable = |loosen: &[&str]| {
+        let call = below(&root, &["enable", "--unit", "redis-server", "--stillpoint", "/usr/bin/stillpoint"]);
+        call.args(loosen.iter().copied()).arg(program.patch(2)).succeed()
+    };
+    let warned = enable(&[]).stderr;
+    assert!(warned.contains("SystemCallFilter=@system-service") && warned.contains("--loosen-sandbox"), "{warned}");
+    let path = drop_in(&root, "redis-server.service");
+    let written = fs::read_to_string(&path).expect("a drop-in");
+    let start = "--unit redis-server.service";
+    assert!(written.contains(&format!("ExecStart=/usr/bin/stillpoint patch exec {start}")), "{written}");
+    assert!(written.contains(" -- /usr/bin/redis-server /etc/redis/redis.conf --supervised systemd"), "{written}");
+    assert!(
+        written.contains("\nExecPaths=/usr/bin/stillpoint\n") && !written.contains("SystemCallFilter"),
+        "{written}"
+    );
+    assert!(!enable(&["--loosen-sandbox"]).stderr.contains("warning"), "it warned of what it was told");
+    let written = fs::read_to_string(&path).expect("a drop-in");
+    assert!(written.ends_with("\nSystemCallFilter=@debug @resources\n"), "{written}");
+}
+
+/// What systemd says of the drop-in, where it is installed.
+fn verify(root: &TempDir, drop_in: &Path) {
+    let whole = root.path().join("whole.service");
+    let command = fs::read_to_string(drop_in).expect("a drop-in");
+    fs::write(&whole, format!("[Unit]\nDescription=x\n{command}")).expect("write");
+    match Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&whole).output() {
+        Ok(output) => {
+            let said = text(&output.stderr);
+            let about: Vec<&str> = said.lines().filter(|line| line.contains("whole.service")).collect();
+            assert!(about.is_empty(), "systemd-analyze: {about:#?}\n{command}");
+        }
+        Err(error) => println!("systemd-analyze: {error}"),
+    }
+}
+
+#[test]
+fn what_cannot_be_enabled_is_refused_by_name() {
+    let program = Program::build("heritage");
+    let patch = program.patch(2);
+    let other = Program::build_as("heritage", Kind::Pie, &["-O1"], &[]);
+    let line = |program: &Program| format!("ExecStart={}", program.elf().display());
+    let root = root_with_unit("sp-test.service", &line(&other));
+    let inside = root.path().join(other.elf().strip_prefix("/").expect("a full path"));
+    fs::create_dir_all(inside.parent().expect("a directory")).expect("make directories");
+    fs::copy(other.elf(), &inside).expect("copy the program");
+    let enable = |unit: &str, patch: &Path| below(&root, &["enable", "--unit", unit]).arg(patch).run();
+    assert_refused(&enable("sp-test", &patch), "another build");
+    assert_refused(&enable("absent", &patch), "absent.service");
+    assert_refused(&enable("../x", &patch), "../x");
+    assert_refused(&enable("sp-test", Path::new("/nonexistent/x")), "/nonexistent/x");
+    assert!(!root.path().join("var").exists() && !root.path().join("etc").exists(), "something was written");
+    let root = root_with_unit("sp-test.service", &line(&program));
+    let signed = below(&root, &["enable", "--unit", "sp-test", "--policy", "signed"]);
+    assert_refused(&signed.arg("--keys").arg(root.path()).arg(&patch).run(), "key directory");
+    assert!(!root.path().join("var").exists() && !root.path().join("etc").exists(), "something was written");
+}
+
+/// What systemd makes for a unit.
+fn control_group(unit: &str) -> Option<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").expect("list the mounts");
+    let mounted = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        (words.get(2) == Some(&"cgroup2")).then(|| PathBuf::from(words[1]))
+    };
+    let group = mounts.lines().find_map(mounted)?.join(unit);
+    fs::create_dir(&group).ok().map(|()| group)
+}
+
+/// A service's processes are found by its control group; systemd makes it, here the test does.
+#[test]
+fn a_unit_is_patched_by_its_control_group() {
+    let unit = format!("sp-test-{}.service", std::process::id());
+    let Some(group) = control_group(&unit) else { skip!("no control group can be made") };
+    let program = Program::build("storm");
+    let patch = program.patch(2);
+    let procs = group.join("cgroup.procs");
+    let into = format!("echo $$ >{} && exec \"$@\"", procs.display());
+    let mut victim = program.start_in(
+        |elf| {
+            let mut command = tied(Path::new("sh"));
+            command.args(["-c", &into, "sh"]).arg(elf);
+            command
+        },
+        &["idle"],
+    );
+    victim.announce(stillpoint_patch_tests::victim::Phase::Over(1, 2));
+    Stillpoint::new()
+        .args(["patch", "apply"])
+        .arg(&patch)
+        .arg("--unit")
+        .arg(unit.trim_end_matches(".service"))
+        .succeed();
+    victim.assert_settled(2);
+    let status = Stillpoint::new().args(["patch", "status", "--unit", &unit]).succeed().stdout;
+    assert!(status.contains("storm-1-2"), "{status}");
+    drop(victim);
+    let removed = wait::within(Duration::from_secs(10), || fs::remove_dir(&group).ok());
+    assert!(removed.is_some(), "{} is still in use", group.display());
+    assert_refused(&Stillpoint::new().args(["patch", "status", "--unit", &unit]).run(), &unit);
+}
+
+/// In Debian's sandbox of redis (ptrace kills): the helper is a service of its own, and the unit is told by the kernel.
+#[test]
+fn a_helper_outside_of_the_sandbox_patches_what_is_enabled_for_the_unit() {
+    let unit = format!("sp-helped-{}.service", std::process::id());
+    let Some(group) = control_group(&unit) else { skip!("no control group can be made") };
+    let (program, sandbox) = (Program::build("heritage"), Program::build("sandbox"));
+    let root = root_with_unit(&unit, &format!("ExecStart={}", program.elf().display()));
+    below(&root, &["enable", "--unit", &unit]).arg(program.patch(2)).succeed();
+    let socket = root.path().join("exec.sock");
+    let mut helper = tied(binary());
+    helper.args(["patch", "exec-helper", "--listen"]).arg(&socket).arg("--root").arg(root.path());
+    let mut helper = Guarded::from_child(helper.spawn().expect("start the helper"));
+    wait::until("the helper to listen", || socket.exists().then_some(()));
+    let start = |into: &str, options: &[&str]| {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("{into} exec \"$@\""), "sh"]).arg(sandbox.elf()).arg("--filter-mdwe");
+        command.arg(binary()).args(["patch", "exec", "--unit", &unit]).args(options).arg("--helper").arg(&socket);
+        run({
+            command.arg("--root").arg(root.path()).arg("--").arg(program.elf());
+            command
+        })
+    };
+    let inside = format!("echo $$ >{} &&", group.join("cgroup.procs").display());
+    let output = start(&inside, &["--strict"]);
+    assert_eq!(version(&output), 2, "{}", text(&output.stderr));
+    // Whoever is in no unit's group gets nothing, whatever unit it names.
+    let output = start("", &[]);
+    assert_eq!(version(&output), 1);
+    assert!(text(&output.stderr).contains("runs unpatched"), "{}", text(&output.stderr));
+    assert!(helper.ended().is_none(), "the helper ended");
+    drop(helper);
+    let output = start(&inside, &[]);
+    assert_eq!(version(&output), 1, "{}", text(&output.stderr));
+    let removed = wait::within(Duration::from_secs(10), || fs::remove_dir(&group).ok());
+    assert!(removed.is_some(), "{} is still in use", group.display());
+}
+
+#[test]
+fn every_patched_process_is_listed_for_people_programs_and_prometheus() {
+    let program = Program::build("storm");
+    let patch = program.patch(2);
+    let mut victim = program.start(&["idle"]);
+    victim.announce(stillpoint_patch_tests::victim::Phase::Over(1, 2));
+    apply(&patch, victim.pid()).succeed();
+    victim.assert_settled(2);
+    let list = |option: &[&str]| Stillpoint::new().args(["patch", "list"]).args(option.iter().copied()).succeed();
+    let pid = victim.pid();
+    assert!(list(&[]).stdout.lines().any(|line| line.starts_with(&format!("{pid} storm generation 1: storm-1-2"))));
+    assert!(
+        list(&["--json"]).json().iter().any(|line| line["pid"] == pid && line["patches"][0]["name"] == "storm-1-2")
+    );
+    let text = list(&["--prometheus"]).stdout;
+    let labels = format!("{{pid=\"{pid}\",process=\"storm\"");
+    let sample =
+        text.lines().find(|line| line.starts_with(&format!("stillpoint_patch_generation{labels},patch=\"storm-1-2\"")));
+    assert!(sample.is_some_and(|line| line.ends_with("\"} 1")), "{text}");
+    assert!(text.contains(&format!("stillpoint_process_entries_damaged{labels}}} 0\n")), "{text}");
+    assert_exposition(&text);
+}
+
+/// The rules of the text format: help and type before the samples of a name, each name's lines together, numbers.
+#[track_caller]
+fn assert_exposition(text: &str) {
+    let mut seen: Vec<String> = Vec::new();
+    for line in text.lines() {
+        let words: Vec<&str> = line.splitn(4, ' ').collect();
+        if line.starts_with('#') {
+            assert!(matches!(words[1], "HELP" | "TYPE"), "{line}");
+            if words[1] == "HELP" {
+                assert!(!seen.iter().any(|name| name == words[2]), "{line}: a second time");
+                seen.push(words[2].to_owned());
+            } else {
+                assert_eq!((seen.last().map(String::as_str), words[3]), (Some(words[2]), "gauge"));
+            }
+            continue;
+        }
+        let (name, value) = line.rsplit_once(' ').expect("a value");
+        assert!(value.parse::<f64>().is_ok(), "{line}");
+        assert_eq!(seen.last().map(String::as_str), name.split('{').next(), "{line}");
+    }
+    assert!(text.ends_with('\n'));
+}

@@ -1,0 +1,158 @@
+//! Experiments on MariaDB with quiescence points, both connection policies: what its sections have in common.
+
+mod extremes;
+mod pool;
+mod seconds;
+mod steady;
+mod steps;
+mod throughput;
+mod traces;
+mod versions;
+mod waiting;
+
+use crate::modes::RESTART;
+use crate::results::Section;
+use std::path::Path;
+use std::time::Duration;
+use stillpoint_measure::clock::now_ns;
+use stillpoint_measure::record::{Outcome, Sample};
+use stillpoint_patch_tests::cli::Stillpoint;
+use stillpoint_patch_tests::mariadb::annotated::{Annotated, annotated};
+use stillpoint_patch_tests::mariadb::traffic::{Plan, Traffic, Work};
+use stillpoint_patch_tests::mariadb::{MariaDb, Policy};
+use stillpoint_patch_tests::operation::Operation;
+use stillpoint_patch_tests::patching;
+
+/// Names of the sections, in the order in which they run.
+pub(crate) const SECTIONS: [&str; 11] = [
+    "mariadb-steps",
+    "mariadb-idle",
+    "mariadb-versions",
+    "mariadb-throughput",
+    "mariadb-traces",
+    "mariadb-pool",
+    "mariadb-extremes",
+    "mariadb-seconds",
+    "mariadb-latency",
+    "mariadb-latency-oltp",
+    "mariadb-latency-busy",
+];
+
+/// How much is measured.
+#[derive(Clone, Copy)]
+pub(crate) struct Amount {
+    /// Length of a window that is compared with others.
+    pub(crate) seconds: u64,
+    /// How often a thing is done.
+    pub(crate) runs: usize,
+}
+
+/// Modes that are compared, and first the run without a patch.
+const WITHOUT: &str = "none";
+const MODES: [&str; 3] = ["local", "probe", "global"];
+/// All ways that are compared, and the same with the run without a patch.
+const WAYS: [&str; 4] = ["local", "probe", "global", RESTART];
+const ALL: [&str; 5] = [WITHOUT, "local", "probe", "global", RESTART];
+/// What clients do.
+const WORKS: [Work; 3] = [Work::NoOp, Work::Ycsb, Work::TpcC];
+
+/// Runs the sections that are wanted.
+pub(crate) fn run(
+    wanted: &dyn Fn(&str) -> bool,
+    amount: Amount,
+    add: &mut dyn FnMut(Section) -> Result<(), String>,
+) -> Result<(), String> {
+    if !SECTIONS.into_iter().any(wanted) {
+        return Ok(());
+    }
+    let server = annotated().as_ref().map_err(Clone::clone)?;
+    for name in SECTIONS.into_iter().filter(|name| wanted(name)) {
+        match name {
+            "mariadb-steps" => add(steps::steps(server, amount))?,
+            "mariadb-idle" => add(waiting::waiting(server, amount)?)?,
+            "mariadb-versions" => add(versions::versions(server, amount))?,
+            "mariadb-throughput" => add(throughput::throughput(server, amount))?,
+            "mariadb-traces" => add(traces::traces(server, amount))?,
+            "mariadb-pool" => add(pool::pool(server, amount))?,
+            "mariadb-extremes" => add(extremes::extremes(server, amount))?,
+            "mariadb-seconds" => add(seconds::seconds(server, amount))?,
+            "mariadb-latency" => add(steady::steady(server, steady::Load::Statements, amount)?)?,
+            "mariadb-latency-oltp" => add(steady::steady(server, steady::Load::Transactions, amount)?)?,
+            _ => add(steady::steady(server, steady::Load::ManyTransactions, amount)?)?,
+        }
+    }
+    Ok(())
+}
+
+/// A server with the tables of this work.
+fn start(server: &Annotated, policy: Policy, work: Work, extra: &[&str]) -> MariaDb {
+    let mariadb = server.packaged.start(policy, extra);
+    work.prepare(&mariadb);
+    mariadb
+}
+
+/// Clients that go on behind a restart; any other way must lose nobody.
+fn traffic(mariadb: &MariaDb, plan: &Plan, mode: &str) -> Traffic {
+    if mode == RESTART { Traffic::start_through_restarts(mariadb, plan) } else { Traffic::start(mariadb, plan) }
+}
+
+fn lost(samples: &[Sample]) -> usize {
+    samples.iter().filter(|sample| sample.outcome == Outcome::Lost).count()
+}
+
+fn in_mode(call: Stillpoint, mode: &str, limit: Duration) -> Operation {
+    Operation::of(call.args(["--quiescence", mode, "--timeout", &format!("{}ms", limit.as_millis())]))
+}
+
+/// Far beyond what is expected: who meets it is a failure.
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn apply(mariadb: &MariaDb, patch: &Path, mode: &str) -> Operation {
+    in_mode(patching::apply(patch, mariadb.pid()), mode, LIMIT).succeeded()
+}
+
+fn revert(mariadb: &MariaDb, mode: &str) -> Operation {
+    in_mode(patching::revert(mariadb.pid()), mode, LIMIT).succeeded()
+}
+
+/// Sleeps until this moment of `CLOCK_MONOTONIC`.
+fn until(ns: u64) {
+    std::thread::sleep(Duration::from_nanos(ns.saturating_sub(now_ns())));
+}
+
+fn rest(seconds: f64) {
+    std::thread::sleep(Duration::from_secs_f64(seconds));
+}
+
+fn ms(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}
+
+/// Name of a mode for people.
+fn shown(mode: &str) -> String {
+    match mode {
+        WITHOUT => "left alone".into(),
+        RESTART => "restarted".into(),
+        mode => format!("--quiescence {mode}"),
+    }
+}
+
+/// In the name of a drawing's file.
+fn part(policy: Policy, work: Work) -> &'static str {
+    match (policy, work) {
+        (Policy::ThreadPerConnection, Work::NoOp) => "threads-noop",
+        (Policy::ThreadPerConnection, Work::Ycsb) => "threads-ycsb",
+        (Policy::ThreadPerConnection, Work::TpcC) => "threads-tpcc",
+        (Policy::ThreadPerConnection, _) => "threads",
+        (Policy::Pool, Work::NoOp) => "pool-noop",
+        (Policy::Pool, Work::Ycsb) => "pool-ycsb",
+        (Policy::Pool, Work::TpcC) => "pool-tpcc",
+        (Policy::Pool, _) => "pool",
+    }
+}
+
+/// The value below which this share of sorted values lies.
+fn quantile(sorted: &[f64], share: f64) -> f64 {
+    let rank = (share * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
+}

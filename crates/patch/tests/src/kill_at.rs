@@ -1,0 +1,197 @@
+//! Runs the tool and kills it (SIGKILL) at a chosen instant: right after its Nth system call, or after some time.
+//!
+//! Between two system calls a program changes nothing but its own memory, so "after the Nth system call, for every N"
+//! covers every state in which a tool that dies can leave its target. The obvious way to count, `strace -e inject`,
+//! cannot count the calls of all threads together; this is a tracer of its own (`programs/kill_after.c`): the tool is a
+//! tracee while it traces the victim, which the kernel allows.
+
+use crate::cli::{Run, Stillpoint, binary};
+use crate::victim::soak;
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{Read, Seek};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// When to kill.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moment {
+    /// Right after this many system calls of the tool, all threads counted together.
+    AfterSyscalls(u64),
+    /// Right before it writes into the memory of another process for the Nth time. How many system calls it makes varies with
+    /// how often it has to look; how often it writes hardly does.
+    BeforeWrite(u64),
+    /// After this time.
+    AfterTime(Duration),
+    /// Never: let it run to its end, and count.
+    Never,
+}
+
+/// How the run ended.
+#[derive(Debug)]
+pub struct Ending {
+    /// System calls that the tool completed (0 when it was not traced).
+    pub syscalls: u64,
+    /// Times that it wrote, or was about to write, into the memory of another process (the same).
+    pub writes: u64,
+    /// Number of the last one, for messages.
+    pub last: Option<u64>,
+    /// Whether it was killed, rather than having ended by itself before the moment came.
+    pub killed: bool,
+    /// What it printed, and its exit code.
+    pub run: Run,
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let how = if self.killed { "killed" } else { "not killed" };
+        let last = self.last.map_or_else(String::new, |nr| format!(" (last: number {nr})"));
+        write!(f, "{how} after {} system calls{last}: {}", self.syscalls, self.run)
+    }
+}
+
+/// Runs `tool` and kills it at `moment`. When this returns the tool is gone, all its threads are, and so are its
+/// claims on whatever it traced.
+#[track_caller]
+pub fn run(tool: &Stillpoint, moment: Moment) -> Ending {
+    match moment {
+        Moment::AfterTime(time) => timed(tool, time),
+        Moment::AfterSyscalls(count) => traced(tool, "calls", count),
+        Moment::BeforeWrite(count) => traced(tool, "writes", count),
+        Moment::Never => traced(tool, "calls", u64::MAX),
+    }
+}
+
+const SIGKILL: i32 = 9;
+
+/// Standard output and error of the tool go to files: nobody reads a pipe while it is traced.
+struct Printed {
+    stdout: File,
+    stderr: File,
+}
+
+impl Printed {
+    fn new() -> Printed {
+        let file = || tempfile::tempfile().expect("make a file for the output");
+        Printed { stdout: file(), stderr: file() }
+    }
+
+    fn share(file: &File) -> Stdio {
+        file.try_clone().expect("share the output").into()
+    }
+
+    fn into_run(mut self, tool: &Stillpoint, status: Option<ExitStatus>) -> Run {
+        let read = |file: &mut File| {
+            let mut bytes = Vec::new();
+            file.rewind().and_then(|()| file.read_to_end(&mut bytes)).expect("read the output");
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        let code = status.and_then(|status| status.code());
+        Run { line: tool.to_string(), code, stdout: read(&mut self.stdout), stderr: read(&mut self.stderr) }
+    }
+}
+
+fn timed(tool: &Stillpoint, time: Duration) -> Ending {
+    let printed = Printed::new();
+    let mut command = tool.command();
+    command.stdout(Printed::share(&printed.stdout)).stderr(Printed::share(&printed.stderr));
+    let mut child = command.spawn().unwrap_or_else(|e| panic!("start {}: {e}", binary().display()));
+    std::thread::sleep(time);
+    child.kill().expect("kill the tool");
+    let status = child.wait().expect("a child can be waited for");
+    let killed = status.signal() == Some(SIGKILL);
+    Ending { syscalls: 0, writes: 0, last: None, killed, run: printed.into_run(tool, Some(status)) }
+}
+
+fn traced(tool: &Stillpoint, counted: &str, count: u64) -> Ending {
+    let printed = Printed::new();
+    let report = tempfile::NamedTempFile::new().expect("make a file for the report");
+    let tool_command = tool.command();
+    let mut command = Command::new(killer());
+    command
+        .arg(report.path())
+        .args([counted, &count.to_string()])
+        .arg(tool_command.get_program())
+        .args(tool_command.get_args());
+    for (key, value) in tool_command.get_envs() {
+        command.env(key, value.unwrap_or_default());
+    }
+    command.stdin(Stdio::null()).stdout(Printed::share(&printed.stdout)).stderr(Printed::share(&printed.stderr));
+    let done = command.status().expect("run kill_after");
+    let text = fs::read_to_string(report.path()).expect("read the report");
+    let numbers: Vec<i64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let [syscalls, writes, last, status] = numbers[..] else { panic!("kill_after: {done}, report {text:?}") };
+    let status = ExitStatus::from_raw(status as i32);
+    let killed = status.signal() == Some(SIGKILL);
+    let last = u64::try_from(last).ok();
+    Ending { syscalls: syscalls as u64, writes: writes as u64, last, killed, run: printed.into_run(tool, Some(status)) }
+}
+
+/// `programs/kill_after.c`, compiled once for this test.
+fn killer() -> &'static Path {
+    static KILLER: OnceLock<PathBuf> = OnceLock::new();
+    KILLER.get_or_init(|| {
+        let source = crate::workspace_root().join("crates/patch/tests/programs/kill_after.c");
+        let shelf = crate::cache_dir().join("programs");
+        fs::create_dir_all(&shelf).expect("make a directory for programs");
+        // Made under a name of our own: other tests may be doing the same.
+        let made = shelf.join(format!("kill_after.{}", std::process::id()));
+        let status = Command::new("gcc").args(["-O2", "-o"]).arg(&made).arg(&source).status().expect("run gcc");
+        assert!(status.success(), "gcc {}: {status}", source.display());
+        let program = shelf.join("kill_after");
+        fs::rename(&made, &program).expect("name the program");
+        program
+    })
+}
+
+/// As many of the numbers 1 to `total` as `budget` allows, `at_least` in any case, spread over the whole; all of them in a
+/// soak.
+pub fn sample(total: u64, at_least: usize, budget: Duration) -> impl Iterator<Item = u64> {
+    let (end, all) = (Instant::now() + budget, soak());
+    let wanted = move |(i, _): &(usize, u64)| all || *i < at_least || Instant::now() <= end;
+    spread(total).enumerate().take_while(wanted).map(|(_, n)| n)
+}
+
+/// The numbers 1 to `total`, every one once, in an order in which each beginning is spread over the whole: whoever runs
+/// out of time has sampled all parts.
+fn spread(total: u64) -> impl Iterator<Item = u64> {
+    let bits = 64 - total.leading_zeros();
+    (0..1u64 << bits).map(move |i| i.reverse_bits() >> (64 - bits)).map(|n| n + 1).filter(move |n| *n <= total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spread_yields_every_number_once_and_early_ones_far_apart() {
+        for total in [1, 2, 3, 7, 8, 100] {
+            let mut all: Vec<u64> = spread(total).collect();
+            assert!(all.len() < 4 || all[0].abs_diff(all[1]) >= total / 4, "{all:?}");
+            all.sort_unstable();
+            assert_eq!(all, (1..=total).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn kills_after_the_number_asked_for() {
+        let tool = Stillpoint::new().arg("--version");
+        let whole = run(&tool, Moment::Never);
+        assert_eq!(whole.run.code, Some(0), "{whole}");
+        assert!(!whole.killed && whole.syscalls > 10, "{whole}");
+        for n in [0, 1, whole.syscalls / 2] {
+            let cut = run(&tool, Moment::AfterSyscalls(n));
+            assert!(cut.killed && cut.run.code.is_none(), "{cut}");
+        }
+        assert!(!run(&tool, Moment::AfterSyscalls(whole.syscalls + 1)).killed);
+    }
+
+    #[test]
+    fn kills_after_a_time() {
+        let ending = run(&Stillpoint::new().arg("--version"), Moment::AfterTime(Duration::ZERO));
+        assert!(ending.killed || ending.run.code == Some(0), "{ending}");
+    }
+}

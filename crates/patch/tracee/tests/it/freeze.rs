@@ -1,0 +1,83 @@
+//! All threads at once.
+
+use crate::support::Target;
+use std::time::{Duration, Instant};
+use stillpoint_patch_format::Avma;
+use stillpoint_patch_tracee::{Error, Event, attach};
+
+#[test]
+fn freezes_and_thaws_again_and_again() {
+    let mut target = Target::start("waiters");
+    let process = target.process();
+    attach(&process, |session| {
+        for _ in 0..200 {
+            let mut frozen = session.freeze().unwrap();
+            let threads = frozen.threads();
+            assert_eq!(threads.len(), 7);
+            for tid in threads {
+                let registers = frozen.thread(tid).unwrap().registers().unwrap();
+                assert_ne!(registers.pc().0, 0);
+                assert_eq!(process.thread_status(tid).unwrap().state, 't');
+            }
+            let pid = frozen.carrier().unwrap().remote(libc::SYS_getpid as u64, [0; 6]).unwrap();
+            assert_eq!(pid, process.pid().0 as u64);
+            assert_eq!(frozen.thaw().unwrap().len(), 7);
+            assert_eq!(session.pump(Instant::now()).unwrap(), None::<Event>);
+        }
+    })
+    .unwrap();
+    target.expect_progress();
+    target.finish();
+}
+
+/// Who waits for a thread in state D, while the others stand that would end its sleep, waits in vain.
+#[test]
+fn nobody_stands_for_one_that_sleeps_in_the_kernel() {
+    for lasts in ["1", "20"] {
+        let mut target = Target::start_with("unwilling", &[], &[lasts]);
+        let process = target.process();
+        attach(&process, |session| {
+            // On a busy machine the tracer may miss every instant in which the thread is awake, which a freeze then reports;
+            // where the others stood for it, none of the hundred would succeed.
+            let mut missed = 0;
+            for _ in 0..100 {
+                let frozen = loop {
+                    match session.freeze() {
+                        Ok(frozen) => break frozen,
+                        Err(Error::Unstoppable { .. }) if missed < 50 => missed += 1,
+                        Err(error) => panic!("{error}, after {missed} misses"),
+                    }
+                };
+                assert_eq!(frozen.threads().len(), 4);
+                frozen.thaw().unwrap();
+                assert_eq!(session.pump(Instant::now() + Duration::from_millis(1)).unwrap(), None::<Event>);
+            }
+        })
+        .unwrap();
+        let slept = target.report()["sleeps"];
+        let report = target.await_report("it goes on sleeping", |r| r["sleeps"] > slept + 1);
+        assert_eq!(report["faults"], 0);
+        target.finish();
+    }
+}
+
+#[test]
+fn writes_text_whole_or_not_at_all() {
+    let mut target = Target::start("waiters");
+    let process = target.process();
+    let hook = Avma(target.ready["hook"]);
+    attach(&process, |session| {
+        let mut frozen = session.freeze().unwrap();
+        let text = process.memory().read_vec(hook, 5).unwrap();
+        frozen.write_text(&[(hook, &[0xb8, 42, 0, 0, 0]), (Avma(hook.0 + 5), &[0xc3])]).unwrap();
+        let result = frozen.carrier().unwrap().call_function(hook, Duration::from_secs(20)).unwrap();
+        assert_eq!(result, 42);
+        let page_end = Avma((hook.0 | 4095) - 2);
+        let error = frozen.write_text(&[(hook, &text), (page_end, &[0; 5])]).unwrap_err();
+        assert!(matches!(error, Error::CrossesPage { len: 5, .. }), "{error}");
+        assert_eq!(process.memory().read_vec(hook, 1).unwrap(), [0xb8]);
+    })
+    .unwrap();
+    assert_eq!(target.report()["faults"], 0);
+    target.finish();
+}
