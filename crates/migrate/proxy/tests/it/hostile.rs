@@ -1,7 +1,7 @@
 //! Whoever does not keep to the protocol, or to any pace, loses its own connection and harms nobody else's.
 
 use crate::support::armed::Armed;
-use crate::support::{Proxy, ask, certificate, log_in, raw, server, session, startup};
+use crate::support::{Proxy, ask, certificate, log_in, ran_elsewhere, raw, server, session, startup};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -94,7 +94,7 @@ fn who_says_nothing_or_says_it_slowly_is_not_waited_for() {
 
 #[test]
 fn a_client_that_does_not_read_holds_up_nobody_and_fills_no_memory() {
-    if !available() {
+    if ran_elsewhere("hostile::a_client_that_does_not_read_holds_up_nobody_and_fills_no_memory") || !available() {
         return;
     }
     // one thread for all sessions
@@ -433,7 +433,8 @@ fn behind_the_login_who_is_slow_is_served_and_holds_up_nobody() {
 
 #[test]
 fn behind_the_login_who_does_not_read_holds_up_nobody_and_fills_no_memory() {
-    if !available() {
+    if ran_elsewhere("hostile::behind_the_login_who_does_not_read_holds_up_nobody_and_fills_no_memory") || !available()
+    {
         return;
     }
     each_way("", |_, proxy, tls, bystander| {

@@ -129,8 +129,8 @@ pub(crate) async fn prepare(client: &mut Client, tenant: &str, to: &str) {
     panic!("sessions stay busy");
 }
 
-/// Runs this test in a process of its own, and returns false there: signals and limits are a process's, and other tests may run
-/// in this one. Returns true when the other process has run it.
+/// Runs this test in a process of its own, and returns false there: signals, limits and memory are a process's, and other tests may
+/// run in this one. Returns true when the other process has run it.
 pub(crate) fn ran_elsewhere(test: &str) -> bool {
     const VARIABLE: &str = "STILLPOINT_TEST_PROCESS";
     if std::env::var(VARIABLE).is_ok_and(|there| there == test) {
