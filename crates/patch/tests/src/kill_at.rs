@@ -14,7 +14,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// When to kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,12 +147,9 @@ fn killer() -> &'static Path {
     })
 }
 
-/// As many of the numbers 1 to `total` as `budget` allows, `at_least` in any case, spread over the whole; all of them in a
-/// soak.
-pub fn sample(total: u64, at_least: usize, budget: Duration) -> impl Iterator<Item = u64> {
-    let (end, all) = (Instant::now() + budget, soak());
-    let wanted = move |(i, _): &(usize, u64)| all || *i < at_least || Instant::now() <= end;
-    spread(total).enumerate().take_while(wanted).map(|(_, n)| n)
+/// Returns `count` of the numbers 1 to `total`, spread over the whole; all of them in the long form.
+pub fn sample(total: u64, count: usize) -> impl Iterator<Item = u64> {
+    spread(total).take(if soak() { usize::MAX } else { count })
 }
 
 /// The numbers 1 to `total`, every one once, in an order in which each beginning is spread over the whole: whoever runs
@@ -174,6 +171,15 @@ mod tests {
             all.sort_unstable();
             assert_eq!(all, (1..=total).collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn a_sample_has_as_many_numbers_as_were_asked_for() {
+        let sampled = |total, count| sample(total, count).collect::<Vec<u64>>();
+        if !soak() {
+            assert_eq!(sampled(1000, 4), spread(1000).take(4).collect::<Vec<_>>());
+        }
+        assert_eq!(sampled(3, 8).len(), 3);
     }
 
     #[test]

@@ -30,6 +30,9 @@ fn freezes_and_thaws_again_and_again() {
     target.finish();
 }
 
+/// Freezes that a busy machine may keep from coming about, beside the hundred that must.
+const REFUSED_MAX: usize = 20;
+
 /// Who waits for a thread in state D, while the others stand that would end its sleep, waits in vain.
 #[test]
 fn nobody_stands_for_one_that_sleeps_in_the_kernel() {
@@ -37,19 +40,19 @@ fn nobody_stands_for_one_that_sleeps_in_the_kernel() {
         let mut target = Target::start_with("unwilling", &[], &[lasts]);
         let process = target.process();
         attach(&process, |session| {
-            // On a busy machine the tracer may miss every instant in which the thread is awake, which a freeze then reports;
-            // where the others stood for it, none of the hundred would succeed.
-            let mut missed = 0;
-            for _ in 0..100 {
-                let frozen = loop {
-                    match session.freeze() {
-                        Ok(frozen) => break frozen,
-                        Err(Error::Unstoppable { .. }) if missed < 50 => missed += 1,
-                        Err(error) => panic!("{error}, after {missed} misses"),
+            let (mut frozen, mut refused) = (0, 0);
+            while frozen < 100 {
+                match session.freeze() {
+                    Ok(all) => {
+                        assert_eq!(all.threads().len(), 4);
+                        all.thaw().unwrap();
+                        frozen += 1;
                     }
-                };
-                assert_eq!(frozen.threads().len(), 4);
-                frozen.thaw().unwrap();
+                    // On a busy machine the program may take longer to end a sleep than a freeze may last.
+                    Err(Error::Unstoppable { .. }) => refused += 1,
+                    Err(error) => panic!("{error}"),
+                }
+                assert!(refused <= REFUSED_MAX, "refused {refused} times, frozen {frozen} times");
                 assert_eq!(session.pump(Instant::now() + Duration::from_millis(1)).unwrap(), None::<Event>);
             }
         })
