@@ -7,8 +7,11 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// The exit code of `setup/generations`, and of `generations/run` behind it, for what this machine cannot get.
-const CANNOT_BE_HAD: &str = "exit status: 75";
+/// The exit code of `setup/generations`, and of `generations/run` behind it, for what the archive withholds.
+const WITHHELD: &str = "exit status: 75";
+
+/// The same for what this machine cannot get for another reason.
+const CANNOT_BE_HAD: &str = "exit status: 69";
 
 /// All tests take 22 minutes of a free machine, and a kernel is built before; on a busy one that is three times as long.
 const LIMIT: Duration = Duration::from_secs(2 * 3600);
@@ -54,16 +57,18 @@ fn run(root: &Path, logs: &Path, name: &str, words: &[&str], limit: Duration) ->
     Ok(counts)
 }
 
-/// What a run by TAP adds up to. One that could not begin is skipped, unless all is required.
+/// What a run by TAP adds up to. One that could not begin is skipped, unless all is required and the archive has it.
 fn counts(outcome: &mut Outcome, required: bool) -> Counts {
-    if outcome.ended == CANNOT_BE_HAD && !required {
+    let withheld = outcome.ended == WITHHELD;
+    if withheld || (outcome.ended == CANNOT_BE_HAD && !required) {
         let why = outcome.output.lines().last().unwrap_or_default().to_owned();
-        outcome.output = format!("SKIPPED generations: {why}\n");
+        let word = if withheld { "WITHHELD" } else { "SKIPPED" };
+        outcome.output = format!("{word} generations: {why}\n");
         outcome.succeeded = true;
-        return Counts { skipped: 1, ..Counts::default() };
+        return Counts { skipped: (!withheld).into(), withheld: withheld.into(), ..Counts::default() };
     }
     let of = |word: &str| outcome.output.lines().filter(|line| line.starts_with(word)).count() as u64;
-    let counted = Counts { passed: of("ok "), failed: of("not ok "), skipped: 0 };
+    let counted = Counts { passed: of("ok "), failed: of("not ok "), ..Counts::default() };
     // a machine that ended, or never ran a test, has failed, whatever it counted
     match outcome.succeeded && counted.passed > 0 || counted.failed > 0 {
         true => counted,
@@ -85,21 +90,28 @@ mod tests {
     #[test]
     fn each_test_of_the_machine_counts() {
         let output = "TAP version 13\nok 1 versions # 0.1 s\nnot ok 2 commit # 3.0 s\nok 3 fork # 0.2 s\n1..3\n";
-        assert_eq!(counts_of("exit status: 1", output, false), Counts { passed: 2, failed: 1, skipped: 0 });
+        assert_eq!(counts_of("exit status: 1", output, false), Counts { passed: 2, failed: 1, ..Counts::default() });
     }
 
     #[test]
     fn a_machine_that_ends_has_failed() {
         let output = "TAP version 13\nok 1 versions # 0.1 s\nKernel panic - not syncing\n";
-        assert_eq!(counts_of("exit status: 1", output, false), Counts { passed: 1, failed: 1, skipped: 0 });
+        assert_eq!(counts_of("exit status: 1", output, false), Counts { passed: 1, failed: 1, ..Counts::default() });
         assert_eq!(counts_of("exit status: 0", "", false), Counts::one(false));
     }
 
     #[test]
     fn what_cannot_be_had_is_skipped_unless_all_is_required() {
         let output = "setup: linux-source-6.12\nsetup: linux-source-6.12 cannot be had\n";
-        let skipped = Counts { passed: 0, failed: 0, skipped: 1 };
-        assert_eq!(counts_of("exit status: 75", output, false), skipped);
-        assert_eq!(counts_of("exit status: 75", output, true), Counts::one(false));
+        let skipped = Counts { skipped: 1, ..Counts::default() };
+        assert_eq!(counts_of("exit status: 69", output, false), skipped);
+        assert_eq!(counts_of("exit status: 69", output, true), Counts::one(false));
+    }
+
+    #[test]
+    fn what_the_archive_withholds_is_no_failure_even_when_all_is_required() {
+        let output = "setup: linux-source-6.12\nsetup: linux-source-6.12 cannot be had\n";
+        let withheld = Counts { withheld: 1, ..Counts::default() };
+        assert_eq!([false, true].map(|required| counts_of("exit status: 75", output, required)), [withheld; 2]);
     }
 }

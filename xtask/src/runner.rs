@@ -138,6 +138,7 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
 
     let mut total = Counts::default();
     let mut again: Vec<String> = Vec::new();
+    let mut withheld: Vec<String> = Vec::new();
     let (end_to_end, before): (Vec<_>, Vec<_>) =
         programs.iter().partition(|program| program.package == "stillpoint-e2e");
     let mut run_programs = |programs: &[&TestProgram], total: &mut Counts| -> Result<()> {
@@ -145,6 +146,7 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
             let outcome = run_program(root, program, &logs)?;
             let counts = step::counts(&outcome);
             report(&program.name(), &outcome, counts);
+            withheld.extend((counts.withheld > 0).then(|| program.name()));
             if counts.failed > 0 {
                 again.push(program.again());
             }
@@ -163,6 +165,7 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     ];
     for (run, command) in others.into_iter().filter(|_| only.is_none()) {
         let counts = run(root, &logs)?;
+        withheld.extend((counts.withheld > 0).then(|| command.to_owned()));
         if counts.failed > 0 {
             again.push(command.to_owned());
         }
@@ -171,6 +174,9 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     println!("\n{} s in all; logs in target/test-logs", start.elapsed().as_secs());
     for command in &again {
         println!("failed; run it alone: {command}");
+    }
+    if total.withheld > 0 {
+        println!("{} withheld by the archive: {}", total.withheld, withheld.join(", "));
     }
     println!("{total}");
     Ok(total.failed == 0)
@@ -310,7 +316,7 @@ pub(crate) fn report(name: &str, outcome: &Outcome, counts: Counts) {
     let failed = counts.failed > 0 || !outcome.succeeded;
     let word = if failed { "FAILED" } else { "ok" };
     println!("{word:>6} {:>7.1} s  {:<36} {name}", outcome.elapsed.as_secs_f64(), counts.to_string());
-    for line in outcome.output.lines().filter(|line| step::is_skip(line)) {
+    for line in outcome.output.lines().filter(|line| step::is_skip(line) || step::is_withheld(line)) {
         println!("          {line}");
     }
     if failed {

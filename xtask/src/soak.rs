@@ -100,7 +100,7 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
         let outcome = step::run(&names[at], &mut command, &log, LIMIT)?;
         let counts = step::counts(&outcome);
         runner::report(&format!("round {round}: {}", names[at]), &outcome, counts);
-        let Counts { passed, failed, skipped } = counts;
+        let Counts { passed, failed, skipped, .. } = counts;
         let line = Line {
             commit: commit.clone(),
             round,
@@ -119,7 +119,9 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
         }
     }
     let mut total = Counts::default();
-    lines.iter().for_each(|l| total += Counts { passed: l.passed, failed: l.failed, skipped: l.skipped });
+    lines
+        .iter()
+        .for_each(|l| total += Counts { passed: l.passed, failed: l.failed, skipped: l.skipped, ..Counts::default() });
     println!("{:.1} hours at {commit}", seconds(&lines) / 3600.0);
     println!("{total}");
     Ok(total.failed == 0)

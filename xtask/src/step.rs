@@ -17,12 +17,14 @@ pub(crate) struct Counts {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
     pub(crate) skipped: u64,
+    /// Tests that could not run because the archive withholds what they need.
+    pub(crate) withheld: u64,
 }
 
 impl Counts {
     /// One thing that passed or failed.
     pub(crate) fn one(passed: bool) -> Counts {
-        Counts { passed: passed.into(), failed: (!passed).into(), skipped: 0 }
+        Counts { passed: passed.into(), failed: (!passed).into(), ..Counts::default() }
     }
 }
 
@@ -31,6 +33,7 @@ impl std::ops::AddAssign for Counts {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped += other.skipped;
+        self.withheld += other.withheld;
     }
 }
 
@@ -114,8 +117,10 @@ pub(crate) fn counts(outcome: &Outcome) -> Counts {
         }
     }
     let skipped_themselves = outcome.output.lines().filter(|line| is_skip(line)).count() as u64;
-    counts.passed = counts.passed.saturating_sub(skipped_themselves);
+    let withheld = outcome.output.lines().filter(|line| is_withheld(line)).count() as u64;
+    counts.passed = counts.passed.saturating_sub(skipped_themselves + withheld);
     counts.skipped += skipped_themselves;
+    counts.withheld += withheld;
     if !counted || (!outcome.succeeded && counts.failed == 0) {
         counts += Counts::one(outcome.succeeded);
     }
@@ -127,13 +132,18 @@ pub(crate) fn is_skip(line: &str) -> bool {
     line.starts_with("SKIPPED ")
 }
 
+/// Returns true for the line of a test that could not run because the archive withholds what it needs.
+pub(crate) fn is_withheld(line: &str) -> bool {
+    line.starts_with("WITHHELD ")
+}
+
 /// `ok. 5 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s`
 fn result_line(result: &str) -> Counts {
     let number = |what: &str| {
         let words: Vec<&str> = result.split([' ', ';']).collect();
         words.windows(2).find(|pair| pair[1] == what).and_then(|pair| pair[0].parse().ok()).unwrap_or(0)
     };
-    Counts { passed: number("passed"), failed: number("failed"), skipped: number("ignored") }
+    Counts { passed: number("passed"), failed: number("failed"), skipped: number("ignored"), withheld: 0 }
 }
 
 #[cfg(test)]
@@ -168,25 +178,32 @@ mod tests {
     #[test]
     fn results_add_up_over_all_programs() {
         let text = "test result: ok. 5 passed; 0 failed; 1 ignored; 0 measured\nx\ntest result: FAILED. 2 passed; 3 failed; 0 ignored\n";
-        assert_eq!(counts(&outcome(false, text)), Counts { passed: 7, failed: 3, skipped: 1 });
+        assert_eq!(counts(&outcome(false, text)), Counts { passed: 7, failed: 3, skipped: 1, withheld: 0 });
     }
 
     #[test]
     fn tests_that_skip_themselves_have_not_passed() {
         let text = "SKIPPED a: no redis\nSKIPPED b: no redis\ntest result: ok. 5 passed; 0 failed; 0 ignored\n";
-        assert_eq!(counts(&outcome(true, text)), Counts { passed: 3, failed: 0, skipped: 2 });
+        assert_eq!(counts(&outcome(true, text)), Counts { passed: 3, failed: 0, skipped: 2, withheld: 0 });
+    }
+
+    #[test]
+    fn what_the_archive_withholds_is_counted_apart() {
+        let text = "WITHHELD a: no source\nSKIPPED b: no redis\ntest result: ok. 5 passed; 0 failed; 0 ignored\n";
+        assert_eq!(counts(&outcome(true, text)), Counts { passed: 3, failed: 0, skipped: 1, withheld: 1 });
     }
 
     #[test]
     fn a_crash_is_a_failure_even_when_nothing_was_counted() {
         assert_eq!(counts(&outcome(false, "running 3 tests\n")), Counts::one(false));
         let text = "test result: ok. 5 passed; 0 failed; 0 ignored\n";
-        assert_eq!(counts(&outcome(false, text)), Counts { passed: 5, failed: 1, skipped: 0 });
+        assert_eq!(counts(&outcome(false, text)), Counts { passed: 5, failed: 1, skipped: 0, withheld: 0 });
         assert_eq!(counts(&outcome(true, "")), Counts::one(true));
     }
 
     #[test]
     fn the_last_line_reads_as_promised() {
-        assert_eq!(Counts { passed: 12, failed: 0, skipped: 3 }.to_string(), "12 passed, 0 failed, 3 skipped");
+        let counts = Counts { passed: 12, failed: 0, skipped: 3, withheld: 1 };
+        assert_eq!(counts.to_string(), "12 passed, 0 failed, 3 skipped");
     }
 }
