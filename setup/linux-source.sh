@@ -1,9 +1,11 @@
 # shellcheck shell=bash
 # Sourced by what builds kernels of Debian's linux-source. Beforehand: here (this directory), dir (whole, there), package, version.
 
+. "$here/served.sh"
+
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
-# Nothing is wrong here; the network or the archive does not give it.
-cannot_be_had() { printf 'setup: %s cannot be had\n' "$*" >&2; exit 75; }
+# What $2 names cannot be had. Exit code 75: the archive withholds it ($1 is 75); 69: another reason, the network say.
+cannot_be_had() { printf 'setup: %s cannot be had\n' "$2" >&2; [ "$1" -eq 75 ] || exit 69; exit 75; }
 say() { printf 'setup: %s\n' "$*" >&2; }
 
 tools() {
@@ -32,12 +34,13 @@ source_tree() {
   trap "rm -rf --one-file-system '$work'" EXIT
   chmod 755 "$work"
   say "$package"
-  if ! (cd "$work" && apt-get download "$package" >&2); then
+  if ! (cd "$work" && served_apt download "$package" >&2); then
     command -v mmdebstrap >/dev/null || fail 'mmdebstrap is missing: run setup/install'
-    local archive
-    archive=$("$here/archive") || cannot_be_had "$package"
-    mmdebstrap --quiet --variant=extract --include="$package" --aptopt='Acquire::Check-Valid-Until "false"' "$release" \
-      "$work/root" "$archive $release main" "$archive $backports main" </dev/null 9>&- || cannot_be_had "$package"
+    local archive lists
+    archive=$("$here/archive") || cannot_be_had 1 "$package"
+    mapfile -t lists < <("$here/archive" "$release")
+    served_mmdebstrap "$work/root" --variant=extract --include="$package" --aptopt='Acquire::Check-Valid-Until "false"' "$release" \
+      "$work/root" "${lists[@]}" "$archive $backports main" </dev/null 9>&- || cannot_be_had $? "$package"
   fi
   mkdir "$work/tree"
   if [ -d "$work/root" ]; then

@@ -9,8 +9,11 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// The exit code of `setup/generations`, and of `generations/run` behind it, for what this machine cannot get.
-const CANNOT_BE_HAD: &str = "exit status: 75";
+/// Exit code of `setup/generations`, and of `generations/run` after it, for what the archive withholds.
+const WITHHELD: &str = "exit status: 75";
+
+/// Exit code for what this machine cannot get for another reason.
+const CANNOT_BE_HAD: &str = "exit status: 69";
 
 /// All tests take 22 minutes of a free machine, and a kernel is built before; on a busy one that is three times as long.
 const LIMIT: Duration = Duration::from_secs(2 * 3600);
@@ -37,7 +40,7 @@ pub(crate) fn short(root: &Path, logs: &Path, summary: &mut Summary) -> Result<(
     command.arg("--build").current_dir(root).env("JOBS", "2");
     let mut built = step::run("kernel", &mut command, &logs.join("generations-kernel.log"), step::LIMIT)?;
     let name = "generations kernel";
-    let counts = if built.succeeded { Counts::default() } else { counts(&mut built) };
+    let counts = if built.succeeded { Counts::default() } else { counts(&mut built, required()) };
     report(name, &built, counts);
     summary.add(name, SHORT_BY_HAND, &built, counts);
     if !built.succeeded || counts != Counts::default() {
@@ -49,6 +52,10 @@ pub(crate) fn short(root: &Path, logs: &Path, summary: &mut Summary) -> Result<(
 /// Command that runs the short form by hand.
 const SHORT_BY_HAND: &str = "cargo run -p xtask -- generations-short";
 
+fn required() -> bool {
+    std::env::var_os("REQUIRE_ALL").is_some_and(|value| value == "1")
+}
+
 fn run(root: &Path, logs: &Path, name: &str, words: &[&str], limit: Duration, summary: &mut Summary) -> Result<()> {
     let mut command = Command::new("generations/run");
     command.args(words).current_dir(root);
@@ -56,19 +63,21 @@ fn run(root: &Path, logs: &Path, name: &str, words: &[&str], limit: Duration, su
         command.env("STILLPOINT_BIN", target_dir(root).join("debug/stillpoint"));
     }
     let mut outcome = step::run(name, &mut command, &logs.join(format!("{name}.log")), limit)?;
-    let counts = counts(&mut outcome);
+    let counts = counts(&mut outcome, required());
     report(&format!("{name} (in a machine of their own)"), &outcome, counts);
     summary.add(name, &format!("generations/run {}", words.join(" ")), &outcome, counts);
     Ok(())
 }
 
-/// What a run by TAP adds up to. One that the archive does not let begin is withheld.
-fn counts(outcome: &mut Outcome) -> Counts {
-    if outcome.ended == CANNOT_BE_HAD {
+/// Adds up a run by TAP. One that could not begin is withheld by the archive, or skipped unless all is required.
+fn counts(outcome: &mut Outcome, required: bool) -> Counts {
+    let withheld = outcome.ended == WITHHELD;
+    if withheld || (outcome.ended == CANNOT_BE_HAD && !required) {
         let why = outcome.output.lines().last().unwrap_or_default().to_owned();
-        outcome.output = format!("WITHHELD generations: {why}\n");
+        let word = if withheld { "WITHHELD" } else { "SKIPPED" };
+        outcome.output = format!("{word} generations: {why}\n");
         outcome.succeeded = true;
-        return Counts { withheld: 1, ..Counts::default() };
+        return Counts { skipped: (!withheld).into(), withheld: withheld.into(), ..Counts::default() };
     }
     let of = |word: &str| outcome.output.lines().filter(|line| line.starts_with(word)).count() as u64;
     let counted = Counts { passed: of("ok "), failed: of("not ok "), ..Counts::default() };
@@ -84,31 +93,39 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn counts_of(ended: &str, output: &str) -> Counts {
+    fn counts_of(ended: &str, output: &str, required: bool) -> Counts {
         let succeeded = ended == "exit status: 0";
         let (ended, output, elapsed) = (ended.into(), output.into(), Duration::ZERO);
-        counts(&mut Outcome { succeeded, ended, output, elapsed, processor: Duration::ZERO })
+        counts(&mut Outcome { succeeded, ended, output, elapsed, processor: Duration::ZERO }, required)
     }
 
     #[test]
     fn each_test_of_the_machine_counts() {
         let output = "TAP version 13\nok 1 versions # 0.1 s\nnot ok 2 commit # 3.0 s\nok 3 fork # 0.2 s\n1..3\n";
         let expected = Counts { passed: 2, failed: 1, ..Counts::default() };
-        assert_eq!(counts_of("exit status: 1", output), expected);
+        assert_eq!(counts_of("exit status: 1", output, false), expected);
     }
 
     #[test]
     fn a_machine_that_ends_has_failed() {
         let output = "TAP version 13\nok 1 versions # 0.1 s\nKernel panic - not syncing\n";
         let expected = Counts { passed: 1, failed: 1, ..Counts::default() };
-        assert_eq!(counts_of("exit status: 1", output), expected);
-        assert_eq!(counts_of("exit status: 0", ""), Counts::one(false));
+        assert_eq!(counts_of("exit status: 1", output, false), expected);
+        assert_eq!(counts_of("exit status: 0", "", false), Counts::one(false));
     }
 
     #[test]
-    fn what_the_archive_does_not_serve_is_withheld_and_nothing_else_is() {
+    fn what_cannot_be_had_is_skipped_unless_all_is_required() {
         let output = "setup: linux-source-6.12\nsetup: linux-source-6.12 cannot be had\n";
-        assert_eq!(counts_of("exit status: 75", output), Counts { withheld: 1, ..Counts::default() });
-        assert_eq!(counts_of("exit status: 1", output), Counts::one(false));
+        let skipped = Counts { skipped: 1, ..Counts::default() };
+        assert_eq!(counts_of("exit status: 69", output, false), skipped);
+        assert_eq!(counts_of("exit status: 69", output, true), Counts::one(false));
+    }
+
+    #[test]
+    fn what_the_archive_withholds_is_no_failure_even_when_all_is_required() {
+        let output = "setup: linux-source-6.12\nsetup: linux-source-6.12 cannot be had\n";
+        let withheld = Counts { withheld: 1, ..Counts::default() };
+        assert_eq!([false, true].map(|required| counts_of("exit status: 75", output, required)), [withheld; 2]);
     }
 }

@@ -22,7 +22,11 @@ pub mod long;
 pub mod packages;
 pub mod patience;
 pub mod port;
+mod unavailable;
 pub mod wait;
+pub mod withholding;
+
+pub use unavailable::Unavailable;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -40,21 +44,41 @@ pub fn cache_dir() -> PathBuf {
 /// Ends the calling test because this machine lacks something: see [`skipped`].
 #[macro_export]
 macro_rules! skip {
+    ($why:ident) => {{
+        $crate::skipped($why);
+        return;
+    }};
     ($($why:tt)*) => {{
-        $crate::skipped(&format!($($why)*));
+        $crate::skipped(format!($($why)*));
         return;
     }};
 }
 
-/// Prints `SKIPPED`, the test's name and why (`make test` counts these lines); panics when `REQUIRE_ALL=1`. The caller
-/// then leaves the test.
+/// Prints `SKIPPED`, the test's name and why (`make test` counts these lines); panics when `REQUIRE_ALL=1`. What the archive
+/// withholds is [`withheld`] instead. The caller then leaves the test.
 #[track_caller]
-pub fn skipped(why: &str) {
-    assert!(!require_all(), "cannot run here and REQUIRE_ALL=1: {why}");
+pub fn skipped(why: impl Into<Unavailable>) {
+    match why.into() {
+        Unavailable::Withheld(why) => withheld(&why),
+        Unavailable::Missing(why) => {
+            assert!(!require_all(), "cannot run here and REQUIRE_ALL=1: {why}");
+            print_past_capture("SKIPPED", &why);
+        }
+    }
+}
+
+/// Prints `WITHHELD`, the test's name and why (`make test` counts these lines apart): the archive lists what the test needs, and
+/// answers 404 for every version that it could use. No setting turns it into a failure. The caller then leaves the test.
+pub fn withheld(why: &str) {
+    print_past_capture("WITHHELD", why);
+}
+
+/// The process's own standard error, past libtest's capture, so that the line shows for a passing test as well.
+fn print_past_capture(word: &str, why: &str) {
     let name = std::thread::current().name().unwrap_or("?").to_owned();
-    // The process's own standard error, past libtest's capture, so that the line shows for a passing test as well;
-    // nothing sensible can be done when it is closed.
-    let _ = writeln!(std::io::stderr().lock(), "SKIPPED {name}: {why}");
+    // One line each, since lines are what is counted; nothing sensible can be done when it is closed.
+    let why = why.trim().replace('\n', "; ");
+    let _ = writeln!(std::io::stderr().lock(), "{word} {name}: {why}");
 }
 
 /// Whether a test that cannot run here must fail.

@@ -3,7 +3,9 @@
 //! The obvious way is to install the package; that starts a service, changes the machine, and keeps one version only.
 //! We download the archive and what it depends on (as far as it is not installed) and unpack it below the cache.
 
-use crate::cache_dir;
+mod served;
+
+use crate::{Unavailable, cache_dir, workspace_root};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,13 +27,13 @@ impl Binary {
     }
 }
 
-/// Debian's `redis-server`, in `version` or the newest that the archive offers.
-pub fn redis(version: Option<&str>) -> Result<Binary, String> {
+/// Debian's `redis-server`, in `version` or the newest that the archive serves.
+pub fn redis(version: Option<&str>) -> Result<Binary, Unavailable> {
     binary(&["redis-server", "redis-tools"], version, "usr/bin/redis-server")
 }
 
-/// Debian's `memcached`, in `version` or the newest that the archive offers.
-pub fn memcached(version: Option<&str>) -> Result<Binary, String> {
+/// Debian's `memcached`, in `version` or the newest that the archive serves.
+pub fn memcached(version: Option<&str>) -> Result<Binary, Unavailable> {
     binary(&["memcached"], version, "usr/bin/memcached")
 }
 
@@ -41,42 +43,54 @@ pub fn with_libraries_of(path: &Path, packaged: &Binary) -> Binary {
 }
 
 /// The file `path` (a program or a library) of `packages`, which are all of one version, and all that they depend on.
-pub fn binary(packages: &[&str], version: Option<&str>, path: &str) -> Result<Binary, String> {
+pub fn binary(packages: &[&str], version: Option<&str>, path: &str) -> Result<Binary, Unavailable> {
     let version = match version {
         Some(version) => version.to_owned(),
-        None => newest(packages[0])?,
+        None => newest(packages)?,
     };
     let root = unpacked(packages, &version)?;
     let library_dir = root.join("usr/lib/x86_64-linux-gnu");
     Ok(Binary { path: root.join(path), libraries: library_dir.is_dir().then_some(library_dir).into_iter().collect() })
 }
 
-/// Version of `package` that the archive offers now.
-fn newest(package: &str) -> Result<String, String> {
+/// Newest version in which `packages` are all served: apt's own choice, or else the newest other one.
+fn newest(packages: &[&str]) -> Result<String, Unavailable> {
+    let package = packages[0];
     let out = run(Command::new("apt-cache").args(["policy", package]))?;
-    out.lines()
-        .find_map(|line| line.trim().strip_prefix("Candidate: "))
-        .filter(|version| *version != "(none)")
-        .map(str::to_owned)
-        .ok_or_else(|| format!("the package lists know no {package}; try `make setup`"))
+    let candidate = out.lines().find_map(|line| line.trim().strip_prefix("Candidate: "));
+    let candidate = candidate.filter(|version| *version != "(none)");
+    let candidate = candidate.ok_or_else(|| format!("the package lists know no {package}; try `make setup`"))?;
+    let others = served::listed(package)?.into_iter().filter(|version| version != candidate);
+    served::first(package, std::iter::once(candidate.to_owned()).chain(others), |version| {
+        served::all_binaries(packages, version)
+    })
 }
 
-/// Versions of `package` that the archive offers, newest first.
-pub fn versions(package: &str) -> Result<Vec<String>, String> {
-    let out = run(Command::new("apt-cache").args(["madison", package]))?;
-    let mut versions = Vec::new();
-    for line in out.lines().filter(|line| line.contains("Packages")) {
-        if let Some(version) = line.split('|').nth(1).map(|v| v.trim().to_owned())
-            && !versions.contains(&version)
-        {
-            versions.push(version);
-        }
+/// Versions of `package` that the archive serves, newest first.
+pub fn versions(package: &str) -> Result<Vec<String>, Unavailable> {
+    served::only(package, |version| served::all_binaries(&[package], version))
+}
+
+/// Versions of which the archive serves `packages` (all of one version) and the source that they were built from, newest first.
+pub fn versions_with_source(packages: &[&str]) -> Result<Vec<String>, Unavailable> {
+    let package = packages[0];
+    served::only(package, |version| match served::all_binaries(packages, version)? {
+        Ok(()) => served::source_of(package, version),
+        withheld => Ok(withheld),
+    })
+}
+
+/// Says of a package of which two versions are needed that the archive serves too few.
+pub fn too_few(package: &str, served: &[String]) -> Unavailable {
+    let why = format!("the archive serves one version of {package} that would do: {}", served.join(", "));
+    match served::listed(package) {
+        Ok(listed) if listed.len() > served.len() => Unavailable::Withheld(why),
+        _ => Unavailable::Missing(why),
     }
-    Ok(versions)
 }
 
 /// The directory into which the packages (all of one version) and their missing dependencies are unpacked.
-fn unpacked(packages: &[&str], version: &str) -> Result<PathBuf, String> {
+fn unpacked(packages: &[&str], version: &str) -> Result<PathBuf, Unavailable> {
     let shelf = cache_dir().join("packages");
     let root = shelf.join(format!("{}_{}", packages[0], version.replace(':', "%3a")));
     if root.is_dir() {
@@ -99,19 +113,22 @@ fn unpacked(packages: &[&str], version: &str) -> Result<PathBuf, String> {
     }
     match std::fs::rename(&tree, &root) {
         Err(_) if root.is_dir() => Ok(root),
-        other => other.map(|()| root.clone()).map_err(|e| format!("name {}: {e}", root.display())),
+        other => Ok(other.map(|()| root.clone()).map_err(|e| format!("name {}: {e}", root.display()))?),
     }
 }
 
-fn download(packages: &[&str], version: &str, archives: &Path) -> Result<(), String> {
-    let mut apt = Command::new("apt-get");
-    apt.args(["install", "-y", "--download-only", "--reinstall", "--no-install-recommends", "--allow-downgrades"]);
+/// Dependencies of which the archive withholds the newest version are taken in an older one (`setup/served.sh`).
+fn download(packages: &[&str], version: &str, archives: &Path) -> Result<(), Unavailable> {
+    let mut apt = Command::new(workspace_root().join("setup/served.sh"));
+    apt.args(["apt", "install", "-y", "--download-only", "--reinstall", "--no-install-recommends"]);
+    apt.arg("--allow-downgrades");
     // Nothing is installed, so the system's locks are neither needed nor wanted, and root is not needed either.
     apt.args(["-o", "Debug::NoLocking=1", "-o", "APT::Sandbox::User="]);
     apt.args(["-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache="]);
     apt.arg("-o").arg(format!("Dir::Cache::archives={}", archives.display()));
     apt.args(packages.iter().map(|package| format!("{package}={version}")));
-    run(apt.env("DEBIAN_FRONTEND", "noninteractive")).map(drop)
+    let out = apt.env("DEBIAN_FRONTEND", "noninteractive").output().map_err(|e| format!("run setup/served.sh: {e}"))?;
+    if out.status.success() { Ok(()) } else { Err(Unavailable::of_setup(&out)) }
 }
 
 fn run(command: &mut Command) -> Result<String, String> {

@@ -1,6 +1,6 @@
 //! A cluster: data directory, port and socket of its own.
 
-use crate::program::{MAJOR, as_postgres, programs};
+use crate::program::{MAJOR, Programs, as_postgres};
 use crate::{Load, LoadOutcome, SmallDisk};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{File, OpenOptions};
@@ -28,7 +28,7 @@ const SETTINGS: [&str; 8] = [
 #[derive(Debug)]
 pub struct Cluster {
     postmaster: Child,
-    major: u32,
+    programs: Programs,
     port: u16,
     settings: Vec<String>,
     /// Mounted on the directory.
@@ -46,17 +46,23 @@ impl Cluster {
     /// The same with another major version, whose programs must be installed beside Debian's.
     #[track_caller]
     pub fn of_major(major: u32, settings: &[&str]) -> Cluster {
-        Cluster::of_disk(major, None, settings).expect("nothing is mounted")
+        Cluster::of_disk(Programs::of_major(major), None, settings).expect("nothing is mounted")
+    }
+
+    /// The same with programs of one certain version ([`Programs::of_version`]).
+    #[track_caller]
+    pub fn of_programs(programs: &Programs, settings: &[&str]) -> Cluster {
+        Cluster::of_disk(programs.clone(), None, settings).expect("nothing is mounted")
     }
 
     /// The same as [`Cluster::start`], on a disk of so many megabytes; the error says why there is none.
     #[track_caller]
     pub fn on_small_disk(mib: u32, settings: &[&str]) -> Result<Cluster, String> {
-        Cluster::of_disk(MAJOR, Some(mib), settings)
+        Cluster::of_disk(Programs::of_major(MAJOR), Some(mib), settings)
     }
 
     #[track_caller]
-    fn of_disk(major: u32, disk_mib: Option<u32>, settings: &[&str]) -> Result<Cluster, String> {
+    fn of_disk(programs: Programs, disk_mib: Option<u32>, settings: &[&str]) -> Result<Cluster, String> {
         let dir = TempDir::with_prefix("stillpoint-cluster-").expect("make a directory for the cluster");
         let disk = disk_mib.map(|mib| SmallDisk::mount(dir.path(), mib)).transpose()?;
         let (user, group) = postgres_ids();
@@ -65,14 +71,15 @@ impl Cluster {
         std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("open the directory");
         // A copy of a template would be faster, but all its copies share a system identifier, and telling servers apart
         // by it is part of what is tested.
-        let mut initdb = as_postgres(&programs(major).join("initdb"));
+        let programs = programs.placed(dir.path());
+        let mut initdb = programs.command("initdb");
         initdb.args(["-N", "-A", "trust", "-U", "postgres", "--locale=C", "-E", "UTF8", "-D"]);
         let made = initdb.arg(dir.path().join("data")).current_dir(dir.path()).output().expect("run initdb");
         assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
         let settings: Vec<String> = SETTINGS.iter().chain(settings).map(ToString::to_string).collect();
         let port = free_port();
-        let postmaster = spawn(major, dir.path(), port, &settings);
-        let mut cluster = Cluster { postmaster, major, port, settings, disk, dir };
+        let postmaster = spawn(&programs, dir.path(), port, &settings);
+        let mut cluster = Cluster { postmaster, programs, port, settings, disk, dir };
         cluster.await_ready();
         Ok(cluster)
     }
@@ -90,6 +97,11 @@ impl Cluster {
     /// The directory of the unix socket, which is also the cluster's own.
     pub fn socket_dir(&self) -> &Path {
         self.dir.path()
+    }
+
+    /// The directory of the libraries that its server loads by themselves.
+    pub fn library_dir(&self) -> PathBuf {
+        self.programs.library_dir()
     }
 
     /// The data directory.
@@ -162,7 +174,7 @@ impl Cluster {
     /// Runs one of the client programs (`pg_dump`, `createdb`, ...) of the cluster's version, as `postgres`, with host,
     /// port and user set in its environment.
     pub fn client(&self, program: &str) -> Command {
-        let mut command = as_postgres(&programs(self.major).join(program));
+        let mut command = self.programs.command(program);
         command.env("PGHOST", "127.0.0.1").env("PGPORT", self.port.to_string()).env("PGUSER", "postgres");
         command.current_dir(self.dir.path());
         command
@@ -227,7 +239,7 @@ impl Cluster {
         if let Some(settings) = settings {
             self.settings = SETTINGS.iter().chain(settings).map(ToString::to_string).collect();
         }
-        self.postmaster = spawn(self.major, self.dir.path(), self.port, &self.settings);
+        self.postmaster = spawn(&self.programs, self.dir.path(), self.port, &self.settings);
         self.await_ready();
     }
 
@@ -287,9 +299,9 @@ impl Drop for Cluster {
     }
 }
 
-fn spawn(major: u32, dir: &Path, port: u16, settings: &[String]) -> Child {
+fn spawn(programs: &Programs, dir: &Path, port: u16, settings: &[String]) -> Child {
     let log: File = OpenOptions::new().create(true).append(true).open(dir.join("log")).expect("make the server's log");
-    let mut command = as_postgres(&programs(major).join("postgres"));
+    let mut command = programs.command("postgres");
     command.arg("-D").arg(dir.join("data")).args(["-p", &port.to_string(), "-k"]).arg(dir);
     for setting in settings {
         command.args(["-c", setting]);

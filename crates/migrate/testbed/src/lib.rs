@@ -28,12 +28,14 @@ mod cluster;
 mod disk;
 mod load;
 mod program;
+mod regress;
 mod relay;
 
 pub use cluster::Cluster;
 pub use disk::SmallDisk;
 pub use load::{Load, LoadOutcome};
-pub use program::{NEWER, available, newer_available};
+pub use program::{NEWER, Programs, available, newer_available};
+pub use regress::Regression;
 pub use relay::Relay;
 pub use stillpoint_testing::child::{Guarded, tied};
 pub use stillpoint_testing::port::free_port;

@@ -1,7 +1,9 @@
 //! Debian's programs, run as `postgres`.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use stillpoint_testing::{Unavailable, packages};
 
 /// The major version that Debian 12 has.
 pub(crate) const MAJOR: u32 = 15;
@@ -9,10 +11,72 @@ pub(crate) const MAJOR: u32 = 15;
 /// The major version that `setup/postgresql` puts beside the system.
 pub const NEWER: u32 = 17;
 
-/// Where the programs of a major version lie: installed, or beside the system.
-pub(crate) fn programs(major: u32) -> PathBuf {
-    let installed = PathBuf::from(format!("/usr/lib/postgresql/{major}/bin"));
-    if installed.exists() { installed } else { beside().join(format!("usr/lib/postgresql/{major}/bin")) }
+/// Programs of one version: installed, beside the system, or unpacked.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    /// Directory of `postgres`, `psql` and the others.
+    dir: PathBuf,
+    environment: Vec<(&'static str, OsString)>,
+    /// What was unpacked, which a cluster copies into its own directory.
+    root: Option<PathBuf>,
+}
+
+impl Programs {
+    /// Those of a major version: installed, or beside the system.
+    pub(crate) fn of_major(major: u32) -> Programs {
+        let installed = PathBuf::from(format!("/usr/lib/postgresql/{major}/bin"));
+        let dir = if installed.exists() { installed } else { beside().join(format!("usr/lib/postgresql/{major}/bin")) };
+        Programs { dir, environment: Vec::new(), root: None }
+    }
+
+    /// Those of one version of Debian's packages, unpacked whatever is installed.
+    pub fn of_version(version: &str) -> Result<Programs, Unavailable> {
+        let path = format!("usr/lib/postgresql/{MAJOR}/bin/postgres");
+        let binary = packages::binary(&PACKAGES, Some(version), &path)?;
+        let root = binary.path.ancestors().nth(6).map(Path::to_owned);
+        let dir = binary.path.parent().expect("a program lies in a directory").to_owned();
+        Ok(Programs { dir, environment: binary.environment(), root })
+    }
+
+    /// A copy below `dir` of what was unpacked: the cache may be closed to the user `postgres`.
+    pub(crate) fn placed(self, dir: &Path) -> Programs {
+        let Some(root) = self.root else { return self };
+        let copy = dir.join("programs");
+        let copied = Command::new("cp").arg("-a").arg(&root).arg(&copy).status().expect("run cp");
+        assert!(copied.success(), "copy {}", root.display());
+        let inside = |path: &Path| copy.join(path.strip_prefix(&root).expect("a path below what was unpacked"));
+        let environment = self.environment.iter().map(|(name, paths)| {
+            let paths = std::env::split_paths(paths).map(|path| inside(&path));
+            (*name, std::env::join_paths(paths).expect("paths of a cluster hold no colon"))
+        });
+        Programs { dir: inside(&self.dir), environment: environment.collect(), root: None }
+    }
+
+    /// The directory of what the server loads.
+    pub(crate) fn library_dir(&self) -> PathBuf {
+        self.dir.with_file_name("lib")
+    }
+
+    /// A command that runs one of them as `postgres`.
+    pub(crate) fn command(&self, name: &str) -> Command {
+        let mut command = as_postgres(&self.dir.join(name));
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command
+    }
+
+    fn exist(&self) -> bool {
+        self.dir.join("postgres").exists()
+    }
+}
+
+/// Packages of server and clients, which are of one version.
+const PACKAGES: [&str; 2] = ["postgresql-15", "postgresql-client-15"];
+
+/// The newest version of which the archive serves server, clients, the headers for what the server loads, and the source.
+pub(crate) fn version_with_source() -> Result<String, Unavailable> {
+    let [server, clients] = PACKAGES;
+    let versions = packages::versions_with_source(&[server, clients, "postgresql-server-dev-15"])?;
+    Ok(versions.into_iter().next().expect("at least one is served"))
 }
 
 fn beside() -> PathBuf {
@@ -24,15 +88,15 @@ pub fn newer_available() -> bool {
     if !available() {
         return false;
     }
-    if programs(NEWER).join("postgres").exists() {
+    if Programs::of_major(NEWER).exist() {
         return true;
     }
     let setup = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../setup/postgresql");
     let made = Command::new(setup).stdin(Stdio::null()).output();
     match made {
         Ok(output) if output.status.success() => return true,
-        Ok(output) => stillpoint_testing::skipped(String::from_utf8_lossy(&output.stderr).trim()),
-        Err(error) => stillpoint_testing::skipped(&format!("setup/postgresql: {error}")),
+        Ok(output) => stillpoint_testing::skipped(Unavailable::of_setup(&output)),
+        Err(error) => stillpoint_testing::skipped(format!("setup/postgresql: {error}")),
     }
     false
 }
@@ -43,7 +107,7 @@ pub fn available() -> bool {
     stillpoint_testing::patience::begin();
     let why = if !rustix::process::geteuid().is_root() {
         "clusters are started as `postgres`, which takes root"
-    } else if !programs(MAJOR).join("postgres").exists() {
+    } else if !Programs::of_major(MAJOR).exist() {
         "postgresql-15 is not installed"
     } else {
         return true;

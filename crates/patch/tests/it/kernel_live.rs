@@ -40,11 +40,11 @@ fn write(port: u16, writer: u64, stop: &AtomicBool, done: &AtomicU64) -> u64 {
 fn mariadb_comes_back_twice_under_writers_who_lose_no_row_and_no_connection() {
     let criu = match criu() {
         Ok(criu) => criu,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let packaged = match mariadb::packaged() {
         Ok(packaged) => packaged,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let (dir, port) = (TempDir::new().expect("a directory"), free_port());
     let extra = [
@@ -111,12 +111,12 @@ fn executable(pid: i32) -> Vec<String> {
 fn live_patches_come_along_with_their_code_and_their_ledger_and_can_be_reverted() {
     let criu = match criu() {
         Ok(criu) => criu,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let diffs = ["CVE-2026-23631", "CVE-2026-25243"];
     let shipped = match older("redis", &["redis-server", "redis-tools"], "usr/bin/redis-server", &diffs) {
         Ok(shipped) => shipped,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let (dir, port) = (TempDir::new().expect("a directory"), free_port());
     let words = ["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--enable-debug-command", "yes"];

@@ -21,7 +21,7 @@ macro_rules! or_skip {
     ($what:expr) => {
         match $what {
             Ok(what) => what,
-            Err(why) => skip!("{why}"),
+            Err(why) => skip!(why),
         }
     };
 }

@@ -82,7 +82,7 @@ fn there_and_back(built: &Built, server: &mut MariaDb, load: &Transactions) {
 fn under_load(policy: Policy) {
     let built = match built() {
         Ok(built) => built,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let mut server = built.packaged.start(policy, &[]);
     change::prepare(&server);
@@ -92,7 +92,7 @@ fn under_load(policy: Policy) {
     let seconds = rounds(15, 600).try_into().expect("a few minutes");
     let mut sysbench = match Sysbench::start(&server, 4, seconds) {
         Ok(sysbench) => sysbench,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let mut done = 0;
     while done < wanted || sysbench.runs() {
@@ -122,7 +122,7 @@ fn mariadb_with_a_pool_of_threads_is_patched_under_load() {
 fn a_thousand_idle_connections_migrate_by_probing() {
     let built = match built() {
         Ok(built) => built,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let mut server = built.packaged.start(Policy::ThreadPerConnection, &[]);
     change::prepare(&server);
@@ -147,7 +147,7 @@ fn a_thousand_idle_connections_migrate_by_probing() {
 fn a_long_query_does_not_hold_up_a_patch() {
     let built = match built() {
         Ok(built) => built,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     for policy in Policy::ALL {
         let mut server = built.packaged.start(policy, &[]);

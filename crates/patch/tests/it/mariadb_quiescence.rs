@@ -20,7 +20,7 @@ macro_rules! server {
     () => {
         match annotated() {
             Ok(server) => server,
-            Err(why) => skip!("{why}"),
+            Err(why) => skip!(why),
         }
     };
 }

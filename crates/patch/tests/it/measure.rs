@@ -25,7 +25,7 @@ macro_rules! or_skip {
     ($result:expr) => {
         match $result {
             Ok(value) => value,
-            Err(why) => skip!("{why}"),
+            Err(why) => skip!(why),
         }
     };
 }

@@ -9,8 +9,8 @@ use stillpoint_patch_tests::shipped::{self, Shipped, Watched, older};
 use stillpoint_patch_tests::victim::{apply, residue, revert, soak, status};
 use stillpoint_patch_tests::{packages, skip, wait};
 
-fn memcached() -> &'static Result<Shipped, String> {
-    static BUILT: OnceLock<Result<Shipped, String>> = OnceLock::new();
+fn memcached() -> &'static Result<Shipped, stillpoint_patch_tests::Unavailable> {
+    static BUILT: OnceLock<Result<Shipped, stillpoint_patch_tests::Unavailable>> = OnceLock::new();
     BUILT.get_or_init(shipped::memcached)
 }
 
@@ -29,7 +29,7 @@ fn version(port: u16) -> String {
 fn memcached_is_patched_and_reverted_under_load() {
     let shipped = match memcached() {
         Ok(shipped) => shipped,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let mut memcached = Memcached::start(&shipped.binary, &["-t", "4"]);
     let (pid, port) = (memcached.pid(), memcached.port());
@@ -62,7 +62,7 @@ fn the_library_that_memcached_runs_on_is_patched() {
     });
     let (library, binary) = match built {
         Ok(built) => built,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let mut memcached = Memcached::start(&binary, &["-t", "4"]);
     let pid = memcached.pid();
@@ -87,7 +87,7 @@ fn the_library_that_memcached_runs_on_is_patched() {
 fn the_tool_dies_while_memcached_serves() {
     let shipped = match memcached() {
         Ok(shipped) => shipped,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let mut memcached = Memcached::start(&shipped.binary, &["-t", "4"]);
     let pid = memcached.pid();

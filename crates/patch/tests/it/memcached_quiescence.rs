@@ -11,8 +11,8 @@ use stillpoint_patch_tests::shipped::Watched;
 use stillpoint_patch_tests::victim::{apply, residue, revert, soak, status};
 use stillpoint_patch_tests::{annotated, skip, wait};
 
-fn memcached() -> &'static Result<(Binary, PathBuf), String> {
-    static BUILT: OnceLock<Result<(Binary, PathBuf), String>> = OnceLock::new();
+fn memcached() -> &'static Result<(Binary, PathBuf), stillpoint_patch_tests::Unavailable> {
+    static BUILT: OnceLock<Result<(Binary, PathBuf), stillpoint_patch_tests::Unavailable>> = OnceLock::new();
     BUILT.get_or_init(annotated::memcached)
 }
 
@@ -87,7 +87,7 @@ fn there_and_back(memcached: &mut Memcached, patch: &std::path::Path, load: &Wat
 fn memcached_changes_over_in_every_mode() {
     let (binary, patch) = match memcached() {
         Ok(built) => built,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let storage = tempfile::tempdir().expect("make a directory");
     let options =
@@ -142,7 +142,7 @@ fn memcached_changes_over_in_every_mode() {
 fn memcached_changes_over_while_threads_come_and_go() {
     let (binary, patch) = match memcached() {
         Ok(built) => built,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let mut memcached = Memcached::start(binary, &["-t", "2"]);
     let port = memcached.port();
@@ -169,7 +169,7 @@ fn memcached_changes_over_while_threads_come_and_go() {
 fn an_idle_memcached_is_woken() {
     let (binary, patch) = match memcached() {
         Ok(built) => built,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let mut memcached = Memcached::start(binary, &["-t", "8"]);
     let pid = memcached.pid();

@@ -186,7 +186,7 @@ fn newcomers(port: u16, stop: &AtomicBool) -> u64 {
 fn a_cluster_is_patched_and_reverted_under_load() {
     let built = match built() {
         Ok(built) => built,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let (idle, clients, rounds) = if soak() { (180, 16, 100) } else { (40, 4, 2) };
     let mut cluster = Cluster::start(&built.postgres, &[]);
@@ -231,7 +231,7 @@ fn a_cluster_is_patched_and_reverted_under_load() {
 fn what_a_patched_postmaster_bears_is_born_patched() {
     let built = match built() {
         Ok(built) => built,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let mut cluster = Cluster::start(&built.postgres, &["jit=on", "jit_above_cost=0"]);
     Bench::prepare(&cluster, 1);
@@ -254,7 +254,7 @@ fn what_a_patched_postmaster_bears_is_born_patched() {
 fn a_library_of_the_server_is_patched() {
     let built = match built() {
         Ok(built) => built,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let mut cluster = Cluster::start(&built.postgres, &[]);
     let mut session = cluster.session();
@@ -275,7 +275,7 @@ fn a_library_of_the_server_is_patched() {
 fn a_statement_that_stands_in_the_patched_function_keeps_only_itself() {
     let built = match built() {
         Ok(built) => built,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let mut cluster = Cluster::start(&built.postgres, &[]);
     let mut session = cluster.session();

@@ -14,8 +14,8 @@ use stillpoint_patch_tests::{effects, skip, wait};
 /// What the oldest binary of the archive lacks; of the last one a request shows whether it is in force.
 const DIFFS: [&str; 2] = ["CVE-2026-23631", "CVE-2026-25243"];
 
-fn redis() -> &'static Result<Shipped, String> {
-    static BUILT: OnceLock<Result<Shipped, String>> = OnceLock::new();
+fn redis() -> &'static Result<Shipped, stillpoint_patch_tests::Unavailable> {
+    static BUILT: OnceLock<Result<Shipped, stillpoint_patch_tests::Unavailable>> = OnceLock::new();
     BUILT.get_or_init(|| older("redis", &["redis-server", "redis-tools"], "usr/bin/redis-server", &DIFFS))
 }
 
@@ -55,7 +55,7 @@ fn there_and_back(server: &mut Server, patches: &[PathBuf], load: &Watched) {
 fn redis_is_patched_and_reverted_under_load() {
     let shipped = match redis() {
         Ok(shipped) => shipped,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     for threads in ["1", "4"] {
         let mut redis = Redis::start(&shipped.binary, &["--io-threads", threads]);
@@ -72,7 +72,7 @@ fn redis_is_patched_and_reverted_under_load() {
 fn redis_is_patched_in_the_sandbox_of_its_unit() {
     let shipped = match redis() {
         Ok(shipped) => shipped,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let sandbox = Program::build("sandbox");
     for mode in ["--kernel-mdwe", "--filter-mdwe"] {
@@ -101,7 +101,7 @@ fn redis_is_patched_in_the_sandbox_of_its_unit() {
 fn background_saves_are_right_while_redis_is_patched() {
     let shipped = match redis() {
         Ok(shipped) => shipped,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let mut redis = Redis::start(&shipped.binary, &[]);
     redis.populate(100_000);
@@ -131,7 +131,7 @@ fn background_saves_are_right_while_redis_is_patched() {
 fn the_tool_dies_while_redis_serves() {
     let shipped = match redis() {
         Ok(shipped) => shipped,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let mut redis = Redis::start(&shipped.binary, &[]);
     let (pid, port) = (redis.pid(), redis.port());

@@ -13,8 +13,8 @@ use stillpoint_patch_tests::{annotated, effects, packages, skip, wait};
 /// Fixes in the code of commands, of replies (which I/O threads send) and of access control.
 const DIFFS: [&str; 3] = ["Apply-security-fixes-for-CVEs-1113", "Limiting-output-buffer", "CVE-2025-67733"];
 
-fn redis() -> &'static Result<Series, String> {
-    static BUILT: OnceLock<Result<Series, String>> = OnceLock::new();
+fn redis() -> &'static Result<Series, stillpoint_patch_tests::Unavailable> {
+    static BUILT: OnceLock<Result<Series, stillpoint_patch_tests::Unavailable>> = OnceLock::new();
     BUILT.get_or_init(|| Series::annotated(&DIFFS, &mut |text| println!("{text}")))
 }
 
@@ -70,7 +70,7 @@ fn info(client: &mut Client, field: &str) -> String {
 fn redis_changes_over_in_every_mode() {
     let series = match redis() {
         Ok(series) => series,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let mut redis = Redis::start(&series.binary, &["--appendonly", "yes", "--repl-diskless-sync-delay", "0"]);
     redis.populate(20_000);
@@ -125,7 +125,7 @@ fn busy(series: &Series, port: u16) -> Guarded {
 fn io_threads_change_over_in_every_mode() {
     let series = match redis() {
         Ok(series) => series,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let mut redis = Redis::start(&series.binary, &["--io-threads", "3", "--io-threads-do-reads", "yes"]);
     let part = ["bio_aof_fsync", "bio_close_file", "bio_lazy_free", "io_thd_1", "io_thd_2", "main"];
@@ -154,7 +154,7 @@ fn io_threads_change_over_in_every_mode() {
 fn an_unknown_group_is_refused_by_name() {
     let series = match redis() {
         Ok(series) => series,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let redis = Redis::start(&series.binary, &[]);
     let run = apply(&series.first().file, redis.pid()).args(["--quiescence", "group:workers"]).run();
@@ -169,7 +169,7 @@ fn an_unknown_group_is_refused_by_name() {
 fn a_long_script_outlasts_a_request() {
     let series = match redis() {
         Ok(series) => series,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let mut redis = Redis::start(&series.binary, &["--busy-reply-threshold", "100"]);
     let (pid, mut client) = (redis.pid(), redis.client());

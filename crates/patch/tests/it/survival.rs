@@ -331,7 +331,7 @@ const DIFFS: [&str; 2] = ["CVE-2026-23631", "CVE-2026-25243"];
 fn redis_starts_with_its_patches_in_force_every_time() {
     let shipped = match older("redis", &["redis-server", "redis-tools"], "usr/bin/redis-server", &DIFFS) {
         Ok(shipped) => shipped,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let tool = Binary { path: binary().to_owned(), libraries: shipped.binary.libraries.clone() };
     let starts = if soak() { 200 } else { 10 };
@@ -432,7 +432,7 @@ fn a_unit_starts_with_what_is_enabled_for_it() {
 fn the_unit_of_debians_redis_is_understood() {
     let binary = match packages::redis(None) {
         Ok(binary) => binary,
-        Err(why) => skip!("{why}"),
+        Err(why) => skip!(why),
     };
     let package = binary.path.ancestors().nth(3).expect("it lies in usr/bin of its package");
     let unit = package.join("lib/systemd/system/redis-server.service");

@@ -1,5 +1,6 @@
 //! Servers built as Debian builds them, with the quiescence points of `integrations/` and linked with libstillpoint.
 
+use crate::Unavailable;
 use crate::cli::Stillpoint;
 use crate::packages::{self, Binary};
 use crate::shipped::{builder_cache, version_diff};
@@ -49,10 +50,10 @@ pub fn taking_part(pid: i32) -> Vec<String> {
 }
 
 /// A memcached with quiescence points, and a patch that changes its answer to `version` to `VERSION stillpoint`.
-pub fn memcached() -> Result<(Binary, PathBuf), String> {
-    let packaged = packages::memcached(None)?;
-    let versions = packages::versions("memcached")?;
-    let package = format!("memcached={}", versions.first().ok_or("the archive offers no memcached")?);
+pub fn memcached() -> Result<(Binary, PathBuf), Unavailable> {
+    let versions = packages::versions_with_source(&["memcached"])?;
+    let packaged = packages::memcached(Some(&versions[0]))?;
+    let package = format!("memcached={}", versions[0]);
     let dir = cache_dir().join("series/memcached-annotated");
     std::fs::create_dir_all(&dir).map_err(|e| format!("make {}: {e}", dir.display()))?;
     let call = |command: &str| {
@@ -62,7 +63,7 @@ pub fn memcached() -> Result<(Binary, PathBuf), String> {
     let run = call("target")?.args(["--program", "memcached", "--output"]).arg(&dir).json().run();
     let program = match (run.code, run.json().last()) {
         (Some(0), Some(line)) => PathBuf::from(line["program"].as_str().unwrap_or_default()),
-        _ => return Err(run.to_string()),
+        _ => return Err(run.to_string().into()),
     };
     let (diff, patch) = (dir.join("version.diff"), dir.join("version.patch"));
     std::fs::write(&diff, version_diff(&versions[0])?).map_err(|e| format!("write {}: {e}", diff.display()))?;

@@ -39,4 +39,4 @@ pub mod stalls;
 pub mod taken;
 pub mod victim;
 
-pub use stillpoint_testing::{cache_dir, packages, skip, wait, workspace_root};
+pub use stillpoint_testing::{Unavailable, cache_dir, packages, skip, wait, workspace_root};

@@ -11,6 +11,7 @@ pub use bench::Bench;
 pub use changes::{Change, Effect, changes, unpatchable};
 pub use session::{Answer, Session};
 
+use crate::Unavailable;
 use crate::cli::{Run, Stillpoint};
 use crate::packages::{self, Binary};
 use crate::server::{Guarded, free_port};
@@ -30,6 +31,7 @@ pub fn builder_cache() -> PathBuf {
 
 /// The package, of the major version that Debian 12 has.
 pub const PACKAGE: &str = "postgresql-15";
+const PACKAGES: [&str; 2] = [PACKAGE, "postgresql-client-15"];
 const PROGRAMS: &str = "usr/lib/postgresql/15/bin";
 /// `nobody` of every Debian.
 const USER: u32 = 65534;
@@ -44,34 +46,21 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// The newest version of which the archive offers programs and source.
-    pub fn debian() -> Result<Postgres, String> {
-        let mut missing = Vec::new();
-        for version in packages::versions(PACKAGE)? {
-            match Postgres::of_version(&version) {
-                Ok(postgres) => return Ok(postgres),
-                Err(why) => missing.push(why),
-            }
-        }
-        Err(format!("the archive offers no {PACKAGE} with its source: {}", missing.join("; ")))
+    /// The newest version of which the archive serves programs and source.
+    pub fn debian() -> Result<Postgres, Unavailable> {
+        let versions = packages::versions_with_source(&PACKAGES)?;
+        shipped::target(PACKAGE, &versions[0])?;
+        Postgres::unpacked(&versions[0])
     }
 
     /// The newest version, without its source: nothing of it is to be patched.
-    pub fn unpatched() -> Result<Postgres, String> {
-        let versions = packages::versions(PACKAGE)?;
-        let newest =
-            versions.first().ok_or_else(|| format!("the package lists know no {PACKAGE}; try `make setup`"))?;
-        Postgres::unpacked(newest)
+    pub fn unpatched() -> Result<Postgres, Unavailable> {
+        Postgres::unpacked(&packages::versions(PACKAGE)?[0])
     }
 
-    fn of_version(version: &str) -> Result<Postgres, String> {
-        shipped::target(PACKAGE, version)?;
-        Postgres::unpacked(version)
-    }
-
-    fn unpacked(version: &str) -> Result<Postgres, String> {
+    fn unpacked(version: &str) -> Result<Postgres, Unavailable> {
         let path = format!("{PROGRAMS}/postgres");
-        let binary = packages::binary(&[PACKAGE, "postgresql-client-15"], Some(version), &path)?;
+        let binary = packages::binary(&PACKAGES, Some(version), &path)?;
         Ok(Postgres { binary, version: version.to_owned() })
     }
 

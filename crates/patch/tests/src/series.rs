@@ -1,5 +1,6 @@
 //! A redis or memcached without its CVE fixes, and live patches built from Debian's own series of diffs, by the command line only.
 
+use crate::Unavailable;
 use crate::annotated;
 use crate::cache_dir;
 use crate::cli::Stillpoint;
@@ -65,34 +66,38 @@ struct Plan<'a> {
 impl Series {
     /// Builds redis as Debian does but without its CVE fixes, and a patch from each of these fixes, or of those that are
     /// named. `tell` hears what goes on.
-    pub fn build(only: &[&str], tell: &mut dyn FnMut(&str)) -> Result<Series, String> {
-        Series::of(["redis", "redis-server", "redis"], &packages::redis(None)?, only, Vec::new(), tell)
+    pub fn build(only: &[&str], tell: &mut dyn FnMut(&str)) -> Result<Series, Unavailable> {
+        let (version, libraries) = redis_with_source()?;
+        Series::of(["redis", &version, "redis-server", "redis"], &libraries, only, Vec::new(), tell)
     }
 
     /// The same with our quiescence points.
-    pub fn annotated(only: &[&str], tell: &mut dyn FnMut(&str)) -> Result<Series, String> {
-        let names = ["redis", "redis-server", "redis-annotated"];
-        let mut libraries = packages::redis(None)?;
+    pub fn annotated(only: &[&str], tell: &mut dyn FnMut(&str)) -> Result<Series, Unavailable> {
+        let (version, mut libraries) = redis_with_source()?;
+        let names = ["redis", &version, "redis-server", "redis-annotated"];
         libraries.libraries.insert(0, annotated::libstillpoint()?.to_owned());
         Series::of(names, &libraries, only, annotated::options("redis")?, tell)
     }
 
     /// As [`Series::build`], all fixes of memcached.
-    pub fn memcached(tell: &mut dyn FnMut(&str)) -> Result<Series, String> {
-        Series::of(["memcached", "memcached", "memcached"], &packages::memcached(None)?, &[], Vec::new(), tell)
+    pub fn memcached(tell: &mut dyn FnMut(&str)) -> Result<Series, Unavailable> {
+        let version = newest_with_source(&["memcached"])?;
+        let libraries = packages::memcached(Some(&version))?;
+        Series::of(["memcached", &version, "memcached", "memcached"], &libraries, &[], Vec::new(), tell)
     }
 
     fn of(
-        [package, program, name]: [&str; 3],
+        [package, version, program, name]: [&str; 4],
         libraries: &Binary,
         only: &[&str],
         options: Vec<OsString>,
         tell: &mut dyn FnMut(&str),
-    ) -> Result<Series, String> {
+    ) -> Result<Series, Unavailable> {
+        let of_version = format!("{package}={version}");
         tell(&format!("building {program} from Debian's source, without its CVE fixes"));
         let dir = dir(name)?;
         let call = Stillpoint::new()
-            .args(["patch", "target", "--debian", package, "--shipped", "without-cves", "--program", program])
+            .args(["patch", "target", "--debian", &of_version, "--shipped", "without-cves", "--program", program])
             .arg("--output")
             .arg(&dir)
             .args(options.iter().cloned());
@@ -110,13 +115,12 @@ impl Series {
     }
 
     /// Patches that bring Debian's own binary of an older version, exactly as shipped, to the newest one's fixes.
-    pub fn for_packaged(older: &str, tell: &mut dyn FnMut(&str)) -> Result<Series, String> {
+    pub fn for_packaged(older: &str, tell: &mut dyn FnMut(&str)) -> Result<Series, Unavailable> {
         let binary = packages::redis(Some(older))?;
-        let series = |version: Option<&str>| {
-            let package = version.map_or_else(|| "redis".to_owned(), |version| format!("redis={version}"));
-            last_line(&Stillpoint::new().args(["patch", "target", "--debian"]).arg(package))
+        let series = |version: &str| {
+            last_line(&Stillpoint::new().args(["patch", "target", "--debian"]).arg(format!("redis={version}")))
         };
-        let (newest, old) = (series(None)?, series(Some(older))?);
+        let (newest, old) = (series(&newest_with_source(&REDIS)?)?, series(older)?);
         let has: Vec<String> = entries(&old).map(|entry| text(entry, "name")).collect();
         let diffs: Vec<String> =
             entries(&newest).map(|entry| text(entry, "name")).filter(|name| !has.contains(name)).collect();
@@ -178,6 +182,20 @@ impl Plan<'_> {
             _ => Err(run.to_string()),
         }
     }
+}
+
+/// Debian's packages of redis with programs, of one version.
+const REDIS: [&str; 2] = ["redis-server", "redis-tools"];
+
+fn newest_with_source(packages: &[&str]) -> Result<String, Unavailable> {
+    let versions = packages::versions_with_source(packages)?;
+    Ok(versions.into_iter().next().expect("at least one is served"))
+}
+
+fn redis_with_source() -> Result<(String, Binary), Unavailable> {
+    let version = newest_with_source(&REDIS)?;
+    let binary = packages::redis(Some(&version))?;
+    Ok((version, binary))
 }
 
 /// Where the patches of a series are put.

@@ -1,5 +1,6 @@
 //! Patches for programs exactly as Debian ships them: older binaries of the archive, brought up to its newest source.
 
+use crate::Unavailable;
 use crate::cli::{Run, Stillpoint};
 use crate::packages::{self, Binary};
 use std::path::PathBuf;
@@ -19,10 +20,10 @@ pub struct Shipped {
 /// Takes the file `path` of the oldest version of `packages` in the archive, and builds each of the diffs `quilt` that
 /// their source package has gained since (all when empty) on top of those before. Those that are refused are left out.
 /// An error means that the archive does not offer what is needed.
-pub fn older(source: &str, packages: &[&str], path: &str, quilt: &[&str]) -> Result<Shipped, String> {
-    let versions = packages::versions(packages[0])?;
+pub fn older(source: &str, packages: &[&str], path: &str, quilt: &[&str]) -> Result<Shipped, Unavailable> {
+    let versions = packages::versions_with_source(packages)?;
     let [newest, .., oldest] = &versions[..] else {
-        return Err(format!("the archive offers one version of {} only: {versions:?}", packages[0]));
+        return Err(packages::too_few(packages[0], &versions));
     };
     let binary = packages::binary(packages, Some(oldest), path)?;
     let names = match quilt {
@@ -62,10 +63,10 @@ pub fn older(source: &str, packages: &[&str], path: &str, quilt: &[&str]) -> Res
 
 /// A memcached of the archive, and a patch by us that changes its answer to `version` to `VERSION stillpoint`: what the
 /// package's own series fixes lies in units that Debian does not compile.
-pub fn memcached() -> Result<Shipped, String> {
-    let binary = packages::memcached(None)?;
-    let versions = packages::versions("memcached")?;
-    let version = versions.first().ok_or("the archive offers no memcached")?;
+pub fn memcached() -> Result<Shipped, Unavailable> {
+    let versions = packages::versions_with_source(&["memcached"])?;
+    let version = &versions[0];
+    let binary = packages::memcached(Some(version))?;
     let diff = version_diff(version)?;
     let dir = TempDir::with_prefix("stillpoint-shipped-").map_err(|e| format!("make a directory: {e}"))?;
     let (diff_path, output) = (dir.path().join("version.diff"), dir.path().join("version.patch"));

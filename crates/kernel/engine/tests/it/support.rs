@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+use stillpoint_testing::Unavailable;
 use stillpoint_testing::packages::{self, Binary};
 
 /// Long enough for two noisy cores.
@@ -18,9 +19,8 @@ pub(crate) fn root() -> PathBuf {
 }
 
 /// Says why a test cannot run; with `REQUIRE_ALL=1` it fails.
-pub(crate) fn skip(why: &str) {
-    assert!(std::env::var_os("REQUIRE_ALL").is_none_or(|value| value != "1"), "{why}");
-    println!("SKIPPED: {why}");
+pub(crate) fn skip(why: impl Into<Unavailable>) {
+    stillpoint_testing::skipped(why);
 }
 
 /// A criu that works on this kernel: `$STILLPOINT_CRIU`, or the project's own installation, made now if it is not there.
@@ -49,7 +49,7 @@ pub(crate) fn criu() -> Option<PathBuf> {
 }
 
 /// A program of Debian's, if it can be had.
-pub(crate) fn program(found: Result<Binary, String>) -> Option<Binary> {
+pub(crate) fn program(found: Result<Binary, Unavailable>) -> Option<Binary> {
     found.inspect_err(|why| skip(why)).ok()
 }
 

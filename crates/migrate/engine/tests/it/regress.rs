@@ -12,11 +12,11 @@ mod script;
 
 use carried::{Carried, Servers};
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::sync::OnceLock;
 use stillpoint_migrate_engine::Capture;
-use stillpoint_migrate_testbed::available;
+use stillpoint_migrate_testbed::{Regression, available};
+use stillpoint_testing::Unavailable;
 use stillpoint_testing::long::{is_soak, part};
 
 const SHORT: &[&str] = &["insert_conflict", "update", "delete", "returning", "identity", "generated"];
@@ -61,13 +61,10 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("vacuum", "function do_analyze() does not exist"),
 ];
 
-static TESTS: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+static REGRESSION: OnceLock<Result<Regression, Unavailable>> = OnceLock::new();
 
-fn tests() -> Result<PathBuf, String> {
-    let into = stillpoint_testing::cache_dir().join("postgres-regress");
-    let fetch = stillpoint_testing::workspace_root().join("crates/migrate/proxy/tests/regress/fetch");
-    let output = Command::new(fetch).arg(&into).output().map_err(|error| format!("fetch: {error}"))?;
-    if output.status.success() { Ok(into) } else { Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()) }
+fn regression() -> Result<Regression, Unavailable> {
+    Regression::fetch(&stillpoint_testing::workspace_root().join("crates/migrate/proxy/tests/regress/fetch"))
 }
 
 /// All files in their order.
@@ -95,10 +92,11 @@ async fn carry(capture: Capture, short: &[&str], fault: impl Fn(&Carried) -> Opt
     if !available() {
         return;
     }
-    let tests = match TESTS.get_or_init(tests) {
-        Ok(tests) => tests,
+    let regression = match REGRESSION.get_or_init(regression) {
+        Ok(regression) => regression,
         Err(why) => return stillpoint_testing::skipped(why),
     };
+    let tests = &regression.tests;
     let order = schedule(tests);
     let names: Vec<String> = match std::env::var("STILLPOINT_REGRESS") {
         Ok(names) => names.split(',').map(str::to_owned).collect(),
@@ -107,7 +105,7 @@ async fn carry(capture: Capture, short: &[&str], fault: impl Fn(&Carried) -> Opt
     };
     let (mut servers, mut all, mut faults) = (None, Vec::new(), Vec::new());
     for name in &names {
-        let at = servers.take().unwrap_or_else(|| Servers::start(tests, capture));
+        let at = servers.take().unwrap_or_else(|| Servers::start(regression, capture));
         let carried = at.carry(name, of(NEEDED, name).unwrap_or_default()).await;
         println!("CARRIED {carried:?}");
         // What a failure leaves is no business of the next file.

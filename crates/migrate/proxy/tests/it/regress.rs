@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use stillpoint_migrate_testbed::{Cluster, available};
+use stillpoint_migrate_testbed::{Cluster, Regression, available};
 
 /// A choice of those that lean on the protocol, on session state or on errors; the first makes what the others need.
 const SHORT: &[&str] = &[
@@ -38,15 +38,6 @@ const SHORT: &[&str] = &[
 /// No file takes longer on two noisy cores.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// The tests and their library.
-fn tests() -> Result<PathBuf, String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let into = root.join("../../../.cache/postgres-regress");
-    let output =
-        Command::new(root.join("tests/regress/fetch")).arg(&into).output().map_err(|e| format!("fetch: {e}"))?;
-    if output.status.success() { Ok(into) } else { Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()) }
-}
-
 /// One cluster, and where its results go.
 struct Side {
     cluster: Cluster,
@@ -55,8 +46,10 @@ struct Side {
 
 impl Side {
     /// A cluster with the database that `pg_regress` would make, and all that its server is to read beside its data.
-    fn new(tests: &Path) -> Side {
-        let cluster = Cluster::start(&["max_prepared_transactions=2", "max_connections=20"]);
+    fn new(regression: &Regression) -> Side {
+        let tests = &regression.tests;
+        let settings = ["max_prepared_transactions=2", "max_connections=20"];
+        let cluster = Cluster::of_programs(&regression.programs, &settings);
         let dir = cluster.socket_dir().join("regress");
         let libraries = dir.join("lib");
         fs::create_dir_all(&libraries).expect("make a directory");
@@ -64,7 +57,7 @@ impl Side {
             let copied = Command::new("cp").arg("-r").arg(tests.join(part)).arg(&dir).status().expect("run cp");
             assert!(copied.success(), "copy {part}");
         }
-        let theirs = fs::read_dir("/usr/lib/postgresql/15/lib").expect("the server's libraries").flatten();
+        let theirs = fs::read_dir(cluster.library_dir()).expect("the server's libraries").flatten();
         for library in theirs.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "so")) {
             let name = library.file_name().expect("a library has a name");
             std::os::unix::fs::symlink(&library, libraries.join(name)).expect("link a library");
@@ -133,13 +126,15 @@ fn postgresqls_own_tests_print_the_same() {
     if !available() {
         return;
     }
-    let tests = match tests() {
-        Ok(tests) => tests,
-        Err(why) => return stillpoint_testing::skipped(&why),
+    let fetch = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/regress/fetch");
+    let regression = match Regression::fetch(&fetch) {
+        Ok(regression) => regression,
+        Err(why) => return stillpoint_testing::skipped(why),
     };
+    let tests = &regression.tests;
     let soak = std::env::var_os("STILLPOINT_SOAK").is_some();
-    let names = if soak { schedule(&tests) } else { SHORT.iter().map(ToString::to_string).collect() };
-    let (direct, proxied) = (Side::new(&tests), Side::new(&tests));
+    let names = if soak { schedule(tests) } else { SHORT.iter().map(ToString::to_string).collect() };
+    let (direct, proxied) = (Side::new(&regression), Side::new(&regression));
     let proxy = Proxy::start("", &format!("{}[tenants.\"*\"]\nserver = \"a\"\n", server("a", &proxied.cluster)));
     let (mut expected, mut different) = (0, Vec::new());
     for name in &names {
@@ -150,7 +145,7 @@ fn postgresqls_own_tests_print_the_same() {
             std::thread::sleep(Duration::from_millis(5));
         }
         let (a, b) = (direct.result(name), proxied.result(name));
-        let good = (is_expected(&tests, name, &a), is_expected(&tests, name, &b));
+        let good = (is_expected(tests, name, &a), is_expected(tests, name, &b));
         expected += usize::from(good.1);
         // What expected results allow to differ is no difference.
         if a != b && good != (true, true) {

@@ -9,6 +9,7 @@ pub mod repeated;
 pub mod tpc;
 pub mod traffic;
 
+use crate::Unavailable;
 use crate::packages::{self, Binary};
 use crate::server::{Restart, Server};
 use crate::shipped;
@@ -62,26 +63,20 @@ impl Policy {
     }
 }
 
-/// The newest version of which the archive has the program *and* the source; once for each process.
-pub fn packaged() -> &'static Result<Packaged, String> {
-    static PACKAGED: OnceLock<Result<Packaged, String>> = OnceLock::new();
+/// The newest version of which the archive serves the program *and* the source; once for each process.
+pub fn packaged() -> &'static Result<Packaged, Unavailable> {
+    static PACKAGED: OnceLock<Result<Packaged, Unavailable>> = OnceLock::new();
     PACKAGED.get_or_init(find)
 }
 
-fn find() -> Result<Packaged, String> {
-    let mut why = "the archive offers no mariadb-server-core".to_owned();
-    for version in packages::versions("mariadb-server-core")? {
-        match shipped::target("mariadb", &version) {
-            Ok(_) => {
-                let binary = packages::binary(&["mariadb-server-core"], Some(&version), "usr/sbin/mariadbd")?;
-                let name = format!("source/mariadb_{}/tree", version.replace([':', '/'], "%"));
-                let usr = binary.path.ancestors().nth(2).expect("usr/sbin/mariadbd lies in usr").to_owned();
-                return Ok(Packaged { version, binary, source: shipped::builder_cache().join(name), usr });
-            }
-            Err(error) => why = error,
-        }
-    }
-    Err(why)
+fn find() -> Result<Packaged, Unavailable> {
+    const PACKAGES: [&str; 1] = ["mariadb-server-core"];
+    let version = packages::versions_with_source(&PACKAGES)?.swap_remove(0);
+    shipped::target("mariadb", &version)?;
+    let binary = packages::binary(&PACKAGES, Some(&version), "usr/sbin/mariadbd")?;
+    let name = format!("source/mariadb_{}/tree", version.replace([':', '/'], "%"));
+    let usr = binary.path.ancestors().nth(2).expect("usr/sbin/mariadbd lies in usr").to_owned();
+    Ok(Packaged { version, binary, source: shipped::builder_cache().join(name), usr })
 }
 
 impl Packaged {

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use stillpoint_events::EventKind;
 use stillpoint_migrate_engine::{Capture, Observer, Options, check, finish, run};
-use stillpoint_migrate_testbed::Cluster;
+use stillpoint_migrate_testbed::{Cluster, Regression};
 
 /// What `check` refuses is taken away before the migration: what it is, and statements that do so.
 const REFUSED: &[(&str, &str)] = &[
@@ -143,8 +143,9 @@ struct Ran {
 }
 
 impl Servers {
-    pub(crate) fn start(tests: &Path, capture: Capture) -> Arc<Servers> {
-        let bench = Bench::start_with(&["max_prepared_transactions=2", "fsync=off"]);
+    pub(crate) fn start(regression: &Regression, capture: Capture) -> Arc<Servers> {
+        let tests = &regression.tests;
+        let bench = Bench::of_programs(&regression.programs, &["max_prepared_transactions=2", "fsync=off"]);
         let dir = stage(tests, &bench.source);
         let (port, control) = proxy_for(bench.dir.path(), &bench.source, "*");
         let servers = Servers { bench, tests: tests.into(), dir, port, control, capture };

@@ -10,7 +10,7 @@ use stillpoint_migrate_proxy::control::{
     Activity, CounterStatus, Phase, Reply, Request, SessionStatus, Status, TargetSpec, TenantStatus,
 };
 use stillpoint_migrate_proxy::{Server as ProxyServer, ServerTls};
-use stillpoint_migrate_testbed::{Cluster, Load, free_port, until};
+use stillpoint_migrate_testbed::{Cluster, Load, Programs, free_port, until};
 
 /// Two servers with a state directory and a control socket that behaves as the proxy's, with load that is ended by a
 /// pause instead of being held.
@@ -83,6 +83,11 @@ impl FakeClients {
     }
 }
 
+/// What both servers of a bench are set to, and more.
+fn with_common<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [&["wal_level=logical", "autovacuum_naptime=1s"], more].concat()
+}
+
 impl Bench {
     pub(crate) fn start() -> Bench {
         Bench::start_with(&[])
@@ -95,8 +100,16 @@ impl Bench {
 
     /// The same with more settings of the source, and of the target.
     pub(crate) fn start_apart(source: &[&str], target: &[&str]) -> Bench {
-        let start = |more: &[&str]| Cluster::start(&[&["wal_level=logical", "autovacuum_naptime=1s"], more].concat());
-        let (source, target) = (start(source), start(target));
+        Bench::of(Cluster::start(&with_common(source)), Cluster::start(&with_common(target)))
+    }
+
+    /// The same with servers of one certain version, and more settings of both.
+    pub(crate) fn of_programs(programs: &Programs, more: &[&str]) -> Bench {
+        let start = || Cluster::of_programs(programs, &with_common(more));
+        Bench::of(start(), start())
+    }
+
+    fn of(source: Cluster, target: Cluster) -> Bench {
         let dir = tempfile::tempdir().expect("make a directory");
         let front = FakeFront {
             serving: ("127.0.0.1".into(), source.port()),

@@ -202,7 +202,7 @@ fn report(narrator: &Narrator, record: &Path, events: &Path, dir: &Path) -> Resu
 fn older_package(narrator: &mut Narrator) -> Result<(), String> {
     narrator
         .step("Debian's own older redis-server, unmodified and stripped, brought to the newest fixes while it runs");
-    let versions = packages::versions("redis-server")?;
+    let versions = packages::versions_with_source(&["redis-server", "redis-tools"])?;
     let Some(older) = versions.get(1) else {
         narrator
             .tell(&format!("the archive offers {} only, so there is no older binary to show it on", versions.join("")));

@@ -1,0 +1,314 @@
+//! Versions that the archive serves, of those that its lists name.
+//!
+//! The lists alone do not say it: an archive may list a version and answer 404 for its files. So each version is asked for, which
+//! costs one small download, and the answer holds for an hour, in a file of the cache. A network that fails says nothing about the
+//! archive, and is an error.
+
+use super::run;
+use crate::{Unavailable, cache_dir};
+use rustix::fs::{FlockOperation, flock};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::time::{Duration, SystemTime};
+
+/// An answer of the archive is believed for so long.
+const VALID: Duration = Duration::from_secs(3600);
+
+/// Nothing where all files of a version are served, or else why not.
+pub(super) type Served = Result<(), Unavailable>;
+
+/// Versions of `package` that the lists name, newest first.
+pub(super) fn listed(package: &str) -> Result<Vec<String>, String> {
+    let out = run(Command::new("apt-cache").args(["madison", package]))?;
+    let mut versions = Vec::new();
+    for line in out.lines().filter(|line| line.contains("Packages")) {
+        if let Some(version) = line.split('|').nth(1).map(|v| v.trim().to_owned())
+            && !versions.contains(&version)
+        {
+            versions.push(version);
+        }
+    }
+    Ok(versions)
+}
+
+/// The first one of `candidates` that is served; prints why it is not an earlier one.
+pub(super) fn first(
+    package: &str,
+    candidates: impl Iterator<Item = String>,
+    is_served: impl Fn(&str) -> Result<Served, String>,
+) -> Result<String, Unavailable> {
+    let mut reasons = Vec::new();
+    for version in candidates {
+        match is_served(&version)? {
+            Ok(()) => {
+                report(package, &reasons, &version);
+                return Ok(version);
+            }
+            Err(why) => reasons.push(why),
+        }
+    }
+    Err(none_of(package, &reasons))
+}
+
+/// Those of the listed versions that are served, newest first; prints which ones are not. An error where there are none.
+pub(super) fn only(
+    package: &str,
+    is_served: impl Fn(&str) -> Result<Served, String>,
+) -> Result<Vec<String>, Unavailable> {
+    let listed = listed(package)?;
+    if listed.is_empty() {
+        return Err(Unavailable::Missing(format!("the package lists know no {package}; try `make setup`")));
+    }
+    let (mut versions, mut reasons) = (Vec::new(), Vec::new());
+    for version in listed {
+        match is_served(&version)? {
+            Ok(()) => versions.push(version),
+            Err(why) => reasons.push(why),
+        }
+    }
+    let Some(newest) = versions.first() else { return Err(none_of(package, &reasons)) };
+    report(package, &reasons, newest);
+    Ok(versions)
+}
+
+/// What is not listed, the archive does not withhold.
+fn none_of(package: &str, reasons: &[Unavailable]) -> Unavailable {
+    let text = format!("the archive serves no version of {package}: {}", joined(reasons));
+    match reasons.iter().any(|why| matches!(why, Unavailable::Withheld(_))) {
+        true => Unavailable::Withheld(text),
+        false => Unavailable::Missing(text),
+    }
+}
+
+fn joined(reasons: &[Unavailable]) -> String {
+    reasons.iter().map(Unavailable::text).collect::<Vec<_>>().join("; ")
+}
+
+/// Once for each process.
+fn report(package: &str, reasons: &[Unavailable], taken: &str) {
+    static REPORTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if reasons.is_empty() {
+        return;
+    }
+    let line = format!("{package}: {}; taking {taken}", joined(reasons));
+    let new = REPORTED.lock().expect("no thread panics while it prints").insert(line.clone());
+    if new {
+        eprintln!("{line}");
+    }
+}
+
+/// Asks for the archives of `packages` in one version.
+pub(super) fn all_binaries(packages: &[&str], version: &str) -> Result<Served, String> {
+    for package in packages {
+        let name = format!("{package}={version}");
+        let served = remembered(&name, || {
+            let uris = run(Command::new("apt-get").args(["download", "--print-uris", &name]))?;
+            let withheld = || Unavailable::Withheld(format!("{package} {version} is listed and not served (404)"));
+            Ok(if all_served(quoted(&uris), &[])? { Ok(()) } else { Err(withheld()) })
+        })?;
+        if served.is_err() {
+            return Ok(served);
+        }
+    }
+    Ok(Ok(()))
+}
+
+/// Asks for the source that one version of a package was built from: all of its files but upstream's archive, which several
+/// versions share.
+pub(super) fn source_of(package: &str, version: &str) -> Result<Served, String> {
+    remembered(&format!("source of {package}={version}"), || look_for_source(package, version))
+}
+
+fn look_for_source(package: &str, version: &str) -> Result<Served, String> {
+    let record = run(Command::new("apt-cache").args(["show", &format!("{package}={version}")]))?;
+    // `NAME`, or `NAME (VERSION)` where the version is another one.
+    let source = record.lines().find_map(|line| line.strip_prefix("Source: ")).unwrap_or(package);
+    let (source, of) = source.split_once(" (").unwrap_or((source, version));
+    let of = of.trim_end_matches(')');
+    let lists = source_lists()?;
+    let mut apt = Command::new("apt-get");
+    apt.args(&lists).args(["source", "--download-only", "--only-source", "--print-uris", &format!("{source}={of}")]);
+    let Ok(uris) = run(&mut apt) else {
+        return Ok(Err(Unavailable::Missing(format!("the source of {source} {of} is not listed"))));
+    };
+    let own = |uri: &&str| !uri.contains(".orig.tar.") && !uri.contains(".orig-");
+    let withheld = || Unavailable::Withheld(format!("{source} {of} is listed, and its source is not served (404)"));
+    Ok(if all_served(quoted(&uris).filter(own), &lists)? { Ok(()) } else { Err(withheld()) })
+}
+
+fn all_served<'a>(uris: impl Iterator<Item = &'a str>, options: &[String]) -> Result<bool, String> {
+    for uri in uris {
+        if !ask(uri, options)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Lines `'URI' NAME SIZE SUM` of apt.
+fn quoted(uris: &str) -> impl Iterator<Item = &str> {
+    uris.lines().filter_map(|line| line.strip_prefix('\'')?.split('\'').next())
+}
+
+/// The answer to a question of the last hour, or else what `ask` finds out.
+fn remembered(question: &str, ask: impl FnOnce() -> Result<Served, String>) -> Result<Served, String> {
+    let records = cache_dir().join("served-versions");
+    // An answer belongs to the way by which it came.
+    let proxy = std::env::var("http_proxy").unwrap_or_default();
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let known = std::fs::read_to_string(&records).unwrap_or_default();
+    let last = known.lines().rev().find_map(|line| {
+        let [at, way, of, answer, why] = line.split('\t').collect::<Vec<_>>()[..] else { return None };
+        let valid = at.parse::<u64>().is_ok_and(|at| at <= now && now - at < VALID.as_secs());
+        let is_asked = valid && way == proxy && of == question;
+        match answer {
+            "served" if is_asked => Some(Ok(())),
+            "withheld" if is_asked => Some(Err(Unavailable::Withheld(why.to_owned()))),
+            "missing" if is_asked => Some(Err(Unavailable::Missing(why.to_owned()))),
+            _ => None,
+        }
+    });
+    if let Some(served) = last {
+        return Ok(served);
+    }
+    let served = ask()?;
+    let (answer, why) = match &served {
+        Ok(()) => ("served", ""),
+        Err(Unavailable::Withheld(why)) => ("withheld", why.as_str()),
+        Err(Unavailable::Missing(why)) => ("missing", why.as_str()),
+    };
+    std::fs::create_dir_all(cache_dir()).map_err(|e| format!("make {}: {e}", cache_dir().display()))?;
+    let line = format!("{now}\t{proxy}\t{question}\t{answer}\t{why}\n");
+    let appended = File::options().create(true).append(true).open(&records).and_then(|mut file| {
+        // Answers are short, and old ones no use.
+        if file.metadata()?.len() > 1_000_000 {
+            file.set_len(0)?;
+        }
+        file.write_all(line.as_bytes())
+    });
+    appended.map_err(|e| format!("write {}: {e}", records.display()))?;
+    Ok(served)
+}
+
+/// Asks the archive for one file; true if it serves it.
+fn ask(uri: &str, options: &[String]) -> Result<bool, String> {
+    let dir = tempfile::tempdir().map_err(|e| format!("make a directory: {e}"))?;
+    let mut helper = Command::new("/usr/lib/apt/apt-helper");
+    helper.args(options).args(["-o", "APT::Sandbox::User=", "download-file", uri]).arg(dir.path().join("file"));
+    let out = helper.env("LC_ALL", "C").output().map_err(|e| format!("run apt-helper: {e}"))?;
+    if out.status.success() {
+        return Ok(true);
+    }
+    let errors = String::from_utf8_lossy(&out.stderr);
+    if errors.lines().any(is_not_found) { Ok(false) } else { Err(format!("download {uri}: {}", errors.trim())) }
+}
+
+/// True for apt's line about a file that the archive does not have.
+fn is_not_found(line: &str) -> bool {
+    let answer = line.strip_prefix("E: Failed to fetch ").and_then(|rest| rest.split_once(' '));
+    answer.is_some_and(|(_, why)| ["404 ", "410 "].iter().any(|code| why.trim_start().starts_with(code)))
+}
+
+/// Options of apt for lists of sources, which the system's own lists need not name. They are kept in the cache, and fetched again
+/// after an hour.
+fn source_lists() -> Result<Vec<String>, String> {
+    let dir = cache_dir().join("source-lists");
+    let failed = |what: &str, path: &Path, error: std::io::Error| format!("{what} {}: {error}", path.display());
+    for part in ["parts", "lists/partial"].map(|part| dir.join(part)) {
+        std::fs::create_dir_all(&part).map_err(|e| failed("make", &part, e))?;
+    }
+    let option = |name: &str, path: &Path| ["-o".to_owned(), format!("{name}={}", path.display())];
+    let parts = dir.join("parts");
+    let options = [
+        option("Dir::Etc::sourcelist", Path::new("/dev/null")),
+        option("Dir::Etc::sourceparts", &parts),
+        option("Dir::State::lists", &dir.join("lists")),
+        option("Dir::Cache::pkgcache", Path::new("")),
+        option("Dir::Cache::srcpkgcache", Path::new("")),
+        option("APT::Sandbox::User", Path::new("")),
+    ]
+    .concat();
+    let lock = dir.join("lock");
+    let file = File::create(&lock).map_err(|e| failed("make", &lock, e))?;
+    flock(&file, FlockOperation::LockExclusive).map_err(|e| failed("lock", &lock, e.into()))?;
+    let stamp = dir.join("fetched");
+    let age = std::fs::metadata(&stamp).and_then(|data| data.modified()).map(|at| at.elapsed().unwrap_or_default());
+    if age.is_ok_and(|age| age < VALID) {
+        return Ok(options);
+    }
+    for (path, text) in system_lists()? {
+        let to = parts.join(path.file_name().expect("a list is a file"));
+        std::fs::write(&to, text).map_err(|e| failed("write", &to, e))?;
+    }
+    run(Command::new("apt-get").args(&options).args(["-qq", "update"]))?;
+    std::fs::write(&stamp, "").map_err(|e| failed("write", &stamp, e))?;
+    Ok(options)
+}
+
+/// The system's lists, turned into lists of sources.
+fn system_lists() -> Result<Vec<(PathBuf, String)>, String> {
+    let mut paths = vec![PathBuf::from("/etc/apt/sources.list")];
+    let parts = std::fs::read_dir("/etc/apt/sources.list.d").into_iter().flatten().flatten();
+    paths.extend(parts.map(|entry| entry.path()));
+    let mut lists = Vec::new();
+    for path in paths.into_iter().filter(|path| path.exists()) {
+        let text = std::fs::read_to_string(&path).map_err(|e| format!("read {}: {e}", path.display()))?;
+        let lines = text.lines();
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("sources") => lists.push((path, lines.map(of_sources).collect())),
+            Some("list") => lists.push((path, lines.filter_map(of_list).collect())),
+            _ => {}
+        }
+    }
+    Ok(lists)
+}
+
+fn of_sources(line: &str) -> String {
+    let is_types = line.get(..6).is_some_and(|field| field.eq_ignore_ascii_case("types:"));
+    if is_types { "Types: deb-src\n".to_owned() } else { format!("{line}\n") }
+}
+
+fn of_list(line: &str) -> Option<String> {
+    line.strip_prefix("deb ").map(|rest| format!("deb-src {rest}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_not_found_is_told_from_a_network_that_fails() {
+        for line in [
+            "E: Failed to fetch http://h/p/a_1_amd64.deb  404  Not Found [IP: 127.0.0.1 80]",
+            "E: Failed to fetch http://h/p/a_1.dsc  410  Gone",
+        ] {
+            assert!(is_not_found(line), "{line}");
+        }
+        for line in [
+            "E: Failed to fetch http://h/p/a_1_amd64.deb  Could not connect to h:80 (404)",
+            "E: Failed to fetch http://404  Temporary failure resolving '404 '",
+            "E: Failed to fetch http://h/a.deb  502  Bad Gateway",
+            "  404  Not Found [IP: 127.0.0.1 80]",
+            "",
+        ] {
+            assert!(!is_not_found(line), "{line}");
+        }
+    }
+
+    #[test]
+    fn lists_of_packages_become_lists_of_sources() {
+        assert_eq!(
+            of_list("deb [signed-by=/k] http://h/d bookworm main").unwrap(),
+            "deb-src [signed-by=/k] http://h/d bookworm main\n"
+        );
+        assert_eq!((of_list("# deb http://h x y"), of_list("deb-src http://h x y")), (None, None));
+        assert_eq!(
+            (of_sources("Types: deb"), of_sources("URIs: http://h")),
+            ("Types: deb-src\n".into(), "URIs: http://h\n".into())
+        );
+    }
+}

@@ -1,0 +1,74 @@
+//! Reasons for which a test lacks something.
+
+use std::fmt;
+
+/// What is lacking, by whose doing: `make test` counts the kinds apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unavailable {
+    /// The archive lists it, and answers 404 for every version that would do.
+    Withheld(String),
+    /// This machine, its network or its setup lacks it.
+    Missing(String),
+}
+
+/// Exit code of the scripts in `setup/` for what the archive withholds.
+const WITHHELD_CODE: i32 = 75;
+
+impl Unavailable {
+    /// The reason of a script in `setup/` that failed: its exit code says which kind it is.
+    pub fn of_setup(output: &std::process::Output) -> Unavailable {
+        let errors = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        match output.status.code() {
+            Some(WITHHELD_CODE) => Unavailable::Withheld(errors),
+            _ => Unavailable::Missing(errors),
+        }
+    }
+
+    /// The text of either kind.
+    pub fn text(&self) -> &str {
+        match self {
+            Unavailable::Withheld(why) | Unavailable::Missing(why) => why,
+        }
+    }
+}
+
+impl fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text())
+    }
+}
+
+impl std::error::Error for Unavailable {}
+
+impl From<String> for Unavailable {
+    fn from(why: String) -> Unavailable {
+        Unavailable::Missing(why)
+    }
+}
+
+impl From<&String> for Unavailable {
+    fn from(why: &String) -> Unavailable {
+        Unavailable::Missing(why.clone())
+    }
+}
+
+impl From<&str> for Unavailable {
+    fn from(why: &str) -> Unavailable {
+        Unavailable::Missing(why.to_owned())
+    }
+}
+
+impl From<&Unavailable> for Unavailable {
+    fn from(why: &Unavailable) -> Unavailable {
+        why.clone()
+    }
+}
+
+/// For programs that report every reason alike.
+impl From<Unavailable> for String {
+    fn from(why: Unavailable) -> String {
+        match why {
+            Unavailable::Withheld(why) | Unavailable::Missing(why) => why,
+        }
+    }
+}

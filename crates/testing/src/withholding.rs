@@ -1,0 +1,357 @@
+//! Proxy for HTTP that answers 404 for chosen versions of Debian packages, and passes everything else on: an archive whose lists
+//! name versions that it does not serve.
+//!
+//! The caller guarantees that clients speak plain HTTP through it (`http_proxy`); it answers 501 to `CONNECT`.
+//!
+//! The proxy guarantees that a withheld version is withheld whole: the packages, and what its source consists of except for
+//! upstream's archive, which other versions share.
+//!
+//! ```
+//! use stillpoint_testing::withholding::Withheld;
+//! let withheld = Withheld::of(["hello_2.10-3"]);
+//! assert!(withheld.covers("/debian/pool/main/h/hello/hello_2.10-3_amd64.deb"));
+//! assert!(!withheld.covers("/debian/pool/main/h/hello/hello_2.10-2_amd64.deb"));
+//! ```
+
+use std::cmp::Ordering;
+use std::collections::{BTreeSet, HashMap};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A peer that says nothing for so long is gone.
+const SILENCE_LIMIT: Duration = Duration::from_secs(120);
+
+/// A longer head belongs to no client or server of an archive.
+const HEAD_LIMIT: u64 = 64 * 1024;
+
+/// Names and versions that are withheld, as `NAME_VERSION` in names of files (without epoch), and files by their whole names.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Withheld(BTreeSet<String>);
+
+impl Withheld {
+    /// Each one a `NAME_VERSION`, of a package or a source package.
+    pub fn of<'a>(names: impl IntoIterator<Item = &'a str>) -> Withheld {
+        Withheld(names.into_iter().map(str::to_owned).collect())
+    }
+
+    /// Names of single files in addition.
+    #[must_use]
+    pub fn with_files(mut self, files: impl IntoIterator<Item = String>) -> Withheld {
+        self.0.extend(files);
+        self
+    }
+
+    /// The newest version of every package that this machine's lists name in more than one, with its source.
+    pub fn newest_listed() -> Result<Withheld, String> {
+        let mut targets = Command::new("apt-get");
+        targets.args(["indextargets", "--format", "$(FILENAME)", "Created-By: Packages"]);
+        let mut text = String::new();
+        for list in run(&mut targets)?.lines() {
+            text += &run(Command::new("/usr/lib/apt/apt-helper").args(["cat-file", list]))?;
+            text.push('\n');
+        }
+        Ok(Withheld::newest_of(&text))
+    }
+
+    /// The same for the text of package lists.
+    fn newest_of(text: &str) -> Withheld {
+        let mut versions: HashMap<&str, BTreeSet<&str>> = HashMap::new();
+        let mut sources = HashMap::new();
+        for paragraph in text.split("\n\n") {
+            let field = |name: &str| {
+                let value = paragraph.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+                value.map(str::trim)
+            };
+            let (Some(package), Some(version)) = (field("Package"), field("Version")) else { continue };
+            versions.entry(package).or_default().insert(version);
+            // `NAME`, or `NAME (VERSION)` where the version is another one.
+            let source = field("Source").unwrap_or(package);
+            let (name, of) = source.split_once(" (").unwrap_or((source, version));
+            sources.insert((package, version), file_stem(name, of.trim_end_matches(')')));
+        }
+        let mut withheld = BTreeSet::new();
+        for (package, versions) in versions.iter().filter(|(_, versions)| versions.len() > 1) {
+            let newest = versions.iter().max_by(|a, b| compare_versions(a, b)).expect("there is more than one");
+            withheld.insert(file_stem(package, newest));
+            withheld.extend(sources.get(&(*package, *newest)).cloned());
+        }
+        Withheld(withheld)
+    }
+
+    /// True for the path of a file that is withheld.
+    pub fn covers(&self, path: &str) -> bool {
+        let file = percent_decoded(path.rsplit('/').next().unwrap_or_default());
+        let stem = match file.strip_suffix(".deb") {
+            Some(stem) => stem.rsplit_once('_').map(|(stem, _)| stem),
+            None => [".dsc", ".debian.tar.xz", ".debian.tar.gz", ".diff.gz", ".tar.xz", ".tar.gz"]
+                .iter()
+                .find_map(|suffix| file.strip_suffix(suffix)),
+        };
+        self.0.contains(&file) || stem.is_some_and(|stem| self.0.contains(stem))
+    }
+
+    /// How many they are.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// Name and version as they begin the name of a file.
+fn file_stem(name: &str, version: &str) -> String {
+    format!("{name}_{}", version.split_once(':').map_or(version, |(_, rest)| rest))
+}
+
+/// Order of versions as Debian defines it (deb-version(7)).
+pub fn compare_versions(a: &str, b: &str) -> Ordering {
+    let parts = |version: &str| {
+        let (epoch, rest) = version.split_once(':').unwrap_or(("0", version));
+        let (upstream, revision) = rest.rsplit_once('-').unwrap_or((rest, "0"));
+        (epoch.parse().unwrap_or(0_u64), upstream.to_owned(), revision.to_owned())
+    };
+    let (a, b) = (parts(a), parts(b));
+    a.0.cmp(&b.0).then_with(|| compare_parts(&a.1, &b.1)).then_with(|| compare_parts(&a.2, &b.2))
+}
+
+/// Text and numbers in turn: `~` is before the end, the end before letters, and letters before everything else.
+fn compare_parts(mut a: &str, mut b: &str) -> Ordering {
+    let weight = |byte: Option<u8>| match byte {
+        Some(b'~') => -1,
+        None | Some(b'0'..=b'9') => 0,
+        Some(letter) if letter.is_ascii_alphabetic() => i32::from(letter),
+        Some(other) => i32::from(other) + 256,
+    };
+    loop {
+        let texts = (until(a, |c| c.is_ascii_digit()), until(b, |c| c.is_ascii_digit()));
+        for i in 0..texts.0.len().max(texts.1.len()) {
+            let (left, right) = (texts.0.as_bytes().get(i).copied(), texts.1.as_bytes().get(i).copied());
+            match weight(left).cmp(&weight(right)) {
+                Ordering::Equal => {}
+                other => return other,
+            }
+        }
+        (a, b) = (&a[texts.0.len()..], &b[texts.1.len()..]);
+        let numbers = (until(a, |c| !c.is_ascii_digit()), until(b, |c| !c.is_ascii_digit()));
+        (a, b) = (&a[numbers.0.len()..], &b[numbers.1.len()..]);
+        let (left, right) = (numbers.0.trim_start_matches('0'), numbers.1.trim_start_matches('0'));
+        match left.len().cmp(&right.len()).then_with(|| left.cmp(right)) {
+            Ordering::Equal if a.is_empty() && b.is_empty() => return Ordering::Equal,
+            Ordering::Equal => {}
+            other => return other,
+        }
+    }
+}
+
+fn until(text: &str, ends: impl Fn(char) -> bool) -> &str {
+    &text[..text.find(ends).unwrap_or(text.len())]
+}
+
+fn percent_decoded(text: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = text.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let code = after.get(..2).and_then(|hex| std::str::from_utf8(hex).ok());
+        match code.filter(|_| first == b'%').and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                bytes.push(first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn run(command: &mut Command) -> Result<String, String> {
+    let out = command.output().map_err(|e| format!("run {:?}: {e}", command.get_program()))?;
+    let errors = String::from_utf8_lossy(&out.stderr);
+    out.status.success().then(|| String::from_utf8_lossy(&out.stdout).into_owned()).ok_or_else(|| errors.into_owned())
+}
+
+/// A proxy on a port of 127.0.0.1. It serves for the rest of the process.
+#[derive(Debug)]
+pub struct Proxy {
+    address: SocketAddr,
+}
+
+impl Proxy {
+    /// Starts one, on `port` or on any one (0). `parent` is a proxy of its own (`HOST:PORT`) where the network needs one.
+    pub fn start(port: u16, withheld: Withheld, parent: Option<String>) -> io::Result<Proxy> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
+        let address = listener.local_addr()?;
+        let shared = Arc::new((withheld, parent));
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let shared = Arc::clone(&shared);
+                // A client or server that breaks off ends its own connection alone.
+                std::thread::spawn(move || drop(serve(client, &shared.0, shared.1.as_deref())));
+            }
+        });
+        Ok(Proxy { address })
+    }
+
+    /// What `http_proxy` is set to.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+}
+
+/// `HOST:PORT` of a proxy's URL.
+pub fn proxy_address(url: &str) -> &str {
+    url.trim_start_matches("http://").trim_end_matches('/')
+}
+
+/// The lines of a request or an answer up to the empty one; none where the peer has ended.
+fn head(from: &mut impl BufRead) -> io::Result<Option<Vec<String>>> {
+    let mut lines = Vec::new();
+    let mut from = from.take(HEAD_LIMIT);
+    loop {
+        let mut line = String::new();
+        if from.read_line(&mut line)? == 0 {
+            return match lines.is_empty() {
+                true => Ok(None),
+                false => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "a head without end")),
+            };
+        }
+        match line.trim_end() {
+            "" if lines.is_empty() => {}
+            "" => return Ok(Some(lines)),
+            text => lines.push(text.to_owned()),
+        }
+    }
+}
+
+fn length(head: &[String]) -> Option<u64> {
+    let fields = head.iter().skip(1).filter_map(|line| line.split_once(':'));
+    fields.filter(|(name, _)| name.eq_ignore_ascii_case("content-length")).find_map(|(_, v)| v.trim().parse().ok())
+}
+
+/// One request after another: apt sends several before it reads the first answer.
+fn serve(client: TcpStream, withheld: &Withheld, parent: Option<&str>) -> io::Result<()> {
+    client.set_read_timeout(Some(SILENCE_LIMIT))?;
+    let mut to_client = client.try_clone()?;
+    let mut from_client = BufReader::new(client);
+    while let Some(request) = head(&mut from_client)? {
+        let words: Vec<&str> = request[0].split(' ').collect();
+        let (Some(&method @ ("GET" | "HEAD")), Some(&url)) = (words.first(), words.get(1)) else {
+            return to_client
+                .write_all(b"HTTP/1.1 501 Not Implemented\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+        };
+        let Some((host, path)) = url.strip_prefix("http://").and_then(|rest| rest.split_once('/')) else {
+            return to_client.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+        };
+        if withheld.covers(path) {
+            to_client.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")?;
+            continue;
+        }
+        let address = match parent {
+            Some(parent) => parent.to_owned(),
+            None if host.contains(':') => host.to_owned(),
+            None => format!("{host}:80"),
+        };
+        let mut server = match TcpStream::connect(address) {
+            Ok(server) => server,
+            Err(_) => {
+                let answer = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+                return to_client.write_all(answer);
+            }
+        };
+        server.set_read_timeout(Some(SILENCE_LIMIT))?;
+        let target = if parent.is_some() { url.to_owned() } else { format!("/{path}") };
+        let mut text = format!("{method} {target} HTTP/1.1\r\nConnection: close\r\n");
+        for line in &request[1..] {
+            let name = line.split(':').next().unwrap_or_default().to_ascii_lowercase();
+            if !["connection", "proxy-connection", "keep-alive"].contains(&name.as_str()) {
+                text.push_str(line);
+                text.push_str("\r\n");
+            }
+        }
+        server.write_all((text + "\r\n").as_bytes())?;
+        let mut from_server = BufReader::new(server);
+        let Some(answer) = head(&mut from_server)? else { return Ok(()) };
+        let mut text = String::new();
+        for line in &answer {
+            if !line.to_ascii_lowercase().starts_with("connection:") {
+                text.push_str(line);
+                text.push_str("\r\n");
+            }
+        }
+        let bodiless = method == "HEAD" || answer[0].contains(" 304 ") || answer[0].contains(" 204 ");
+        match (bodiless, length(&answer)) {
+            (true, _) => to_client.write_all((text + "\r\n").as_bytes())?,
+            (false, Some(length)) => {
+                to_client.write_all((text + "\r\n").as_bytes())?;
+                if io::copy(&mut from_server.take(length), &mut to_client)? < length {
+                    return Ok(());
+                }
+            }
+            // Its end is the end of the connection.
+            (false, None) => {
+                to_client.write_all((text + "Connection: close\r\n\r\n").as_bytes())?;
+                io::copy(&mut from_server, &mut to_client)?;
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LISTS: &str = "\
+Package: memcached
+Version: 1.6.18-1+deb12u1
+
+Package: memcached
+Version: 1.6.18-1
+
+Package: mariadb-server
+Source: mariadb
+Version: 1:10.11.19-0+deb12u1
+
+Package: mariadb-server
+Source: mariadb
+Version: 1:10.11.18-0+deb12u1
+
+Package: single
+Version: 1
+";
+
+    #[test]
+    fn the_newest_of_several_versions_is_withheld_with_its_source() {
+        let names = ["memcached_1.6.18-1+deb12u1", "mariadb-server_10.11.19-0+deb12u1", "mariadb_10.11.19-0+deb12u1"];
+        let withheld = Withheld::newest_of(LISTS);
+        assert_eq!(withheld, Withheld::of(names));
+        for file in ["m/mariadb_10.11.19-0+deb12u1.dsc", "x/mariadb_10.11.19-0%2bdeb12u1.debian.tar.xz"] {
+            assert!(withheld.covers(file), "{file}");
+        }
+        for file in ["memcached_1.6.18-1_amd64.deb", "mariadb_10.11.19.orig.tar.gz", "single_1_all.deb", ""] {
+            assert!(!withheld.covers(file), "{file}");
+        }
+    }
+
+    #[test]
+    fn versions_have_debians_order() {
+        for (older, newer) in [
+            ("1.0~rc1-1", "1.0-1"),
+            ("15.18-0+deb12u1", "15.20-0+deb12u1"),
+            ("1.22.1-9+deb12u9", "1.22.1-9+deb12u11"),
+            ("9.0", "1:1.0"),
+            ("1.6.18-1", "1.6.18-1+deb12u1"),
+            ("3.0.17-1~deb12u2", "3.0.17-1"),
+            ("1.0a", "1.0+b"),
+            ("2.9", "2.010"),
+        ] {
+            assert_eq!(compare_versions(older, newer), Ordering::Less, "{older} {newer}");
+            assert_eq!(compare_versions(newer, older), Ordering::Greater, "{older} {newer}");
+            assert_eq!(compare_versions(older, older), Ordering::Equal);
+        }
+    }
+}

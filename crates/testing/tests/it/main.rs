@@ -1,0 +1,3 @@
+//! Tests of what the tests share.
+
+mod withholding;
