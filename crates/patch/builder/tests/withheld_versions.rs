@@ -79,13 +79,13 @@ fn serve(client: TcpStream, withheld: &Mutex<Withheld>, refused: &AtomicUsize) -
     }
 }
 
-/// Asks the server, as HTTP/1.0: the answer ends with the connection.
+/// Asks the server; the answer ends with the connection.
 fn pass_on(uri: &str, head: &str) -> std::io::Result<(String, String, Vec<u8>)> {
     let invalid = || std::io::Error::other(format!("a request for {uri}"));
     let (host, path) = uri.strip_prefix("http://").and_then(|rest| rest.split_once('/')).ok_or_else(invalid)?;
     let address = if host.contains(':') { host.to_owned() } else { format!("{host}:80") };
     let mut server = TcpStream::connect(address)?;
-    let mut request = format!("GET /{path} HTTP/1.0\r\nHost: {host}\r\n");
+    let mut request = format!("GET /{path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n");
     let passed = ["range:", "if-range:", "if-modified-since:", "user-agent:"];
     for field in head.lines().filter(|l| passed.iter().any(|p| l.to_ascii_lowercase().starts_with(p))) {
         request += &format!("{field}\r\n");
@@ -96,7 +96,26 @@ fn pass_on(uri: &str, head: &str) -> std::io::Result<(String, String, Vec<u8>)> 
     let end = answer.windows(4).position(|w| w == b"\r\n\r\n").ok_or_else(invalid)?;
     let head = String::from_utf8_lossy(&answer[..end]).into_owned();
     let (status, fields) = head.split_once("\r\n").unwrap_or((&head, ""));
-    Ok((status.replacen("HTTP/1.0", "HTTP/1.1", 1), fields.to_owned(), answer[end + 4..].to_vec()))
+    let body = &answer[end + 4..];
+    let is_chunked = fields.to_ascii_lowercase().contains("transfer-encoding: chunked");
+    let body = if is_chunked { joined(body).ok_or_else(invalid)? } else { body.to_vec() };
+    Ok((status.to_owned(), fields.to_owned(), body))
+}
+
+/// Puts a body together that comes in chunks.
+fn joined(mut rest: &[u8]) -> Option<Vec<u8>> {
+    let mut body = Vec::new();
+    loop {
+        let end = rest.windows(2).position(|w| w == b"\r\n")?;
+        let size = std::str::from_utf8(&rest[..end]).ok()?.split(';').next()?.trim();
+        let size = usize::from_str_radix(size, 16).ok()?;
+        let chunk = rest.get(end + 2..)?.get(..size)?;
+        if size == 0 {
+            return Some(body);
+        }
+        body.extend_from_slice(chunk);
+        rest = rest.get(end + 2 + size + 2..)?;
+    }
 }
 
 /// One call of `stillpoint patch target` with a cache of its own.
