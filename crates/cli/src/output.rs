@@ -231,6 +231,12 @@ impl Output {
         }
     }
 
+    /// A choice that the user should know of, on stderr.
+    pub(crate) fn note(&self, text: impl fmt::Display) {
+        self.progress_done();
+        let _ = writeln!(std::io::stderr(), "note: {text}");
+    }
+
     /// A warning on stderr; with `--json` engines report theirs as events.
     pub(crate) fn warn(&self, text: impl fmt::Display) {
         self.progress_done();

@@ -1,6 +1,6 @@
 //! `stillpoint patch build`: build a live patch from source diffs.
 
-use super::building::{Integration, Workplace, with_builder};
+use super::building::{Integration, Workplace, hint, with_builder};
 use super::processes::ViewArg;
 use crate::output::{Failure, Output};
 use anyhow::Context;
@@ -16,7 +16,7 @@ use stillpoint_patch_format::{Patch, Scope, decode, encode, encode_signed};
 #[derive(clap::Args)]
 #[command(group = clap::ArgGroup::new("origin").required(true).args(["debian", "source"]))]
 pub(crate) struct Args {
-    /// Build for a program of this Debian source package; the newest version unless one is given.
+    /// Build for a program of this Debian source package; the newest version that the archive serves unless one is given.
     #[arg(long, value_name = "PACKAGE[=VERSION]", help_heading = "From a Debian source package")]
     debian: Option<String>,
     /// Diffs of the package's series that make the patch: names, with or without `.patch`, or CVE numbers.
@@ -223,7 +223,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
             builder.build_source(&request, &statement)
         }
     })
-    .map_err(|error| failure(error, output))?;
+    .map_err(|error| failure(error, &shipped, output))?;
     finish(&args, &built, key.as_ref(), output)
 }
 
@@ -263,14 +263,20 @@ fn statement(args: &Args) -> anyhow::Result<Statement> {
 }
 
 /// Whatever kept a patch from being built touched no process.
-fn failure(error: Error, output: &Output) -> Failure {
+fn failure(error: Error, shipped: &ShippedAs, output: &Output) -> Failure {
     if let Error::Refused(refusals) = &error {
         let refusals = refusals.iter().map(|r| Reason { code: r.code(), text: r.to_string() }).collect();
         output.json(&RefusalLine { v: 1, event: "refused", refusals });
     }
     let state = "no patch was written";
+    let shipped = match shipped {
+        ShippedAs::Version(version) => Some(version.as_str()),
+        ShippedAs::Series(_) => None,
+    };
+    let hint = hint(&error, shipped);
     let mut failure = if error.is_refusal() { Failure::refused(error) } else { Failure::failed(error, state) };
     failure.state = state.to_owned();
+    failure.hint = hint;
     failure
 }
 

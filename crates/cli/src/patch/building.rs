@@ -1,9 +1,10 @@
 //! What the commands that compile have in common: where they work, and how they tell of it.
 
 use crate::output::Output;
+use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::mpsc;
-use stillpoint_patch_builder::{Builder, Cache, Error, Integrated};
+use stillpoint_patch_builder::{Builder, Cache, Error, Event, Integrated};
 
 /// Where to work, and how much at a time.
 #[derive(clap::Args)]
@@ -52,21 +53,42 @@ pub(super) fn with_builder<R: Send>(
         None => Cache::open()?,
     };
     let jobs = workplace.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-    let (sender, receiver) = mpsc::channel::<String>();
+    let (sender, receiver) = mpsc::channel::<Event>();
     let result = std::thread::scope(|scope| {
         let working = scope.spawn(move || {
-            let tell = |text: &str| drop(sender.send(text.to_owned()));
+            let tell = |event| drop(sender.send(event));
             let builder = Builder::new(cache, jobs, &tell).of_release(workplace.release.clone());
             work(&builder.in_root_of(workplace.root_of.clone()))
         });
         // ends when the builder is gone, and the sender with it
-        for text in receiver {
-            output.progress(&text);
+        for event in receiver {
+            match &event {
+                Event::Progress { text } => output.progress(text),
+                choice if output.is_json() => output.json(&EventLine { v: 1, event: choice }),
+                choice => output.note(choice),
+            }
         }
         working.join()
     });
     output.progress_done();
     result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// A choice that the builder made, as a line of JSON.
+#[derive(Serialize)]
+struct EventLine<'a> {
+    v: u32,
+    #[serde(flatten)]
+    event: &'a Event,
+}
+
+/// Proposes arguments for a version that the archive serves, when the one asked for is listed and not served.
+pub(super) fn hint(error: &Error, shipped: Option<&str>) -> Option<String> {
+    let Error::Withheld { package, version, served: Some(served), .. } = error else { return None };
+    Some(match shipped {
+        Some(shipped) if shipped == version => format!("--shipped {served}"),
+        _ => format!("--debian {package}={served}"),
+    })
 }
 
 /// Bytes as lower-case hex.

@@ -1,16 +1,16 @@
 //! `stillpoint patch target`: the program that a patch is for, as its package builds it or as the archive has it.
 
 use super::build::{parse_package, parse_shipped};
-use super::building::{Integration, Workplace, with_builder};
+use super::building::{Integration, Workplace, hint, with_builder};
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
-use stillpoint_patch_builder::{Diff, Shipped, ShippedAs};
+use stillpoint_patch_builder::{Diff, Parts, Shipped, ShippedAs};
 
 /// Arguments of `stillpoint patch target`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Source package; the newest version unless one is given.
+    /// Source package; the newest version that the archive serves unless one is given.
     #[arg(long, value_name = "PACKAGE[=VERSION]")]
     debian: String,
     /// Which diffs of its series to build it with: `full`, `without-cves` or `without:NAME[,NAME...]`.
@@ -58,7 +58,8 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     };
     let (package, version) = parse_package(&args.debian);
     let line = with_builder(&args.workplace, output, |builder| {
-        let source = builder.fetch_source(&package, version.as_deref())?;
+        let parts = if args.prebuilt { Parts::SourceAndBinaries } else { Parts::Source };
+        let source = builder.fetch_source(&package, version.as_deref(), parts)?;
         let there = shipped.diffs(&source.series)?;
         let entry = |diff: &Diff| SeriesEntry {
             name: diff.name.clone(),
@@ -83,7 +84,10 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
             program,
         })
     })
-    .map_err(|error| Failure::failed(error, "no program was written"))?;
+    .map_err(|error| {
+        let hint = hint(&error, None);
+        Failure { hint, ..Failure::failed(error, "no program was written") }
+    })?;
     output.line(format_args!("{} {}", line.package, line.version));
     for entry in &line.series {
         let mark = if entry.shipped { "in" } else { "out" };

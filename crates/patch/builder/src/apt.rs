@@ -1,44 +1,47 @@
 //! The archive through apt, with directories of our own: the system's configuration and lists stay untouched.
 
 use crate::error::At;
-use crate::sandbox::run;
+use crate::exclusions::{Exclusions, Parts, Pin};
+use crate::fetch_failure::{FetchFailure, all_absent, failures, is_package};
+use crate::sandbox::{output, run, tail};
 use crate::sources::Archives;
 use crate::{Cache, Error};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Lists older than this are fetched again.
-const FRESH: Duration = Duration::from_secs(6 * 3600);
+const LISTS_AGE_MAX: Duration = Duration::from_secs(6 * 3600);
+/// Lists older than this are fetched again when they name a file that is not there: the archive may have moved on.
+const LISTS_AGE_MAX_ON_ABSENCE: Duration = Duration::from_secs(10 * 60);
+/// File name of the record of withheld versions, in the directory of the lists that it belongs to.
+const EXCLUSIONS_FILE: &str = "withheld.json";
 
 /// A private view of the archive.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Apt {
-    /// Where the lists come from.
+    /// Archives that the lists come from.
     pub(crate) archives: Archives,
+    cache: Cache,
     config: PathBuf,
     directory: PathBuf,
+    /// True once lists that are young enough were found, or fetched.
+    current: Arc<AtomicBool>,
 }
 
 impl Apt {
-    /// Prepares the directories and fetches the lists when they are missing or old. Without a network, old lists do.
+    /// Prepares the directories. The lists are fetched by the first question that needs them.
     pub(crate) fn open(cache: &Cache, release: Option<&str>) -> Result<Self, Error> {
         let archives = Archives::of(release)?;
         let text = archives.to_text();
         let directory = cache.directory(&format!("apt/{}", crate::cache::key([text.as_bytes()])))?;
-        let apt = Apt { archives, config: directory.join("apt.conf"), directory };
+        let config = directory.join("apt.conf");
+        let apt = Apt { archives, cache: cache.clone(), config, directory, current: Arc::default() };
         let _lock = cache.lock("apt")?;
         apt.prepare(&text)?;
-        let stamp = apt.directory.join("updated");
-        let age = fs::metadata(&stamp).and_then(|m| m.modified()).ok().and_then(|t| t.elapsed().ok());
-        if age.is_none_or(|age| age > FRESH) {
-            match run(apt.command("apt-get").args(["-q", "update"]), "fetching the package lists") {
-                Ok(_) => fs::write(&stamp, "").at("writing", &stamp)?,
-                Err(error) if age.is_some() => tracing::warn!(%error, "keeping older package lists"),
-                Err(error) => return Err(error),
-            }
-        }
         Ok(apt)
     }
 
@@ -55,13 +58,122 @@ impl Apt {
         fs::create_dir_all(&parts).at("making", &parts)?;
         let part = parts.join("archive.sources");
         fs::rename(&list, &part).at("naming", &part)?;
+        // no package counts as installed: what this system has is no part of the archive
+        let status = self.directory.join("status");
+        fs::write(&status, "").at("writing", &status)?;
+        self.write_preferences(&self.exclusions())?;
         let config = format!(
-            "Dir::State::lists \"{directory}/lists\";\nDir::Cache \"{directory}\";\nDir::Cache::archives \"archives\";\n\
+            "Dir::State::lists \"{directory}/lists\";\nDir::State::status \"{directory}/status\";\n\
+             Dir::Cache \"{directory}\";\nDir::Cache::archives \"archives\";\n\
              Dir::Etc::sourcelist \"/dev/null\";\nDir::Etc::sourceparts \"{directory}/parts\";\n\
+             Dir::Etc::preferences \"{directory}/preferences\";\nDir::Etc::preferencesparts \"/dev/null\";\n\
              Acquire::Languages \"none\";\nAcquire::IndexTargets::deb::DEP-11::DefaultEnabled \"false\";\n\
              APT::Sandbox::User \"root\";\nAPT::Get::List-Cleanup \"0\";\nAPT::Update::Post-Invoke-Success \"\";\n"
         );
         fs::write(&self.config, config).at("writing", &self.config)
+    }
+
+    /// Fetches the lists when they are missing or old. Without a network, old lists do.
+    pub(crate) fn need_lists(&self) -> Result<(), Error> {
+        if self.current.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let _lock = self.cache.lock("apt")?;
+        let age = self.lists_age();
+        if age.is_none_or(|age| age > LISTS_AGE_MAX) {
+            match self.update() {
+                Ok(()) => {}
+                Err(error) if age.is_some() => tracing::warn!(%error, "keeping older package lists"),
+                Err(error) => return Err(error),
+            }
+        }
+        self.current.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Fetches the lists again unless they are so young that they name what the archive names; returns true if they
+    /// were fetched.
+    pub(crate) fn refresh(&self) -> Result<bool, Error> {
+        let _lock = self.cache.lock("apt")?;
+        if self.lists_age().is_some_and(|age| age <= LISTS_AGE_MAX_ON_ABSENCE) {
+            return Ok(false);
+        }
+        self.update().map(|()| true)
+    }
+
+    fn stamp(&self) -> PathBuf {
+        self.directory.join("updated")
+    }
+
+    fn lists_age(&self) -> Option<Duration> {
+        fs::metadata(self.stamp()).and_then(|m| m.modified()).ok().and_then(|t| t.elapsed().ok())
+    }
+
+    fn update(&self) -> Result<(), Error> {
+        let what = "fetching the package lists";
+        let output = run(self.command("apt-get").args(["-q", "update"]), what)?;
+        // apt calls it a success when it could not reach a server and keeps what it has, or has nothing
+        if failures(&text_of(&output)).iter().any(|f| f.absent.is_none()) {
+            return Err(Error::Command { what: what.into(), status: output.status, output: tail(&output) });
+        }
+        let exclusions = self.directory.join(EXCLUSIONS_FILE);
+        if exclusions.exists() {
+            fs::remove_file(&exclusions).at("removing", &exclusions)?;
+            self.write_preferences(&Exclusions::default())?;
+        }
+        fs::write(self.stamp(), "").at("writing", &self.stamp())
+    }
+
+    /// Versions that the archive lists and is known not to serve.
+    pub(crate) fn exclusions(&self) -> Exclusions {
+        Exclusions::read(&self.directory.join(EXCLUSIONS_FILE))
+    }
+
+    fn write_preferences(&self, exclusions: &Exclusions) -> Result<(), Error> {
+        let path = self.directory.join("preferences");
+        crate::cache::write_whole(&path, exclusions.preferences().as_bytes(), crate::cache::Readable::ByOthers)
+    }
+
+    fn exclude<R>(&self, change: impl FnOnce(&mut Exclusions) -> R) -> Result<R, Error> {
+        let _lock = self.cache.lock("apt")?;
+        let mut exclusions = self.exclusions();
+        let result = change(&mut exclusions);
+        exclusions.write(&self.directory.join(EXCLUSIONS_FILE))?;
+        self.write_preferences(&exclusions)?;
+        Ok(result)
+    }
+
+    /// Records that parts of a source package's version are not served.
+    pub(crate) fn exclude_parts(&self, parts: Parts, package: &str, version: &str, missing: &str) -> Result<(), Error> {
+        self.exclude(|exclusions| exclusions.add_parts(parts, package, version, missing))
+    }
+
+    /// Records that binary packages are not served, and with each all others that were built with it: they depend on one
+    /// another's exact version. Returns true if one of them was not recorded yet.
+    pub(crate) fn exclude_binaries(&self, failures: &[FetchFailure]) -> Result<bool, Error> {
+        let mut pins = Vec::new();
+        for (package, version) in failures.iter().filter_map(FetchFailure::binary) {
+            pins.extend(self.siblings(package, version)?);
+        }
+        self.exclude(|exclusions| exclusions.add_pins(pins))
+    }
+
+    /// Finds every binary package that was built with this one, itself included. `version` has no epoch.
+    fn siblings(&self, package: &str, version: &str) -> Result<Vec<Pin>, Error> {
+        let pin = |b: BinaryStanza| Pin { package: b.package, version: b.version };
+        let found = self.binaries(&[package.to_owned()])?.into_iter().find(|b| without_epoch(&b.version) == version);
+        let Some(found) = found else {
+            // lists of another minute: both forms of the version, as the epoch is not known
+            let of = |version: String| Pin { package: package.to_owned(), version };
+            return Ok(vec![of(version.to_owned()), of(format!("*:{version}"))]);
+        };
+        let sources = self.sources(&found.source)?;
+        let names = sources.into_iter().find(|s| s.version == found.source_version).map(|s| s.binaries);
+        let built = |b: &BinaryStanza| b.source == found.source && b.source_version == found.source_version;
+        let mut all = self.binaries(&names.unwrap_or_default())?;
+        all.retain(built);
+        all.push(found);
+        Ok(all.into_iter().map(pin).collect())
     }
 
     fn command(&self, program: &str) -> Command {
@@ -72,17 +184,41 @@ impl Apt {
 
     /// Every version of a binary package, newest first.
     pub(crate) fn binary_versions(&self, package: &str) -> Result<Vec<String>, Error> {
-        let output = run(self.command("apt-cache").args(["madison", package]), "asking for the versions")?;
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let lines = text.lines().map(|l| l.split('|').map(str::trim).collect::<Vec<_>>());
-        let named = lines.filter(|f| f.len() == 3 && f[0] == package && f[2].ends_with("Packages"));
-        let mut versions: Vec<String> = named.map(|f| f[1].to_owned()).collect();
+        let mut versions: Vec<String> = self.binaries(&[package.to_owned()])?.into_iter().map(|b| b.version).collect();
+        versions.sort_by(|a, b| compare_versions(b, a));
         versions.dedup();
         Ok(versions)
     }
 
+    /// Reads the stanzas of binary packages, every version of each.
+    fn binaries(&self, packages: &[String]) -> Result<Vec<BinaryStanza>, Error> {
+        self.need_lists()?;
+        let packages: Vec<&String> = packages.iter().filter(|p| is_package(p)).collect();
+        if packages.is_empty() {
+            return Ok(Vec::new());
+        }
+        // apt-cache fails when it finds none of them: that is an answer
+        let output = output(self.command("apt-cache").args(["show", "--all-versions"]).args(&packages))?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let stanzas = text.split("\n\n").filter_map(BinaryStanza::parse);
+        Ok(stanzas.filter(|b| packages.contains(&&b.package)).collect())
+    }
+
+    /// Finds the binary packages of one version of a source package that can hold programs, the newest build of each.
+    pub(crate) fn programs_of(&self, stanza: &SourceStanza) -> Result<Vec<BinaryStanza>, Error> {
+        let mut found = self.binaries(&stanza.binaries)?;
+        found.retain(|b| b.source == stanza.package && b.source_version == stanza.version && b.architecture != "all");
+        found.sort_by(|a, b| a.package.cmp(&b.package).then_with(|| compare_versions(&b.version, &a.version)));
+        found.dedup_by(|a, b| a.package == b.package);
+        Ok(found)
+    }
+
     /// The stanzas of a source package, newest version first.
     pub(crate) fn sources(&self, package: &str) -> Result<Vec<SourceStanza>, Error> {
+        self.need_lists()?;
+        if !is_package(package) {
+            return Ok(Vec::new());
+        }
         let output = run(
             self.command("apt-cache").args(["showsrc", "--only-source", package]),
             &format!("asking for the source of {package}"),
@@ -94,35 +230,30 @@ impl Apt {
         Ok(stanzas)
     }
 
-    /// One version of a source package: exactly the one asked for, or the newest.
-    pub(crate) fn source(&self, package: &str, version: Option<&str>) -> Result<SourceStanza, Error> {
-        let mut stanzas = self.sources(package)?;
-        let available: Vec<String> = stanzas.iter().map(|s| s.version.clone()).collect();
-        match stanzas.iter().position(|s| version.is_none_or(|v| v == s.version)) {
-            Some(at) => Ok(stanzas.swap_remove(at)),
-            None => Err(no_version(package, version, &available)),
-        }
+    /// Lists every version of a source package, newest first.
+    pub(crate) fn source_versions(&self, package: &str) -> Result<Vec<String>, Error> {
+        Ok(self.sources(package)?.into_iter().map(|stanza| stanza.version).collect())
     }
 
-    /// Downloads a source package's files into `into`; the name of the `.dsc` comes back.
-    pub(crate) fn download_source(&self, stanza: &SourceStanza, into: &Path) -> Result<PathBuf, Error> {
-        let what = format!("{}={}", stanza.package, stanza.version);
+    /// Downloads a source package's files into `into`; returns the path of the `.dsc`.
+    pub(crate) fn download_source(&self, package: &str, version: &str, into: &Path) -> Result<PathBuf, Error> {
+        let what = format!("{package}={version}");
         let mut command = self.command("apt-get");
         command.args(["-q", "--download-only", "--only-source", "source", &what]).current_dir(into);
-        run(&mut command, &format!("downloading the source of {what}"))?;
+        fetch(&mut command, &format!("downloading the source of {what}"), package, version)?;
         find_with_suffix(into, ".dsc")
     }
 
-    /// Downloads a binary package into `into`.
+    /// Downloads one version of a binary package into `into`.
     pub(crate) fn download_binary(&self, package: &str, version: &str, into: &Path) -> Result<PathBuf, Error> {
         let available = self.binary_versions(package)?;
         if !available.iter().any(|v| v == version) {
-            return Err(no_version(package, Some(version), &available));
+            return Err(no_version(package, version, &available));
         }
         let what = format!("{package}={version}");
         let mut command = self.command("apt-get");
         command.args(["-q", "download", &what]).current_dir(into);
-        run(&mut command, &format!("downloading {what}"))?;
+        fetch(&mut command, &format!("downloading {what}"), package, version)?;
         find_with_suffix(into, ".deb")
     }
 
@@ -135,15 +266,42 @@ impl Apt {
     }
 }
 
-fn no_version(package: &str, version: Option<&str>, available: &[String]) -> Error {
+/// Downloads. Files that the server does not have are one error, everything else that fails is another.
+fn fetch(command: &mut Command, what: &str, package: &str, version: &str) -> Result<(), Error> {
+    let output = output(command)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let absent = all_absent(&text_of(&output)).and_then(|failures| failures.into_iter().next());
+    Err(match absent {
+        Some(FetchFailure { file, absent }) => Error::Withheld {
+            package: package.to_owned(),
+            version: version.to_owned(),
+            missing: format!("{file}: {}", absent.unwrap_or("absent")),
+            served: None,
+        },
+        None => Error::Command { what: what.to_owned(), status: output.status, output: tail(&output) },
+    })
+}
+
+/// Text of everything that a program printed.
+pub(crate) fn text_of(output: &Output) -> String {
+    String::from_utf8_lossy(&[&output.stdout[..], b"\n", &output.stderr[..]].concat()).into_owned()
+}
+
+pub(crate) fn no_version(package: &str, version: &str, available: &[String]) -> Error {
     Error::NoSuchVersion {
         package: package.to_owned(),
-        version: version.unwrap_or("(any)").to_owned(),
+        version: version.to_owned(),
         available: if available.is_empty() { "none".to_owned() } else { available.join(", ") },
     }
 }
 
-fn find_with_suffix(directory: &Path, suffix: &str) -> Result<PathBuf, Error> {
+fn without_epoch(version: &str) -> &str {
+    version.split_once(':').map_or(version, |(_, rest)| rest)
+}
+
+pub(crate) fn find_with_suffix(directory: &Path, suffix: &str) -> Result<PathBuf, Error> {
     for entry in fs::read_dir(directory).at("reading", directory)? {
         let path = entry.at("reading", directory)?.path();
         if path.to_string_lossy().ends_with(suffix) {
@@ -183,23 +341,66 @@ pub(crate) struct SourceStanza {
 
 impl SourceStanza {
     fn parse(text: &str) -> Option<Self> {
-        let mut fields: Vec<(&str, String)> = Vec::new();
-        for line in text.lines() {
-            match line.split_once(':') {
-                _ if line.starts_with(' ') => fields.last_mut()?.1.push_str(line),
-                Some((name, value)) => fields.push((name, value.trim().to_owned())),
-                None => {}
-            }
-        }
-        let field = |name: &str| fields.iter().find(|(n, _)| *n == name).map(|(_, v)| v.clone());
+        let fields = fields(text);
         let depends = fields.iter().filter(|(n, _)| n.starts_with("Build-"));
         Some(SourceStanza {
-            package: field("Package")?,
-            version: field("Version")?,
-            binaries: field("Binary")?.split(',').map(|b| b.trim().to_owned()).collect(),
+            package: field(&fields, "Package").or_else(|| field(&fields, "Source"))?.to_owned(),
+            version: field(&fields, "Version")?.to_owned(),
+            binaries: field(&fields, "Binary")?.split(',').map(|b| b.trim().to_owned()).collect(),
             build_depends: depends.map(|(n, v)| format!("{n}: {v}\n")).collect(),
         })
     }
+
+    /// Reads a `.dsc`, signed or not.
+    pub(crate) fn of_description(text: &str) -> Option<Self> {
+        text.split("\n\n").find_map(SourceStanza::parse)
+    }
+}
+
+/// One version of a binary package in the archive's lists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct BinaryStanza {
+    pub(crate) package: String,
+    pub(crate) version: String,
+    architecture: String,
+    source: String,
+    source_version: String,
+}
+
+impl BinaryStanza {
+    fn parse(text: &str) -> Option<Self> {
+        let fields = fields(text);
+        let (package, version) = (field(&fields, "Package")?, field(&fields, "Version")?);
+        // the source is named when it differs, its version in parentheses when that differs too
+        let source = field(&fields, "Source").unwrap_or(package);
+        let (source, source_version) = match source.split_once('(') {
+            Some((name, rest)) => (name.trim(), rest.trim_end_matches(')').trim()),
+            None => (source, version),
+        };
+        Some(BinaryStanza {
+            package: package.to_owned(),
+            version: version.to_owned(),
+            architecture: field(&fields, "Architecture")?.to_owned(),
+            source: source.to_owned(),
+            source_version: source_version.to_owned(),
+        })
+    }
+}
+
+fn fields(text: &str) -> Vec<(&str, String)> {
+    let mut fields: Vec<(&str, String)> = Vec::new();
+    for line in text.lines() {
+        match (line.split_once(':'), fields.last_mut()) {
+            (_, Some(last)) if line.starts_with(' ') => last.1.push_str(line),
+            (Some((name, value)), _) => fields.push((name, value.trim().to_owned())),
+            (None, _) => {}
+        }
+    }
+    fields
+}
+
+fn field<'a>(fields: &'a [(&str, String)], name: &str) -> Option<&'a str> {
+    fields.iter().find(|(n, _)| *n == name).map(|(_, v)| v.as_str())
 }
 
 #[cfg(test)]
@@ -215,5 +416,23 @@ mod tests {
         assert_eq!(stanza.version, "1:2-3");
         assert_eq!(stanza.build_depends, "Build-Depends: a (>= 1), b\n");
         assert_eq!(SourceStanza::parse("nothing here"), None);
+        let signed = format!(
+            "-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA512\n\nFormat: 3.0\n{}\n-----BEGIN PGP SIGNATURE-----\n\nabc\n",
+            text.replace("Package:", "Source:")
+        );
+        assert_eq!(SourceStanza::of_description(&signed), Some(stanza));
+    }
+
+    #[test]
+    fn a_binary_names_its_source() {
+        let of = |fields: &str| {
+            let b = BinaryStanza::parse(&format!("Package: libx1\nVersion: 2:1-1+b1\nArchitecture: amd64\n{fields}"))
+                .unwrap();
+            (b.source, b.source_version)
+        };
+        assert_eq!(of(""), ("libx1".to_owned(), "2:1-1+b1".to_owned()));
+        assert_eq!(of("Source: x\n"), ("x".to_owned(), "2:1-1+b1".to_owned()));
+        assert_eq!(of("Source: x (1-1)\n"), ("x".to_owned(), "1-1".to_owned()));
+        assert_eq!(without_epoch("2:1-1+b1"), "1-1+b1");
     }
 }

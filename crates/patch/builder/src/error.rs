@@ -53,6 +53,18 @@ pub enum Error {
         /// What there is.
         available: String,
     },
+    /// Version in the archive's lists of which the archive does not have the files.
+    #[error("{package} {version} is listed and not served ({missing}); {}", newest(.package, .served))]
+    Withheld {
+        /// The package.
+        package: String,
+        /// As asked for, or the newest.
+        version: String,
+        /// First file that was not there, and the server's answer.
+        missing: String,
+        /// Newest other version that is served, if there is one.
+        served: Option<String>,
+    },
     /// A name is not in the series, or several entries fit.
     #[error("{name:?} names {found} of the series of {package}: {entries}")]
     Quilt {
@@ -121,6 +133,13 @@ pub enum Error {
     /// The finished patch or a key breaks a rule of the file format.
     #[error(transparent)]
     Format(#[from] stillpoint_patch_format::Error),
+}
+
+fn newest(package: &str, served: &Option<String>) -> String {
+    match served {
+        Some(version) => format!("the newest version of {package} that is served is {version}"),
+        None => format!("no other version of {package} is served"),
+    }
 }
 
 fn list(refusals: &[Refusal]) -> String {

@@ -25,13 +25,17 @@
 //! results are complete or absent, and that several builders may share one cache. On failure nothing is left but
 //! cached intermediate results.
 //!
+//! **Versions.** An archive may list a version and answer 404 for its files. Without a version the builder takes the
+//! newest one that is served, and reports it ([`Event::VersionChosen`]); with one, [`Error::Withheld`] names the newest that
+//! is served. Only an answer of a server counts: a network that fails is an error.
+//!
 //! **It does not** run configure steps or generators again for the *after* side: a diff of a build file is refused.
 //! Nothing of an unpacked package is installed or run on this system; package builds run in the clean root, without
 //! network.
 //!
 //! ```no_run
 //! use stillpoint_patch_builder::{Builder, Cache, DebianRequest, Shipped, ShippedAs, Statement};
-//! let builder = Builder::new(Cache::open()?, 2, &|text| eprintln!("{text}"));
+//! let builder = Builder::new(Cache::open()?, 2, &|event| eprintln!("{event}"));
 //! let request = DebianRequest {
 //!     package: "redis".into(),
 //!     version: None,
@@ -60,6 +64,9 @@ mod debian;
 pub mod diff;
 mod elf;
 mod error;
+mod event;
+mod exclusions;
+mod fetch_failure;
 mod includes;
 mod integrated;
 mod keys;
@@ -79,6 +86,8 @@ pub use cache::{Cache, Readable, write_whole};
 pub use debian::{Diff, Series};
 pub use elf::Reproduced;
 pub use error::Error;
+pub use event::{Event, Withheld};
+pub use exclusions::Parts;
 pub use integrated::Integrated;
 pub use keys::{KeyFiles, generate_key, read_secret_key};
 pub use package::{BuiltPackage, Shipped, SourcePackage};
@@ -97,12 +106,12 @@ pub struct Builder<'a> {
     release: Option<String>,
     root_of: Option<String>,
     jobs: usize,
-    tell: &'a (dyn Fn(&str) + Sync),
+    tell: &'a (dyn Fn(Event) + Sync),
 }
 
 impl<'a> Builder<'a> {
-    /// `jobs` compilers run at a time; `tell` hears what goes on, for people.
-    pub fn new(cache: Cache, jobs: usize, tell: &'a (dyn Fn(&str) + Sync)) -> Self {
+    /// `jobs` compilers run at a time; `tell` gets every event.
+    pub fn new(cache: Cache, jobs: usize, tell: &'a (dyn Fn(Event) + Sync)) -> Self {
         Builder { cache, release: None, root_of: None, jobs: jobs.max(1), tell }
     }
 
@@ -120,6 +129,11 @@ impl<'a> Builder<'a> {
 
     fn progress(&self, text: &str) {
         tracing::debug!("{text}");
-        (self.tell)(text);
+        (self.tell)(Event::Progress { text: text.to_owned() });
+    }
+
+    fn report(&self, event: Event) {
+        tracing::info!("{event}");
+        (self.tell)(event);
     }
 }

@@ -1,6 +1,6 @@
 //! Source and binary packages: fetched, unpacked, built as the archive builds them, never installed.
 
-use crate::apt::{Apt, SourceStanza};
+use crate::apt::{Apt, SourceStanza, find_with_suffix, no_version};
 use crate::commands::{RECORDED, RECORDER, Recording};
 use crate::compile::Project;
 use crate::debian::{Diff, Series};
@@ -9,7 +9,7 @@ use crate::includes::Includes;
 use crate::integrated::{Integrated, Integration};
 use crate::root::{self, BUILD_PATH, OWN_PATH};
 use crate::sandbox::{Sandbox, run};
-use crate::{Builder, Error};
+use crate::{Builder, Error, Event, Parts, Withheld};
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,6 +20,8 @@ use std::process::Command;
 pub struct SourcePackage {
     pub(crate) stanza: SourceStanza,
     pub(crate) apt: Apt,
+    /// Its `.dsc`.
+    pub(crate) description: PathBuf,
     tree: PathBuf,
     /// Its diffs.
     pub series: Series,
@@ -49,8 +51,26 @@ impl SourcePackage {
     }
 
     fn key(&self) -> String {
-        format!("{}_{}", self.name(), self.version().replace([':', '/'], "%"))
+        entry_name(self.name(), self.version())
     }
+
+    /// Reads what was downloaded and unpacked; the archive is not asked.
+    fn read(apt: &Apt, entry: &Path) -> Result<Self, Error> {
+        let description = find_with_suffix(entry, ".dsc")?;
+        let text = fs::read(&description).at("reading", &description)?;
+        let stanza = SourceStanza::of_description(&String::from_utf8_lossy(&text)).ok_or_else(|| Error::Malformed {
+            what: description.display().to_string(),
+            why: "it describes no source package".into(),
+        })?;
+        let tree = entry.join("tree");
+        let series = Series::read(format!("{} {}", stanza.package, stanza.version), &tree)?;
+        Ok(SourcePackage { stanza, apt: apt.clone(), description, tree, series })
+    }
+}
+
+/// An entry of the cache that belongs to a version of a package.
+fn entry_name(package: &str, version: &str) -> String {
+    format!("{package}_{}", version.replace([':', '/'], "%"))
 }
 
 /// Which diffs of its series a binary was built with.
@@ -173,21 +193,110 @@ impl BuiltPackage {
 }
 
 impl Builder<'_> {
-    /// Fetches and unpacks a source package: exactly the version asked for, or the newest.
-    pub fn fetch_source(&self, package: &str, version: Option<&str>) -> Result<SourcePackage, Error> {
+    /// Fetches and unpacks a source package, and its binary packages where `parts` has them: exactly the version asked
+    /// for, or the newest of which the archive serves all these parts. What the cache holds counts as served.
+    pub fn fetch_source(&self, package: &str, version: Option<&str>, parts: Parts) -> Result<SourcePackage, Error> {
+        self.fetch_source_besides(package, version, parts, None)
+    }
+
+    /// Fetches as [`Builder::fetch_source`] does; the error for a version that is not served proposes none that is `taken`.
+    pub(crate) fn fetch_source_besides(
+        &self,
+        package: &str,
+        version: Option<&str>,
+        parts: Parts,
+        taken: Option<&str>,
+    ) -> Result<SourcePackage, Error> {
         self.progress(&format!("fetching the source of {package}"));
         let apt = Apt::open(&self.cache, self.release.as_deref())?;
-        let stanza = apt.source(package, version)?;
-        let name = format!("{}_{}", stanza.package, stanza.version.replace([':', '/'], "%"));
-        let entry = self.cache.entry("source", &name, |into| {
-            let description = apt.download_source(&stanza, into)?;
+        let Some(version) = version else { return self.fetch_newest(&apt, package, parts) };
+        if !self.holds(package, version, Parts::Source) {
+            let listed = apt.source_versions(package)?;
+            if !listed.iter().any(|v| v == version) {
+                return Err(no_version(package, version, &listed));
+            }
+        }
+        let missing = match self.fetch_version(&apt, package, version, parts) {
+            Err(Error::Withheld { missing, .. }) => missing,
+            other => return other,
+        };
+        if apt.refresh()? {
+            return self.fetch_source_besides(package, Some(version), parts, taken);
+        }
+        apt.exclude_parts(parts, package, version, &missing)?;
+        let unwanted: Vec<&str> = [version].into_iter().chain(taken).collect();
+        let (served, _) = self.newest_served(&apt, package, parts, &unwanted)?;
+        let served = served.map(|source| source.stanza.version);
+        Err(Error::Withheld { package: package.to_owned(), version: version.to_owned(), missing, served })
+    }
+
+    fn fetch_newest(&self, apt: &Apt, package: &str, parts: Parts) -> Result<SourcePackage, Error> {
+        let (served, withheld) = self.newest_served(apt, package, parts, &[])?;
+        let package = package.to_owned();
+        match (served, withheld.first()) {
+            (Some(source), None) => Ok(source),
+            (Some(source), Some(_)) => {
+                self.report(Event::VersionChosen { package, taken: source.version().to_owned(), withheld });
+                Ok(source)
+            }
+            (None, Some(newest)) => {
+                let Withheld { version, missing } = newest.clone();
+                Err(Error::Withheld { package, version, missing, served: None })
+            }
+            (None, None) => Err(no_version(&package, "(any)", &[])),
+        }
+    }
+
+    /// Finds the newest version of which all parts are served, and newer ones that are listed and are not. Only a file
+    /// that the server does not have says so; any other failure is an error.
+    fn newest_served(
+        &self,
+        apt: &Apt,
+        package: &str,
+        parts: Parts,
+        unwanted: &[&str],
+    ) -> Result<(Option<SourcePackage>, Vec<Withheld>), Error> {
+        let mut withheld = Vec::new();
+        for version in apt.source_versions(package)?.into_iter().filter(|v| !unwanted.contains(&v.as_str())) {
+            let known = apt.exclusions().missing(parts, package, &version).map(str::to_owned);
+            let missing = match known.filter(|_| !self.holds(package, &version, parts)) {
+                Some(missing) => missing,
+                None => match self.fetch_version(apt, package, &version, parts) {
+                    Ok(source) => return Ok((Some(source), withheld)),
+                    Err(Error::Withheld { missing, .. }) => {
+                        if apt.refresh()? {
+                            return self.newest_served(apt, package, parts, unwanted);
+                        }
+                        apt.exclude_parts(parts, package, &version, &missing)?;
+                        missing
+                    }
+                    Err(Error::NoSuchVersion { available, .. }) => available,
+                    Err(other) => return Err(other),
+                },
+            };
+            withheld.push(Withheld { version, missing });
+        }
+        Ok((None, withheld))
+    }
+
+    fn fetch_version(&self, apt: &Apt, package: &str, version: &str, parts: Parts) -> Result<SourcePackage, Error> {
+        let entry = self.cache.entry("source", &entry_name(package, version), |into| {
+            let description = apt.download_source(package, version, into)?;
             let mut unpack = Command::new("dpkg-source");
             unpack.args(["--skip-patches", "--no-check", "--extract"]).arg(&description).arg("tree").current_dir(into);
             run(&mut unpack, &format!("unpacking {}", description.display())).map(drop)
         })?;
-        let tree = entry.join("tree");
-        let series = Series::read(format!("{} {}", stanza.package, stanza.version), &tree)?;
-        Ok(SourcePackage { stanza, apt, tree, series })
+        let source = SourcePackage::read(apt, &entry)?;
+        if parts == Parts::SourceAndBinaries {
+            self.fetch_binaries(&source)?;
+        }
+        Ok(source)
+    }
+
+    /// Returns true if the cache has these parts of a version.
+    fn holds(&self, package: &str, version: &str, parts: Parts) -> bool {
+        let has = |kind: &str| self.cache.path(kind, &entry_name(package, version)).exists();
+        has("source") && (parts == Parts::Source || has("binaries"))
     }
 
     /// Builds a package with a part of its series, by its own rules, in a clean root. Done once for each choice.
@@ -225,9 +334,9 @@ impl Builder<'_> {
         match self.foreign_root() {
             Some(release) => {
                 let apt = Apt::open(&self.cache, Some(release))?;
-                root::for_foreign(&self.cache, &apt, &source.stanza)
+                root::for_foreign(self, &apt, source)
             }
-            None => root::for_package(&self.cache, &source.apt, &source.stanza),
+            None => root::for_package(self, &source.apt, source),
         }
     }
 
@@ -268,10 +377,7 @@ impl Builder<'_> {
     pub(crate) fn run_rules(&self, root: &Path, build_path: &Path, into: &Path, rules: &Rules) -> Result<(), Error> {
         let recorder = self.recorder(root, rules.recorder)?;
         let records = into.join("records");
-        let at = root.join(build_path.strip_prefix("/").unwrap_or(build_path));
-        for directory in [&records, &at] {
-            fs::create_dir_all(directory).at("making", directory)?;
-        }
+        fs::create_dir_all(&records).at("making", &records)?;
         let own = Path::new(OWN_PATH);
         let mut sandbox = Sandbox { root: Some(root.to_owned()), ..Sandbox::default() }
             .with(&into.join("tree"), build_path)
@@ -293,8 +399,6 @@ impl Builder<'_> {
         }
         if let Some(integration) = rules.integration {
             let (outside, inside) = integration.mount();
-            let at = root.join(inside.strip_prefix("/").unwrap_or(&inside));
-            fs::create_dir_all(&at).at("making", &at)?;
             sandbox = sandbox.with(&outside, &inside);
             env.extend(integration.environment());
         }
@@ -340,23 +444,25 @@ impl Builder<'_> {
         self.cache.entry("binary", &name, |into| unpack(&apt, package, version, into))
     }
 
-    /// Downloads and unpacks everything built from a source package into one directory.
+    /// Downloads and unpacks the binary packages built from a source package that can hold programs into one directory.
     pub fn fetch_binaries(&self, source: &SourcePackage) -> Result<PathBuf, Error> {
         self.progress(&format!("fetching the binary packages of {} {}", source.name(), source.version()));
         self.cache.entry("binaries", &source.key(), |into| {
-            let mut found = false;
-            for package in &source.stanza.binaries {
-                let there = source.apt.binary_versions(package).unwrap_or_default();
-                if there.iter().any(|v| v == source.version()) {
-                    found = true;
-                    unpack(&source.apt, package, source.version(), into)?;
-                }
-            }
-            if found {
-                return Ok(());
-            }
+            let packages = source.apt.programs_of(&source.stanza)?;
             let (package, version) = (source.name().to_owned(), source.version().to_owned());
-            Err(Error::NoSuchVersion { package, version, available: "no binary package of it".into() })
+            if packages.is_empty() {
+                return Err(Error::NoSuchVersion { package, version, available: "no binary package of it".into() });
+            }
+            for binary in packages {
+                unpack(&source.apt, &binary.package, &binary.version, into).map_err(|error| match error {
+                    // part of a version of the source package
+                    Error::Withheld { missing, served, .. } => {
+                        Error::Withheld { package: package.clone(), version: version.clone(), missing, served }
+                    }
+                    other => other,
+                })?;
+            }
+            Ok(())
         })
     }
 

@@ -8,7 +8,7 @@ use crate::error::At;
 use crate::package::{BuiltPackage, Shipped, SourcePackage};
 use crate::sandbox::{Sandbox, run};
 use crate::tree::UNITS;
-use crate::{Builder, Cache, Error, Integrated, elf};
+use crate::{Builder, Cache, Error, Integrated, Parts, elf};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -43,6 +43,15 @@ pub struct DebianRequest {
     pub binary: Option<PathBuf>,
 }
 
+impl DebianRequest {
+    /// Parts of the running binary's version that are needed: its binary packages, unless the binary is a file or is built.
+    fn parts(&self) -> Parts {
+        let built = self.integrated.is_some() || matches!(&self.shipped, ShippedAs::Series(s) if *s != Shipped::Full);
+        let file = self.binary.as_ref().is_some_and(|path| path.is_file());
+        if built || file { Parts::Source } else { Parts::SourceAndBinaries }
+    }
+}
+
 /// A patch for a program that the user built.
 #[derive(Debug, Clone)]
 pub struct SourceRequest {
@@ -63,10 +72,15 @@ pub struct SourceRequest {
 impl Builder<'_> {
     /// Builds a patch for a program of a Debian package.
     pub fn build_debian(&self, request: &DebianRequest, statement: &Statement) -> Result<Built, Error> {
-        let source = self.fetch_source(&request.package, request.version.as_deref())?;
+        let (package, parts) = (&request.package, request.parts());
+        let source_parts = if matches!(request.shipped, ShippedAs::Version(_)) { Parts::Source } else { parts };
+        let source = self.fetch_source(package, request.version.as_deref(), source_parts)?;
         let (shipped_source, shipped) = match &request.shipped {
             ShippedAs::Series(shipped) => (None, shipped.clone()),
-            ShippedAs::Version(version) => (Some(self.fetch_source(&request.package, Some(version))?), Shipped::Full),
+            ShippedAs::Version(version) => {
+                let shipped = self.fetch_source_besides(package, Some(version), parts, Some(source.version()))?;
+                (Some(shipped), Shipped::Full)
+            }
         };
         let shipped_source = shipped_source.as_ref().unwrap_or(&source);
         let shipped_diffs = shipped.diffs(&shipped_source.series)?;

@@ -1,13 +1,15 @@
 //! Clean roots: the release, `build-essential` and one package's build dependencies, nothing else. A stray header
 //! changes code, so no build looks at the system it runs on.
 
-use crate::apt::{Apt, SourceStanza};
+use crate::apt::{Apt, text_of};
 use crate::error::At;
-use crate::sandbox::{Sandbox, run};
-use crate::{Cache, Error};
+use crate::fetch_failure::all_absent;
+use crate::package::SourcePackage;
+use crate::sandbox::{Sandbox, output, run, tail};
+use crate::{Builder, Error, Event};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 
 /// Where sources stand while they are built, as on the archive's own builders: the path shows in debug information
 /// and, with some packages, in `__FILE__`.
@@ -18,28 +20,38 @@ pub(crate) const OWN_PATH: &str = "/stillpoint";
 /// Documentation and translations are no input of any compiler.
 const LEAVE_OUT: [&str; 4] = ["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*"];
 
+/// Path of apt's preferences for versions that the archive does not serve, inside.
+const PREFERENCES: &str = "etc/apt/preferences.d/stillpoint";
+/// Limit of attempts at a root, each without the versions that were not served before. One attempt finds all of those
+/// that it wants; what is wanted in their place may be withheld as well.
+const ATTEMPTS_MAX: usize = 8;
+
 /// The root for a source package; packages with the same build dependencies share one.
-pub(crate) fn for_package(cache: &Cache, apt: &Apt, stanza: &SourceStanza) -> Result<PathBuf, Error> {
-    let what = format!("{}={}", stanza.package, stanza.version);
-    let install = format!("DEBIAN_FRONTEND=noninteractive apt-get -q -y --arch-only build-dep '{what}'");
-    make(cache, apt, stanza, &stanza.package, &install, &[])
+pub(crate) fn for_package(builder: &Builder, apt: &Apt, source: &SourcePackage) -> Result<PathBuf, Error> {
+    // from the description: the root's own lists need not have this version
+    let install = format!("DEBIAN_FRONTEND=noninteractive apt-get -q -y --arch-only build-dep /{DESCRIPTION}");
+    make(builder, apt, source, source.name(), &install, &[])
 }
+
+/// Path of the source package's description, inside.
+const DESCRIPTION: &str = "stillpoint/source.dsc";
 
 /// Where a root tells what it lacks.
 const LEFT_OUT: &str = "stillpoint/left-out";
 
 /// A root of one release for a source package of another: what that release lacks of the build dependencies is left
 /// out, and named. The package's own rules must do without it.
-pub(crate) fn for_foreign(cache: &Cache, apt: &Apt, stanza: &SourceStanza) -> Result<PathBuf, Error> {
+pub(crate) fn for_foreign(builder: &Builder, apt: &Apt, source: &SourcePackage) -> Result<PathBuf, Error> {
+    let stanza = &source.stanza;
     let install = format!(
-        "for one; do \
+        "rm -f /{LEFT_OUT}; for one; do \
              if apt-get -q -q -s satisfy \"$one\" >/dev/null 2>&1; then set -- \"$@\" \"$one\"; else echo \"$one\" >> /{LEFT_OUT}; fi; \
              shift; \
          done; DEBIAN_FRONTEND=noninteractive apt-get -q -y satisfy \"$@\""
     );
     let dependencies = dependencies(&stanza.build_depends);
     let name = format!("{}-foreign", stanza.package);
-    let root = make(cache, apt, stanza, &name, &install, &dependencies)?;
+    let root = make(builder, apt, source, &name, &install, &dependencies)?;
     for left_out in fs::read_to_string(root.join(LEFT_OUT)).unwrap_or_default().lines() {
         tracing::warn!(package = stanza.package, left_out, "this release has no such build dependency");
     }
@@ -53,9 +65,9 @@ fn dependencies(fields: &str) -> Vec<&str> {
 }
 
 fn make(
-    cache: &Cache,
+    builder: &Builder,
     apt: &Apt,
-    stanza: &SourceStanza,
+    source: &SourcePackage,
     name: &str,
     install: &str,
     arguments: &[&str],
@@ -67,17 +79,18 @@ fn make(
                 .into(),
         ));
     }
+    let stanza = &source.stanza;
     let sources = apt.archives.to_text();
     let key = crate::cache::key([sources.as_bytes(), stanza.package.as_bytes(), stanza.build_depends.as_bytes()]);
-    cache.entry("root", &format!("{name}-{key}"), |into| {
-        let base = base(cache, apt, &sources)?;
+    builder.cache.entry("root", &format!("{name}-{key}"), |into| {
+        let base = base(builder, apt, &sources)?;
         let mut copy = Command::new("cp");
         copy.args(["-a", "--reflink=auto", "--no-target-directory"]).arg(&base).arg(into);
         run(&mut copy, "copying the clean root")?;
-        for directory in [BUILD_PATH, "/stillpoint/bin", "/stillpoint/records", "/stillpoint/out"] {
-            let path = into.join(directory.trim_start_matches('/'));
-            fs::create_dir_all(&path).at("making", &path)?;
-        }
+        let description = into.join(DESCRIPTION);
+        let own = into.join(OWN_PATH.trim_start_matches('/'));
+        fs::create_dir_all(&own).at("making", &own)?;
+        fs::copy(&source.description, &description).at("writing", &description)?;
         let resolver = into.join("etc/resolv.conf");
         if Path::new("/etc/resolv.conf").exists() {
             fs::copy("/etc/resolv.conf", &resolver).at("writing", &resolver)?;
@@ -85,25 +98,68 @@ fn make(
         let inside = Sandbox { root: Some(into.to_owned()), network: true, ..Sandbox::default() };
         let script = format!("apt-get -q update && {{ {install}; }} && apt-get clean");
         let argv = [&["/bin/sh", "-c", &script, "sh"], arguments].concat();
-        let mut command = inside.command(Path::new("/"), &argv, &[]);
         let what = format!("installing the build dependencies of {} {}", stanza.package, stanza.version);
-        run(&mut command, &what).map(drop)
+        with_served(builder, apt, &what, |preferences| {
+            let path = into.join(PREFERENCES);
+            if let Some(parent) = path.parent() {
+                fs::create_dir_all(parent).at("making", parent)?;
+            }
+            fs::write(&path, preferences).at("writing", &path)?;
+            output(&mut inside.command(Path::new("/"), &argv, &[]))
+        })
     })
 }
 
-fn base(cache: &Cache, apt: &Apt, sources: &str) -> Result<PathBuf, Error> {
+/// Runs what installs packages, and again without the versions that the archive lists and does not serve, until it has
+/// all that it wants. `attempt` gets the text of apt's preferences.
+fn with_served(
+    builder: &Builder,
+    apt: &Apt,
+    what: &str,
+    mut attempt: impl FnMut(&str) -> Result<Output, Error>,
+) -> Result<(), Error> {
+    apt.need_lists()?;
+    let known = apt.exclusions().packages();
+    for _ in 0..ATTEMPTS_MAX {
+        let exclusions = apt.exclusions();
+        let output = attempt(&exclusions.preferences())?;
+        let left_out = exclusions.packages();
+        if output.status.success() {
+            if !left_out.is_empty() {
+                builder.report(Event::DependenciesLeftOut { packages: left_out });
+            }
+            return Ok(());
+        }
+        let absent = all_absent(&text_of(&output)).unwrap_or_default();
+        if absent.is_empty() || !apt.exclude_binaries(&absent)? {
+            let mut what = what.to_owned();
+            if !left_out.is_empty() {
+                what = format!("{what} without {}, which are listed and not served,", left_out.join(", "));
+            }
+            return Err(Error::Command { what, status: output.status, output: tail(&output) });
+        }
+        builder.progress(&format!("{what} once more: the archive does not serve {}", absent[0].file));
+    }
+    let added: Vec<String> = apt.exclusions().packages().into_iter().filter(|p| !known.contains(p)).collect();
+    let why = format!("after {ATTEMPTS_MAX} attempts versions are still listed and not served: {}", added.join(", "));
+    Err(Error::Malformed { what: what.to_owned(), why })
+}
+
+fn base(builder: &Builder, apt: &Apt, sources: &str) -> Result<PathBuf, Error> {
     let codename = &apt.archives.codename;
     let name = format!("{codename}-{}", crate::cache::key([sources.as_bytes()]));
-    cache.entry("root", &name, |into| {
+    builder.cache.entry("root", &name, |into| {
         let list = into.with_extension("sources");
         fs::write(&list, sources).at("writing", &list)?;
         let options = into.with_extension("conf");
         fs::write(&options, apt.proxies()?).at("writing", &options)?;
+        let preferences = into.with_extension("preferences");
         let mut command = Command::new("mmdebstrap");
-        command.args(["--quiet", "--mode=root", "--variant=buildd", "--skip=check/empty"]);
+        command.args(["--mode=root", "--variant=buildd", "--skip=check/empty"]);
         command.arg("--aptopt=Apt::Install-Recommends \"false\"").arg("--aptopt=Acquire::Languages \"none\"");
         command.arg(format!("--aptopt={}", options.display())).arg("--dpkgopt=force-unsafe-io");
         command.args(LEAVE_OUT.map(|path| format!("--dpkgopt=path-exclude={path}")));
+        command.arg(format!("--setup-hook=install -D -m 644 \"{}\" \"$1/{PREFERENCES}\"", preferences.display()));
         for ring in apt.archives.key_rings() {
             if let Some(parent) = ring.parent() {
                 let (ring, parent) = (ring.display(), parent.display());
@@ -111,8 +167,13 @@ fn base(cache: &Cache, apt: &Apt, sources: &str) -> Result<PathBuf, Error> {
             }
         }
         command.arg(codename).arg(into).arg(&list);
-        run(&mut command, &format!("making a clean root of {codename}"))?;
-        for file in [&list, &options] {
+        with_served(builder, apt, &format!("making a clean root of {codename}"), |text| {
+            crate::cache::remove(into)?;
+            fs::create_dir_all(into).at("making", into)?;
+            fs::write(&preferences, text).at("writing", &preferences)?;
+            output(&mut command)
+        })?;
+        for file in [&list, &options, &preferences] {
             fs::remove_file(file).at("removing", file)?;
         }
         Ok(())

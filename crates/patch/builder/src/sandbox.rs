@@ -6,14 +6,15 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// Mounts, then enters. The mount namespace ends with the process, and with it every mount.
+/// Mounts, then enters. The mount namespace ends with the process, and with it every mount. A mount point in a root of
+/// ours is made when it is missing; outside of one, directories are the user's.
 const ENTER: &str = r#"
-mounts=$1; shift
+root=$1; directory=$2; mounts=$3; shift 3
 while [ "$mounts" -gt 0 ]; do
+    if [ -n "$root" ]; then mkdir -p "$2" || exit 125; fi
     mount --bind "$1" "$2" || exit 125
     shift 2; mounts=$((mounts - 1))
 done
-root=$1; directory=$2; shift 2
 if [ -n "$root" ]; then
     mount -t proc proc "$root/proc" 2>/dev/null
     mount --rbind /dev "$root/dev" || exit 125
@@ -22,6 +23,9 @@ fi
 cd "$directory" || exit 125
 exec "$@"
 "#;
+
+/// Variables that say how the network is reached.
+const PROXIES: [&str; 3] = ["http_proxy", "https_proxy", "no_proxy"];
 
 /// A view of the file system.
 #[derive(Debug, Clone, Default)]
@@ -66,13 +70,17 @@ impl Sandbox {
         if self.root.is_some() && !self.network {
             command.arg("--net");
         }
-        command.args(["--", "/bin/sh", "-c", ENTER, "sh"]).arg(self.mounts.len().to_string());
+        command.args(["--", "/bin/sh", "-c", ENTER, "sh"]).arg(self.root.as_deref().unwrap_or(Path::new("")));
+        command.arg(directory).arg(self.mounts.len().to_string());
         for (outside, inside) in &self.mounts {
             command.arg(outside).arg(self.outside(inside));
         }
-        command.arg(self.root.as_deref().unwrap_or(Path::new(""))).arg(directory).args(argv);
+        command.args(argv);
         if self.root.is_some() {
             command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C.UTF-8");
+            if self.network {
+                command.envs(PROXIES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+            }
         }
         command.envs(env.iter().map(|(k, v)| (k, v))).stdin(Stdio::null());
         command
@@ -109,4 +117,45 @@ pub(crate) fn tail(output: &Output) -> String {
     let text = String::from_utf8_lossy(&text);
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(30)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// A root of links and mounts: the system's own programs, seen from inside.
+    #[test]
+    fn a_mount_point_that_is_missing_is_made_in_a_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, tree) = (dir.path().join("root"), dir.path().join("tree"));
+        for path in [root.join("dev"), root.join("usr"), tree.clone()] {
+            fs::create_dir_all(path).unwrap();
+        }
+        for name in ["bin", "lib", "lib64"] {
+            std::os::unix::fs::symlink(Path::new("usr").join(name), root.join(name)).unwrap();
+        }
+        fs::write(tree.join("unit.c"), "int main;").unwrap();
+        let sandbox = Sandbox { root: Some(root.clone()), ..Sandbox::default() }
+            .with(Path::new("/usr"), Path::new("/usr"))
+            .with(&tree, Path::new("/build/removed/tree"));
+        let mut command = sandbox.command(Path::new("/build/removed/tree"), &["cat", "unit.c"], &[]);
+        let result = output(&mut command).unwrap();
+        if String::from_utf8_lossy(&result.stderr).contains("unshare failed") {
+            stillpoint_testing::skip!("no private mount namespace can be made");
+        }
+        assert!(result.status.success(), "{}", tail(&result));
+        assert_eq!(result.stdout, b"int main;");
+        fs::remove_dir_all(root.join("build")).unwrap();
+        assert!(output(&mut command).unwrap().status.success(), "it is made each time");
+    }
+
+    #[test]
+    fn a_mount_point_outside_of_a_root_is_not_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let gone = dir.path().join("gone");
+        let sandbox = Sandbox::default().with(dir.path(), &gone);
+        assert!(!output(&mut sandbox.command(Path::new("/"), &["true"], &[])).unwrap().status.success());
+        assert!(!gone.exists());
+    }
 }
