@@ -4,3 +4,4 @@
 
 mod shadow;
 mod source_trees;
+mod withheld_versions;
