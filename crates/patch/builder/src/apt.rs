@@ -26,7 +26,7 @@ impl Apt {
     pub(crate) fn open(cache: &Cache, release: Option<&str>) -> Result<Self, Error> {
         let archives = Archives::of(release)?;
         let text = archives.to_text();
-        let directory = cache.directory(&format!("apt/{}", crate::cache::key([text.as_bytes()])))?;
+        let directory = cache.directory("apt", &stillpoint_host::cache::key([text.as_bytes()]))?;
         let apt = Apt { archives, config: directory.join("apt.conf"), directory };
         let _lock = cache.lock("apt")?;
         apt.prepare(&text)?;
