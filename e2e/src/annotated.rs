@@ -3,25 +3,16 @@
 use crate::cli::Stillpoint;
 use crate::packages::{self, Binary};
 use crate::shipped::{builder_cache, version_diff};
-use crate::{cache_dir, workspace_root};
+use crate::workspace_root;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::OnceLock;
+use stillpoint_testing::recipes;
 
 /// Directory of libstillpoint, which is built on first use.
 pub fn libstillpoint() -> Result<&'static Path, String> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let built = BUILT.get_or_init(|| {
-        let shelf = cache_dir().join("libstillpoint");
-        std::fs::create_dir_all(&shelf).map_err(|e| format!("make {}: {e}", shelf.display()))?;
-        // Another test may build it at the same time.
-        let mut make = Command::new("flock");
-        make.arg(shelf.join("lock")).args(["make", "--silent", "-C"]).arg(workspace_root().join("runtime"));
-        let out = make.arg(format!("BUILD={}", shelf.display())).output().map_err(|e| format!("run make: {e}"))?;
-        let errors = String::from_utf8_lossy(&out.stderr);
-        out.status.success().then_some(shelf).ok_or_else(|| format!("building libstillpoint failed: {errors}"))
-    });
+    let built = BUILT.get_or_init(|| recipes::libstillpoint());
     built.as_deref().map_err(Clone::clone)
 }
 
@@ -53,8 +44,7 @@ pub fn memcached() -> Result<(Binary, PathBuf), String> {
     let packaged = packages::memcached(None)?;
     let versions = packages::versions("memcached")?;
     let package = format!("memcached={}", versions.first().ok_or("the archive offers no memcached")?);
-    let dir = cache_dir().join("series/memcached-annotated");
-    std::fs::create_dir_all(&dir).map_err(|e| format!("make {}: {e}", dir.display()))?;
+    let dir = recipes::directory("series", "memcached-annotated")?;
     let call = |command: &str| {
         let call = Stillpoint::new().args(["patch", command, "--debian", &package]).arg("--cache").arg(builder_cache());
         Ok::<_, String>(call.args(options("memcached")?))

@@ -25,7 +25,7 @@ pub(crate) fn test(root: &Path, logs: &Path) -> Result<Counts> {
 
 /// The same with those tests that `make test` runs: some of each kind. Nothing else runs meanwhile.
 pub(crate) fn short(root: &Path, logs: &Path) -> Result<Counts> {
-    println!("       building the kernel with generations: some minutes of two processors, unless .cache has it");
+    println!("       building the kernel with generations: some minutes of two processors, unless the cache has it");
     let mut command = Command::new("generations/run");
     command.arg("--build").current_dir(root).env("JOBS", "2");
     let mut built = step::run("kernel", &mut command, &logs.join("generations-kernel.log"), step::LIMIT)?;

@@ -126,7 +126,7 @@ fn only(root: &Path) -> Result<Option<Selection>> {
 /// packages.
 pub(crate) fn test(root: &Path) -> Result<bool> {
     let start = Instant::now();
-    println!("Every test of the tree, quick ones first. Servers are downloaded to .cache, nothing is installed;");
+    println!("Every test of the tree, quick ones first. Servers are downloaded to the cache, nothing is installed;");
     println!("each line: time, counts, what ran. A failure shows its output and how to run it again.");
     println!("{}\n", room(root)?);
     let only = only(root)?;
@@ -190,7 +190,7 @@ pub(crate) fn alone(root: &Path, tests: Tests) -> Result<bool> {
     Ok(counts.failed == 0)
 }
 
-/// What a first run leaves in `target` and `.cache`, and needs in between: GB.
+/// What a first run leaves in `target` and the cache, and needs in between: GB.
 const ROOM: u64 = 11;
 
 /// How much the disk still takes; a run that stops half-way for want of it says so in many confusing ways.
@@ -198,7 +198,7 @@ fn room(root: &Path) -> Result<String> {
     let disk = rustix::fs::statvfs(root).with_context(|| format!("look at {}", root.display()))?;
     let free = disk.f_bavail * disk.f_frsize / 1_000_000_000;
     let enough = if free < ROOM { ": less than a first run may need" } else { "" };
-    Ok(format!("{free} GB are free for target and .cache, of which a first run takes {ROOM}{enough}."))
+    Ok(format!("{free} GB are free for target and the cache, of which a first run takes {ROOM}{enough}."))
 }
 
 fn cargo() -> Command {

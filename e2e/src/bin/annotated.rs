@@ -1,4 +1,4 @@
-//! Builds redis and memcached with quiescence points, and a patch of each fix, for those who take them from `.cache`; with
+//! Builds redis and memcached with quiescence points, and a patch of each fix, for those who take them from the cache; with
 //! the word `mariadb`, MariaDB instead, without patches.
 
 use std::process::ExitCode;

@@ -80,9 +80,7 @@ fn failure(error: Error, state: &str) -> Failure {
         _ => state,
     };
     let hint = match &error {
-        Error::Criu { .. } => {
-            Some("--criu FILE, or STILLPOINT_CRIU=FILE, names another criu: 4.0 or newer runs on newer kernels")
-        }
+        Error::Criu { .. } => Some("--criu FILE, or STILLPOINT_CRIU=FILE, names another criu, 4.1 or newer"),
         Error::Occupied(_) => Some("another --image, or stillpoint kernel discard --image DIR"),
         Error::Unsealed(_) => Some("stillpoint kernel checkpoint --image DIR"),
         Error::Failed { .. } => Some("the logs of criu in the image's directory"),

@@ -69,10 +69,8 @@ const EXCEPTIONS: &[(&str, &str)] = &[
 static TESTS: OnceLock<Result<PathBuf, String>> = OnceLock::new();
 
 fn tests() -> Result<PathBuf, String> {
-    let into = stillpoint_testing::cache_dir().join("postgres-regress");
     let fetch = stillpoint_testing::workspace_root().join("crates/migrate/proxy/tests/regress/fetch");
-    let output = Command::new(fetch).arg(&into).output().map_err(|error| format!("fetch: {error}"))?;
-    if output.status.success() { Ok(into) } else { Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()) }
+    stillpoint_testing::recipes::postgres_regress(&fetch)
 }
 
 /// All files in their order.

@@ -42,11 +42,8 @@ const LIMIT: Duration = Duration::from_secs(240);
 
 /// The tests and their library.
 fn tests() -> Result<PathBuf, String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let into = root.join("../../../.cache/postgres-regress");
-    let output =
-        Command::new(root.join("tests/regress/fetch")).arg(&into).output().map_err(|e| format!("fetch: {e}"))?;
-    if output.status.success() { Ok(into) } else { Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()) }
+    let fetch = stillpoint_testing::workspace_root().join("crates/migrate/proxy/tests/regress/fetch");
+    stillpoint_testing::recipes::postgres_regress(&fetch)
 }
 
 /// One cluster, and where its results go.

@@ -16,7 +16,7 @@ pub(crate) fn programs(major: u32) -> PathBuf {
 }
 
 fn beside() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../../.cache/postgresql-{NEWER}/root"))
+    stillpoint_testing::recipes::postgresql().map_or_else(|_| PathBuf::from("/nonexistent"), |entry| entry.join("root"))
 }
 
 /// Whether clusters of [`NEWER`] can be started too; what is missing is downloaded beside the system. Says why not.
@@ -24,17 +24,11 @@ pub fn newer_available() -> bool {
     if !available() {
         return false;
     }
-    if programs(NEWER).join("postgres").exists() {
+    if Path::new(&format!("/usr/lib/postgresql/{NEWER}/bin/postgres")).exists() {
         return true;
     }
-    let setup = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../setup/postgresql");
-    let made = Command::new(setup).stdin(Stdio::null()).output();
-    match made {
-        Ok(output) if output.status.success() => return true,
-        Ok(output) => stillpoint_testing::skipped(String::from_utf8_lossy(&output.stderr).trim()),
-        Err(error) => stillpoint_testing::skipped(&format!("setup/postgresql: {error}")),
-    }
-    false
+    let made = stillpoint_testing::recipes::postgresql();
+    made.inspect_err(|why| stillpoint_testing::skipped(why)).is_ok()
 }
 
 /// Whether clusters can be started here. Says why not; with `REQUIRE_ALL=1` it panics instead. The calling test has a limited
