@@ -11,7 +11,7 @@ CARGO ?= cargo
 export PATH := $(PATH):$(HOME)/.cargo/bin
 RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
 
-.PHONY: help setup build test test-full check demo demo-migrate demo-kernel test-generations bench bench-kernel experiments soak fuzz install uninstall clean
+.PHONY: help setup build test test-full check demo demo-migrate demo-kernel test-generations bench bench-kernel experiments soak fuzz install uninstall clean clean-cache
 
 help: ## this list
 	@echo 'stillpoint: live patches for running programs, live migration of PostgreSQL databases. Start with `make demo`.'
@@ -96,5 +96,8 @@ uninstall: ## remove what `install` put there (the key directory stays)
 	@for page in man/*.[1-8]; do rm -f "$(DESTDIR)$(PREFIX)/share/man/man$${page##*.}/$${page##*/}"; done
 	@$(LIBSTILLPOINT) uninstall >/dev/null
 
-clean: ## remove everything built or downloaded
-	@rm -rf target fuzz/target .cache
+clean: ## remove everything built
+	@rm -rf target fuzz/target
+
+clean-cache: ## remove everything in the cache that no process uses (STILLPOINT_CACHE; see man stillpoint-patch-build)
+	@$(CARGO) run --quiet --locked -p xtask -- cache clean

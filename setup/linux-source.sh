@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Sourced by what builds kernels of Debian's linux-source. Beforehand: here (this directory), dir (whole, there), package, version.
+# Sourced by what builds kernels of Debian's linux-source. Beforehand: here (this directory), and for source_tree dir (an empty
+# directory), package, version; for configure source (the tree).
 
 . "$here/served.sh"
 
@@ -23,7 +24,6 @@ not_needed=(--exclude='*/Documentation/*.rst' --exclude='*/Documentation/*.yaml'
 # Unpacks it into $dir/source. Asked at the places that the system's own lists name: bookworm's security archive or its backports
 # have 6.12, later ones are in trixie's.
 source_tree() {
-  [ ! -e "$dir/source/Makefile" ] || return 0
   local work release backports
   case $version in
     6.12) release=bookworm backports=bookworm-backports ;;
@@ -40,7 +40,7 @@ source_tree() {
     archive=$("$here/archive") || cannot_be_had 1 "$package"
     mapfile -t lists < <("$here/archive" "$release")
     served_mmdebstrap "$work/root" --variant=extract --include="$package" --aptopt='Acquire::Check-Valid-Until "false"' "$release" \
-      "$work/root" "${lists[@]}" "$archive $backports main" </dev/null 9>&- || cannot_be_had $? "$package"
+      "$work/root" "${lists[@]}" "$archive $backports main" </dev/null || cannot_be_had $? "$package"
   fi
   mkdir "$work/tree"
   if [ -d "$work/root" ]; then
@@ -48,7 +48,6 @@ source_tree() {
   else
     dpkg-deb --fsys-tarfile "$work/$package"_*.deb | tar -xO "./usr/src/$package.tar.xz"
   fi | xz -dc -T0 | tar -x -C "$work/tree" --strip-components=1 --wildcards "${not_needed[@]}"
-  rm -rf "$dir/pristine" "$dir/source"
   mv "$work/tree" "$dir/source"
   rm -rf "$work"
   trap - EXIT
@@ -59,13 +58,10 @@ configure() {
   local build=$1 line asked=$1/asked
   shift
   mkdir -p "$build"
-  cat "$@" >"$asked.new"
-  if ! cmp -s "$asked.new" "$asked" || [ ! -e "$build/.config" ]; then
-    KCONFIG_ALLCONFIG=$asked.new make -s -C "$dir/source" O="$build" allnoconfig >&2
-    tac "$asked.new" | awk -F= '/^CONFIG_/ && !seen[$1]++' | while read -r line; do
-      case $line in *=n) ! grep -q "^${line%=n}=" "$build/.config" ;; *) grep -qx "$line" "$build/.config" ;; esac \
-        || fail "the kernel refuses $line"
-    done
-    mv "$asked.new" "$asked"
-  fi
+  cat "$@" >"$asked"
+  KCONFIG_ALLCONFIG=$asked make -s -C "$source" O="$build" allnoconfig >&2
+  tac "$asked" | awk -F= '/^CONFIG_/ && !seen[$1]++' | while read -r line; do
+    case $line in *=n) ! grep -q "^${line%=n}=" "$build/.config" ;; *) grep -qx "$line" "$build/.config" ;; esac \
+      || fail "the kernel refuses $line"
+  done
 }

@@ -81,11 +81,9 @@ const BY_HAND: &str = "make fuzz";
 /// Command that runs one target with the corpus that earlier runs have left.
 fn command(root: &Path, target_dir: &Path, name: &str) -> Result<Command> {
     // What earlier runs found worth keeping comes first; new finds go to the first directory.
-    let corpus = root.join(".cache/fuzz").join(name);
+    let corpus = stillpoint_testing::recipes::directory("fuzz", name).map_err(anyhow::Error::msg)?;
     let findings = root.join("fuzz/findings");
-    for dir in [&corpus, &findings] {
-        std::fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
-    }
+    std::fs::create_dir_all(&findings).with_context(|| format!("make {}", findings.display()))?;
     let program: PathBuf = target_dir.join(TRIPLE).join("release").join(name);
     seed(&program, &corpus)?;
     let mut command = Command::new(&program);

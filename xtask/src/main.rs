@@ -10,11 +10,13 @@
 //! | `fuzz` | every decoder under a coverage-guided fuzzer, `STILLPOINT_FUZZ_SECONDS` each (12) |
 //! | `generations` | a kernel with address-space generations, and its tests in an emulated machine |
 //! | `generations-short` | the same with those tests that `test` runs |
+//! | `cache` | `list`, `clean`, `evict`, `root`; `path NAME` makes what tests take from outside the tree and prints where it is |
 //!
-//! Guarantees: exit code 0 only when everything asked for ran and held; nothing outside `target/`, `.cache/`,
+//! Guarantees: exit code 0 only when everything asked for ran and held; nothing outside `target/`, the cache,
 //! `fuzz/findings/` and (by `soak`) `experiments/` is written. It builds nothing that a user runs.
 
 mod ahead;
+mod cache;
 mod full;
 mod fuzz;
 mod generations;
@@ -53,7 +55,10 @@ fn run(command: Option<&str>) -> Result<bool> {
         Some("fuzz") => runner::alone(&root, fuzz::test),
         Some("generations") => runner::alone(&root, generations::test),
         Some("generations-short") => runner::alone(&root, generations::short),
-        _ => bail!("usage: xtask tidy | check | test | test-full | soak | fuzz | generations | generations-short"),
+        Some("cache") => cache::run(&std::env::args().skip(2).collect::<Vec<_>>()),
+        _ => bail!(
+            "usage: xtask tidy | check | test | test-full | soak | fuzz | generations | generations-short | cache"
+        ),
     }
 }
 

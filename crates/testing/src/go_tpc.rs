@@ -1,5 +1,6 @@
 //! go-tpc: TPC-C, for MariaDB and PostgreSQL.
 
+use crate::Unavailable;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -12,17 +13,13 @@ const VERSION: &str = "v1.0.12";
 pub fn go_tpc() -> &'static Result<PathBuf, String> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     BUILT.get_or_init(|| {
-        let program = crate::cache_dir().join(format!("go-tpc_{VERSION}")).join("go-tpc");
-        if program.exists() {
-            return Ok(program);
-        }
-        build(&program).map_err(|why| format!("go-tpc {VERSION} cannot be built: {why}"))?;
-        Ok(program)
+        let made = crate::recipes::entry("go", "go-tpc", &[MODULE.into(), VERSION.into()], build);
+        made.map(|entry| entry.join("go-tpc")).map_err(|why| format!("go-tpc {VERSION} cannot be built: {why}"))
     })
 }
 
 /// Go of this machine, or Debian's, unpacked.
-fn go() -> Result<(PathBuf, Option<PathBuf>), String> {
+fn go() -> Result<(PathBuf, Option<PathBuf>), Unavailable> {
     let version = Command::new("go").arg("version").stderr(Stdio::null()).output();
     if version.is_ok_and(|out| out.status.success()) {
         return Ok((PathBuf::from("go"), None));
@@ -32,12 +29,10 @@ fn go() -> Result<(PathBuf, Option<PathBuf>), String> {
     Ok((binary.path, root))
 }
 
-fn build(program: &Path) -> Result<(), String> {
+fn build(into: &Path) -> Result<(), Unavailable> {
     let (go, root) = go()?;
-    let shelf = program.parent().expect("the program lies on a shelf");
-    std::fs::create_dir_all(shelf).map_err(|e| format!("make {}: {e}", shelf.display()))?;
     // Modules and objects are needed once.
-    let work = tempfile::tempdir_in(shelf).map_err(|e| format!("make a directory in {}: {e}", shelf.display()))?;
+    let work = tempfile::tempdir().map_err(|e| format!("make a directory: {e}"))?;
     let run = |arguments: &[&str], dir: &Path| {
         let mut command = Command::new(&go);
         command.args(arguments).current_dir(dir).env("GOPATH", work.path().join("path"));
@@ -47,14 +42,13 @@ fn build(program: &Path) -> Result<(), String> {
         let errors = String::from_utf8_lossy(&out.stderr);
         match out.status.success() {
             true => Ok(String::from_utf8_lossy(&out.stdout).into_owned()),
-            false => Err(errors.lines().last().unwrap_or("go fails").to_owned()),
+            false => Err(Unavailable::from(errors.lines().last().unwrap_or("go fails"))),
         }
     };
     // In the module's own directory, so that its own list of sums says what it is built with.
     let told = run(&["mod", "download", "-json", &format!("{MODULE}@{VERSION}")], work.path())?;
     let told: serde_json::Value = serde_json::from_str(&told).map_err(|e| format!("go printed {told:?}: {e}"))?;
     let source = told["Dir"].as_str().ok_or("go does not tell where the module lies")?;
-    let made = work.path().join("go-tpc");
-    run(&["build", "-o", &made.display().to_string(), "./cmd/go-tpc"], Path::new(source))?;
-    std::fs::rename(made, program).map_err(|e| format!("name {}: {e}", program.display()))
+    let program = into.join("go-tpc").display().to_string();
+    run(&["build", "-o", &program, "./cmd/go-tpc"], Path::new(source)).map(drop)
 }

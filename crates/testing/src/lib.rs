@@ -22,6 +22,7 @@ pub mod long;
 pub mod packages;
 pub mod patience;
 pub mod port;
+pub mod recipes;
 mod unavailable;
 pub mod wait;
 pub mod withholding;
@@ -36,9 +37,9 @@ pub fn workspace_root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("the crate lies two folders below the root")
 }
 
-/// Where downloads and builds are kept between runs: `$STILLPOINT_CACHE`, otherwise `.cache` in the source tree.
+/// The cache's directory, for `--cache` of the tool; what tests themselves keep there comes from [`recipes`].
 pub fn cache_dir() -> PathBuf {
-    std::env::var_os("STILLPOINT_CACHE").map_or_else(|| workspace_root().join(".cache"), PathBuf::from)
+    stillpoint_host::cache::default_root().expect("the environment names a place for the cache")
 }
 
 /// Ends the calling test because this machine lacks something: see [`skipped`].

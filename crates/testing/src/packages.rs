@@ -5,7 +5,7 @@
 
 mod served;
 
-use crate::{Unavailable, cache_dir, workspace_root};
+use crate::{Unavailable, recipes, workspace_root};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -91,30 +91,21 @@ pub fn too_few(package: &str, served: &[String]) -> Unavailable {
 
 /// The directory into which the packages (all of one version) and their missing dependencies are unpacked.
 fn unpacked(packages: &[&str], version: &str) -> Result<PathBuf, Unavailable> {
-    let shelf = cache_dir().join("packages");
-    let root = shelf.join(format!("{}_{}", packages[0], version.replace(':', "%3a")));
-    if root.is_dir() {
-        return Ok(root);
-    }
-    std::fs::create_dir_all(&shelf).map_err(|e| format!("make {}: {e}", shelf.display()))?;
-    // Everything happens in a directory of our own that gets its name at the end: a second process that does the same
-    // at the same time, or a download that is cut off, leaves no half-filled directory behind.
-    let work = tempfile::tempdir_in(&shelf).map_err(|e| format!("make a directory in {}: {e}", shelf.display()))?;
-    let archives = work.path().join("archives");
-    let tree = work.path().join("root");
-    for dir in [&archives.join("partial"), &tree] {
-        std::fs::create_dir_all(dir).map_err(|e| format!("make {}: {e}", dir.display()))?;
-    }
-    download(packages, version, &archives)?;
-    for entry in std::fs::read_dir(&archives).map_err(|e| format!("list {}: {e}", archives.display()))?.flatten() {
-        if entry.path().extension().is_some_and(|ext| ext == "deb") {
-            run(Command::new("dpkg-deb").arg("-x").args([&entry.path(), &tree]))?;
+    let name = format!("{}_{}", packages[0], version.replace(':', "%3a"));
+    let inputs: Vec<Vec<u8>> = packages.iter().chain([&version]).map(|word| word.as_bytes().to_vec()).collect();
+    recipes::entry("packages", &name, &inputs, |tree| {
+        let work = tempfile::tempdir().map_err(|e| format!("make a directory: {e}"))?;
+        let archives = work.path().join("archives");
+        let partial = archives.join("partial");
+        std::fs::create_dir_all(&partial).map_err(|e| format!("make {}: {e}", partial.display()))?;
+        download(packages, version, &archives)?;
+        for entry in std::fs::read_dir(&archives).map_err(|e| format!("list {}: {e}", archives.display()))?.flatten() {
+            if entry.path().extension().is_some_and(|ext| ext == "deb") {
+                run(Command::new("dpkg-deb").arg("-x").args([&entry.path(), tree]))?;
+            }
         }
-    }
-    match std::fs::rename(&tree, &root) {
-        Err(_) if root.is_dir() => Ok(root),
-        other => Ok(other.map(|()| root.clone()).map_err(|e| format!("name {}: {e}", root.display()))?),
-    }
+        Ok(())
+    })
 }
 
 /// Dependencies of which the archive withholds the newest version are taken in an older one (`setup/served.sh`).
@@ -128,7 +119,12 @@ fn download(packages: &[&str], version: &str, archives: &Path) -> Result<(), Una
     apt.arg("-o").arg(format!("Dir::Cache::archives={}", archives.display()));
     apt.args(packages.iter().map(|package| format!("{package}={version}")));
     let out = apt.env("DEBIAN_FRONTEND", "noninteractive").output().map_err(|e| format!("run setup/served.sh: {e}"))?;
-    if out.status.success() { Ok(()) } else { Err(Unavailable::of_setup(&out)) }
+    if out.status.success() {
+        Ok(())
+    } else {
+        let why = String::from_utf8_lossy(&out.stderr).trim().to_owned();
+        Err(Unavailable::of_code(out.status.code(), why))
+    }
 }
 
 fn run(command: &mut Command) -> Result<String, String> {

@@ -15,12 +15,11 @@ pub enum Unavailable {
 const WITHHELD_CODE: i32 = 75;
 
 impl Unavailable {
-    /// The reason of a script in `setup/` that failed: its exit code says which kind it is.
-    pub fn of_setup(output: &std::process::Output) -> Unavailable {
-        let errors = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        match output.status.code() {
-            Some(WITHHELD_CODE) => Unavailable::Withheld(errors),
-            _ => Unavailable::Missing(errors),
+    /// Reason of a script in `setup/` that failed: its exit code says of which kind it is.
+    pub fn of_code(code: Option<i32>, why: String) -> Unavailable {
+        match code {
+            Some(WITHHELD_CODE) => Unavailable::Withheld(why),
+            _ => Unavailable::Missing(why),
         }
     }
 

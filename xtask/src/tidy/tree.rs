@@ -47,7 +47,7 @@ impl SourceFile {
 }
 
 /// Directories that hold nothing of ours.
-const NOT_OURS: [&str; 4] = [".git", "target", ".cache", "build"];
+const NOT_OURS: [&str; 3] = [".git", "target", "build"];
 /// Larger files are data.
 const TEXT_MAX: u64 = 2 << 20;
 

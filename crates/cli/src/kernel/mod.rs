@@ -80,7 +80,7 @@ fn failure(error: Error, state: &str) -> Failure {
         _ => state,
     };
     let hint = match &error {
-        Error::Criu { .. } => Some("setup/criu puts one into .cache/criu; then --criu .cache/criu/criu"),
+        Error::Criu { .. } => Some("--criu FILE, or STILLPOINT_CRIU=FILE, names another criu, 4.1 or newer"),
         Error::Occupied(_) => Some("another --image, or stillpoint kernel discard --image DIR"),
         Error::Unsealed(_) => Some("stillpoint kernel checkpoint --image DIR"),
         Error::Failed { .. } => Some("the logs of criu in the image's directory"),

@@ -12,7 +12,8 @@ pub(super) struct Workplace {
     /// How many compilers run at a time [default: one for each processor].
     #[arg(short, long, value_name = "N")]
     jobs: Option<usize>,
-    /// Where downloads, clean roots and objects are kept [default: $STILLPOINT_CACHE, or ~/.cache/stillpoint].
+    /// Where downloads, clean roots and objects are kept [default: $STILLPOINT_CACHE; else /var/cache/stillpoint for root,
+    /// ~/.cache/stillpoint for another user].
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
     /// Release of the distribution that the package is of, for instance `bullseye` [default: this system's].

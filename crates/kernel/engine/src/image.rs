@@ -303,7 +303,7 @@ mod tests {
         let (image, path) = (Image::open(&dir).unwrap(), dir.join(object.file_name()));
         image.forget_all();
         if cached(&path) != 0 {
-            return stillpoint_testing::skipped(&format!("{} keeps its files in memory", dir.display()));
+            return stillpoint_testing::skipped(format!("{} keeps its files in memory", dir.display()));
         }
         assert_eq!(read(&image, HEAP), Some(3));
         assert!(cached(&path) >= PAGE);

@@ -1,8 +1,7 @@
 //! What `setup/guest` makes.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use stillpoint_testing::skipped;
+use stillpoint_testing::{recipes, skipped};
 
 /// A built guest: an emulator, two kernels, a disk.
 #[derive(Debug, Clone)]
@@ -26,9 +25,7 @@ impl Guest {
         if let Some(dir) = std::env::var_os("STILLPOINT_GUEST") {
             return Guest::at(dir.into());
         }
-        let root = root();
-        set_up(&root, "guest", &[])?;
-        Guest::at(root.join(".cache/guest"))
+        Guest::at(recipes::guest(&[])?)
     }
 
     /// The same with the newest of Debian's kernels of each of these series too (`$STILLPOINT_GUEST_EVERY`).
@@ -36,9 +33,7 @@ impl Guest {
         if let Some(dir) = std::env::var_os("STILLPOINT_GUEST_EVERY") {
             return Guest::at(dir.into());
         }
-        let (root, dir) = (root(), ".cache/guest-every");
-        set_up(&root, "guest", &[&[dir], series].concat())?;
-        Guest::at(root.join(dir))
+        Guest::at(recipes::guest(series)?)
     }
 
     /// One that is built.
@@ -51,11 +46,7 @@ impl Guest {
     pub fn with_handover(self) -> Result<Guest, String> {
         let own = match std::env::var_os("STILLPOINT_HANDOVER") {
             Some(dir) => dir.into(),
-            None => {
-                let root = root();
-                set_up(&root, "handover", &[])?;
-                root.join(".cache/handover")
-            }
+            None => recipes::handover()?,
         };
         let kernels = kernels(&own)?;
         Ok(Guest { own: Some(own), kernels, ..self })
@@ -96,17 +87,6 @@ fn kernels(dir: &Path) -> Result<Vec<String>, String> {
         return Err(format!("{} names {} kernels", path.display(), kernels.len()));
     }
     Ok(kernels)
-}
-
-fn set_up(root: &Path, what: &str, arguments: &[&str]) -> Result<(), String> {
-    let script = root.join("setup").join(what);
-    let output = Command::new(script).args(arguments).current_dir(root).stdin(Stdio::null()).output();
-    let output = output.map_err(|error| format!("setup/{what}: {error}"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    Err(format!("no {what}: {}", said.lines().last().unwrap_or("its setup failed")))
 }
 
 /// The source tree.

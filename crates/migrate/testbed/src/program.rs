@@ -80,7 +80,7 @@ pub(crate) fn version_with_source() -> Result<String, Unavailable> {
 }
 
 fn beside() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../../.cache/postgresql-{NEWER}/root"))
+    stillpoint_testing::recipes::postgresql().map_or_else(|_| PathBuf::from("/nonexistent"), |entry| entry.join("root"))
 }
 
 /// Whether clusters of [`NEWER`] can be started too; what is missing is downloaded beside the system. Says why not.
@@ -91,14 +91,7 @@ pub fn newer_available() -> bool {
     if Programs::of_major(NEWER).exist() {
         return true;
     }
-    let setup = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../setup/postgresql");
-    let made = Command::new(setup).stdin(Stdio::null()).output();
-    match made {
-        Ok(output) if output.status.success() => return true,
-        Ok(output) => stillpoint_testing::skipped(Unavailable::of_setup(&output)),
-        Err(error) => stillpoint_testing::skipped(format!("setup/postgresql: {error}")),
-    }
-    false
+    stillpoint_testing::recipes::postgresql().inspect_err(|why| stillpoint_testing::skipped(why)).is_ok()
 }
 
 /// Whether clusters can be started here. Says why not; with `REQUIRE_ALL=1` it panics instead. The calling test has a limited

@@ -12,6 +12,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use stillpoint_host::file::{Readable, write_whole};
 
 /// Lists older than this are fetched again.
 const LISTS_AGE_MAX: Duration = Duration::from_secs(6 * 3600);
@@ -37,7 +38,7 @@ impl Apt {
     pub(crate) fn open(cache: &Cache, release: Option<&str>) -> Result<Self, Error> {
         let archives = Archives::of(release)?;
         let text = archives.to_text();
-        let directory = cache.directory(&format!("apt/{}", crate::cache::key([text.as_bytes()])))?;
+        let directory = cache.directory("apt", &stillpoint_host::cache::key([text.as_bytes()]))?;
         let config = directory.join("apt.conf");
         let apt = Apt { archives, cache: cache.clone(), config, directory, current: Arc::default() };
         let _lock = cache.lock("apt")?;
@@ -131,7 +132,8 @@ impl Apt {
 
     fn write_preferences(&self, exclusions: &Exclusions) -> Result<(), Error> {
         let path = self.directory.join("preferences");
-        crate::cache::write_whole(&path, exclusions.preferences().as_bytes(), crate::cache::Readable::ByOthers)
+        write_whole(&path, exclusions.preferences().as_bytes(), Readable::ByOthers)?;
+        Ok(())
     }
 
     fn exclude<R>(&self, change: impl FnOnce(&mut Exclusions) -> R) -> Result<R, Error> {

@@ -1,6 +1,5 @@
 //! Compiling units of one program in several trees: the same commands, at the same paths, nothing twice.
 
-use crate::cache::key;
 use crate::commands::{CompileCommand, Job, parse_dependencies, resolve};
 use crate::error::At;
 use crate::includes::Includes;
@@ -14,6 +13,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use stillpoint_host::cache::key;
 
 /// A program that can be compiled unit by unit.
 #[derive(Debug)]
@@ -36,11 +36,26 @@ pub(crate) struct Project {
     pub(crate) includes: Option<Includes>,
 }
 
+/// Directory for what compilers write.
+enum Scratch {
+    OfCache(stillpoint_host::cache::Scratch),
+    Temporary(tempfile::TempDir),
+}
+
+impl Scratch {
+    fn path(&self) -> &Path {
+        match self {
+            Scratch::OfCache(scratch) => scratch.path(),
+            Scratch::Temporary(scratch) => scratch.path(),
+        }
+    }
+}
+
 /// Compiles in one project.
 pub(crate) struct Compiler<'a> {
     pub(crate) project: &'a Project,
     cache: &'a Cache,
-    scratch: tempfile::TempDir,
+    scratch: Scratch,
     /// Whether `stillpoint-shadow.h` can be included.
     shadow_variables: bool,
     counter: std::sync::atomic::AtomicU64,
@@ -64,11 +79,10 @@ const REMEMBERED_MAX: usize = 64;
 impl<'a> Compiler<'a> {
     pub(crate) fn new(project: &'a Project, cache: &'a Cache, shadow_variables: bool) -> Result<Self, Error> {
         let scratch = match project.root {
-            Some(_) => tempfile::tempdir_in(cache.directory("scratch")?),
+            Some(_) => Scratch::OfCache(cache.scratch()?),
             // below /tmp, as the cache may lie in the source directory, which is covered while compiling
-            None => tempfile::tempdir(),
+            None => Scratch::Temporary(tempfile::tempdir().at("making", Path::new("a temporary directory"))?),
         };
-        let scratch = scratch.at("making", Path::new("a temporary directory"))?;
         let own = scratch.path().join("shadow");
         fs::create_dir(&own).at("making", &own)?;
         for (name, text) in crate::SHADOW_SOURCES {
@@ -202,9 +216,9 @@ impl<'a> Compiler<'a> {
         let identity = command.identity();
         let parts = [root, source, unit.as_bytes(), version.as_bytes(), &identity];
         let name = key(parts.into_iter().chain(command.is_plain_c().then_some(C_TEXT_VERSION))) + ".json";
-        let path = self.cache.path("text", &name);
+        let stored = self.cache.load("text", &name);
         let mut remembered: Vec<Remembered> =
-            fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+            stored.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
         let holds = |r: &&Remembered| {
             r.contents.iter().all(|(file, hash)| self.hash(tree, file).as_ref() == Some(hash))
                 && self.same_names(tree, &r.text.files) == r.same_names
@@ -223,7 +237,7 @@ impl<'a> Compiler<'a> {
             remembered.insert(0, Remembered { contents, same_names, text: text.clone() });
             remembered.truncate(REMEMBERED_MAX);
             let bytes = serde_json::to_vec(&remembered)
-                .map_err(|e| Error::Malformed { what: path.display().to_string(), why: e.to_string() })?;
+                .map_err(|e| Error::Malformed { what: name.clone(), why: e.to_string() })?;
             self.cache.store("text", &name, &bytes)?;
         }
         Ok(Ok(text))
@@ -246,7 +260,7 @@ impl<'a> Compiler<'a> {
         let identity = command.identity();
         let parts = [how, root, source, unit.as_bytes(), version.as_bytes(), &identity, text.full.as_bytes()];
         let name = key(parts) + ".o";
-        if let Ok(bytes) = fs::read(self.cache.path("object", &name)) {
+        if let Some(bytes) = self.cache.load("object", &name) {
             return Ok(bytes);
         }
         let bytes = self.execute(tree, command, job)?.map_err(|output| Error::Compile {

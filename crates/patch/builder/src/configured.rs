@@ -13,6 +13,7 @@ use crate::{Builder, Error};
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
+use stillpoint_host::EntryName;
 
 /// How a package is configured.
 #[derive(Debug)]
@@ -54,7 +55,7 @@ impl Builder<'_> {
         let identity = format!("{}-configured", self.identity(source, &diffs));
         let root = self.root_for(source)?;
         let build_path = source.build_path();
-        let entry = self.cache.entry("built", &identity, |into| {
+        let entry = self.cache.entry(&EntryName::new("built", &identity), |into| {
             let tree = self.shipped_tree(source, &diffs, into)?;
             self.progress(&format!("configuring {} {}", source.name(), source.version()));
             let environment = [("CMAKE_EXPORT_COMPILE_COMMANDS".to_owned(), OsString::from("ON"))];
@@ -72,7 +73,7 @@ impl Builder<'_> {
             let epoch_path = into.join(EPOCH_FILE);
             fs::write(&epoch_path, epoch.stdout.trim_ascii()).at("writing", &epoch_path)?;
             for directory in recipe.left_out {
-                crate::cache::remove(&tree.join(directory))?;
+                stillpoint_host::cache::remove(&tree.join(directory))?;
             }
             Includes::of_tree(&tree)?.write(&into.join(INCLUDES_FILE))
         })?;

@@ -127,6 +127,9 @@ pub enum Error {
     /// The change breaks rules of live patching.
     #[error("{}", list(.0))]
     Refused(Vec<Refusal>),
+    /// The cache or an output could not be read or written.
+    #[error(transparent)]
+    Host(#[from] stillpoint_host::Error),
     /// Edits of our own cannot be placed in the source.
     #[error(transparent)]
     Integration(#[from] stillpoint_integrations::Error),

@@ -2,13 +2,13 @@
 //! from it.
 
 use crate::Error;
-use crate::cache::{Readable, write_whole};
 use crate::error::At;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
+use stillpoint_host::file::{Readable, write_whole};
 
 /// Files of a version that the archive must serve together for the version to be of use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +42,8 @@ impl Exclusions {
 
     pub(crate) fn write(&self, path: &Path) -> Result<(), Error> {
         let bytes = serde_json::to_vec(self).map_err(std::io::Error::from).at("writing", path)?;
-        write_whole(path, &bytes, Readable::ByOthers)
+        write_whole(path, &bytes, Readable::ByOthers)?;
+        Ok(())
     }
 
     /// Returns what is missing of a version, if it is known that these parts of it are not served together.

@@ -56,7 +56,6 @@
 
 mod apt;
 mod build;
-mod cache;
 mod commands;
 mod compile;
 mod configured;
@@ -82,7 +81,6 @@ mod tree;
 mod unused;
 
 pub use build::{Built, Report, Statement};
-pub use cache::{Cache, Readable, write_whole};
 pub use debian::{Diff, Series};
 pub use elf::Reproduced;
 pub use error::Error;
@@ -92,6 +90,8 @@ pub use integrated::Integrated;
 pub use keys::{KeyFiles, generate_key, read_secret_key};
 pub use package::{BuiltPackage, Shipped, SourcePackage};
 pub use request::{DebianRequest, ShippedAs, SourceRequest};
+pub use stillpoint_host::Cache;
+pub use stillpoint_host::file::{Readable, write_whole};
 pub use stillpoint_patch_differ::{HookNames, Refusal};
 
 /// Header and source of shadow variables, for hooks.

@@ -15,6 +15,7 @@ use crate::{Builder, Error};
 use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
+use stillpoint_host::EntryName;
 
 /// The program in the compilers' way. What configuration tries out (`conftest`), what asks, and what makes a program
 /// from source at once is done; everything else is only noted.
@@ -83,7 +84,7 @@ impl Builder<'_> {
         let shipped = Shipped::Full.diffs(&source.series)?;
         let identity = format!("{}-outlined", self.identity(source, &shipped));
         let root = self.root_for(source)?;
-        let entry = self.cache.entry("built", &identity, |into| {
+        let entry = self.cache.entry(&EntryName::new("built", &identity), |into| {
             let tree = self.shipped_tree(source, &shipped, into)?;
             self.follow_rules(source, &root, into)?;
             Includes::of_tree(&tree)?.write(&into.join(INCLUDES_FILE))
@@ -108,7 +109,7 @@ impl Builder<'_> {
         self.run_rules(root, &build_path, into, &rules)?;
         let tree = into.join("tree");
         for directory in LEFT_OUT {
-            crate::cache::remove(&tree.join(directory))?;
+            stillpoint_host::cache::remove(&tree.join(directory))?;
         }
         let recording = Recording::read(&into.join("records"))?;
         let objects = recording.commands.iter().filter_map(|c| c.object.as_deref());

@@ -14,6 +14,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use stillpoint_host::EntryName;
 
 /// A source package, unpacked without its series applied.
 #[derive(Debug)]
@@ -150,7 +151,7 @@ impl BuiltPackage {
 
     /// Units that went into an output, by their path relative to the source directory; all of them when the output
     /// is not known.
-    pub(crate) fn project(&self, output: Option<&Path>, trees: crate::Cache) -> Project {
+    pub(crate) fn project(&self, output: Option<&Path>, trees: stillpoint_host::Cache) -> Project {
         let objects = output.map(|o| self.recording.objects_of(o)).filter(|objects| !objects.is_empty());
         let is_part = |object: &Option<PathBuf>| match (&objects, object) {
             (Some(objects), Some(object)) => {
@@ -280,7 +281,7 @@ impl Builder<'_> {
     }
 
     fn fetch_version(&self, apt: &Apt, package: &str, version: &str, parts: Parts) -> Result<SourcePackage, Error> {
-        let entry = self.cache.entry("source", &entry_name(package, version), |into| {
+        let entry = self.cache.entry(&EntryName::new("source", &entry_name(package, version)), |into| {
             let description = apt.download_source(package, version, into)?;
             let mut unpack = Command::new("dpkg-source");
             unpack.args(["--skip-patches", "--no-check", "--extract"]).arg(&description).arg("tree").current_dir(into);
@@ -295,7 +296,7 @@ impl Builder<'_> {
 
     /// Returns true if the cache has these parts of a version.
     fn holds(&self, package: &str, version: &str, parts: Parts) -> bool {
-        let has = |kind: &str| self.cache.path(kind, &entry_name(package, version)).exists();
+        let has = |kind: &str| self.cache.holds(kind, &entry_name(package, version));
         has("source") && (parts == Parts::Source || has("binaries"))
     }
 
@@ -314,7 +315,7 @@ impl Builder<'_> {
         }
         let root = self.root_for(source)?;
         let build_path = source.build_path();
-        let entry = self.cache.entry("built", &identity, |into| {
+        let entry = self.cache.entry(&EntryName::new("built", &identity), |into| {
             let tree = self.shipped_tree(source, &diffs, into)?;
             integration.as_ref().map_or(Ok(()), |integration| integration.place(&tree))?;
             self.progress(&format!("building {} {}", source.name(), source.version()));
@@ -349,7 +350,7 @@ impl Builder<'_> {
     pub(crate) fn identity(&self, source: &SourcePackage, diffs: &[Diff]) -> String {
         let facts: Vec<_> = diffs.iter().map(|d| d.text.as_slice()).collect();
         let release = self.root_of.as_ref().or(self.release.as_ref()).map(|r| format!("{r}-")).unwrap_or_default();
-        format!("{release}{}-{}", source.key(), crate::cache::key(facts))
+        format!("{release}{}-{}", source.key(), stillpoint_host::cache::key(facts))
     }
 
     /// A copy of the source with diffs of its series applied, below `into`.
@@ -416,7 +417,7 @@ impl Builder<'_> {
         // another release's autoconf may not read the package's input; what it made is part of the source
         programs.extend(self.foreign_root().map(|_| ("dh_autoreconf", "#!/bin/sh\n")));
         let parts = programs.iter().flat_map(|(name, text)| [name.as_bytes(), text.as_bytes()]);
-        self.cache.entry("recorder", &crate::cache::key(parts), |into| {
+        self.cache.entry(&EntryName::new("recorder", &stillpoint_host::cache::key(parts)), |into| {
             for (name, text) in &programs {
                 let path = into.join(name);
                 fs::write(&path, text).at("writing", &path)?;
@@ -436,18 +437,16 @@ impl Builder<'_> {
     pub fn fetch_binary(&self, package: &str, version: &str) -> Result<PathBuf, Error> {
         self.progress(&format!("fetching {package} {version}"));
         let name = format!("{package}_{}", version.replace([':', '/'], "%"));
-        let entry = self.cache.path("binary", &name);
-        if entry.exists() {
-            return Ok(entry);
-        }
-        let apt = Apt::open(&self.cache, self.release.as_deref())?;
-        self.cache.entry("binary", &name, |into| unpack(&apt, package, version, into))
+        self.cache.entry(&EntryName::new("binary", &name), |into| {
+            let apt = Apt::open(&self.cache, self.release.as_deref())?;
+            unpack(&apt, package, version, into)
+        })
     }
 
     /// Downloads and unpacks the binary packages built from a source package that can hold programs into one directory.
     pub fn fetch_binaries(&self, source: &SourcePackage) -> Result<PathBuf, Error> {
         self.progress(&format!("fetching the binary packages of {} {}", source.name(), source.version()));
-        self.cache.entry("binaries", &source.key(), |into| {
+        self.cache.entry(&EntryName::new("binaries", &source.key()), |into| {
             let packages = source.apt.programs_of(&source.stanza)?;
             let (package, version) = (source.name().to_owned(), source.version().to_owned());
             if packages.is_empty() {

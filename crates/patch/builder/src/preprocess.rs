@@ -40,11 +40,11 @@ pub(crate) fn evaluate(output: &[u8], directory: &Path, source: &Path, is_c: boo
     let text = if is_c {
         // each line with the end of the one before it, so that whole lines go
         let joined: Vec<u8> = kept.iter().flat_map(|line| b"\n".iter().chain(*line)).copied().collect();
-        crate::cache::key(unused::without(&joined))
+        stillpoint_host::cache::key(unused::without(&joined))
     } else {
-        crate::cache::key(kept)
+        stillpoint_host::cache::key(kept)
     };
-    Text { text, full: crate::cache::key([output]), files }
+    Text { text, full: stillpoint_host::cache::key([output]), files }
 }
 
 /// The part of a line marker (`# 12 "a.h" 2`) behind `# `.

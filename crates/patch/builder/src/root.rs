@@ -10,12 +10,17 @@ use crate::{Builder, Error, Event};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use stillpoint_host::EntryName;
 
 /// Where sources stand while they are built, as on the archive's own builders: the path shows in debug information
 /// and, with some packages, in `__FILE__`.
 pub(crate) const BUILD_PATH: &str = "/build/reproducible-path";
 /// Where the recording compiler, its records and the objects lie inside.
 pub(crate) const OWN_PATH: &str = "/stillpoint";
+
+/// Where builds write into a clean root.
+const CHANGING: [&str; 6] =
+    ["build/reproducible-path", "stillpoint/out", "stillpoint/records", "run", "tmp", "var/tmp"];
 
 /// Documentation and translations are no input of any compiler.
 const LEAVE_OUT: [&str; 4] = ["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*"];
@@ -81,8 +86,10 @@ fn make(
     }
     let stanza = &source.stanza;
     let sources = apt.archives.to_text();
-    let key = crate::cache::key([sources.as_bytes(), stanza.package.as_bytes(), stanza.build_depends.as_bytes()]);
-    builder.cache.entry("root", &format!("{name}-{key}"), |into| {
+    let key =
+        stillpoint_host::cache::key([sources.as_bytes(), stanza.package.as_bytes(), stanza.build_depends.as_bytes()]);
+    let name = format!("{name}-{key}");
+    builder.cache.entry(&EntryName::new("root", &name).changing(&CHANGING), |into| {
         let base = base(builder, apt, &sources)?;
         let mut copy = Command::new("cp");
         copy.args(["-a", "--reflink=auto", "--no-target-directory"]).arg(&base).arg(into);
@@ -147,8 +154,8 @@ fn with_served(
 
 fn base(builder: &Builder, apt: &Apt, sources: &str) -> Result<PathBuf, Error> {
     let codename = &apt.archives.codename;
-    let name = format!("{codename}-{}", crate::cache::key([sources.as_bytes()]));
-    builder.cache.entry("root", &name, |into| {
+    let name = format!("{codename}-{}", stillpoint_host::cache::key([sources.as_bytes()]));
+    builder.cache.entry(&EntryName::new("root", &name).changing(&CHANGING), |into| {
         let list = into.with_extension("sources");
         fs::write(&list, sources).at("writing", &list)?;
         let options = into.with_extension("conf");
@@ -168,7 +175,7 @@ fn base(builder: &Builder, apt: &Apt, sources: &str) -> Result<PathBuf, Error> {
         }
         command.arg(codename).arg(into).arg(&list);
         with_served(builder, apt, &format!("making a clean root of {codename}"), |text| {
-            crate::cache::remove(into)?;
+            stillpoint_host::cache::remove(into)?;
             fs::create_dir_all(into).at("making", into)?;
             fs::write(&preferences, text).at("writing", &preferences)?;
             output(&mut command)

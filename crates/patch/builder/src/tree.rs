@@ -9,6 +9,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
+use stillpoint_host::EntryName;
 
 /// Suffixes of what a C or C++ compiler reads.
 const SOURCES: [&str; 18] =
@@ -97,8 +98,8 @@ pub(crate) fn patched(
     }
     let touched: BTreeSet<String> = parts.iter().map(|(_, file)| file.path.clone()).collect();
     let changed = Changed::apply(shipped, &touched, &parts, &mut warnings)?;
-    let name = crate::cache::key([identity.as_bytes(), &changed.digest()[..]]);
-    let path = cache.entry("tree", &name, |into| {
+    let name = stillpoint_host::cache::key([identity.as_bytes(), &changed.digest()[..]]);
+    let path = cache.entry(&EntryName::new("tree", &name), |into| {
         copy(shipped, into)?;
         changed.write(shipped, into)
     })?;
@@ -180,7 +181,7 @@ impl Changed {
             // a removed file has no bytes, an empty one has an empty part
             parts.extend(fs::read(self.directory.path().join(file)).ok());
         }
-        crate::cache::digest(parts.iter().map(Vec::as_slice))
+        stillpoint_host::cache::digest(parts.iter().map(Vec::as_slice))
     }
 
     /// Puts the files into a copy of the shipped tree.

@@ -4,36 +4,27 @@ use crate::Unavailable;
 use crate::cli::Stillpoint;
 use crate::packages::{self, Binary};
 use crate::shipped::{builder_cache, version_diff};
-use crate::{cache_dir, workspace_root};
+use crate::workspace_root;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::OnceLock;
+use stillpoint_testing::recipes;
 
 /// Directory of libstillpoint, which is built on first use.
-pub fn libstillpoint() -> Result<&'static Path, String> {
-    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let built = BUILT.get_or_init(|| {
-        let shelf = cache_dir().join("libstillpoint");
-        std::fs::create_dir_all(&shelf).map_err(|e| format!("make {}: {e}", shelf.display()))?;
-        // Another test may build it at the same time.
-        let mut make = Command::new("flock");
-        make.arg(shelf.join("lock")).args(["make", "--silent", "-C"]).arg(workspace_root().join("runtime"));
-        let out = make.arg(format!("BUILD={}", shelf.display())).output().map_err(|e| format!("run make: {e}"))?;
-        let errors = String::from_utf8_lossy(&out.stderr);
-        out.status.success().then_some(shelf).ok_or_else(|| format!("building libstillpoint failed: {errors}"))
-    });
+pub fn libstillpoint() -> Result<&'static Path, Unavailable> {
+    static BUILT: OnceLock<Result<PathBuf, Unavailable>> = OnceLock::new();
+    let built = BUILT.get_or_init(recipes::libstillpoint);
     built.as_deref().map_err(Clone::clone)
 }
 
 /// Options of `stillpoint patch build` and `target` for the integration of this name.
-pub fn options(name: &str) -> Result<Vec<OsString>, String> {
+pub fn options(name: &str) -> Result<Vec<OsString>, Unavailable> {
     let edits = workspace_root().join("integrations").join(name);
     Ok(vec!["--integration".into(), edits.into(), "--library".into(), libstillpoint()?.into()])
 }
 
 /// A program of our own build, with the libraries of Debian's package and libstillpoint.
-pub fn runnable(program: &Path, packaged: &Binary) -> Result<Binary, String> {
+pub fn runnable(program: &Path, packaged: &Binary) -> Result<Binary, Unavailable> {
     let mut binary = packages::with_libraries_of(program, packaged);
     binary.libraries.insert(0, libstillpoint()?.to_owned());
     Ok(binary)
@@ -54,11 +45,10 @@ pub fn memcached() -> Result<(Binary, PathBuf), Unavailable> {
     let versions = packages::versions_with_source(&["memcached"])?;
     let packaged = packages::memcached(Some(&versions[0]))?;
     let package = format!("memcached={}", versions[0]);
-    let dir = cache_dir().join("series/memcached-annotated");
-    std::fs::create_dir_all(&dir).map_err(|e| format!("make {}: {e}", dir.display()))?;
+    let dir = recipes::directory("series", "memcached-annotated")?;
     let call = |command: &str| {
         let call = Stillpoint::new().args(["patch", command, "--debian", &package]).arg("--cache").arg(builder_cache());
-        Ok::<_, String>(call.args(options("memcached")?))
+        Ok::<_, Unavailable>(call.args(options("memcached")?))
     };
     let run = call("target")?.args(["--program", "memcached", "--output"]).arg(&dir).json().run();
     let program = match (run.code, run.json().last()) {

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
+use stillpoint_testing::recipes;
 
 /// When to kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,8 +136,7 @@ fn killer() -> &'static Path {
     static KILLER: OnceLock<PathBuf> = OnceLock::new();
     KILLER.get_or_init(|| {
         let source = crate::workspace_root().join("crates/patch/tests/programs/kill_after.c");
-        let shelf = crate::cache_dir().join("programs");
-        fs::create_dir_all(&shelf).expect("make a directory for programs");
+        let shelf = recipes::directory("programs", "own").unwrap_or_else(|why| panic!("{why}"));
         // Made under a name of our own: other tests may be doing the same.
         let made = shelf.join(format!("kill_after.{}", std::process::id()));
         let status = Command::new("gcc").args(["-O2", "-o"]).arg(&made).arg(&source).status().expect("run gcc");

@@ -3,23 +3,13 @@
 use crate::cli::Stillpoint;
 use crate::victim::{Kind, Phase, Program, Victim, apply, revert};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::OnceLock;
 
 /// Where libstillpoint lies, shared and static; made once for this test.
 #[track_caller]
 pub fn libstillpoint() -> &'static Path {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
-    MADE.get_or_init(|| {
-        let shelf = crate::cache_dir().join("points");
-        std::fs::create_dir_all(&shelf).expect("make a directory for libstillpoint");
-        // other tests may be doing the same
-        let mut make = Command::new("flock");
-        make.arg(shelf.join("lock")).args(["make", "--silent", "-C"]).arg(crate::workspace_root().join("runtime"));
-        let made = make.arg(format!("BUILD={}", shelf.display())).output().expect("run make");
-        assert!(made.status.success(), "make -C runtime: {}", String::from_utf8_lossy(&made.stderr));
-        shelf
-    })
+    MADE.get_or_init(|| stillpoint_testing::recipes::libstillpoint().unwrap_or_else(|why| panic!("{why}")))
 }
 
 /// `crates/patch/tests/programs/NAME.c`, linked with libstillpoint.

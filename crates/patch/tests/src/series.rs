@@ -2,13 +2,13 @@
 
 use crate::Unavailable;
 use crate::annotated;
-use crate::cache_dir;
 use crate::cli::Stillpoint;
 use crate::packages::{self, Binary};
 use serde_json::Value;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use stillpoint_patch_format::{SectionKind, decode};
+use stillpoint_testing::recipes;
 
 /// Why there is no patch of a diff that leaves the program as it is.
 pub const NOTHING_CHANGES: &str = "nothing in this program changes";
@@ -200,8 +200,7 @@ fn redis_with_source() -> Result<(String, Binary), Unavailable> {
 
 /// Where the patches of a series are put.
 fn dir(name: &str) -> Result<PathBuf, String> {
-    let dir = cache_dir().join("series").join(name);
-    std::fs::create_dir_all(&dir).map(|()| dir.clone()).map_err(|e| format!("make {}: {e}", dir.display()))
+    recipes::directory("series", name)
 }
 
 fn file_is_there(lines: &[Value]) -> bool {

@@ -102,11 +102,7 @@ pub(crate) fn version_diff(version: &str) -> Result<String, String> {
 
 /// Where the builder keeps sources and clean roots unless told otherwise.
 pub(crate) fn builder_cache() -> PathBuf {
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("STILLPOINT_CACHE")
-        .or_else(|| set("XDG_CACHE_HOME").map(|directory| directory.join("stillpoint")))
-        .or_else(|| set("HOME").map(|directory| directory.join(".cache/stillpoint")))
-        .unwrap_or_else(crate::cache_dir)
+    crate::cache_dir()
 }
 
 /// `stillpoint patch target`: has the source, and tells of its series.

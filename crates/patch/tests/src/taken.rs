@@ -2,7 +2,7 @@
 
 use crate::cli::{Run, Stillpoint};
 use crate::packages::Binary;
-use crate::{wait, workspace_root};
+use crate::wait;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -15,12 +15,7 @@ use tempfile::TempDir;
 pub fn criu() -> &'static Result<PathBuf, String> {
     static CRIU: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     CRIU.get_or_init(|| {
-        let setup = Command::new(workspace_root().join("setup/criu")).stdin(Stdio::null()).output();
-        let setup = setup.map_err(|error| error.to_string())?;
-        if !setup.status.success() {
-            return Err(format!("no criu: {}", String::from_utf8_lossy(&setup.stderr).trim()));
-        }
-        let criu = workspace_root().join(".cache/criu/criu");
+        let criu = stillpoint_testing::recipes::criu()?.join("criu");
         let checked = Command::new(&criu).arg("check").output().map_err(|error| error.to_string())?;
         let said = String::from_utf8_lossy(&checked.stderr).into_owned();
         if checked.status.success() { Ok(criu) } else { Err(format!("criu does not work here: {said}")) }

@@ -5,7 +5,7 @@
 //! archive, and is an error.
 
 use super::run;
-use crate::{Unavailable, cache_dir};
+use crate::{Unavailable, recipes};
 use rustix::fs::{FlockOperation, flock};
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -156,7 +156,7 @@ fn quoted(uris: &str) -> impl Iterator<Item = &str> {
 
 /// The answer to a question of the last hour, or else what `ask` finds out.
 fn remembered(question: &str, ask: impl FnOnce() -> Result<Served, String>) -> Result<Served, String> {
-    let records = cache_dir().join("served-versions");
+    let records = recipes::directory("lists", "served")?.join("answers");
     // An answer belongs to the way by which it came.
     let proxy = std::env::var("http_proxy").unwrap_or_default();
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -181,7 +181,6 @@ fn remembered(question: &str, ask: impl FnOnce() -> Result<Served, String>) -> R
         Err(Unavailable::Withheld(why)) => ("withheld", why.as_str()),
         Err(Unavailable::Missing(why)) => ("missing", why.as_str()),
     };
-    std::fs::create_dir_all(cache_dir()).map_err(|e| format!("make {}: {e}", cache_dir().display()))?;
     let line = format!("{now}\t{proxy}\t{question}\t{answer}\t{why}\n");
     let appended = File::options().create(true).append(true).open(&records).and_then(|mut file| {
         // Answers are short, and old ones no use.
@@ -216,7 +215,7 @@ fn is_not_found(line: &str) -> bool {
 /// Options of apt for lists of sources, which the system's own lists need not name. They are kept in the cache, and fetched again
 /// after an hour.
 fn source_lists() -> Result<Vec<String>, String> {
-    let dir = cache_dir().join("source-lists");
+    let dir = recipes::directory("lists", "sources")?;
     let failed = |what: &str, path: &Path, error: std::io::Error| format!("{what} {}: {error}", path.display());
     for part in ["parts", "lists/partial"].map(|part| dir.join(part)) {
         std::fs::create_dir_all(&part).map_err(|e| failed("make", &part, e))?;

@@ -14,10 +14,6 @@ use stillpoint_testing::packages::{self, Binary};
 /// Long enough for two noisy cores.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-pub(crate) fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").canonicalize().expect("the source tree is there")
-}
-
 /// Says why a test cannot run; with `REQUIRE_ALL=1` it fails.
 pub(crate) fn skip(why: impl Into<Unavailable>) {
     stillpoint_testing::skipped(why);
@@ -30,11 +26,7 @@ pub(crate) fn criu() -> Option<PathBuf> {
         if let Some(named) = std::env::var_os("STILLPOINT_CRIU") {
             return Ok(named.into());
         }
-        let setup = Command::new(root().join("setup/criu")).stdin(Stdio::null()).output().map_err(|e| e.to_string())?;
-        if !setup.status.success() {
-            return Err(format!("no criu: {}", String::from_utf8_lossy(&setup.stderr).trim()));
-        }
-        let criu = root().join(".cache/criu/criu");
+        let criu = stillpoint_testing::recipes::criu()?.join("criu");
         let checked = Command::new(&criu).arg("check").output().map_err(|error| error.to_string())?;
         let said = String::from_utf8_lossy(&checked.stderr).into_owned();
         if checked.status.success() { Ok(criu) } else { Err(format!("criu does not work here: {said}")) }

@@ -1,4 +1,4 @@
-//! Drivers of other languages through the proxy. Those of Python and Node are fetched by pip and npm, once, into `.cache`;
+//! Drivers of other languages through the proxy. Those of Python and Node are fetched by pip and npm, once, into the cache;
 //! that of Java is Debian's, and so is Node's where there is no npm.
 
 use crate::support::armed::Armed;
@@ -6,17 +6,14 @@ use crate::support::{Proxy, certificate, server};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use stillpoint_migrate_testbed::{Cluster, available};
-use stillpoint_testing::skipped;
+use stillpoint_testing::{recipes, skipped};
 use tempfile::TempDir;
 
 /// Where Debian puts the drivers.
 const JDBC: &str = "/usr/share/java/postgresql.jar";
 const NODE_MODULES: &str = "/usr/share/nodejs";
 const NODE_POSTGRES: &str = "pg@8.16.3";
-
-fn cache(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../.cache").join(name)
-}
+const PYTHON_DRIVERS: [&str; 2] = ["psycopg[binary]", "asyncpg"];
 
 fn run(command: &mut Command) -> Result<(), String> {
     let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
@@ -26,13 +23,14 @@ fn run(command: &mut Command) -> Result<(), String> {
 
 /// A Python that has the drivers, or why there is none.
 fn python() -> Result<PathBuf, String> {
-    let cache = cache("python-drivers");
-    let python = cache.join("bin/python");
-    if run(Command::new(&python).args(["-c", "import psycopg, asyncpg"])).is_err() {
-        run(Command::new("python3").args(["-m", "venv"]).arg(&cache))?;
-        run(Command::new(&python).args(["-m", "pip", "-q", "install", "psycopg[binary]", "asyncpg"]))?;
-    }
-    Ok(python)
+    let version = recipes::version("python3")?;
+    let entry = recipes::entry("drivers", "python", &[PYTHON_DRIVERS.join(" ").into(), version], |into| {
+        run(Command::new("python3").args(["-m", "venv"]).arg(into))?;
+        let python = into.join("bin/python");
+        run(Command::new(&python).args(["-m", "pip", "-q", "install"]).args(PYTHON_DRIVERS))?;
+        Ok(run(Command::new(&python).args(["-c", "import psycopg, asyncpg"]))?)
+    })?;
+    Ok(entry.join("bin/python"))
 }
 
 /// A directory of modules that has node-postgres, or why there is none.
@@ -41,14 +39,12 @@ fn node_modules() -> Result<PathBuf, String> {
     if debians.join("pg").exists() {
         return Ok(debians);
     }
-    let cache = cache("node-drivers");
-    let modules = cache.join("node_modules");
-    if !modules.join("pg/package.json").exists() {
+    let entry = recipes::entry("drivers", "node", &[NODE_POSTGRES.into()], |into| {
         let mut npm = Command::new("npm");
         npm.args(["install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix"]);
-        run(npm.arg(&cache).arg(NODE_POSTGRES))?;
-    }
-    Ok(modules)
+        Ok(run(npm.arg(into).arg(NODE_POSTGRES))?)
+    })?;
+    Ok(entry.join("node_modules"))
 }
 
 fn script(name: &str) -> PathBuf {

@@ -92,7 +92,7 @@ fn can_run(test: &str) -> bool {
     let mounts = Command::new("unshare").args(["--mount", "--propagation", "private", "true"]).status();
     let can = mounts.is_ok_and(|s| s.success());
     if !can {
-        stillpoint_testing::skipped(&format!("{test}: no private mount namespace can be made"));
+        stillpoint_testing::skipped(format!("{test}: no private mount namespace can be made"));
     }
     can
 }

@@ -1,9 +1,9 @@
-//! Builds redis and memcached with quiescence points, and a patch of each fix, for those who take them from `.cache`; with
+//! Builds redis and memcached with quiescence points, and a patch of each fix, for those who take them from the cache; with
 //! the word `mariadb`, MariaDB instead, without patches.
 
 use std::process::ExitCode;
 use stillpoint_patch_tests::series::Series;
-use stillpoint_patch_tests::{annotated, mariadb};
+use stillpoint_patch_tests::{Unavailable, annotated, mariadb};
 
 fn main() -> ExitCode {
     match run() {
@@ -15,7 +15,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run() -> Result<(), String> {
+fn run() -> Result<(), Unavailable> {
     if std::env::args().nth(1).as_deref() == Some("mariadb") {
         let built = mariadb::annotated::annotated().as_ref()?;
         println!("mariadb: {}", built.packaged.binary.path.display());

@@ -4,15 +4,17 @@
 //! again, and no more. What the tests do not need is left out (plugins, engines, the client programs).
 
 use super::{Packaged, packaged};
+use crate::Unavailable;
 use crate::annotated::libstillpoint;
 use crate::cli::{Run, Stillpoint};
 use crate::packages::Binary;
 use crate::server::tied;
-use crate::{cache_dir, workspace_root};
+use crate::workspace_root;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use stillpoint_integrations::{Edits, Integration};
+use stillpoint_testing::recipes;
 
 /// The server with quiescence points.
 #[derive(Debug, Clone)]
@@ -71,8 +73,8 @@ const OPTIONS: [&str; 20] = [
 ];
 
 /// Builds it unless that is done; once for each process. An error means that the archive does not offer the source.
-pub fn annotated() -> &'static Result<Annotated, String> {
-    static ANNOTATED: OnceLock<Result<Annotated, String>> = OnceLock::new();
+pub fn annotated() -> &'static Result<Annotated, Unavailable> {
+    static ANNOTATED: OnceLock<Result<Annotated, Unavailable>> = OnceLock::new();
     ANNOTATED.get_or_init(|| {
         let packaged = packaged().clone()?;
         let library = libstillpoint()?;
@@ -82,8 +84,8 @@ pub fn annotated() -> &'static Result<Annotated, String> {
 
 /// What the archive gave us builds, or the test fails.
 fn made(mut packaged: Packaged, library: &Path) -> Annotated {
-    let shelf = cache_dir().join("mariadb").join(format!("annotated_{}", packaged.version.replace(':', "%3a")));
-    std::fs::create_dir_all(&shelf).unwrap_or_else(|e| panic!("make {}: {e}", shelf.display()));
+    let name = format!("annotated_{}", packaged.version.replace(':', "%3a"));
+    let shelf = recipes::directory("mariadb", &name).unwrap_or_else(|why| panic!("{why}"));
     let lock = std::fs::File::create(shelf.join("lock")).expect("make a lock");
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("lock the build");
     // Compile commands tell real paths, whatever links lead to the cache: another link makes no other build.

@@ -20,6 +20,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use stillpoint_testing::recipes;
 
 /// Debian's server, and its source.
 #[derive(Debug, Clone)]
@@ -94,29 +95,25 @@ impl Packaged {
     }
 
     /// Data of a server without users but `root`, made once.
-    fn fresh_data(&self) -> Result<PathBuf, String> {
-        let shelf = crate::cache_dir().join("mariadb");
-        let data = shelf.join(format!("data_{}", self.version.replace(':', "%3a")));
-        if data.is_dir() {
-            return Ok(data);
-        }
-        std::fs::create_dir_all(&shelf).map_err(|e| format!("make {}: {e}", shelf.display()))?;
-        let work = tempfile::tempdir_in(&shelf).map_err(|e| format!("make a directory: {e}"))?;
-        let half = work.path().join("data");
-        std::fs::create_dir(&half).map_err(|e| format!("make {}: {e}", half.display()))?;
+    fn fresh_data(&self) -> Result<PathBuf, Unavailable> {
+        let statements = self.first_statements()?;
+        let name = format!("data_{}", self.version.replace(':', "%3a"));
+        let inputs = [statements.clone().into_bytes(), self.version.clone().into_bytes()];
+        recipes::entry("mariadb", &name, &inputs, |half| Ok(self.make_data(half, &statements)?))
+    }
+
+    fn make_data(&self, half: &Path, statements: &str) -> Result<(), String> {
+        let work = tempfile::tempdir().map_err(|e| format!("make a directory: {e}"))?;
         let script = work.path().join("script.sql");
-        std::fs::write(&script, self.first_statements()?).map_err(|e| format!("write {}: {e}", script.display()))?;
+        std::fs::write(&script, statements).map_err(|e| format!("write {}: {e}", script.display()))?;
         let input = std::fs::File::open(&script).map_err(|e| format!("read {}: {e}", script.display()))?;
         let mut command = Command::new(&self.binary.path);
-        command.args(self.arguments(&half)).arg("--bootstrap").envs(self.binary.environment()).stdin(input);
+        command.args(self.arguments(half)).arg("--bootstrap").envs(self.binary.environment()).stdin(input);
         let output = command.output().map_err(|e| format!("run mariadbd: {e}"))?;
         if !output.status.success() {
             return Err(format!("mariadbd --bootstrap: {}", String::from_utf8_lossy(&output.stderr)));
         }
-        match std::fs::rename(&half, &data) {
-            Err(error) if !data.is_dir() => Err(format!("name {}: {error}", data.display())),
-            _ => Ok(data),
-        }
+        Ok(())
     }
 
     fn first_statements(&self) -> Result<String, String> {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 pub use stillpoint_testing::go_tpc::go_tpc;
+use stillpoint_testing::recipes;
 
 /// The database that it fills.
 const DATABASE: &str = "tpcc";
@@ -17,9 +18,8 @@ pub const OPTION: &str = "--innodb-buffer-pool-size=512M";
 /// Data of a server whose database has the tables of both, for one warehouse; made once.
 pub fn data(packaged: &Packaged) -> Result<PathBuf, String> {
     let go_tpc = go_tpc().as_deref().map_err(Clone::clone)?;
-    let shelf = crate::cache_dir().join("mariadb");
-    let data = shelf.join(format!("tpc_{}", packaged.version.replace(':', "%3a")));
-    std::fs::create_dir_all(&shelf).map_err(|e| format!("make {}: {e}", shelf.display()))?;
+    let shelf = recipes::directory("mariadb", &format!("tpc_{}", packaged.version.replace(':', "%3a")))?;
+    let data = shelf.join("data");
     let lock = std::fs::File::create(shelf.join("tpc.lock")).map_err(|e| format!("make a lock: {e}"))?;
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).map_err(|e| format!("lock: {e}"))?;
     if data.is_dir() {

@@ -226,8 +226,7 @@ impl Run {
 /// Where what came of a build is kept, by everything that decides it: a run that was cut off goes on from there.
 fn kept(what: &impl std::fmt::Debug) -> Result<PathBuf, String> {
     use std::hash::{DefaultHasher, Hash, Hasher};
-    let directory = stillpoint_patch_tests::cache_dir().join("postgres-fixes");
-    std::fs::create_dir_all(&directory).map_err(|e| format!("make {}: {e}", directory.display()))?;
+    let directory = stillpoint_testing::recipes::directory("series", "postgres-fixes")?;
     let tool = std::fs::metadata(binary()).and_then(|m| m.modified()).map_err(|e| format!("the tool: {e}"))?;
     let mut hash = DefaultHasher::new();
     format!("{tool:?} {what:?}").hash(&mut hash);

@@ -1,0 +1,59 @@
+//! Failures of the machine's services.
+
+use std::path::{Path, PathBuf};
+
+/// Failure of the cache or of writing a file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file could not be read, written or made.
+    #[error("{doing} {}: {source}", path.display())]
+    Io {
+        /// For instance `reading`.
+        doing: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Error of the system.
+        source: std::io::Error,
+    },
+    /// The environment names no place for a cache.
+    #[error("no directory for the cache: none of STILLPOINT_CACHE, XDG_CACHE_HOME and HOME is set")]
+    NoRoot,
+    /// Another user owns the cache's directory, or can write to it.
+    #[error("cache {} is owned by uid {owner} with mode {mode:04o}: uid {user} uses only its own, writable by no other", path.display())]
+    ForeignRoot {
+        /// The cache's directory.
+        path: PathBuf,
+        /// Uid of its owner.
+        owner: u32,
+        /// Uid of this process.
+        user: u32,
+        /// Permission bits.
+        mode: u32,
+    },
+    /// An entry's name cannot be a file name in the cache.
+    #[error("cache entry {kind:?}/{name:?} has no valid name")]
+    Name {
+        /// Kind as given.
+        kind: String,
+        /// Name as given.
+        name: String,
+    },
+    /// The size limit is no number.
+    #[error("STILLPOINT_CACHE_GIB={value:?} is no number of GiB")]
+    Limit {
+        /// Value of the variable.
+        value: String,
+    },
+}
+
+/// Attaches an action and a path to an error of the system.
+pub(crate) trait At<T> {
+    fn at(self, doing: &'static str, path: &Path) -> Result<T, Error>;
+}
+
+impl<T, E: Into<std::io::Error>> At<T> for Result<T, E> {
+    fn at(self, doing: &'static str, path: &Path) -> Result<T, Error> {
+        self.map_err(|source| Error::Io { doing, path: path.to_owned(), source: source.into() })
+    }
+}

@@ -1,0 +1,38 @@
+//! Services of the machine that all pillars share: the cache of everything that is downloaded or built, and files that
+//! appear whole or not at all.
+//!
+//! The caller guarantees that a maker of a cache entry writes nowhere but into the directory that it is given, and that an
+//! entry's name ends in a hash of everything that its contents depend on.
+//!
+//! The crate guarantees that an entry is handed out only when everything that its manifest lists is there, whatever was
+//! killed, truncated or removed before; that eviction leaves alone what a process uses; and that no removal follows a link
+//! or enters a mount. On failure the cache holds complete entries, and remains that the next use removes.
+//!
+//! It does not compare the contents of directory entries: a file of the same size with other bytes is not noticed. File
+//! entries carry a checksum.
+//!
+//! ```text
+//!   absent --make into NAME.half--> half --rename--> NAME --NAME.manifest--> whole --used--> whole
+//!     ^                              |                |                       |
+//!     +---- ROOT/trash, removed -----+----------------+---- damaged, evicted -+
+//! ```
+//!
+//! ```
+//! use stillpoint_host::{Cache, Error, EntryName};
+//! let dir = tempfile::tempdir().unwrap();
+//! let cache = Cache::at(&dir.path().join("cache"))?;
+//! let path = cache.entry(&EntryName::new("demo", "greeting-1"), |into| {
+//!     std::fs::write(into.join("text"), "hello").unwrap();
+//!     Ok::<(), Error>(())
+//! })?;
+//! assert!(path.join("text").exists());
+//! # Ok::<(), Error>(())
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod cache;
+mod error;
+pub mod file;
+
+pub use cache::{Cache, EntryName};
+pub use error::Error;
