@@ -242,6 +242,6 @@ mod tests {
     #[test]
     fn unknown_names_are_refused_with_the_known_ones() {
         let error = path(&["cirus".to_owned()]).unwrap_err();
-        assert!(error.contains("\"cirus\" is none of: bochs, criu"), "{error}");
+        assert!(error.text().contains("\"cirus\" is none of: bochs, criu"), "{error}");
     }
 }
