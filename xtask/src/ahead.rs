@@ -1,6 +1,7 @@
 //! What a late test needs and takes long to make, made beside the tests before it, by what they leave of the processors.
 
 use crate::programs::target_dir;
+use crate::runner::{CACHE_LOG, cache_log};
 use crate::step;
 use anyhow::{Context, Result};
 use std::fs::File;
@@ -23,7 +24,10 @@ pub(crate) fn mariadb(root: &Path, logs: &Path) -> Result<Ahead> {
         .args(["--pdeathsig", "KILL", "--", "setsid", "sh", "-c", AFTER_OTHERS, "ahead"])
         .arg(builder)
         .arg("mariadb");
-    command.env("CARGO_TARGET_DIR", target_dir(root)).current_dir(root.join("crates/patch/tests"));
+    command
+        .env(CACHE_LOG, cache_log(logs))
+        .env("CARGO_TARGET_DIR", target_dir(root))
+        .current_dir(root.join("crates/patch/tests"));
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
     Ok(Ahead(command.spawn().context("start setpriv (util-linux)")?))
 }

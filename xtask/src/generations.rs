@@ -1,7 +1,7 @@
 //! The kernel with address-space generations, and its tests in an emulated machine (`generations/run`).
 
 use crate::programs::target_dir;
-use crate::runner::report;
+use crate::runner::{CACHE_LOG, cache_log, report};
 use crate::step::{self, Counts, Outcome};
 use crate::summary::Summary;
 use anyhow::Result;
@@ -37,7 +37,7 @@ pub(crate) fn test(root: &Path, logs: &Path, summary: &mut Summary) -> Result<()
 pub(crate) fn short(root: &Path, logs: &Path, summary: &mut Summary) -> Result<()> {
     println!("       building the kernel with generations: some minutes of two processors, unless the cache has it");
     let mut command = Command::new("generations/run");
-    command.arg("--build").current_dir(root).env("JOBS", "2");
+    command.arg("--build").current_dir(root).env("JOBS", "2").env(CACHE_LOG, cache_log(logs));
     let mut built = step::run("kernel", &mut command, &logs.join("generations-kernel.log"), step::LIMIT)?;
     let name = "generations kernel";
     let counts = if built.succeeded { Counts::default() } else { counts(&mut built, required()) };
@@ -58,7 +58,7 @@ fn required() -> bool {
 
 fn run(root: &Path, logs: &Path, name: &str, words: &[&str], limit: Duration, summary: &mut Summary) -> Result<()> {
     let mut command = Command::new("generations/run");
-    command.args(words).current_dir(root);
+    command.args(words).current_dir(root).env(CACHE_LOG, cache_log(logs));
     if std::env::var_os("STILLPOINT_BIN").is_none() {
         command.env("STILLPOINT_BIN", target_dir(root).join("debug/stillpoint"));
     }

@@ -17,7 +17,7 @@ pub(crate) type Tests = fn(&Path, &Path, &mut Summary) -> Result<()>;
 const OTHERS: [Tests; 4] = [runtime_tests, doc_tests, fuzz::test, generations::short];
 
 /// Environment variable with the file to which the cache writes a line for each lookup.
-const CACHE_LOG: &str = "STILLPOINT_CACHE_LOG";
+pub(crate) const CACHE_LOG: &str = "STILLPOINT_CACHE_LOG";
 
 /// Runs every test of the tree, and returns true if none failed. The last line is the count. With `TEST_ONLY`, the units whose
 /// names contain one of its words.
@@ -34,7 +34,7 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     let units = programs::build(root, false)?;
     println!("built in {} s\n", (compiled + start.elapsed()).as_secs());
     let logs = make_logs(root)?;
-    let cache_log = logs.join("cache.log");
+    let cache_log = cache_log(&logs);
     std::fs::write(&cache_log, "").with_context(|| format!("write {}", cache_log.display()))?;
 
     let words = std::env::var("TEST_ONLY").unwrap_or_default();
@@ -93,7 +93,7 @@ fn chosen(units: Vec<Unit>, words: &[&str]) -> Result<Vec<Unit>> {
 fn run_units(root: &Path, logs: &Path, units: &[Unit], at_once: usize, summary: &mut Summary) -> Result<()> {
     let step = |unit: &Unit| {
         let mut command = unit.command(root);
-        command.env(CACHE_LOG, logs.join("cache.log"));
+        command.env(CACHE_LOG, cache_log(logs));
         (unit.name(), command, log_of(logs, &unit.name()))
     };
     step::run_beside(units.iter().map(step).collect(), at_once, step::LIMIT, |number, outcome| {
@@ -103,6 +103,11 @@ fn run_units(root: &Path, logs: &Path, units: &[Unit], at_once: usize, summary: 
         summary.add(&unit.name(), &unit.by_hand(), outcome, counts);
         Ok(())
     })
+}
+
+/// File with a line for each lookup in the cache.
+pub(crate) fn cache_log(logs: &Path) -> PathBuf {
+    logs.join("cache.log")
 }
 
 /// Log of the step of this name.
