@@ -8,11 +8,10 @@ use crate::programs::{cargo, target_dir};
 use crate::runner::report;
 use crate::step::{self, Counts};
 use crate::summary::Summary;
-use anyhow::{Context, Error, Result, bail};
+use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use stillpoint_testing::recipes;
 
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
