@@ -3,11 +3,14 @@
 use anyhow::{Context, Result, anyhow, bail};
 use std::time::SystemTime;
 use stillpoint_host::cache::{Removed, State};
-use stillpoint_testing::recipes;
+use stillpoint_testing::{Unavailable, WITHHELD_CODE, recipes};
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Runs one of the subcommands; true when all could be done.
+/// Runs one of the subcommands, and returns true; for what the archive withholds the process exits with code 75.
+///
+/// # Errors
+/// The cache cannot be used, or what is asked for cannot be made.
 pub(crate) fn run(words: &[String]) -> Result<bool> {
     let cache = recipes::cache().map_err(|why| anyhow!(why))?;
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
@@ -15,7 +18,14 @@ pub(crate) fn run(words: &[String]) -> Result<bool> {
         ["list"] => list()?,
         ["clean"] => report(&cache.clean().context("clean the cache")?),
         ["evict"] => report(&cache.evict(cache.limit_bytes()).context("bring the cache to its size limit")?),
-        ["path", _, ..] => println!("{}", recipes::path(&words[1..]).map_err(|why| anyhow!(why))?.display()),
+        ["path", _, ..] => match recipes::path(&words[1..]) {
+            Ok(path) => println!("{}", path.display()),
+            Err(Unavailable::Withheld(why)) => {
+                eprintln!("withheld by the archive: {why}");
+                std::process::exit(WITHHELD_CODE);
+            }
+            Err(why) => bail!(why),
+        },
         _ => bail!(
             "usage: xtask cache root | list | clean | evict | path NAME, where NAME is one of: {}",
             recipes::NAMES.join(", ")

@@ -4,7 +4,7 @@ use crate::programs::target_dir;
 use crate::runner::{CACHE_LOG, cache_log, report};
 use crate::step::{self, Counts, Outcome};
 use crate::summary::Summary;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -37,7 +37,8 @@ pub(crate) fn test(root: &Path, logs: &Path, summary: &mut Summary) -> Result<()
 pub(crate) fn short(root: &Path, logs: &Path, summary: &mut Summary) -> Result<()> {
     println!("       building the kernel with generations: some minutes of two processors, unless the cache has it");
     let mut command = Command::new("generations/run");
-    command.arg("--build").current_dir(root).env("JOBS", "2").env(CACHE_LOG, cache_log(logs));
+    command.arg("--build").env("JOBS", "2");
+    in_tree(&mut command, root, logs)?;
     let mut built = step::run("kernel", &mut command, &logs.join("generations-kernel.log"), step::LIMIT)?;
     let name = "generations kernel";
     let counts = if built.succeeded { Counts::default() } else { counts(&mut built, required()) };
@@ -52,13 +53,21 @@ pub(crate) fn short(root: &Path, logs: &Path, summary: &mut Summary) -> Result<(
 /// Command that runs the short form by hand.
 const SHORT_BY_HAND: &str = "cargo run -p xtask -- generations-short";
 
+/// Lets the script run in the tree, and look things up in the cache by this program.
+fn in_tree(command: &mut Command, root: &Path, logs: &Path) -> Result<()> {
+    let own = std::env::current_exe().context("find this program")?;
+    command.current_dir(root).env(CACHE_LOG, cache_log(logs)).env("STILLPOINT_XTASK", own);
+    Ok(())
+}
+
 fn required() -> bool {
     std::env::var_os("REQUIRE_ALL").is_some_and(|value| value == "1")
 }
 
 fn run(root: &Path, logs: &Path, name: &str, words: &[&str], limit: Duration, summary: &mut Summary) -> Result<()> {
     let mut command = Command::new("generations/run");
-    command.args(words).current_dir(root).env(CACHE_LOG, cache_log(logs));
+    command.args(words);
+    in_tree(&mut command, root, logs)?;
     if std::env::var_os("STILLPOINT_BIN").is_none() {
         command.env("STILLPOINT_BIN", target_dir(root).join("debug/stillpoint"));
     }

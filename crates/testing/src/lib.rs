@@ -27,7 +27,7 @@ mod unavailable;
 pub mod wait;
 pub mod withholding;
 
-pub use unavailable::Unavailable;
+pub use unavailable::{Unavailable, WITHHELD_CODE};
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

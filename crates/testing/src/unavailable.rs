@@ -12,7 +12,7 @@ pub enum Unavailable {
 }
 
 /// Exit code of the scripts in `setup/` for what the archive withholds.
-const WITHHELD_CODE: i32 = 75;
+pub const WITHHELD_CODE: i32 = 75;
 
 impl Unavailable {
     /// Reason of a script in `setup/` that failed: its exit code says of which kind it is.
