@@ -392,3 +392,13 @@ fn touch(path: &Path) {
     // the order of eviction is no promise
     let _ = File::options().append(true).open(path).and_then(|file| file.set_modified(SystemTime::now()));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::key;
+
+    #[test]
+    fn parts_do_not_run_into_each_other() {
+        assert_ne!(key([&b"ab"[..], b"c"]), key([&b"a"[..], b"bc"]));
+    }
+}
