@@ -17,10 +17,11 @@ help: ## this list
 	@echo 'stillpoint: live patches for running programs, live migration of PostgreSQL databases. Start with `make demo`.'
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1 \t\2/p' Makefile | expand -t 18
 
-setup: ## install what building and testing needs (Debian 12; no service is started)
-	@setup/install
+setup: ## install what building and testing needs (Debian 12 or 13; no service is started)
+	@setup/install test
 
-build: setup ## build the `stillpoint` binary (target/release/stillpoint)
+build: ## build the `stillpoint` binary (target/release/stillpoint); installs compilers alone
+	@setup/install build
 	@$(CARGO) build --locked --release -p stillpoint
 
 # The runner is built with the tests: by itself it would have other features, and its dependencies would be compiled twice.
@@ -42,27 +43,30 @@ check: setup ## formatting, lints, and the rules of the tree (layers, purity, wo
 	@$(CARGO) run --quiet --locked -p xtask -- check
 
 demo: build ## patch a running redis 17 times under load and show what its clients noticed
+	@setup/install patch
 	@$(CARGO) build --locked --release -p stillpoint-patch-tests --bin demo
 	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/demo $(DEMO_ARGS)
 
 demo-migrate: build ## move a PostgreSQL database to another server and back under load (DEMO_ARGS=--short: a minute)
+	@setup/install migrate
 	@$(CARGO) build --locked --release -p stillpoint-migrate-demo
 	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/demo-migrate $(DEMO_ARGS)
 
 demo-kernel: build ## change the kernel of an emulated machine under three databases, root (DEMO_ARGS=--short: no faults)
+	@setup/install kernel
 	@$(CARGO) build --locked --release -p stillpoint-kernel-demo
 	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/demo-kernel $(DEMO_ARGS)
 
-bench: build ## measure everything that README states (about an hour; BENCH_ARGS=--short: 10 minutes)
+bench: setup build ## measure everything that README states (about an hour; BENCH_ARGS=--short: 10 minutes)
 	@$(CARGO) build --locked --release -p stillpoint-patch-tests --bin bench
 	@$(CARGO) build --locked --release -p stillpoint-migrate-tests --bin migrate-rivals
 	@STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)" $(RELEASE)/bench $(BENCH_ARGS)
 
-bench-kernel: build ## criu's own against ours (BENCH_ARGS='MIB ROUNDS': 1024 3), and all ways by size of memory, root (BENCH_SIZES, in MiB)
+bench-kernel: setup build ## criu's own against ours (BENCH_ARGS='MIB ROUNDS': 1024 3), and all ways by size of memory, root (BENCH_SIZES, in MiB)
 	@experiments/kernel-rivals $(BENCH_ARGS)
 	@experiments/kup-fig7 $(BENCH_SIZES)
 
-experiments: build ## the papers' experiments, one after another (experiments/README.md; some hours)
+experiments: setup build ## the papers' experiments, one after another (experiments/README.md; some hours)
 	@export STILLPOINT_BIN="$(abspath $(RELEASE)/stillpoint)"; failed=; \
 	for script in $$(find -L experiments -maxdepth 1 -type f -perm -u+x | sort); do \
 	  echo "== $$script"; "$$script" || failed="$$failed $$script"; \

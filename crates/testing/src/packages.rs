@@ -3,7 +3,10 @@
 //! The obvious way is to install the package; that starts a service, changes the machine, and keeps one version only.
 //! We download the archive and what it depends on (as far as it is not installed) and unpack it below the cache.
 
+mod release;
 mod served;
+
+pub use release::foreign as foreign_release;
 
 use crate::{Unavailable, recipes, workspace_root};
 use std::ffi::OsString;
@@ -56,7 +59,7 @@ pub fn binary(packages: &[&str], version: Option<&str>, path: &str) -> Result<Bi
 /// Newest version in which `packages` are all served: apt's own choice, or else the newest other one.
 fn newest(packages: &[&str]) -> Result<String, Unavailable> {
     let package = packages[0];
-    let out = run(Command::new("apt-cache").args(["policy", package]))?;
+    let out = run(release::command("apt-cache")?.args(["policy", package]))?;
     let candidate = out.lines().find_map(|line| line.trim().strip_prefix("Candidate: "));
     let candidate = candidate.filter(|version| *version != "(none)");
     let candidate = candidate.ok_or_else(|| format!("the package lists know no {package}; try `make setup`"))?;
@@ -92,7 +95,9 @@ pub fn too_few(package: &str, served: &[String]) -> Unavailable {
 /// The directory into which the packages (all of one version) and their missing dependencies are unpacked.
 fn unpacked(packages: &[&str], version: &str) -> Result<PathBuf, Unavailable> {
     let name = format!("{}_{}", packages[0], version.replace(':', "%3a"));
-    let inputs: Vec<Vec<u8>> = packages.iter().chain([&version]).map(|word| word.as_bytes().to_vec()).collect();
+    let release = foreign_release().unwrap_or_default();
+    let words = packages.iter().chain([&version, &release]);
+    let inputs: Vec<Vec<u8>> = words.map(|word| word.as_bytes().to_vec()).collect();
     recipes::entry("packages", &name, &inputs, |tree| {
         let work = tempfile::tempdir().map_err(|e| format!("make a directory: {e}"))?;
         let archives = work.path().join("archives");
@@ -110,7 +115,7 @@ fn unpacked(packages: &[&str], version: &str) -> Result<PathBuf, Unavailable> {
 
 /// Dependencies of which the archive withholds the newest version are taken in an older one (`setup/served.sh`).
 fn download(packages: &[&str], version: &str, archives: &Path) -> Result<(), Unavailable> {
-    let mut apt = Command::new(workspace_root().join("setup/served.sh"));
+    let mut apt = release::command(workspace_root().join("setup/served.sh"))?;
     apt.args(["apt", "install", "-y", "--download-only", "--reinstall", "--no-install-recommends"]);
     apt.arg("--allow-downgrades");
     // Nothing is installed, so the system's locks are neither needed nor wanted, and root is not needed either.

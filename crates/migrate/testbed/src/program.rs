@@ -22,17 +22,31 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Those of a major version: installed, or beside the system.
+    /// Those of a major version: installed, or else unpacked.
     pub(crate) fn of_major(major: u32) -> Programs {
         let installed = PathBuf::from(format!("/usr/lib/postgresql/{major}/bin"));
-        let dir = if installed.exists() { installed } else { beside().join(format!("usr/lib/postgresql/{major}/bin")) };
+        let dir = match installed.exists() {
+            true => installed,
+            false if major == MAJOR && packages::foreign_release().is_some() => match Programs::unpacked(None) {
+                Ok(programs) => return programs,
+                Err(why) => {
+                    stillpoint_testing::skipped(why);
+                    installed
+                }
+            },
+            false => beside().join(format!("usr/lib/postgresql/{major}/bin")),
+        };
         Programs { dir, environment: Vec::new(), root: None }
     }
 
     /// Those of one version of Debian's packages, unpacked whatever is installed.
     pub fn of_version(version: &str) -> Result<Programs, Unavailable> {
+        Programs::unpacked(Some(version))
+    }
+
+    fn unpacked(version: Option<&str>) -> Result<Programs, Unavailable> {
         let path = format!("usr/lib/postgresql/{MAJOR}/bin/postgres");
-        let binary = packages::binary(&PACKAGES, Some(version), &path)?;
+        let binary = packages::binary(&PACKAGES, version, &path)?;
         let root = binary.path.ancestors().nth(6).map(Path::to_owned);
         let dir = binary.path.parent().expect("a program lies in a directory").to_owned();
         Ok(Programs { dir, environment: binary.environment(), root })
@@ -116,4 +130,13 @@ pub(crate) fn as_postgres(program: &Path) -> Command {
     // Root's home is not for postgres to look into, and libpq gives TLS up where it may not look for certificates.
     command.arg(program).env("LC_ALL", "C").env("HOME", "/nonexistent").env_remove("PGPASSWORD").stdin(Stdio::null());
     command
+}
+
+/// User and group id of `postgres`, from the machine's own list.
+pub(crate) fn postgres_ids() -> (u32, u32) {
+    let list = std::fs::read_to_string("/etc/passwd").expect("read /etc/passwd");
+    let entry = list.lines().find(|line| line.starts_with("postgres:")).expect("the machine has a user postgres");
+    let mut fields = entry.split(':').skip(2).map(|field| field.parse().expect("ids are numbers"));
+    let mut next = || fields.next().expect("an entry has two ids");
+    (next(), next())
 }

@@ -47,7 +47,7 @@ pub fn memcached() -> Result<(Binary, PathBuf), Unavailable> {
     let package = format!("memcached={}", versions[0]);
     let dir = recipes::directory("series", "memcached-annotated")?;
     let call = |command: &str| {
-        let call = Stillpoint::new().args(["patch", command, "--debian", &package]).arg("--cache").arg(builder_cache());
+        let call = Stillpoint::new().args(["patch", command]).debian(&package).arg("--cache").arg(builder_cache());
         Ok::<_, Unavailable>(call.args(options("memcached")?))
     };
     let run = call("target")?.args(["--program", "memcached", "--output"]).arg(&dir).json().run();

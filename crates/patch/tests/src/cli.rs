@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use stillpoint_events::Event;
 pub use stillpoint_testing::binary::stillpoint as binary;
+use stillpoint_testing::packages::foreign_release;
 
 /// One call of the binary.
 #[derive(Debug, Clone, Default)]
@@ -33,6 +34,15 @@ impl Stillpoint {
     pub fn args<A: Argument>(mut self, arguments: impl IntoIterator<Item = A>) -> Stillpoint {
         self.arguments.extend(arguments.into_iter().map(Argument::into_argument));
         self
+    }
+
+    /// Names a source package of the release whose packages are tested, `NAME` or `NAME=VERSION`.
+    pub fn debian(self, package: &str) -> Stillpoint {
+        let call = self.arg("--debian").arg(package);
+        match foreign_release() {
+            Some(release) => call.arg("--release").arg(release),
+            None => call,
+        }
     }
 
     /// Asks for one JSON object per line, see [`Run::json`] and [`Run::events`].

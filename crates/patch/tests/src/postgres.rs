@@ -91,8 +91,8 @@ impl Postgres {
             "postgres" => self.binary.path.clone(),
             library => self.library(library),
         };
-        let mut build = Stillpoint::new().args(["patch", "build", "--json", "--debian"]);
-        build = build.arg(format!("{PACKAGE}={}", self.version).as_str()).arg("--cache").arg(builder_cache());
+        let mut build = Stillpoint::new().args(["patch", "build", "--json"]);
+        build = build.debian(&format!("{PACKAGE}={}", self.version)).arg("--cache").arg(builder_cache());
         build = build.arg("--target").arg(&target).args(["--name", name, "--output"]);
         build = build.arg(into.join(format!("{name}.patch"))).arg("--diff");
         for change in changes {

@@ -97,7 +97,8 @@ impl Series {
         tell(&format!("building {program} from Debian's source, without its CVE fixes"));
         let dir = dir(name)?;
         let call = Stillpoint::new()
-            .args(["patch", "target", "--debian", &of_version, "--shipped", "without-cves", "--program", program])
+            .args(["patch", "target", "--shipped", "without-cves", "--program", program])
+            .debian(&of_version)
             .arg("--output")
             .arg(&dir)
             .args(options.iter().cloned());
@@ -117,9 +118,8 @@ impl Series {
     /// Patches that bring Debian's own binary of an older version, exactly as shipped, to the newest one's fixes.
     pub fn for_packaged(older: &str, tell: &mut dyn FnMut(&str)) -> Result<Series, Unavailable> {
         let binary = packages::redis(Some(older))?;
-        let series = |version: &str| {
-            last_line(&Stillpoint::new().args(["patch", "target", "--debian"]).arg(format!("redis={version}")))
-        };
+        let series =
+            |version: &str| last_line(&Stillpoint::new().args(["patch", "target"]).debian(&format!("redis={version}")));
         let (newest, old) = (series(&newest_with_source(&REDIS)?)?, series(older)?);
         let has: Vec<String> = entries(&old).map(|entry| text(entry, "name")).collect();
         let diffs: Vec<String> =
@@ -164,7 +164,9 @@ impl Plan<'_> {
         let name = Path::new(diff).file_stem().map_or_else(|| diff.into(), |stem| stem.to_string_lossy());
         let file = self.dir.join(format!("{name}.patch"));
         let mut call = Stillpoint::new()
-            .args(["patch", "build", "--debian", &self.package, "--shipped", self.shipped, "--quilt", diff, "--target"])
+            .args(["patch", "build", "--shipped", self.shipped, "--quilt", diff])
+            .debian(&self.package)
+            .arg("--target")
             .arg(&self.target)
             .arg("--output")
             .arg(&file)

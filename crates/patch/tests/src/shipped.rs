@@ -36,7 +36,8 @@ pub fn older(source: &str, packages: &[&str], path: &str, quilt: &[&str]) -> Res
     for name in names {
         let output = dir.path().join(format!("{}-{name}", patches.len()));
         let mut build = Stillpoint::new()
-            .args(["patch", "build", "--debian", &format!("{source}={newest}"), "--shipped", oldest, "--quilt", &name])
+            .args(["patch", "build", "--shipped", oldest, "--quilt", &name])
+            .debian(&format!("{source}={newest}"))
             .arg("--cache")
             .arg(builder_cache())
             .arg("--target")
@@ -72,7 +73,9 @@ pub fn memcached() -> Result<Shipped, Unavailable> {
     let (diff_path, output) = (dir.path().join("version.diff"), dir.path().join("version.patch"));
     std::fs::write(&diff_path, diff).map_err(|e| format!("write the diff: {e}"))?;
     let build = Stillpoint::new()
-        .args(["patch", "build", "--debian", &format!("memcached={version}"), "--diff"])
+        .args(["patch", "build"])
+        .debian(&format!("memcached={version}"))
+        .arg("--diff")
         .arg(&diff_path)
         .arg("--target")
         .arg(&binary.path)
@@ -108,7 +111,8 @@ pub(crate) fn builder_cache() -> PathBuf {
 /// `stillpoint patch target`: has the source, and tells of its series.
 pub(crate) fn target(package: &str, version: &str) -> Result<Run, String> {
     let run = Stillpoint::new()
-        .args(["patch", "target", "--debian", &format!("{package}={version}")])
+        .args(["patch", "target"])
+        .debian(&format!("{package}={version}"))
         .arg("--cache")
         .arg(builder_cache())
         .json()

@@ -4,26 +4,24 @@
 //! costs one small download, and the answer holds for an hour, in a file of the cache. A network that fails says nothing about the
 //! archive, and is an error.
 
+use super::release::{self, VALID};
 use super::run;
 use crate::{Unavailable, recipes};
-use rustix::fs::{FlockOperation, flock};
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
-use std::time::{Duration, SystemTime};
-
-/// An answer of the archive is believed for so long.
-const VALID: Duration = Duration::from_secs(3600);
+use std::time::SystemTime;
 
 /// Nothing where all files of a version are served, or else why not.
 pub(super) type Served = Result<(), Unavailable>;
 
 /// Versions of `package` that the lists name, newest first.
 pub(super) fn listed(package: &str) -> Result<Vec<String>, String> {
-    let out = run(Command::new("apt-cache").args(["madison", package]))?;
+    let out = run(release::command("apt-cache")?.args(["madison", package]))?;
     let mut versions = Vec::new();
     for line in out.lines().filter(|line| line.contains("Packages")) {
         if let Some(version) = line.split('|').nth(1).map(|v| v.trim().to_owned())
@@ -106,7 +104,7 @@ pub(super) fn all_binaries(packages: &[&str], version: &str) -> Result<Served, S
     for package in packages {
         let name = format!("{package}={version}");
         let served = remembered(&name, || {
-            let uris = run(Command::new("apt-get").args(["download", "--print-uris", &name]))?;
+            let uris = run(release::command("apt-get")?.args(["download", "--print-uris", &name]))?;
             let withheld = || Unavailable::Withheld(format!("{package} {version} is listed and not served (404)"));
             Ok(if all_served(quoted(&uris), &[])? { Ok(()) } else { Err(withheld()) })
         })?;
@@ -124,13 +122,13 @@ pub(super) fn source_of(package: &str, version: &str) -> Result<Served, String> 
 }
 
 fn look_for_source(package: &str, version: &str) -> Result<Served, String> {
-    let record = run(Command::new("apt-cache").args(["show", &format!("{package}={version}")]))?;
+    let record = run(release::command("apt-cache")?.args(["show", &format!("{package}={version}")]))?;
     // `NAME`, or `NAME (VERSION)` where the version is another one.
     let source = record.lines().find_map(|line| line.strip_prefix("Source: ")).unwrap_or(package);
     let (source, of) = source.split_once(" (").unwrap_or((source, version));
     let of = of.trim_end_matches(')');
     let lists = source_lists()?;
-    let mut apt = Command::new("apt-get");
+    let mut apt = release::command("apt-get")?;
     apt.args(&lists).args(["source", "--download-only", "--only-source", "--print-uris", &format!("{source}={of}")]);
     let Ok(uris) = run(&mut apt) else {
         return Ok(Err(Unavailable::Missing(format!("the source of {source} {of} is not listed"))));
@@ -216,12 +214,8 @@ fn is_not_found(line: &str) -> bool {
 /// after an hour.
 fn source_lists() -> Result<Vec<String>, String> {
     let dir = recipes::directory("lists", "sources")?;
-    let failed = |what: &str, path: &Path, error: std::io::Error| format!("{what} {}: {error}", path.display());
-    for part in ["parts", "lists/partial"].map(|part| dir.join(part)) {
-        std::fs::create_dir_all(&part).map_err(|e| failed("make", &part, e))?;
-    }
-    let option = |name: &str, path: &Path| ["-o".to_owned(), format!("{name}={}", path.display())];
     let parts = dir.join("parts");
+    let option = |name: &str, path: &Path| ["-o".to_owned(), format!("{name}={}", path.display())];
     let options = [
         option("Dir::Etc::sourcelist", Path::new("/dev/null")),
         option("Dir::Etc::sourceparts", &parts),
@@ -231,21 +225,25 @@ fn source_lists() -> Result<Vec<String>, String> {
         option("APT::Sandbox::User", Path::new("")),
     ]
     .concat();
-    let lock = dir.join("lock");
-    let file = File::create(&lock).map_err(|e| failed("make", &lock, e))?;
-    flock(&file, FlockOperation::LockExclusive).map_err(|e| failed("lock", &lock, e.into()))?;
-    let stamp = dir.join("fetched");
-    let age = std::fs::metadata(&stamp).and_then(|data| data.modified()).map(|at| at.elapsed().unwrap_or_default());
-    if age.is_ok_and(|age| age < VALID) {
-        return Ok(options);
-    }
-    for (path, text) in system_lists()? {
-        let to = parts.join(path.file_name().expect("a list is a file"));
-        std::fs::write(&to, text).map_err(|e| failed("write", &to, e))?;
-    }
-    run(Command::new("apt-get").args(&options).args(["-qq", "update"]))?;
-    std::fs::write(&stamp, "").map_err(|e| failed("write", &stamp, e))?;
+    release::fresh(&dir, || {
+        std::fs::create_dir_all(&parts).map_err(|e| format!("make {}: {e}", parts.display()))?;
+        for (name, text) in lists()? {
+            let to = parts.join(name);
+            std::fs::write(&to, text).map_err(|e| format!("write {}: {e}", to.display()))?;
+        }
+        run(Command::new("apt-get").args(&options).args(["-qq", "update"])).map(drop)
+    })?;
     Ok(options)
+}
+
+/// Lists of the tested release, turned into lists of sources.
+fn lists() -> Result<Vec<(OsString, String)>, String> {
+    if let Some(release) = release::foreign() {
+        let lines = release::list(release)?.lines().filter_map(of_list).collect();
+        return Ok(vec![(format!("{release}.list").into(), lines)]);
+    }
+    let lists = system_lists()?.into_iter();
+    Ok(lists.filter_map(|(path, text)| Some((path.file_name()?.to_owned(), text))).collect())
 }
 
 /// The system's lists, turned into lists of sources.

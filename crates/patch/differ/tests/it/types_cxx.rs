@@ -1,4 +1,4 @@
-//! Types of C++ compared member by member, as g++ 12 and clang 14 describe them.
+//! Types of C++ compared member by member, as g++ and clang describe them.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,8 +9,8 @@ const FLAGS: [&[&str]; 6] = [
     &["g++", "-O0", "-gdwarf-4"],
     &["g++", "-O2", "-gdwarf-4", "-fdebug-types-section"],
     &["g++", "-O2", "-gdwarf-5", "-fdebug-types-section"],
-    &["clang++-14", "-O2", "-g"],
-    &["clang++-14", "-O0", "-gdwarf-4", "-ffunction-sections", "-fdata-sections"],
+    &["clang++", "-O2", "-g"],
+    &["clang++", "-O0", "-gdwarf-4", "-ffunction-sections", "-fdata-sections"],
 ];
 
 /// Compares `source` as it is with what it is when `AFTER` is defined; the function is `use`, its parameters `mangled`.

@@ -136,7 +136,9 @@ impl Change {
         let (diff, patch) = (into.join(format!("{}.diff", self.name)), into.join(format!("{}.patch", self.name)));
         std::fs::write(&diff, self.diff(&packaged.source)?).map_err(|e| format!("write {}: {e}", diff.display()))?;
         let run = Stillpoint::new()
-            .args(["patch", "build", "--debian", &format!("mariadb={}", packaged.version), "--diff"])
+            .args(["patch", "build"])
+            .debian(&format!("mariadb={}", packaged.version))
+            .arg("--diff")
             .arg(&diff)
             .arg("--target")
             .arg(&packaged.binary.path)

@@ -29,7 +29,7 @@ pub(crate) enum Live {
 pub(crate) enum Compiler {
     /// The system's compilers: gcc and g++.
     Gnu,
-    /// clang 14.
+    /// The system's clang.
     Clang,
 }
 
@@ -38,7 +38,7 @@ impl Compiler {
     pub(crate) fn cxx(self) -> &'static str {
         match self {
             Compiler::Gnu => "g++",
-            Compiler::Clang => "clang++-14",
+            Compiler::Clang => "clang++",
         }
     }
 }
