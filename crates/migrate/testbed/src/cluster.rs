@@ -1,6 +1,7 @@
 //! A cluster: data directory, port and socket of its own.
 
-use crate::program::{MAJOR, Programs, as_postgres};
+use crate::program::{MAJOR, Programs, as_postgres, postgres_ids};
+use crate::template;
 use crate::{Load, LoadOutcome, SmallDisk};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{File, OpenOptions};
@@ -69,13 +70,8 @@ impl Cluster {
         chown(dir.path(), Some(user), Some(group)).expect("give the directory to postgres");
         // Clients of other users reach the socket.
         std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("open the directory");
-        // A copy of a template would be faster, but all its copies share a system identifier, and telling servers apart
-        // by it is part of what is tested.
         let programs = programs.placed(dir.path());
-        let mut initdb = programs.command("initdb");
-        initdb.args(["-N", "-A", "trust", "-U", "postgres", "--locale=C", "-E", "UTF8", "-D"]);
-        let made = initdb.arg(dir.path().join("data")).current_dir(dir.path()).output().expect("run initdb");
-        assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
+        template::place(&programs, dir.path()).unwrap_or_else(|why| panic!("make a cluster: {why}"));
         let settings: Vec<String> = SETTINGS.iter().chain(settings).map(ToString::to_string).collect();
         let port = free_port();
         let postmaster = spawn(&programs, dir.path(), port, &settings);
@@ -308,13 +304,4 @@ fn spawn(programs: &Programs, dir: &Path, port: u16, settings: &[String]) -> Chi
     }
     command.current_dir(dir).stdout(log.try_clone().expect("share the log")).stderr(log);
     command.spawn().expect("start postgres")
-}
-
-/// User and group id of `postgres`, from the machine's own list.
-fn postgres_ids() -> (u32, u32) {
-    let list = std::fs::read_to_string("/etc/passwd").expect("read /etc/passwd");
-    let entry = list.lines().find(|line| line.starts_with("postgres:")).expect("the machine has a user postgres");
-    let mut fields = entry.split(':').skip(2).map(|field| field.parse().expect("ids are numbers"));
-    let mut next = || fields.next().expect("an entry has two ids");
-    (next(), next())
 }

@@ -30,6 +30,7 @@ mod load;
 mod program;
 mod regress;
 mod relay;
+mod template;
 
 pub use cluster::Cluster;
 pub use disk::SmallDisk;
