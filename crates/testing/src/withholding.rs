@@ -17,8 +17,10 @@ use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering as Memory};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 /// A peer that says nothing for so long is gone.
@@ -44,10 +46,14 @@ impl Withheld {
         self
     }
 
-    /// The newest version of every package that this machine's lists name in more than one, with its source.
-    pub fn newest_listed() -> Result<Withheld, String> {
+    /// The newest version of every package that the lists name in more than one, with its source: the lists of this machine, or of
+    /// a configuration of apt.
+    pub fn newest_listed(configuration: Option<&Path>) -> Result<Withheld, String> {
         let mut targets = Command::new("apt-get");
         targets.args(["indextargets", "--format", "$(FILENAME)", "Created-By: Packages"]);
+        if let Some(path) = configuration {
+            targets.env("APT_CONFIG", path);
+        }
         let mut text = String::new();
         for list in run(&mut targets)?.lines() {
             text += &run(Command::new("/usr/lib/apt/apt-helper").args(["cat-file", list]))?;
@@ -83,7 +89,7 @@ impl Withheld {
 
     /// True for the path of a file that is withheld.
     pub fn covers(&self, path: &str) -> bool {
-        let file = percent_decoded(path.rsplit('/').next().unwrap_or_default());
+        let file = file_name(path);
         let stem = match file.strip_suffix(".deb") {
             Some(stem) => stem.rsplit_once('_').map(|(stem, _)| stem),
             None => [".dsc", ".debian.tar.xz", ".debian.tar.gz", ".diff.gz", ".tar.xz", ".tar.gz"]
@@ -148,6 +154,11 @@ fn until(text: &str, ends: impl Fn(char) -> bool) -> &str {
     &text[..text.find(ends).unwrap_or(text.len())]
 }
 
+/// The file that a path of a URL names.
+fn file_name(path: &str) -> String {
+    percent_decoded(path.rsplit('/').next().unwrap_or_default())
+}
+
 fn percent_decoded(text: &str) -> String {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();
@@ -174,25 +185,50 @@ fn run(command: &mut Command) -> Result<String, String> {
 }
 
 /// A proxy on a port of 127.0.0.1. It serves for the rest of the process.
-#[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+/// True for the name of a file that is withheld.
+type Filter = Box<dyn Fn(&str) -> bool + Send + Sync>;
+
+/// What all connections of a proxy have in common.
+struct Shared {
+    filter: RwLock<Filter>,
+    refused: AtomicUsize,
+    /// `HOST:PORT` of the proxy behind this one.
+    parent: Option<String>,
 }
 
 impl Proxy {
-    /// Starts one, on `port` or on any one (0). `parent` is a proxy of its own (`HOST:PORT`) where the network needs one.
-    pub fn start(port: u16, withheld: Withheld, parent: Option<String>) -> io::Result<Proxy> {
+    /// Starts one, on `port` or on any one (0), which passes everything on. Where `http_proxy` is set, it asks that one in turn.
+    pub fn start(port: u16) -> io::Result<Proxy> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
         let address = listener.local_addr()?;
-        let shared = Arc::new((withheld, parent));
+        let parent = std::env::var("http_proxy").ok().filter(|url| !url.is_empty());
+        let parent = parent.map(|url| url.trim_start_matches("http://").trim_end_matches('/').to_owned());
+        let shared = Shared { filter: RwLock::new(Box::new(|_| false)), refused: AtomicUsize::new(0), parent };
+        let shared = Arc::new(shared);
+        let for_clients = Arc::clone(&shared);
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                let shared = Arc::clone(&shared);
+                let shared = Arc::clone(&for_clients);
                 // A client or server that breaks off ends its own connection alone.
-                std::thread::spawn(move || drop(serve(client, &shared.0, shared.1.as_deref())));
+                std::thread::spawn(move || drop(serve(client, &shared)));
             }
         });
-        Ok(Proxy { address })
+        Ok(Proxy { address, shared })
+    }
+
+    /// From now on answers 404 for files whose name fulfils `filter`, and for those alone.
+    pub fn withhold(&self, filter: impl Fn(&str) -> bool + Send + Sync + 'static) {
+        *self.shared.filter.write().unwrap_or_else(PoisonError::into_inner) = Box::new(filter);
+    }
+
+    /// How many files were asked for that are withheld.
+    pub fn refused(&self) -> usize {
+        self.shared.refused.load(Memory::Relaxed)
     }
 
     /// What `http_proxy` is set to.
@@ -201,9 +237,12 @@ impl Proxy {
     }
 }
 
-/// `HOST:PORT` of a proxy's URL.
-pub fn proxy_address(url: &str) -> &str {
-    url.trim_start_matches("http://").trim_end_matches('/')
+impl Shared {
+    fn withholds(&self, path: &str) -> bool {
+        let withheld = (self.filter.read().unwrap_or_else(PoisonError::into_inner))(&file_name(path));
+        self.refused.fetch_add(withheld.into(), Memory::Relaxed);
+        withheld
+    }
 }
 
 /// The lines of a request or an answer up to the empty one; none where the peer has ended.
@@ -232,7 +271,7 @@ fn length(head: &[String]) -> Option<u64> {
 }
 
 /// One request after another: apt sends several before it reads the first answer.
-fn serve(client: TcpStream, withheld: &Withheld, parent: Option<&str>) -> io::Result<()> {
+fn serve(client: TcpStream, shared: &Shared) -> io::Result<()> {
     client.set_read_timeout(Some(SILENCE_LIMIT))?;
     let mut to_client = client.try_clone()?;
     let mut from_client = BufReader::new(client);
@@ -245,12 +284,12 @@ fn serve(client: TcpStream, withheld: &Withheld, parent: Option<&str>) -> io::Re
         let Some((host, path)) = url.strip_prefix("http://").and_then(|rest| rest.split_once('/')) else {
             return to_client.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
         };
-        if withheld.covers(path) {
+        if shared.withholds(path) {
             to_client.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")?;
             continue;
         }
-        let address = match parent {
-            Some(parent) => parent.to_owned(),
+        let address = match &shared.parent {
+            Some(parent) => parent.clone(),
             None if host.contains(':') => host.to_owned(),
             None => format!("{host}:80"),
         };
@@ -262,7 +301,7 @@ fn serve(client: TcpStream, withheld: &Withheld, parent: Option<&str>) -> io::Re
             }
         };
         server.set_read_timeout(Some(SILENCE_LIMIT))?;
-        let target = if parent.is_some() { url.to_owned() } else { format!("/{path}") };
+        let target = if shared.parent.is_some() { url.to_owned() } else { format!("/{path}") };
         let mut text = format!("{method} {target} HTTP/1.1\r\nConnection: close\r\n");
         for line in &request[1..] {
             let name = line.split(':').next().unwrap_or_default().to_ascii_lowercase();

@@ -5,7 +5,7 @@
 //! withholds the newest version of each package that this machine's lists name in more than one.
 
 use std::io::Write;
-use stillpoint_testing::withholding::{Proxy, Withheld, proxy_address};
+use stillpoint_testing::withholding::{Proxy, Withheld};
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -19,14 +19,12 @@ fn serve(arguments: &[String]) -> Result<(), String> {
     let (port, names) = arguments.split_first().map_or(("0", &[][..]), |(port, names)| (port.as_str(), names));
     let port = port.parse().map_err(|_| format!("port {port:?}: usage: withholding-proxy [PORT [NAME_VERSION...]]"))?;
     let withheld = match names {
-        [] => Withheld::newest_listed()?,
+        [] => Withheld::newest_listed(None)?,
         names => Withheld::of(names.iter().map(String::as_str)),
     };
-    let parent = std::env::var("http_proxy").ok().filter(|url| !url.is_empty());
-    let count = withheld.count();
-    let proxy = Proxy::start(port, withheld, parent.map(|url| proxy_address(&url).to_owned()))
-        .map_err(|e| format!("listen on port {port}: {e}"))?;
-    eprintln!("{count} names and versions are withheld");
+    let proxy = Proxy::start(port).map_err(|e| format!("listen on port {port}: {e}"))?;
+    eprintln!("{} names and versions are withheld", withheld.count());
+    proxy.withhold(move |file| withheld.covers(file));
     println!("{}", proxy.url());
     std::io::stdout().flush().map_err(|e| format!("print the URL: {e}"))?;
     loop {

@@ -1,122 +1,20 @@
 //! Versions that the archive lists and does not serve: the real archive, behind a proxy that answers 404 for chosen files.
 
 use serde_json::Value;
-use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 use stillpoint_patch_builder::{Builder, Cache, Error, Parts};
+use stillpoint_testing::Unavailable;
+use stillpoint_testing::withholding::{Proxy, Withheld};
 
 /// Small source packages; one with two versions that are served is wanted.
 const CANDIDATES: [&str; 3] = ["memcached", "redis", "sudo"];
 /// A package that needs little to be built, and is built within seconds.
 const SMALL: (&str, &str) = ("tree", "tree");
-
-type Withheld = Box<dyn Fn(&str) -> bool + Send>;
-
-/// An HTTP proxy that passes requests on, and has no file that is withheld.
-struct Proxy {
-    address: String,
-    withheld: Arc<Mutex<Withheld>>,
-    refused: Arc<AtomicUsize>,
-}
-
-impl Proxy {
-    fn start() -> Proxy {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = format!("http://{}", listener.local_addr().unwrap());
-        let withheld: Arc<Mutex<Withheld>> = Arc::new(Mutex::new(Box::new(|_| false)));
-        let refused = Arc::new(AtomicUsize::new(0));
-        let proxy = Proxy { address, withheld: withheld.clone(), refused: refused.clone() };
-        // ends with the test's process
-        std::thread::spawn(move || {
-            for client in listener.incoming().map_while(Result::ok) {
-                let (withheld, refused) = (withheld.clone(), refused.clone());
-                // a client that goes away ends its own connection only
-                std::thread::spawn(move || serve(client, &withheld, &refused).ok());
-            }
-        });
-        proxy
-    }
-
-    fn withhold(&self, withheld: impl Fn(&str) -> bool + Send + 'static) {
-        *self.withheld.lock().unwrap() = Box::new(withheld);
-    }
-}
-
-/// Answers requests of one connection in their order, also when they came at once.
-fn serve(client: TcpStream, withheld: &Mutex<Withheld>, refused: &AtomicUsize) -> std::io::Result<()> {
-    let mut requests = BufReader::new(client.try_clone()?);
-    let mut client = client;
-    loop {
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            if requests.read_until(b'\n', &mut head)? == 0 {
-                return Ok(());
-            }
-        }
-        let head = String::from_utf8_lossy(&head).into_owned();
-        let uri = head.split(' ').nth(1).unwrap_or_default().to_owned();
-        let file = uri.rsplit('/').next().unwrap_or_default().replace("%2b", "+").replace("%7e", "~");
-        if (withheld.lock().unwrap())(&file) {
-            refused.fetch_add(1, Ordering::Relaxed);
-            client.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")?;
-            continue;
-        }
-        let (status, fields, body) = pass_on(&uri, &head)?;
-        let mut answer = format!("{status}\r\nContent-Length: {}\r\n", body.len());
-        let passed = ["last-modified:", "content-type:", "content-range:"];
-        for field in fields.lines().filter(|l| passed.iter().any(|p| l.to_ascii_lowercase().starts_with(p))) {
-            answer += &format!("{field}\r\n");
-        }
-        client.write_all(format!("{answer}\r\n").as_bytes())?;
-        client.write_all(&body)?;
-    }
-}
-
-/// Asks the server; the answer ends with the connection.
-fn pass_on(uri: &str, head: &str) -> std::io::Result<(String, String, Vec<u8>)> {
-    let invalid = || std::io::Error::other(format!("a request for {uri}"));
-    let (host, path) = uri.strip_prefix("http://").and_then(|rest| rest.split_once('/')).ok_or_else(invalid)?;
-    let address = if host.contains(':') { host.to_owned() } else { format!("{host}:80") };
-    let mut server = TcpStream::connect(address)?;
-    let mut request = format!("GET /{path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n");
-    let passed = ["range:", "if-range:", "if-modified-since:", "user-agent:"];
-    for field in head.lines().filter(|l| passed.iter().any(|p| l.to_ascii_lowercase().starts_with(p))) {
-        request += &format!("{field}\r\n");
-    }
-    server.write_all(format!("{request}\r\n").as_bytes())?;
-    let mut answer = Vec::new();
-    server.read_to_end(&mut answer)?;
-    let end = answer.windows(4).position(|w| w == b"\r\n\r\n").ok_or_else(invalid)?;
-    let head = String::from_utf8_lossy(&answer[..end]).into_owned();
-    let (status, fields) = head.split_once("\r\n").unwrap_or((&head, ""));
-    let body = &answer[end + 4..];
-    let is_chunked = fields.to_ascii_lowercase().contains("transfer-encoding: chunked");
-    let body = if is_chunked { joined(body).ok_or_else(invalid)? } else { body.to_vec() };
-    Ok((status.to_owned(), fields.to_owned(), body))
-}
-
-/// Puts a body together that comes in chunks.
-fn joined(mut rest: &[u8]) -> Option<Vec<u8>> {
-    let mut body = Vec::new();
-    loop {
-        let end = rest.windows(2).position(|w| w == b"\r\n")?;
-        let size = std::str::from_utf8(&rest[..end]).ok()?.split(';').next()?.trim();
-        let size = usize::from_str_radix(size, 16).ok()?;
-        let chunk = rest.get(end + 2..)?.get(..size)?;
-        if size == 0 {
-            return Some(body);
-        }
-        body.extend_from_slice(chunk);
-        rest = rest.get(end + 2 + size + 2..)?;
-    }
-}
 
 /// One call of `stillpoint patch target` with a cache of its own.
 struct Call {
@@ -160,29 +58,37 @@ fn cannot_run() -> Option<String> {
     (!plain).then(|| "the archive is not reached by plain http".into())
 }
 
-/// A package and two versions of it, the newest first, both listed, and the older one served as source and binaries.
-fn package_with_two_versions() -> Option<(&'static str, String, String)> {
-    static FOUND: OnceLock<Option<(&str, String, String)>> = OnceLock::new();
+/// A package and two versions of it, the newest first, both listed, and both served as source and binaries.
+type TwoVersions = (&'static str, String, String);
+
+fn package_with_two_versions() -> Result<TwoVersions, Unavailable> {
+    static FOUND: OnceLock<Result<TwoVersions, Unavailable>> = OnceLock::new();
     FOUND.get_or_init(look_for_two_versions).clone()
 }
 
-fn look_for_two_versions() -> Option<(&'static str, String, String)> {
+fn look_for_two_versions() -> Result<TwoVersions, Unavailable> {
     let dir = tempfile::tempdir().unwrap();
     let builder = Builder::new(Cache::at(dir.path()).unwrap(), 1, &|_| {});
+    let mut withheld = false;
     for package in CANDIDATES {
         let listed = match builder.fetch_source(package, Some("0"), Parts::Source) {
             Err(Error::NoSuchVersion { available, .. }) => available,
             other => panic!("version 0 of {package}: {other:?}"),
         };
         let versions: Vec<String> = listed.split(", ").map(str::to_owned).collect();
-        if let [newest, older, ..] = &versions[..]
-            && builder.fetch_source(package, Some(newest), Parts::SourceAndBinaries).is_ok()
-            && builder.fetch_source(package, Some(older), Parts::SourceAndBinaries).is_ok()
-        {
-            return Some((package, newest.clone(), older.clone()));
+        let [newest, older, ..] = &versions[..] else { continue };
+        let served = |version| match builder.fetch_source(package, Some(version), Parts::SourceAndBinaries) {
+            Ok(_) => true,
+            Err(Error::Withheld { .. }) => false,
+            Err(error) => panic!("{package} {version}: {error}"),
+        };
+        if served(newest) && served(older) {
+            return Ok((package, newest.clone(), older.clone()));
         }
+        withheld = true;
     }
-    None
+    let why = format!("the archive serves two versions of none of {CANDIDATES:?}");
+    Err(if withheld { Unavailable::Withheld(why) } else { Unavailable::Missing(why) })
 }
 
 fn without_epoch(version: &str) -> &str {
@@ -218,10 +124,11 @@ fn the_newest_version_that_is_served_is_taken() {
     if let Some(why) = cannot_run() {
         stillpoint_testing::skip!("{why}");
     }
-    let Some((package, newest, older)) = package_with_two_versions() else {
-        stillpoint_testing::skip!("the archive serves two versions of none of {CANDIDATES:?}");
+    let (package, newest, older) = match package_with_two_versions() {
+        Ok(found) => found,
+        Err(why) => return stillpoint_testing::skipped(why),
     };
-    let proxy = Proxy::start();
+    let proxy = Proxy::start(0).expect("a port");
     let dir = tempfile::tempdir().unwrap();
     let cache = dir.path();
     let at = |version: &str| format!("{package}={version}");
@@ -232,7 +139,7 @@ fn the_newest_version_that_is_served_is_taken() {
     assert!(!unreachable.stderr.contains("served") && !unreachable.stderr.contains("try:"), "{}", unreachable.stderr);
 
     proxy.withhold(is_source_of(package, &newest));
-    let call = target(&proxy.address, cache, &[package]);
+    let call = target(&proxy.url(), cache, &[package]);
     assert_eq!(call.taken(), older);
     let choice = call.choice().unwrap_or_else(|| panic!("no event says it: {:?}", call.events));
     assert_eq!((&choice["package"], &choice["taken"]), (&package.into(), &older.as_str().into()));
@@ -245,7 +152,7 @@ fn the_newest_version_that_is_served_is_taken() {
     assert_eq!(again.taken(), older);
 
     // asked for by its version, it is an error that names what is served
-    let call = target(&proxy.address, cache, &[&at(&newest)]);
+    let call = target(&proxy.url(), cache, &[&at(&newest)]);
     assert_eq!(call.status, Some(1));
     assert!(
         call.stderr.contains(&format!("{package} {newest} is listed and not served ({package}_")),
@@ -256,7 +163,7 @@ fn the_newest_version_that_is_served_is_taken() {
     assert_eq!(call.events.last().unwrap()["try"], format!("--debian {}", at(&older)));
 
     // a version that was never listed is another error
-    let call = target(&proxy.address, cache, &[&at("0~never")]);
+    let call = target(&proxy.url(), cache, &[&at("0~never")]);
     assert_eq!(call.status, Some(1));
     assert!(call.stderr.contains(&format!("{package} 0~never is not in the archive")), "{}", call.stderr);
     assert!(!call.stderr.contains("served"), "{}", call.stderr);
@@ -268,15 +175,15 @@ fn the_newest_version_that_is_served_is_taken() {
 
     // with newer lists the question is open again
     proxy.withhold(|_| false);
-    assert_eq!(target(&proxy.address, cache, &[package]).taken(), older, "the record is as old as the lists");
+    assert_eq!(target(&proxy.url(), cache, &[package]).taken(), older, "the record is as old as the lists");
     age_lists(cache, Duration::from_secs(7 * 3600));
-    let call = target(&proxy.address, cache, &[package]);
+    let call = target(&proxy.url(), cache, &[package]);
     assert_eq!((call.taken(), call.choice()), (newest.as_str(), None));
 
     // and what the cache has is used when the archive has it no longer
     proxy.withhold(is_source_of(package, &newest));
-    assert_eq!(target(&proxy.address, cache, &[&at(&newest)]).taken(), newest);
-    assert_eq!(target(&proxy.address, cache, &[package]).taken(), newest);
+    assert_eq!(target(&proxy.url(), cache, &[&at(&newest)]).taken(), newest);
+    assert_eq!(target(&proxy.url(), cache, &[package]).taken(), newest);
 }
 
 #[test]
@@ -284,10 +191,11 @@ fn source_and_binaries_are_served_together_or_not_at_all() {
     if let Some(why) = cannot_run() {
         stillpoint_testing::skip!("{why}");
     }
-    let Some((package, newest, older)) = package_with_two_versions() else {
-        stillpoint_testing::skip!("the archive serves two versions of none of {CANDIDATES:?}");
+    let (package, newest, older) = match package_with_two_versions() {
+        Ok(found) => found,
+        Err(why) => return stillpoint_testing::skipped(why),
     };
-    let proxy = Proxy::start();
+    let proxy = Proxy::start(0).expect("a port");
     let dir = tempfile::tempdir().unwrap();
     let cache = dir.path().join("cache");
     let program = if package == "redis" { "redis-check-rdb" } else { package };
@@ -296,62 +204,34 @@ fn source_and_binaries_are_served_together_or_not_at_all() {
     proxy.withhold(is_binary_of(&newest));
 
     // only its source is needed
-    assert_eq!(target(&proxy.address, &cache, &[package]).taken(), newest);
-    let call = target(&proxy.address, &cache, &[&[package], &prebuilt[..]].concat());
+    assert_eq!(target(&proxy.url(), &cache, &[package]).taken(), newest);
+    let call = target(&proxy.url(), &cache, &[&[package], &prebuilt[..]].concat());
     assert_eq!(call.taken(), older);
     let missing = call.choice().unwrap()["withheld"][0]["missing"].as_str().unwrap();
     assert!(missing.ends_with(".deb: 404"), "{missing}");
     assert!(output.join(program).is_file());
-    let call = target(&proxy.address, &cache, &[&[format!("{package}={newest}").as_str()], &prebuilt[..]].concat());
+    let call = target(&proxy.url(), &cache, &[&[format!("{package}={newest}").as_str()], &prebuilt[..]].concat());
     assert_eq!(call.status, Some(1));
     assert!(call.stderr.ends_with(&format!("try: --debian {package}={older}\n")), "{}", call.stderr);
 
     // lists that are some minutes old are fetched again before a version counts as not served
-    let (cache, refused) = (dir.path().join("other"), &proxy.refused);
+    let cache = dir.path().join("other");
     proxy.withhold(|_| true);
-    assert_ne!(target(&proxy.address, &cache, &[package]).status, Some(0), "no lists are served");
+    assert_ne!(target(&proxy.url(), &cache, &[package]).status, Some(0), "no lists are served");
     proxy.withhold(|_| false);
-    assert_eq!(target(&proxy.address, &cache, &[&format!("{package}={older}")]).taken(), older);
+    assert_eq!(target(&proxy.url(), &cache, &[&format!("{package}={older}")]).taken(), older);
     age_lists(&cache, Duration::from_secs(30 * 60));
     proxy.withhold(is_source_of(package, &newest));
-    let before = refused.load(Ordering::Relaxed);
-    assert_eq!(target(&proxy.address, &cache, &[package]).taken(), older);
-    let twice = refused.load(Ordering::Relaxed) - before;
+    let before = proxy.refused();
+    assert_eq!(target(&proxy.url(), &cache, &[package]).taken(), older);
+    let twice = proxy.refused() - before;
     let once = {
         age_lists(&cache, Duration::from_secs(7 * 3600));
-        let before = refused.load(Ordering::Relaxed);
-        assert_eq!(target(&proxy.address, &cache, &[package]).taken(), older);
-        refused.load(Ordering::Relaxed) - before
+        let before = proxy.refused();
+        assert_eq!(target(&proxy.url(), &cache, &[package]).taken(), older);
+        proxy.refused() - before
     };
     assert_eq!(twice, 2 * once, "with old lists the files are asked for, and with new ones again");
-}
-
-/// The newest version of every binary package that is listed in two, as the names of files.
-fn newest_of_two(apt: &Path) -> HashSet<String> {
-    let mut lists = Command::new("/usr/lib/apt/apt-helper");
-    lists.arg("cat-file").env("APT_CONFIG", apt.join("apt.conf"));
-    for entry in fs::read_dir(apt.join("lists")).unwrap() {
-        let path = entry.unwrap().path();
-        if path.to_string_lossy().contains("_Packages") {
-            lists.arg(path);
-        }
-    }
-    let text = String::from_utf8(lists.output().unwrap().stdout).unwrap();
-    let mut versions: BTreeMap<&str, Vec<(&str, &str)>> = BTreeMap::new();
-    for stanza in text.split("\n\n") {
-        let field = |name: &str| stanza.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(": "));
-        if let (Some(package), Some(version), Some(file)) = (field("Package"), field("Version"), field("Filename")) {
-            versions.entry(package).or_default().push((version, file.rsplit('/').next().unwrap()));
-        }
-    }
-    let newer =
-        |a: &str, b: &str| Command::new("dpkg").args(["--compare-versions", a, "gt", b]).status().unwrap().success();
-    let mut files = HashSet::new();
-    for listed in versions.values().filter(|listed| listed.iter().any(|l| l.0 != listed[0].0)) {
-        let newest = listed.iter().fold(listed[0], |best, one| if newer(one.0, best.0) { *one } else { best });
-        files.insert(newest.1.to_owned());
-    }
-    files
 }
 
 /// The release itself and build dependencies: a root is made of versions that are served, each with its siblings.
@@ -363,20 +243,20 @@ fn a_clean_root_is_made_without_the_newest_version_of_any_package() {
     if !rustix::process::geteuid().is_root() {
         stillpoint_testing::skip!("a clean root needs root");
     }
-    let proxy = Proxy::start();
+    let proxy = Proxy::start(0).expect("a port");
     let dir = tempfile::tempdir().unwrap();
     let cache = dir.path().join("cache");
     let (package, program) = SMALL;
-    target(&proxy.address, &cache, &[package]).taken();
+    target(&proxy.url(), &cache, &[package]).taken();
     let apt = fs::read_dir(cache.join("apt")).unwrap().next().unwrap().unwrap().path();
-    let withheld = newest_of_two(&apt);
-    assert!(withheld.len() > 10, "the archive lists next to nothing in two versions: {withheld:?}");
-    proxy.withhold(move |file| withheld.contains(file));
+    let withheld = Withheld::newest_listed(Some(&apt.join("apt.conf"))).expect("the lists");
+    assert!(withheld.count() > 10, "the archive lists next to nothing in two versions: {withheld:?}");
+    proxy.withhold(move |file| withheld.covers(file));
     let output = dir.path().join("out");
-    let call = target(&proxy.address, &cache, &[package, "--program", program, "--output", output.to_str().unwrap()]);
+    let call = target(&proxy.url(), &cache, &[package, "--program", program, "--output", output.to_str().unwrap()]);
     call.taken();
     assert!(output.join(program).is_file());
-    assert!(proxy.refused.load(Ordering::Relaxed) > 0, "nothing that was withheld was wanted");
+    assert!(proxy.refused() > 0, "nothing that was withheld was wanted");
     let left_out = call.events.iter().find(|e| e["event"] == "dependencies-left-out");
     let left_out = left_out.unwrap_or_else(|| panic!("no event says it: {:?}", call.events));
     assert!(!left_out["packages"].as_array().unwrap().is_empty());
