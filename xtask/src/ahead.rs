@@ -26,6 +26,7 @@ pub(crate) fn mariadb(root: &Path, logs: &Path) -> Result<Ahead> {
         .arg("mariadb");
     command
         .env(CACHE_LOG, cache_log(logs))
+        .env("STILLPOINT_BIN", target_dir(root).join("debug/stillpoint"))
         .env("CARGO_TARGET_DIR", target_dir(root))
         .current_dir(root.join("crates/patch/tests"));
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);

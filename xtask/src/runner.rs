@@ -166,11 +166,12 @@ fn single(name: &str, by_hand: &str, command: &mut Command, logs: &Path, summary
     Ok(())
 }
 
-/// Prints a line for a step, the reasons of what was left out, and the end of the output of what failed.
+/// Prints a line for a step (seconds, processor seconds, counts), the reasons of what was left out, and the end of the output of what failed.
 pub(crate) fn report(name: &str, outcome: &Outcome, counts: Counts) {
     let failed = counts.failed > 0 || !outcome.succeeded;
     let word = if failed { "FAILED" } else { "ok" };
-    println!("{word:>6} {:>7.1} s  {:<36} {name}", outcome.elapsed.as_secs_f64(), counts.to_string());
+    let (seconds, processor) = (outcome.elapsed.as_secs_f64(), outcome.processor.as_secs_f64());
+    println!("{word:>6} {seconds:>7.1} s {processor:>7.1}  {:<36} {name}", counts.to_string());
     for line in outcome.output.lines().filter(|line| step::is_left_out(line)) {
         println!("          {line}");
     }
