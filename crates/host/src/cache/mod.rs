@@ -4,6 +4,7 @@
 //!   ROOT/KIND/NAME             directory entry, or file entry with its checksum
 //!   ROOT/KIND/NAME.half        directory entry that is being made
 //!   ROOT/KIND/NAME.manifest    its contents; written last, its time is that of the last use
+//!   ROOT/KIND/NAME/DIR.seal    contents of a directory whose users change it, as they left it
 //!   ROOT/locks/KIND-NAME.make  held exclusively by the process that makes the entry
 //!   ROOT/locks/KIND-NAME.use   held shared by processes that make or use it, exclusively while it is evicted
 //!   ROOT/trash, ROOT/scratch   trees to be removed; working directories of processes
@@ -13,9 +14,11 @@ mod eviction;
 mod lock;
 mod manifest;
 mod removal;
+mod seal;
 
 pub use eviction::{Item, Removed, State};
 pub use lock::Lock;
+pub use seal::{is_sealed, seal, unseal};
 
 use crate::Error;
 use crate::error::At;
@@ -366,7 +369,12 @@ fn parts(path: &Path) -> [PathBuf; 4] {
 
 /// Commits an entry: its name and the manifest's bytes reach the disk before the manifest has its name.
 fn write_manifest(path: &Path, manifest: &Manifest) -> Result<(), Error> {
-    let (half, listed) = (beside(path, "manifest.half"), beside(path, "manifest"));
+    write_listed(path, "manifest", manifest)
+}
+
+fn write_listed(path: &Path, suffix: &str, manifest: &Manifest) -> Result<(), Error> {
+    let listed = beside(path, suffix);
+    let half = beside(&listed, "half");
     let mut file = File::create(&half).at("making", &half)?;
     file.write_all(&manifest.to_bytes()).at("writing", &half)?;
     file.sync_all().at("writing", &half)?;
@@ -375,7 +383,11 @@ fn write_manifest(path: &Path, manifest: &Manifest) -> Result<(), Error> {
 
 /// Returns true if the entry has a manifest that is whole, and everything that the manifest lists.
 fn is_whole(path: &Path) -> bool {
-    let Some(manifest) = fs::read(beside(path, "manifest")).ok().and_then(|bytes| Manifest::parse(&bytes)) else {
+    is_whole_by(path, "manifest")
+}
+
+fn is_whole_by(path: &Path, suffix: &str) -> bool {
+    let Some(manifest) = fs::read(beside(path, suffix)).ok().and_then(|bytes| Manifest::parse(&bytes)) else {
         return false;
     };
     match manifest.difference(path) {

@@ -12,6 +12,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use stillpoint_host::cache::{is_sealed, seal};
 use stillpoint_host::file::{Readable, write_whole};
 
 /// Lists older than this are fetched again.
@@ -106,12 +107,26 @@ impl Apt {
         self.directory.join("updated")
     }
 
+    fn lists(&self) -> PathBuf {
+        self.directory.join("lists")
+    }
+
+    /// None where there are no lists, or where one of them was truncated or removed.
     fn lists_age(&self) -> Option<Duration> {
+        if !is_sealed(&self.lists()) {
+            return None;
+        }
         fs::metadata(self.stamp()).and_then(|m| m.modified()).ok().and_then(|t| t.elapsed().ok())
     }
 
     fn update(&self) -> Result<(), Error> {
         let what = "fetching the package lists";
+        if !is_sealed(&self.lists()) {
+            // apt believes the size and the time of a list that is there
+            stillpoint_host::cache::remove(&self.lists())?;
+            let partial = self.lists().join("partial");
+            fs::create_dir_all(&partial).at("making", &partial)?;
+        }
         let output = run(self.command("apt-get").args(["-q", "update"]), what)?;
         // apt calls it a success when it could not reach a server and keeps what it has, or has nothing
         if failures(&text_of(&output)).iter().any(|f| f.absent.is_none()) {
@@ -122,6 +137,7 @@ impl Apt {
             fs::remove_file(&exclusions).at("removing", &exclusions)?;
             self.write_preferences(&Exclusions::default())?;
         }
+        seal(&self.lists(), &["partial"])?;
         fs::write(self.stamp(), "").at("writing", &self.stamp())
     }
 

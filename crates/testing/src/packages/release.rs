@@ -8,6 +8,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use stillpoint_host::cache;
 
 const TESTED: &str = "bookworm";
 
@@ -68,20 +69,25 @@ fn settings(dir: &Path) -> String {
     .concat()
 }
 
-/// Calls `fetch` unless it succeeded here within the last hour. Callers wait for each other.
+/// Calls `fetch`, which fills `lists` in `dir`, unless it succeeded here within the last hour and all of that is there. Callers wait
+/// for each other.
 pub(super) fn fresh(dir: &Path, fetch: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     let failed = |what: &str, path: &Path, error: std::io::Error| format!("{what} {}: {error}", path.display());
-    let partial = dir.join("lists/partial");
-    std::fs::create_dir_all(&partial).map_err(|e| failed("make", &partial, e))?;
+    let lists = dir.join("lists");
     let lock = dir.join("lock");
     let file = File::create(&lock).map_err(|e| failed("make", &lock, e))?;
     flock(&file, FlockOperation::LockExclusive).map_err(|e| failed("lock", &lock, e.into()))?;
     let stamp = dir.join("fetched");
     let age = std::fs::metadata(&stamp).and_then(|data| data.modified()).map(|at| at.elapsed().unwrap_or_default());
-    if age.is_ok_and(|age| age < VALID) {
+    if age.is_ok_and(|age| age < VALID) && cache::is_sealed(&lists) {
         return Ok(());
     }
+    // apt believes the size and the time of a list that is there, which may have been truncated.
+    cache::remove(&lists).map_err(|e| e.to_string())?;
+    let partial = lists.join("partial");
+    std::fs::create_dir_all(&partial).map_err(|e| failed("make", &partial, e))?;
     fetch()?;
+    cache::seal(&lists, &["partial"]).map_err(|e| e.to_string())?;
     std::fs::write(&stamp, "").map_err(|e| failed("write", &stamp, e))
 }
 

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 use std::process::{Command, Output};
-use stillpoint_testing::packages;
-use stillpoint_testing::withholding::{Proxy, Withheld, compare_versions};
+use stillpoint_testing::withholding::{Proxy, Withheld};
+use stillpoint_testing::{Unavailable, packages};
 use tempfile::TempDir;
 
 /// What the other side of a test does, and prints.
@@ -25,7 +25,7 @@ fn task() {
 
 fn ask(task: &str, proxy: &str, cache: &Path) -> String {
     let mut child = Command::new(std::env::current_exe().expect("a test is a program"));
-    child.args(["--exact", "task", "--ignored", "--nocapture"]).env(TASK, task);
+    child.args(["--exact", "withholding::task", "--ignored", "--nocapture"]).env(TASK, task);
     let out = child.env("http_proxy", proxy).env("STILLPOINT_CACHE", cache).output().expect("run this program");
     let text = String::from_utf8_lossy(&out.stdout);
     let answer = text.lines().find_map(|line| line.strip_prefix("ANSWER "));
@@ -36,32 +36,31 @@ fn printed(out: &Output) -> String {
     format!("{}\n{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
 }
 
-/// The two newest versions of memcached that the lists name; nothing where they name one.
-fn two_versions() -> Option<[String; 2]> {
-    let madison = Command::new("apt-cache").args(["madison", "memcached"]).output().ok()?;
-    let text = String::from_utf8_lossy(&madison.stdout).into_owned();
-    let mut versions: Vec<String> = text.lines().filter_map(|l| Some(l.split('|').nth(1)?.trim().to_owned())).collect();
-    versions.sort_by(|a, b| compare_versions(b, a));
-    versions.dedup();
-    versions.truncate(2);
-    versions.try_into().ok()
+/// The two newest versions of memcached that the archive serves.
+fn two_versions() -> Result<[String; 2], Unavailable> {
+    let versions = packages::versions_with_source(&["memcached"])?;
+    match &versions[..] {
+        [newest, older, ..] => Ok([newest.clone(), older.clone()]),
+        _ => Err(packages::too_few("memcached", &versions)),
+    }
 }
 
 fn proxy(withheld: Withheld) -> Proxy {
-    let parent = std::env::var("http_proxy").ok().filter(|url| !url.is_empty());
-    let parent = parent.map(|url| stillpoint_testing::withholding::proxy_address(&url).to_owned());
-    Proxy::start(0, withheld, parent).expect("a port is free")
+    let proxy = Proxy::start(0).expect("a port is free");
+    proxy.withhold(move |file| withheld.covers(file));
+    proxy
 }
 
 #[test]
 fn the_version_before_the_withheld_one_is_taken() {
-    let Some([newest, older]) = two_versions() else {
-        return stillpoint_testing::skipped("the package lists name one version of memcached");
-    };
     let cache = TempDir::new().expect("make a directory");
-    let all = proxy(Withheld::newest_listed().expect("apt has lists"));
+    let [newest, older] = match two_versions() {
+        Ok(versions) => versions,
+        Err(why) => return stillpoint_testing::skipped(why),
+    };
+    let all = proxy(Withheld::newest_listed(None).expect("apt has lists"));
     let binary = ask("binary", &all.url(), cache.path());
-    assert!(binary.ends_with(&format!("memcached_{older}\")")), "{binary}");
+    assert!(binary.contains(&format!("/memcached_{older}-")), "{binary}");
     assert_eq!(ask("versions", &all.url(), cache.path()), format!("Ok({older:?})"));
     assert_eq!(ask("source", &all.url(), cache.path()), format!("Ok({older:?})"));
     // An answer belongs to the proxy that it came through.
@@ -71,10 +70,11 @@ fn the_version_before_the_withheld_one_is_taken() {
 
 #[test]
 fn a_version_without_its_source_is_not_taken_where_the_source_is_needed() {
-    let Some([newest, older]) = two_versions() else {
-        return stillpoint_testing::skipped("the package lists name one version of memcached");
-    };
     let cache = TempDir::new().expect("make a directory");
+    let [newest, older] = match two_versions() {
+        Ok(versions) => versions,
+        Err(why) => return stillpoint_testing::skipped(why),
+    };
     // Its binary has the same beginning, so the source is named by its own file.
     let source = proxy(Withheld::of([]).with_files([format!("memcached_{newest}.dsc")]));
     assert_eq!(ask("versions", &source.url(), cache.path()), format!("Ok(\"{newest} {older}\")"));
@@ -83,10 +83,11 @@ fn a_version_without_its_source_is_not_taken_where_the_source_is_needed() {
 
 #[test]
 fn an_archive_that_serves_no_version_withholds_the_package() {
-    let Some([newest, older]) = two_versions() else {
-        return stillpoint_testing::skipped("the package lists name one version of memcached");
-    };
     let cache = TempDir::new().expect("make a directory");
+    let [newest, older] = match two_versions() {
+        Ok(versions) => versions,
+        Err(why) => return stillpoint_testing::skipped(why),
+    };
     let names = [newest, older].map(|version| format!("memcached_{version}"));
     let both = proxy(Withheld::of(names.iter().map(String::as_str)));
     for task in ["binary", "versions", "source"] {
@@ -111,11 +112,12 @@ fn served(proxy: &Proxy, dir: &Path, words: &[&str]) -> Output {
 
 #[test]
 fn setup_takes_the_version_before_the_withheld_one_and_says_so() {
-    let Some([newest, older]) = two_versions() else {
-        return stillpoint_testing::skipped("the package lists name one version of memcached");
+    let [newest, older] = match two_versions() {
+        Ok(versions) => versions,
+        Err(why) => return stillpoint_testing::skipped(why),
     };
     let dir = TempDir::new().expect("make a directory");
-    let all = proxy(Withheld::newest_listed().expect("apt has lists"));
+    let all = proxy(Withheld::newest_listed(None).expect("apt has lists"));
     let out = served(&all, dir.path(), &["apt", "download", "memcached"]);
     assert!(out.status.success(), "{}", printed(&out));
     assert!(dir.path().join(format!("memcached_{older}_amd64.deb")).exists(), "{}", printed(&out));

@@ -184,6 +184,13 @@ fn the_newest_version_that_is_served_is_taken() {
     proxy.withhold(is_source_of(package, &newest));
     assert_eq!(target(&proxy.url(), cache, &[&at(&newest)]).taken(), newest);
     assert_eq!(target(&proxy.url(), cache, &[package]).taken(), newest);
+
+    // lists that were truncated are fetched again
+    let lists = fs::read_dir(cache.join("apt")).unwrap().next().unwrap().unwrap().path().join("lists");
+    for list in fs::read_dir(lists).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file()) {
+        File::options().write(true).open(&list).unwrap().set_len(0).unwrap();
+    }
+    target(&proxy.url(), cache, &[SMALL.0]).taken();
 }
 
 #[test]

@@ -13,6 +13,7 @@ use crate::workspace_root;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use stillpoint_host::cache;
 use stillpoint_integrations::{Edits, Integration};
 use stillpoint_testing::recipes;
 
@@ -95,6 +96,16 @@ fn made(mut packaged: Packaged, library: &Path) -> Annotated {
     let integration =
         Integration::read(&workspace_root().join("integrations/mariadb")).unwrap_or_else(|e| panic!("{e}"));
     let tree = shelf.join("tree");
+    // What was sealed and is not whole was damaged since; what has no seal was cut off, and ninja knows what it had finished.
+    let sealed = [&tree, &build].map(|dir| (dir.with_extension("seal").exists(), cache::is_sealed(dir)));
+    if sealed.contains(&(true, false)) {
+        for dir in [&tree, &build] {
+            cache::remove(dir).unwrap_or_else(|e| panic!("{e}"));
+        }
+    }
+    for dir in [&tree, &build] {
+        cache::unseal(dir).unwrap_or_else(|e| panic!("{e}"));
+    }
     if !tree.exists() {
         let half = shelf.join("tree.half");
         let _ = std::fs::remove_dir_all(&half);
@@ -105,6 +116,9 @@ fn made(mut packaged: Packaged, library: &Path) -> Annotated {
     integration.apply(&packaged.source, &tree).unwrap_or_else(|e| panic!("{e}"));
     configure(&tree, &build, library);
     run(tied("ninja".as_ref()).arg("-C").arg(&build).arg("mariadbd"));
+    for dir in [&tree, &build] {
+        cache::seal(dir, &[]).unwrap_or_else(|e| panic!("{e}"));
+    }
     packaged.binary = Binary { path: build.join("sql/mariadbd"), libraries: vec![library.to_owned()] };
     Annotated { packaged, tree, build }
 }

@@ -1,6 +1,7 @@
 //! go-tpc: TPC-C, and CH-benCHmark, which has analytical queries run beside it for minutes.
 
 use super::{MariaDb, Packaged, Policy};
+use crate::Unavailable;
 use crate::server::{Guarded, tied};
 use crate::wait;
 use rustix::process::Signal;
@@ -16,15 +17,14 @@ const DATABASE: &str = "tpcc";
 pub const OPTION: &str = "--innodb-buffer-pool-size=512M";
 
 /// Data of a server whose database has the tables of both, for one warehouse; made once.
-pub fn data(packaged: &Packaged) -> Result<PathBuf, String> {
+pub fn data(packaged: &Packaged) -> Result<PathBuf, Unavailable> {
     let go_tpc = go_tpc().as_deref().map_err(Clone::clone)?;
-    let shelf = recipes::directory("mariadb", &format!("tpc_{}", packaged.version.replace(':', "%3a")))?;
-    let data = shelf.join("data");
-    let lock = std::fs::File::create(shelf.join("tpc.lock")).map_err(|e| format!("make a lock: {e}"))?;
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).map_err(|e| format!("lock: {e}"))?;
-    if data.is_dir() {
-        return Ok(data);
-    }
+    let entry =
+        recipes::entry("mariadb", "tpc", &[packaged.version.as_bytes().to_vec()], |into| fill(packaged, go_tpc, into))?;
+    Ok(entry.join("data"))
+}
+
+fn fill(packaged: &Packaged, go_tpc: &Path, into: &Path) -> Result<(), Unavailable> {
     let mut server = packaged.start(Policy::ThreadPerConnection, &[OPTION]);
     let mut client = server.client();
     let statements = [
@@ -43,20 +43,18 @@ pub fn data(packaged: &Packaged) -> Result<PathBuf, String> {
             .map_err(|e| format!("run go-tpc: {e}"))?;
         let text = String::from_utf8_lossy(&out.stdout);
         if !out.status.success() || !failures(&text).is_empty() {
-            return Err(format!("{words:?} of go-tpc: {text}{}", String::from_utf8_lossy(&out.stderr)));
+            return Err(format!("{words:?} of go-tpc: {text}{}", String::from_utf8_lossy(&out.stderr)).into());
         }
     }
     drop(client);
     server.process().signal(Signal::TERM);
     let ended = wait::within(Duration::from_secs(300), || server.process().ended());
     if !ended.is_some_and(|status| status.success()) {
-        return Err(format!("the server that was filled did not end in order: {}", server.log_text()));
+        return Err(format!("the server that was filled did not end in order: {}", server.log_text()).into());
     }
-    let half = tempfile::tempdir_in(&shelf).map_err(|e| format!("make a directory: {e}"))?;
-    let copied = Command::new("cp").arg("-a").arg(server.dir().join("data")).arg(half.path()).status();
+    let copied = Command::new("cp").arg("-a").arg(server.dir().join("data")).arg(into).status();
     copied.ok().filter(|status| status.success()).ok_or("cp failed")?;
-    std::fs::rename(half.path().join("data"), &data).map_err(|e| format!("name {}: {e}", data.display()))?;
-    Ok(data)
+    Ok(())
 }
 
 fn command(go_tpc: &Path, server: &MariaDb) -> Command {
