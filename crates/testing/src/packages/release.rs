@@ -79,11 +79,14 @@ pub(super) fn fresh(dir: &Path, fetch: impl FnOnce() -> Result<(), String>) -> R
     flock(&file, FlockOperation::LockExclusive).map_err(|e| failed("lock", &lock, e.into()))?;
     let stamp = dir.join("fetched");
     let age = std::fs::metadata(&stamp).and_then(|data| data.modified()).map(|at| at.elapsed().unwrap_or_default());
-    if age.is_ok_and(|age| age < VALID) && cache::is_sealed(&lists) {
+    let whole = cache::is_sealed(&lists);
+    if whole && age.is_ok_and(|age| age < VALID) {
         return Ok(());
     }
-    // apt believes the size and the time of a list that is there, which may have been truncated.
-    cache::remove(&lists).map_err(|e| e.to_string())?;
+    if !whole {
+        // apt believes the size and the time of a list that is there, which may have been truncated.
+        cache::remove(&lists).map_err(|e| e.to_string())?;
+    }
     let partial = lists.join("partial");
     std::fs::create_dir_all(&partial).map_err(|e| failed("make", &partial, e))?;
     fetch()?;
