@@ -1,6 +1,7 @@
 //! One move of the database under load, with a fault, and what must hold afterwards.
 
 use crate::fault::{Fault, Moment};
+use crate::is_soak;
 use crate::random::Random;
 use crate::stage::{Ended, Stage, Tool};
 use std::time::Duration;
@@ -86,7 +87,7 @@ impl Trial {
     fn load(&self, stage: &Stage) -> PostgresLoad {
         let plan = PostgresPlan {
             clients: 8,
-            think: Duration::from_millis(25),
+            think: Duration::from_millis(if is_soak() { 25 } else { 60 }),
             isolation: self.isolation,
             duration: Duration::from_secs(600),
             timeout: Duration::from_secs(20),
