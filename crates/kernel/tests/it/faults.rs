@@ -4,7 +4,7 @@ use std::time::Duration;
 use stillpoint_kernel_tests::clients::{
     Pulse, Sql, Tally, append, prepare_mariadb, switch_with, take_along, until_alone, until_done, until_state,
 };
-use stillpoint_kernel_tests::{Guest, Machine};
+use stillpoint_kernel_tests::{Guest, Machine, emulated};
 use stillpoint_testing::binary::stillpoint;
 use stillpoint_testing::long::is_soak;
 
@@ -38,57 +38,59 @@ fn kept(machine: &mut Machine, name: &str, tally: Tally) {
 /// The same if no kernel can restore an image.
 #[test]
 fn no_image_is_used_when_it_must_not_or_cannot_be() {
-    let Some(guest) = Guest::for_test() else { return };
-    let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
-    let mut machine = with_files(&guest);
-    let cases = [
-        ("health", "does not become healthy"),
-        ("damage", "is damaged"),
-        ("reset", "the machine stopped after the processes had run"),
-    ];
-    // the last one is enough for a short test: images that must not be used
-    for (fault, why) in &cases[if is_soak() { 0 } else { 2 }..] {
-        append(&mut machine, &format!("stillpoint.fault={fault}"));
-        let tally = Tally::mariadb(&machine, fault, REST);
-        switch_with(&mut machine, &format!("--to {to}"), from);
-        let journal = until_state(&mut machine, "cold");
-        assert!(journal.contains(why), "{fault}: {journal}");
-        kept(&mut machine, fault, tally);
-        machine.until("redis-cli ping");
-        assert_eq!(machine.ok("nft list tables"), "");
-        println!("COUNT cold starts, {fault} 1");
-    }
+    emulated(|guest| {
+        let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
+        let mut machine = with_files(guest);
+        let cases = [
+            ("health", "does not become healthy"),
+            ("damage", "is damaged"),
+            ("reset", "the machine stopped after the processes had run"),
+        ];
+        // the last one is enough for a short test: images that must not be used
+        for (fault, why) in &cases[if is_soak() { 0 } else { 2 }..] {
+            append(&mut machine, &format!("stillpoint.fault={fault}"));
+            let tally = Tally::mariadb(&machine, fault, REST);
+            switch_with(&mut machine, &format!("--to {to}"), from);
+            let journal = until_state(&mut machine, "cold");
+            assert!(journal.contains(why), "{fault}: {journal}");
+            kept(&mut machine, fault, tally);
+            machine.until("redis-cli ping");
+            assert_eq!(machine.ok("nft list tables"), "");
+            println!("COUNT cold starts, {fault} 1");
+        }
+    });
 }
 
 /// Until the images are sealed the files are what counts; from then on the images, with files as old as they are.
 #[test]
 fn power_lost_in_a_switch_loses_nothing_that_was_acknowledged() {
-    let Some(guest) = Guest::for_test() else { return };
-    let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
-    let mut machine = with_files(&guest);
-    let lose = |machine: &mut Machine, phase: &str| {
-        println!("power lost in {phase}");
-        switch_with(machine, &format!("--to {to} --lose-power-in {phase}"), from);
-    };
-    let before: &[&str] =
-        if is_soak() { &["preload", "passes", "close", "drain", "guard", "freeze", "seal"] } else { &["seal"] };
-    for phase in before {
-        let tally = Tally::mariadb(&machine, phase, REST);
-        lose(&mut machine, phase);
-        // what boots it would start
-        machine.until("systemctl start mariadb redis-server");
-        kept(&mut machine, phase, tally);
-    }
-    let after: &[&str] = if is_soak() { &["still", "watch", "jump"] } else { &["still"] };
-    for phase in after {
-        let pulses = [Pulse::redis(&machine, phase, REST), Pulse::mariadb(&machine, phase, REST)];
-        lose(&mut machine, phase);
-        until_done(&mut machine);
-        let beats = pulses.map(Pulse::end);
-        println!("{} requests, each had its effect once", beats.iter().map(Vec::len).sum::<usize>());
-        // the log goes on where the image has it: nothing that the page cache held is missing
-        machine.ok("systemctl restart redis-server");
-        machine.until("redis-cli ping");
-        assert_eq!(machine.ok(&format!("redis-cli --raw get {phase}")), beats[0].len().to_string());
-    }
+    emulated(|guest| {
+        let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
+        let mut machine = with_files(guest);
+        let lose = |machine: &mut Machine, phase: &str| {
+            println!("power lost in {phase}");
+            switch_with(machine, &format!("--to {to} --lose-power-in {phase}"), from);
+        };
+        let before: &[&str] =
+            if is_soak() { &["preload", "passes", "close", "drain", "guard", "freeze", "seal"] } else { &["seal"] };
+        for phase in before {
+            let tally = Tally::mariadb(&machine, phase, REST);
+            lose(&mut machine, phase);
+            // what boots it would start
+            machine.until("systemctl start mariadb redis-server");
+            kept(&mut machine, phase, tally);
+        }
+        let after: &[&str] = if is_soak() { &["still", "watch", "jump"] } else { &["still"] };
+        for phase in after {
+            let pulses = [Pulse::redis(&machine, phase, REST), Pulse::mariadb(&machine, phase, REST)];
+            lose(&mut machine, phase);
+            until_done(&mut machine);
+            let beats = pulses.map(Pulse::end);
+            println!("{} requests, each had its effect once", beats.iter().map(Vec::len).sum::<usize>());
+            // the log goes on where the image has it: nothing that the page cache held is missing
+            machine.ok("systemctl restart redis-server");
+            machine.until("redis-cli ping");
+            assert_eq!(machine.ok(&format!("redis-cli --raw get {phase}")), beats[0].len().to_string());
+        }
+    });
 }

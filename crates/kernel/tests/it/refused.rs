@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 use stillpoint_kernel_tests::clients::{Pulse, longest, take_along};
-use stillpoint_kernel_tests::{Guest, Machine, Output, Shape};
+use stillpoint_kernel_tests::{Machine, Output, Shape, emulated};
 use stillpoint_testing::binary::stillpoint;
 use stillpoint_testing::long::is_soak;
 
@@ -32,53 +32,55 @@ const PROCESSES: &str = "systemctl show --property=MainPID --property=ActiveStat
 
 #[test]
 fn a_switch_that_cannot_be_is_refused_or_taken_back() {
-    let Some(guest) = Guest::for_test() else { return };
-    let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
-    let region = Shape { append: "memmap=64M!1G", ..Shape::default() };
-    let mut machine = Machine::boot_as(&guest, from, stillpoint(), region);
-    take_along(&mut machine, &["memcached", "redis-server"]);
-    let pulses = [Pulse::redis(&machine, "pulse", REST), Pulse::memcached(&machine, "pulse", REST)];
-    let processes = machine.ok(PROCESSES);
-    refusals(&mut machine, from, to);
-    in_memory(&mut machine, to);
-    as_before(&mut machine, &processes);
-    // a phase of those before the units stand, one in which they do, and the last one are enough for a short test
-    let all = ["preload", "passes", "close", "drain", "guard", "freeze", "seal", "still", "watch", "jump"];
-    for phase in all.iter().filter(|phase| is_soak() || ["passes", "guard", "seal", "jump"].contains(phase)) {
-        let command = format!("stillpoint kernel switch --to {to} --fail-in {phase}");
-        says(&mut machine, &command, 4, "a test made it fail");
+    emulated(|guest| {
+        let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
+        let region = Shape { append: "memmap=64M!1G", ..Shape::default() };
+        let mut machine = Machine::boot_as(guest, from, stillpoint(), region);
+        take_along(&mut machine, &["memcached", "redis-server"]);
+        let pulses = [Pulse::redis(&machine, "pulse", REST), Pulse::memcached(&machine, "pulse", REST)];
+        let processes = machine.ok(PROCESSES);
+        refusals(&mut machine, from, to);
+        in_memory(&mut machine, to);
         as_before(&mut machine, &processes);
-    }
-    machine.ok("grep -q '\"state\": \"aborted\"' /var/lib/stillpoint/switch/journal.json");
-    for pulse in pulses {
-        let beats = pulse.end();
-        println!("{} requests; the longest took {:.1} s", beats.len(), longest(&beats).as_secs_f64());
-    }
+        // a phase of those before the units stand, one in which they do, and the last one are enough for a short test
+        let all = ["preload", "passes", "close", "drain", "guard", "freeze", "seal", "still", "watch", "jump"];
+        for phase in all.iter().filter(|phase| is_soak() || ["passes", "guard", "seal", "jump"].contains(phase)) {
+            let command = format!("stillpoint kernel switch --to {to} --fail-in {phase}");
+            says(&mut machine, &command, 4, "a test made it fail");
+            as_before(&mut machine, &processes);
+        }
+        machine.ok("grep -q '\"state\": \"aborted\"' /var/lib/stillpoint/switch/journal.json");
+        for pulse in pulses {
+            let beats = pulse.end();
+            println!("{} requests; the longest took {:.1} s", beats.len(), longest(&beats).as_secs_f64());
+        }
+    });
 }
 
 /// Neither a guard nor a sealed journal is left by a tool that is killed, and the units run on.
 #[test]
 #[ignore = "a boot of an emulated machine more: one of the long forms"]
 fn a_switch_that_is_killed_is_taken_back() {
-    let Some(guest) = Guest::for_test() else { return };
-    let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
-    let mut machine = Machine::boot(&guest, from, stillpoint());
-    take_along(&mut machine, &["memcached", "redis-server"]);
-    let pulses = [Pulse::redis(&machine, "pulse", REST), Pulse::memcached(&machine, "pulse", REST)];
-    let processes = machine.ok(PROCESSES);
-    for phase in ["passes", "freeze", "seal", "still", "jump"] {
-        // the shell of the machine says that it was killed
-        machine.run(&format!("stillpoint kernel switch --to {to} --killed-in {phase}"));
-        machine.until("grep -q '\"state\": \"aborted\"' /var/lib/stillpoint/switch/journal.json && test -z \"$(nft list tables)\"");
-        // it has the lock until it has come to its end
-        machine.until("flock -n /var/lib/stillpoint/switch/lock true");
-        as_before(&mut machine, &processes);
-        machine.ok("grep -q 'the switch was killed' /var/lib/stillpoint/switch/journal.json");
-    }
-    for pulse in pulses {
-        let beats = pulse.end();
-        println!("{} requests; the longest took {:.1} s", beats.len(), longest(&beats).as_secs_f64());
-    }
+    emulated(|guest| {
+        let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
+        let mut machine = Machine::boot(guest, from, stillpoint());
+        take_along(&mut machine, &["memcached", "redis-server"]);
+        let pulses = [Pulse::redis(&machine, "pulse", REST), Pulse::memcached(&machine, "pulse", REST)];
+        let processes = machine.ok(PROCESSES);
+        for phase in ["passes", "freeze", "seal", "still", "jump"] {
+            // the shell of the machine says that it was killed
+            machine.run(&format!("stillpoint kernel switch --to {to} --killed-in {phase}"));
+            machine.until("grep -q '\"state\": \"aborted\"' /var/lib/stillpoint/switch/journal.json && test -z \"$(nft list tables)\"");
+            // it has the lock until it has come to its end
+            machine.until("flock -n /var/lib/stillpoint/switch/lock true");
+            as_before(&mut machine, &processes);
+            machine.ok("grep -q 'the switch was killed' /var/lib/stillpoint/switch/journal.json");
+        }
+        for pulse in pulses {
+            let beats = pulse.end();
+            println!("{} requests; the longest took {:.1} s", beats.len(), longest(&beats).as_secs_f64());
+        }
+    });
 }
 
 /// What is refused before anything is touched: code 3, and the reason by name.

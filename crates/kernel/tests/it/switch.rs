@@ -6,7 +6,7 @@ use stillpoint_kernel_tests::clients::{
     Client, Newcomers, POSTGRESQL, Postgresql, Pulse, all_pairs, append, images_in_memory, longest, prepare_mariadb,
     prepare_postgresql, redis_pairs, switch, take_along, until_done, until_state,
 };
-use stillpoint_kernel_tests::{Guest, Machine, Shape};
+use stillpoint_kernel_tests::{Guest, Machine, Shape, emulated};
 use stillpoint_testing::binary::stillpoint;
 use stillpoint_testing::long::{is_soak, part, rounds};
 use stillpoint_testing::skipped;
@@ -83,28 +83,29 @@ fn came_after(machine: &mut Machine) {
 
 #[test]
 fn three_databases_go_over_with_all_they_have() {
-    let Some(guest) = Guest::for_test() else { return };
-    for _ in 0..rounds(1, 10) {
-        let mut loaded = Loaded::boot(&guest, CLIENTS);
-        // they come also while the ports are guarded
-        let newcomers = Newcomers::start(loaded.machine.door(6379), "PING");
-        switch(&mut loaded.machine, &guest.kernels[1], &guest.kernels[1]);
-        // on the connection of before
-        all_pairs(&mut loaded.client, KEYS);
-        let journal = until_done(&mut loaded.machine);
-        println!("{journal}");
-        loaded.were_told(&journal);
-        let came = newcomers.end();
-        println!("COUNT newcomers {}", came.served);
-        assert!(came.waited > 0, "the guard was seen from outside: {came:?}");
-        let mut machine = loaded.end();
-        println!("COUNT switches 1");
-        assert_eq!(machine.ok("systemctl is-active mariadb memcached redis-server"), "active\nactive\nactive");
-        assert_eq!(machine.ok("nft list tables"), "");
-        came_after(&mut machine);
-        // they are units as before: they stop and start
-        machine.ok("systemctl restart redis-server && redis-cli ping");
-    }
+    emulated(|guest| {
+        for _ in 0..rounds(1, 10) {
+            let mut loaded = Loaded::boot(guest, CLIENTS);
+            // they come also while the ports are guarded
+            let newcomers = Newcomers::start(loaded.machine.door(6379), "PING");
+            switch(&mut loaded.machine, &guest.kernels[1], &guest.kernels[1]);
+            // on the connection of before
+            all_pairs(&mut loaded.client, KEYS);
+            let journal = until_done(&mut loaded.machine);
+            println!("{journal}");
+            loaded.were_told(&journal);
+            let came = newcomers.end();
+            println!("COUNT newcomers {}", came.served);
+            assert!(came.waited > 0, "the guard was seen from outside: {came:?}");
+            let mut machine = loaded.end();
+            println!("COUNT switches 1");
+            assert_eq!(machine.ok("systemctl is-active mariadb memcached redis-server"), "active\nactive\nactive");
+            assert_eq!(machine.ok("nft list tables"), "");
+            came_after(&mut machine);
+            // they are units as before: they stop and start
+            machine.ok("systemctl restart redis-server && redis-cli ping");
+        }
+    });
 }
 
 /// So long may a unit be unhealthy in [`slow_memory`] when no memory comes.
@@ -130,69 +131,71 @@ fn seconds(journal: &str, phase: &str) -> u64 {
 
 #[test]
 fn a_kernel_that_panics_and_a_restore_that_fails_lead_back() {
-    let Some(guest) = Guest::for_test() else { return };
-    let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
-    let mut loaded = Loaded::boot(&guest, if is_soak() { CLIENTS } else { 2 });
-    // in the long form the old kernel's first restore fails as well, and after its second one memory comes slowly
-    let fails = if is_soak() { "stillpoint.fault=restore-twice" } else { "stillpoint.fault=restore" };
-    let cases = [
-        ("stillpoint.fault=panic", "the machine came up with the old kernel"),
-        ("stillpoint.initrd=panic", "the machine came up with the old kernel"),
-        (fails, "could not restore: a test made it fail"),
-    ];
-    // two of them, of two boots each, are enough for a short test: a kernel that panics and one that cannot restore
-    let cases = &cases[usize::from(!is_soak())..];
-    for _ in 0..rounds(1, 10) {
-        for &(fault, why) in cases {
-            append(&mut loaded.machine, fault);
-            let is_slow = fault.ends_with("twice");
-            if is_slow {
-                slow_memory(&mut loaded.machine);
-            }
-            switch(&mut loaded.machine, to, from);
-            let journal = until_done(&mut loaded.machine);
-            println!("{journal}");
-            assert!(journal.contains(why), "{journal}");
-            loaded.were_told(&journal);
-            let told = loaded.machine.ok("stillpoint kernel status");
-            assert!(told.contains(&format!("fell back to {from}")), "{told}");
-            came_after(&mut loaded.machine);
-            all_pairs(&mut loaded.client, KEYS);
-            println!("COUNT ways back, {fault} 1");
-            if is_slow {
-                // units that are as slow as their memory are not started from their files
-                assert!(seconds(&journal, "confirm") > HEALTH_LIMIT_S, "{journal}");
-                loaded.machine.ok("cp /root/kernel.toml /etc/stillpoint/");
+    emulated(|guest| {
+        let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
+        let mut loaded = Loaded::boot(guest, if is_soak() { CLIENTS } else { 2 });
+        // in the long form the old kernel's first restore fails as well, and after its second one memory comes slowly
+        let fails = if is_soak() { "stillpoint.fault=restore-twice" } else { "stillpoint.fault=restore" };
+        let cases = [
+            ("stillpoint.fault=panic", "the machine came up with the old kernel"),
+            ("stillpoint.initrd=panic", "the machine came up with the old kernel"),
+            (fails, "could not restore: a test made it fail"),
+        ];
+        // two of them, of two boots each, are enough for a short test: a kernel that panics and one that cannot restore
+        let cases = &cases[usize::from(!is_soak())..];
+        for _ in 0..rounds(1, 10) {
+            for &(fault, why) in cases {
+                append(&mut loaded.machine, fault);
+                let is_slow = fault.ends_with("twice");
+                if is_slow {
+                    slow_memory(&mut loaded.machine);
+                }
+                switch(&mut loaded.machine, to, from);
+                let journal = until_done(&mut loaded.machine);
+                println!("{journal}");
+                assert!(journal.contains(why), "{journal}");
+                loaded.were_told(&journal);
+                let told = loaded.machine.ok("stillpoint kernel status");
+                assert!(told.contains(&format!("fell back to {from}")), "{told}");
+                came_after(&mut loaded.machine);
+                all_pairs(&mut loaded.client, KEYS);
+                println!("COUNT ways back, {fault} 1");
+                if is_slow {
+                    // units that are as slow as their memory are not started from their files
+                    assert!(seconds(&journal, "confirm") > HEALTH_LIMIT_S, "{journal}");
+                    loaded.machine.ok("cp /root/kernel.toml /etc/stillpoint/");
+                }
             }
         }
-    }
-    loaded.end();
+        loaded.end();
+    });
 }
 
 #[test]
 #[ignore = "three boots of an emulated machine more: one of the long forms"]
 fn a_leader_that_is_killed_has_a_successor() {
-    let Some(guest) = Guest::for_test() else { return };
-    let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
-    for _ in 0..rounds(1, 10) {
-        let mut loaded = Loaded::boot(&guest, if is_soak() { CLIENTS } else { 2 });
-        // before anything has run the way leads back, and after that nobody notices
-        for (fault, ends_on, why) in [
-            ("stillpoint.fault=leader", from, "their leader was killed"),
-            ("stillpoint.fault=late-leader", to, "\"why\": null"),
-        ] {
-            append(&mut loaded.machine, fault);
-            switch(&mut loaded.machine, to, ends_on);
-            let journal = until_done(&mut loaded.machine);
-            println!("{journal}");
-            assert!(journal.contains(why), "{journal}");
-            loaded.were_told(&journal);
-            assert_eq!(loaded.machine.ok("nft list tables"), "");
-            all_pairs(&mut loaded.client, KEYS);
-            println!("COUNT leaders killed, {fault} 1");
+    emulated(|guest| {
+        let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
+        for _ in 0..rounds(1, 10) {
+            let mut loaded = Loaded::boot(guest, if is_soak() { CLIENTS } else { 2 });
+            // before anything has run the way leads back, and after that nobody notices
+            for (fault, ends_on, why) in [
+                ("stillpoint.fault=leader", from, "their leader was killed"),
+                ("stillpoint.fault=late-leader", to, "\"why\": null"),
+            ] {
+                append(&mut loaded.machine, fault);
+                switch(&mut loaded.machine, to, ends_on);
+                let journal = until_done(&mut loaded.machine);
+                println!("{journal}");
+                assert!(journal.contains(why), "{journal}");
+                loaded.were_told(&journal);
+                assert_eq!(loaded.machine.ok("nft list tables"), "");
+                all_pairs(&mut loaded.client, KEYS);
+                println!("COUNT leaders killed, {fault} 1");
+            }
+            loaded.end();
         }
-        loaded.end();
-    }
+    });
 }
 
 /// Ids of processes above all that a new kernel gives, in [`units_whose_memory_still_comes_stop_and_start`].
@@ -203,52 +206,57 @@ const LAST_PID: u32 = 70_000;
 #[test]
 #[ignore = "two boots of an emulated machine more: one of the long forms"]
 fn units_whose_memory_still_comes_stop_and_start() {
-    let Some(guest) = Guest::for_test() else { return };
-    let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
-    let mut machine = Machine::boot(&guest, from, stillpoint());
-    machine.ok(&format!("sysctl -q -w kernel.pid_max=4194304 kernel.ns_last_pid={LAST_PID}"));
-    take_along(&mut machine, &["memcached", "redis-server"]);
-    machine.ok("sed -i '1i fill-rate = 1' /etc/stillpoint/kernel.toml");
-    let mut client = Client::connect(&machine, 6379);
-    redis_pairs(&mut client, KEYS);
-    // memory that takes a minute to come
-    let fat = "for n = 1, 60000 do redis.call('SET', 'fat' .. n, string.rep('x', 960)) end";
-    machine.ok(&format!("redis-cli EVAL \"{fat}\" 0"));
-    let mut other = Client::connect(&machine, 11211);
-    let value = "y".repeat(1_000_000);
-    for n in 0..60 {
-        assert_eq!(other.ask(&format!("set fat{n} 0 0 {}\r\n{value}", value.len())), "STORED");
-    }
-    let pids = |machine: &mut Machine| machine.ok("systemctl show --value --property=MainPID redis-server memcached");
-    let before = pids(&mut machine);
-    let numbers = before.split_whitespace().map(|pid| pid.parse::<u32>().expect("a process id"));
-    assert!(numbers.clone().count() == 2 && numbers.clone().all(|pid| pid > LAST_PID), "{before}");
-    switch(&mut machine, to, to);
-    until_state(&mut machine, "confirmed");
-    assert_eq!(pids(&mut machine), before);
-    all_pairs(&mut client, KEYS);
-    drop((client, other));
-    let comes = "grep -q '\"state\":\"filling\"' /var/lib/stillpoint/switch/images";
-    machine.ok(&format!("{comes}/redis-server.service/foam.fill"));
-    // whoever follows the leader waits in its place
-    machine.ok("systemctl kill --signal=KILL --kill-whom=main stillpoint-switch");
-    machine.ok("systemctl stop redis-server");
-    machine.ok(&format!("{comes}/memcached.service/foam.fill"));
-    machine.ok("systemctl start redis-server");
-    machine.ok(&format!("{comes}/memcached.service/foam.fill"));
-    machine.ok("systemctl restart memcached");
-    machine.until("redis-cli ping | grep -q PONG");
-    assert_eq!(machine.ok("redis-cli --raw DBSIZE"), (KEYS + 60_000).to_string());
-    all_pairs(&mut Client::connect(&machine, 6379), KEYS);
-    assert_eq!(Client::connect(&machine, 11211).ask("get fat1"), "END");
-    let journal = until_done(&mut machine);
-    assert!(journal.contains("\"why\": null"), "{journal}");
-    println!("{journal}");
-    machine.ok("test ! -e /var/lib/stillpoint/switch/images");
-    // the groups of those that were stopped stay, and nobody is in them
-    assert_eq!(machine.ok("find /sys/fs/cgroup -name 'stillpoint-memory-*' -exec cat {}/cgroup.procs ';'"), "");
-    assert_eq!(machine.ok("nft list tables; systemctl is-active redis-server memcached"), "active\nactive");
-    assert_eq!(machine.ok("systemctl show --value --property=Type --property=Restart redis-server"), "notify\nalways");
+    emulated(|guest| {
+        let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
+        let mut machine = Machine::boot(guest, from, stillpoint());
+        machine.ok(&format!("sysctl -q -w kernel.pid_max=4194304 kernel.ns_last_pid={LAST_PID}"));
+        take_along(&mut machine, &["memcached", "redis-server"]);
+        machine.ok("sed -i '1i fill-rate = 1' /etc/stillpoint/kernel.toml");
+        let mut client = Client::connect(&machine, 6379);
+        redis_pairs(&mut client, KEYS);
+        // memory that takes a minute to come
+        let fat = "for n = 1, 60000 do redis.call('SET', 'fat' .. n, string.rep('x', 960)) end";
+        machine.ok(&format!("redis-cli EVAL \"{fat}\" 0"));
+        let mut other = Client::connect(&machine, 11211);
+        let value = "y".repeat(1_000_000);
+        for n in 0..60 {
+            assert_eq!(other.ask(&format!("set fat{n} 0 0 {}\r\n{value}", value.len())), "STORED");
+        }
+        let pids =
+            |machine: &mut Machine| machine.ok("systemctl show --value --property=MainPID redis-server memcached");
+        let before = pids(&mut machine);
+        let numbers = before.split_whitespace().map(|pid| pid.parse::<u32>().expect("a process id"));
+        assert!(numbers.clone().count() == 2 && numbers.clone().all(|pid| pid > LAST_PID), "{before}");
+        switch(&mut machine, to, to);
+        until_state(&mut machine, "confirmed");
+        assert_eq!(pids(&mut machine), before);
+        all_pairs(&mut client, KEYS);
+        drop((client, other));
+        let comes = "grep -q '\"state\":\"filling\"' /var/lib/stillpoint/switch/images";
+        machine.ok(&format!("{comes}/redis-server.service/foam.fill"));
+        // whoever follows the leader waits in its place
+        machine.ok("systemctl kill --signal=KILL --kill-whom=main stillpoint-switch");
+        machine.ok("systemctl stop redis-server");
+        machine.ok(&format!("{comes}/memcached.service/foam.fill"));
+        machine.ok("systemctl start redis-server");
+        machine.ok(&format!("{comes}/memcached.service/foam.fill"));
+        machine.ok("systemctl restart memcached");
+        machine.until("redis-cli ping | grep -q PONG");
+        assert_eq!(machine.ok("redis-cli --raw DBSIZE"), (KEYS + 60_000).to_string());
+        all_pairs(&mut Client::connect(&machine, 6379), KEYS);
+        assert_eq!(Client::connect(&machine, 11211).ask("get fat1"), "END");
+        let journal = until_done(&mut machine);
+        assert!(journal.contains("\"why\": null"), "{journal}");
+        println!("{journal}");
+        machine.ok("test ! -e /var/lib/stillpoint/switch/images");
+        // the groups of those that were stopped stay, and nobody is in them
+        assert_eq!(machine.ok("find /sys/fs/cgroup -name 'stillpoint-memory-*' -exec cat {}/cgroup.procs ';'"), "");
+        assert_eq!(machine.ok("nft list tables; systemctl is-active redis-server memcached"), "active\nactive");
+        assert_eq!(
+            machine.ok("systemctl show --value --property=Type --property=Restart redis-server"),
+            "notify\nalways"
+        );
+    });
 }
 
 /// Every kernel of Debian's at hand to every later one, in pieces with `SOAK_PIECES`. The shorter tests go from the first to the
@@ -280,75 +288,78 @@ fn every_pair_of_kernels_goes_forward() {
 /// A server of many processes with SysV memory: it goes over; in the long form it comes back before, from a kernel that fails.
 #[test]
 fn postgresql_goes_along_with_all_of_its_processes() {
-    let Some(guest) = Guest::for_test() else { return };
-    let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
-    let mut machine = Machine::boot(&guest, from, stillpoint());
-    machine.ok(&format!("systemctl start {POSTGRESQL}"));
-    let told = machine.run(&format!("stillpoint kernel check --criu /usr/local/bin/criu --unit {POSTGRESQL}"));
-    assert_eq!(told.code, 3, "{told:?}");
-    for what in ["unshare --ipc", "stillpoint kernel dropin", "dynamic_shared_memory_type = mmap"] {
-        assert!(told.text.contains(what), "{what}: {told:?}");
-    }
-    take_along(&mut machine, &[POSTGRESQL, "redis-server"]);
-    prepare_postgresql(&mut machine);
-    let mut session = Postgresql::connect(&machine);
-    session.ask("BEGIN ISOLATION LEVEL REPEATABLE READ");
-    session.ask("CREATE TEMP TABLE mine AS SELECT n FROM generate_series(1, 1000) n");
-    let server = session.ask("SELECT pg_backend_pid()");
-    let pulses: Vec<Pulse> = (0..CLIENTS).map(|n| Pulse::postgresql(&machine, &format!("pulse{n}"), REST)).collect();
-    // two boots more
-    if is_soak() {
-        append(&mut machine, "stillpoint.initrd=panic");
-        switch(&mut machine, to, from);
-        assert!(until_done(&mut machine).contains("the machine came up with the old kernel"));
-        append(&mut machine, "");
-    }
-    switch(&mut machine, to, to);
-    let journal = until_done(&mut machine);
-    assert!(journal.contains("\"why\": null"), "{journal}");
-    assert_eq!(session.ask("SELECT count(*) FROM mine").as_deref(), Some("1000"));
-    assert_eq!(session.ask("SELECT pg_backend_pid()"), server);
-    session.ask("COMMIT");
-    let beats: Vec<_> = pulses.into_iter().flat_map(Pulse::end).collect();
-    println!("the longest request took {:.1} s", longest(&beats).as_secs_f64());
-    println!("COUNT connections kept {}\nCOUNT requests that had their effect once {}", CLIENTS + 1, beats.len());
-    // who comes anew, and who stops it
-    assert!(Postgresql::connect(&machine).ask("SELECT sum(n) FROM pulse").is_some());
-    machine.ok(&format!("systemctl restart {POSTGRESQL} && until pg_isready -q; do sleep 0.2; done"));
-    assert!(Postgresql::connect(&machine).ask("CHECKPOINT").is_none());
+    emulated(|guest| {
+        let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
+        let mut machine = Machine::boot(guest, from, stillpoint());
+        machine.ok(&format!("systemctl start {POSTGRESQL}"));
+        let told = machine.run(&format!("stillpoint kernel check --criu /usr/local/bin/criu --unit {POSTGRESQL}"));
+        assert_eq!(told.code, 3, "{told:?}");
+        for what in ["unshare --ipc", "stillpoint kernel dropin", "dynamic_shared_memory_type = mmap"] {
+            assert!(told.text.contains(what), "{what}: {told:?}");
+        }
+        take_along(&mut machine, &[POSTGRESQL, "redis-server"]);
+        prepare_postgresql(&mut machine);
+        let mut session = Postgresql::connect(&machine);
+        session.ask("BEGIN ISOLATION LEVEL REPEATABLE READ");
+        session.ask("CREATE TEMP TABLE mine AS SELECT n FROM generate_series(1, 1000) n");
+        let server = session.ask("SELECT pg_backend_pid()");
+        let pulses: Vec<Pulse> =
+            (0..CLIENTS).map(|n| Pulse::postgresql(&machine, &format!("pulse{n}"), REST)).collect();
+        // two boots more
+        if is_soak() {
+            append(&mut machine, "stillpoint.initrd=panic");
+            switch(&mut machine, to, from);
+            assert!(until_done(&mut machine).contains("the machine came up with the old kernel"));
+            append(&mut machine, "");
+        }
+        switch(&mut machine, to, to);
+        let journal = until_done(&mut machine);
+        assert!(journal.contains("\"why\": null"), "{journal}");
+        assert_eq!(session.ask("SELECT count(*) FROM mine").as_deref(), Some("1000"));
+        assert_eq!(session.ask("SELECT pg_backend_pid()"), server);
+        session.ask("COMMIT");
+        let beats: Vec<_> = pulses.into_iter().flat_map(Pulse::end).collect();
+        println!("the longest request took {:.1} s", longest(&beats).as_secs_f64());
+        println!("COUNT connections kept {}\nCOUNT requests that had their effect once {}", CLIENTS + 1, beats.len());
+        // who comes anew, and who stops it
+        assert!(Postgresql::connect(&machine).ask("SELECT sum(n) FROM pulse").is_some());
+        machine.ok(&format!("systemctl restart {POSTGRESQL} && until pg_isready -q; do sleep 0.2; done"));
+        assert!(Postgresql::connect(&machine).ask("CHECKPOINT").is_none());
+    });
 }
 
 /// 6.12 has a driver for the emulated watchdog, 6.1 has none: from 6.12 to a later one.
 #[test]
 fn a_kernel_that_hangs_is_left_and_one_that_comes_up_is_not() {
-    let Some(guest) = Guest::for_test() else { return };
-    let [_, from, to] = &guest.kernels[..] else { panic!("three kernels: {:?}", guest.kernels) };
-    let mut machine = Machine::boot(&guest, from, stillpoint());
-    take_along(&mut machine, &["memcached", "redis-server"]);
-    let pulses = [Pulse::redis(&machine, "pulse", REST), Pulse::memcached(&machine, "pulse", REST)];
-    let check = format!("stillpoint kernel switch --to {to} --dry-run");
-    let told = machine.ok(&check);
-    assert!(told.contains("warning: a kernel that hangs stays so") && told.contains("/dev/watchdog0"), "{told}");
-    machine.ok("modprobe i6300esb");
-    // the kernel that hangs comes to nothing, and the other one has all the time that it may need on a busy host
-    for (limit, fault, ends_on, why) in [
-        (60, "stillpoint.initrd=hang", from, "the machine came up with the old kernel"),
-        (250, "", to, "\"why\": null"),
-    ] {
-        append(&mut machine, fault);
-        machine.ok("sed -i /^watchdog/d /etc/stillpoint/kernel.toml");
-        machine.ok(&format!("sed -i '1i watchdog-limit-s = {limit}' /etc/stillpoint/kernel.toml"));
+    emulated(|guest| {
+        let [_, from, to] = &guest.kernels[..] else { panic!("three kernels: {:?}", guest.kernels) };
+        let mut machine = Machine::boot(guest, from, stillpoint());
+        take_along(&mut machine, &["memcached", "redis-server"]);
+        let pulses = [Pulse::redis(&machine, "pulse", REST), Pulse::memcached(&machine, "pulse", REST)];
+        let check = format!("stillpoint kernel switch --to {to} --dry-run");
         let told = machine.ok(&check);
-        assert!(told.contains(&format!("is left after {limit} s: a watchdog (i6300esb)")), "{told}");
-        switch(&mut machine, to, ends_on);
-        let journal = until_done(&mut machine);
-        assert!(journal.contains(why), "{journal}");
-        assert_eq!(machine.ok("cat /sys/class/watchdog/watchdog0/state"), "inactive");
-    }
-    for pulse in pulses {
-        let beats = pulse.end();
-        println!("COUNT requests that had their effect once {}", beats.len());
-    }
+        assert!(told.contains("warning: a kernel that hangs stays so") && told.contains("/dev/watchdog0"), "{told}");
+        machine.ok("modprobe i6300esb");
+        // the kernel that hangs comes to nothing, and the other one has all the time that it may need on a busy host
+        for (limit, fault, ends_on, why) in [
+            (60, "stillpoint.initrd=hang", from, "the machine came up with the old kernel"),
+            (250, "", to, "\"why\": null"),
+        ] {
+            append(&mut machine, fault);
+            machine.ok("sed -i /^watchdog/d /etc/stillpoint/kernel.toml");
+            machine.ok(&format!("sed -i '1i watchdog-limit-s = {limit}' /etc/stillpoint/kernel.toml"));
+            let told = machine.ok(&check);
+            assert!(told.contains(&format!("is left after {limit} s: a watchdog (i6300esb)")), "{told}");
+            switch(&mut machine, to, ends_on);
+            let journal = until_done(&mut machine);
+            assert!(journal.contains(why), "{journal}");
+            assert_eq!(machine.ok("cat /sys/class/watchdog/watchdog0/state"), "inactive");
+        }
+        for pulse in pulses {
+            let beats = pulse.end();
+            println!("COUNT requests that had their effect once {}", beats.len());
+        }
+    });
 }
 
 /// A machine whose images lie in memory.
@@ -365,46 +376,48 @@ fn with_a_region(guest: &Guest, kernel: &str) -> Machine {
 #[test]
 #[ignore = "four boots of an emulated machine more: one of the long forms"]
 fn images_in_memory_outlive_kernels() {
-    let Some(guest) = Guest::for_test() else { return };
-    let [_, from, to] = &guest.kernels[..] else { panic!("three kernels: {:?}", guest.kernels) };
-    let mut machine = with_a_region(&guest, from);
-    let mut client = Client::connect(&machine, 6379);
-    redis_pairs(&mut client, KEYS);
-    let pulses = [Pulse::redis(&machine, "pulse", REST), Pulse::memcached(&machine, "pulse", REST)];
-    for (fault, ends_on, why) in [
-        ("stillpoint.initrd=panic", from, "the machine came up with the old kernel"),
-        ("stillpoint.fault=restore", from, "could not restore: a test made it fail"),
-        ("", to, "\"why\": null"),
-    ] {
-        append(&mut machine, fault);
-        switch(&mut machine, to, ends_on);
-        let journal = until_done(&mut machine);
-        println!("{journal}");
-        assert!(journal.contains(why) && journal.contains("\"at\": \"/pmem\""), "{journal}");
-        all_pairs(&mut client, KEYS);
-        machine.ok("grep -q ' /pmem .* /dev/pmem0 ' /proc/self/mountinfo && test ! -e /pmem/images");
-        println!("COUNT ways with images in memory, {fault} 1");
-    }
-    for pulse in pulses {
-        println!("COUNT requests that had their effect once {}", pulse.end().len());
-    }
+    emulated(|guest| {
+        let [_, from, to] = &guest.kernels[..] else { panic!("three kernels: {:?}", guest.kernels) };
+        let mut machine = with_a_region(guest, from);
+        let mut client = Client::connect(&machine, 6379);
+        redis_pairs(&mut client, KEYS);
+        let pulses = [Pulse::redis(&machine, "pulse", REST), Pulse::memcached(&machine, "pulse", REST)];
+        for (fault, ends_on, why) in [
+            ("stillpoint.initrd=panic", from, "the machine came up with the old kernel"),
+            ("stillpoint.fault=restore", from, "could not restore: a test made it fail"),
+            ("", to, "\"why\": null"),
+        ] {
+            append(&mut machine, fault);
+            switch(&mut machine, to, ends_on);
+            let journal = until_done(&mut machine);
+            println!("{journal}");
+            assert!(journal.contains(why) && journal.contains("\"at\": \"/pmem\""), "{journal}");
+            all_pairs(&mut client, KEYS);
+            machine.ok("grep -q ' /pmem .* /dev/pmem0 ' /proc/self/mountinfo && test ! -e /pmem/images");
+            println!("COUNT ways with images in memory, {fault} 1");
+        }
+        for pulse in pulses {
+            println!("COUNT requests that had their effect once {}", pulse.end().len());
+        }
+    });
 }
 
 /// The power takes what lies in memory, and units start from what they have saved.
 #[test]
 #[ignore = "two boots of an emulated machine more: one of the long forms"]
 fn units_start_from_their_files_when_memory_has_lost_their_images() {
-    let Some(guest) = Guest::for_test() else { return };
-    let [_, from, to] = &guest.kernels[..] else { panic!("three kernels: {:?}", guest.kernels) };
-    let mut machine = with_a_region(&guest, from);
-    let mut client = Client::connect(&machine, 6379);
-    redis_pairs(&mut client, KEYS);
-    machine.ok("redis-cli save");
-    append(&mut machine, "stillpoint.initrd=forget");
-    switch(&mut machine, to, from);
-    let journal = until_state(&mut machine, "cold");
-    assert!(journal.contains("the memory that held it came up without it, as after a loss of power"), "{journal}");
-    machine.until("redis-cli ping");
-    all_pairs(&mut Client::connect(&machine, 6379), KEYS);
-    assert_eq!(machine.ok("nft list tables"), "");
+    emulated(|guest| {
+        let [_, from, to] = &guest.kernels[..] else { panic!("three kernels: {:?}", guest.kernels) };
+        let mut machine = with_a_region(guest, from);
+        let mut client = Client::connect(&machine, 6379);
+        redis_pairs(&mut client, KEYS);
+        machine.ok("redis-cli save");
+        append(&mut machine, "stillpoint.initrd=forget");
+        switch(&mut machine, to, from);
+        let journal = until_state(&mut machine, "cold");
+        assert!(journal.contains("the memory that held it came up without it, as after a loss of power"), "{journal}");
+        machine.until("redis-cli ping");
+        all_pairs(&mut Client::connect(&machine, 6379), KEYS);
+        assert_eq!(machine.ok("nft list tables"), "");
+    });
 }

@@ -23,7 +23,7 @@ mod machine;
 mod network;
 mod shell;
 
-pub use guest::Guest;
+pub use guest::{Guest, emulated};
 pub use machine::{Clock, Machine, Shape};
 pub use network::Door;
 pub use shell::Output;

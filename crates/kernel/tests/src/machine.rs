@@ -84,6 +84,9 @@ impl Default for Shape<'_> {
     }
 }
 
+/// Beginning of a panic for an emulator that ended by an assertion of its own.
+pub(crate) const EMULATOR_BROKE: &str = "the emulator ended with signal: 6";
+
 impl Machine {
     /// Boots a kernel and waits for its shell; the tool is installed as `make install` would.
     #[track_caller]
@@ -134,6 +137,7 @@ impl Machine {
     pub fn attempt(&mut self, command: &str) -> Option<Output> {
         let output = self.shell.run(command, ATTEMPT);
         if let Some(how) = self.emulator.ended() {
+            // EMULATOR_BROKE begins so
             panic!("the emulator ended with {how}\n{}", self.console());
         }
         output
