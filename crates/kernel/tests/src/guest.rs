@@ -9,7 +9,7 @@ use stillpoint_testing::{Unavailable, recipes, skipped};
 const ATTEMPTS: usize = 3;
 
 /// Gives a test the guest; it is left out where there is none. Where the emulator ends by an assertion of its own, which says nothing
-/// of what is tested, that is printed, and the test begins anew.
+/// of what is tested, that is printed, and the test starts over.
 #[track_caller]
 pub fn emulated(test: impl Fn(&Guest)) {
     let Some(guest) = Guest::for_test() else { return };

@@ -23,7 +23,7 @@ pub(crate) fn place(programs: &Programs, dir: &Path) -> Result<PathBuf, Unavaila
     let identifier = RandomState::new().build_hasher().finish();
     identify(&mut bytes, identifier).map_err(|why| format!("{}: {why}", control.display()))?;
     std::fs::write(&control, bytes).map_err(text)?;
-    // Its log names the server as well, and is written anew.
+    // Its log names the server as well, and is made again.
     run(programs.command("pg_resetwal").arg("-D").arg(&data).current_dir(dir))?;
     Ok(data)
 }
