@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// The Go module, in the one version that the numbers belong to.
 const MODULE: &str = "github.com/pingcap/go-tpc";
-const VERSION: &str = "v1.0.12";
+/// The one version that the numbers belong to.
+pub const VERSION: &str = "v1.0.12";
 
 /// The program, built once with this machine's Go, or with Debian's where there is none. An error says why there is none.
-pub fn go_tpc() -> &'static Result<PathBuf, String> {
-    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+pub fn go_tpc() -> &'static Result<PathBuf, Unavailable> {
+    static BUILT: OnceLock<Result<PathBuf, Unavailable>> = OnceLock::new();
     BUILT.get_or_init(|| {
         let made = crate::recipes::entry("go", "go-tpc", &[MODULE.into(), VERSION.into()], build);
-        made.map(|entry| entry.join("go-tpc")).map_err(|why| format!("go-tpc {VERSION} cannot be built: {why}"))
+        made.map(|entry| entry.join("go-tpc"))
     })
 }
 

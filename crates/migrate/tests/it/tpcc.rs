@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use stillpoint_migrate_testbed::{Cluster, Guarded, available, skipped, tied, until};
 use stillpoint_migrate_tests::{Stage, rounds};
-use stillpoint_testing::go_tpc::go_tpc;
+use stillpoint_testing::go_tpc::{VERSION, go_tpc};
+use stillpoint_testing::recipes;
 
 const CLIENTS: u64 = 4;
 /// Payments while a way is under way, before and after it.
@@ -24,21 +25,25 @@ fn command(go_tpc: &Path, port: u16, database: &str, words: &[&str]) -> Command 
     command
 }
 
-/// One warehouse in `shop`. It is filled once, which takes long, and kept beside go-tpc.
-fn fill(cluster: &Cluster, go_tpc: &Path) {
-    let kept = go_tpc.with_file_name("postgresql-1.dump");
-    if !kept.exists() {
+/// The dump of one warehouse, which takes long to fill.
+fn dump(cluster: &Cluster, go_tpc: &Path) -> PathBuf {
+    let entry = recipes::entry("dumps", "tpcc-1", &[VERSION.as_bytes().to_vec()], |into| {
         cluster.sql("postgres", "CREATE DATABASE filled");
         let words = ["prepare", "--no-check"];
         let output = command(go_tpc, cluster.port(), "filled", &words).output().expect("run go-tpc");
         assert!(output.status.success(), "go-tpc: {}", String::from_utf8_lossy(&output.stderr));
-        let half = kept.with_extension(std::process::id().to_string());
-        let file = File::create(&half).expect("make a file for the dump");
+        let file = File::create(into.join("dump")).expect("make a file for the dump");
         let dumped = cluster.client("pg_dump").args(["-Fc", "-d", "filled"]).stdout(file).status();
         assert!(dumped.expect("run pg_dump").success(), "pg_dump failed");
-        std::fs::rename(half, &kept).expect("name the dump");
         cluster.sql("postgres", "DROP DATABASE filled");
-    }
+        Ok(())
+    });
+    entry.unwrap_or_else(|why| panic!("{why}")).join("dump")
+}
+
+/// One warehouse in `shop`.
+fn fill(cluster: &Cluster, go_tpc: &Path) {
+    let kept = dump(cluster, go_tpc);
     let dump = File::open(&kept).expect("open the dump");
     let restored = cluster.client("pg_restore").args(["-d", "shop", "--exit-on-error"]).stdin(dump).status();
     assert!(restored.expect("run pg_restore").success(), "pg_restore failed: is {} whole?", kept.display());
