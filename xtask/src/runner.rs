@@ -4,7 +4,7 @@ use crate::programs::{self, Unit, target_dir};
 use crate::schedule::{SIDE_BY_SIDE, Schedule};
 use crate::step::{self, Counts, Outcome};
 use crate::summary::Summary;
-use crate::{ahead, fuzz, generations, tidy};
+use crate::{ahead, generations, tidy};
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub(crate) type Tests = fn(&Path, &Path, &mut Summary) -> Result<()>;
 
 /// The others, and the command that runs them by hand.
-const OTHERS: [Tests; 4] = [runtime_tests, doc_tests, fuzz::test, generations::short];
+const OTHERS: [Tests; 3] = [runtime_tests, doc_tests, generations::short];
 
 /// Environment variable with the file to which the cache writes a line for each lookup.
 pub(crate) const CACHE_LOG: &str = "STILLPOINT_CACHE_LOG";

@@ -7,7 +7,7 @@ use stillpoint_patch_differ::{Outcome, Refusal};
 use stillpoint_patch_format::{Patch, SymbolValue, readable_short};
 
 /// Variants that a case runs in unless all are asked for.
-const VARIANTS: usize = 3;
+const VARIANTS: usize = 2;
 
 /// Runs one program in its variants; panics with every failure and the command that repeats it.
 pub(crate) fn check(name: &str) {
