@@ -1,5 +1,6 @@
 //! Clients that must not notice a switch, and what a machine needs before its units can go along.
 
+use crate::machine::LOOK_INTERVAL;
 use crate::{Door, Machine};
 use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
@@ -17,6 +18,8 @@ use stillpoint_testing::wait;
 pub const POSTGRESQL: &str = "postgresql@15-main";
 /// Longer than any outage, also on a host that has better things to do.
 const PATIENCE: Duration = Duration::from_secs(600);
+/// Long enough to read logs on a slow machine.
+const LOGS: Duration = Duration::from_secs(60);
 
 /// Starts units such that they can go along, and writes the configuration that names them.
 #[track_caller]
@@ -156,7 +159,7 @@ pub fn switch_with(machine: &mut Machine, arguments: &str, ends_on: &str) {
     ));
     let end = Instant::now() + PATIENCE;
     while Instant::now() < end {
-        let seen = machine.attempt(
+        let seen = machine.look(
             "cat /proc/sys/kernel/random/boot_id; uname -r; if [ -e /run/ended ]; then echo ended; cat /run/switch.log; fi",
         );
         let text = seen.map(|output| output.text).unwrap_or_default();
@@ -168,10 +171,11 @@ pub fn switch_with(machine: &mut Machine, arguments: &str, ends_on: &str) {
                     machine.run("tail -n 20 /var/lib/stillpoint/switch/images/*/*.log; journalctl -n 20 --no-pager");
                 panic!("there was no switch: {text}\n{}\n{}", logs.text, machine.console());
             }
-            _ => std::thread::sleep(Duration::from_millis(100)),
+            _ => std::thread::sleep(LOOK_INTERVAL),
         }
     }
-    let logs = machine.attempt("cat /var/lib/stillpoint/switch/journal.json; uname -r; journalctl -n 30 --no-pager");
+    let logs =
+        machine.attempt("cat /var/lib/stillpoint/switch/journal.json; uname -r; journalctl -n 30 --no-pager", LOGS);
     panic!("not on {ends_on} within {PATIENCE:?}: {logs:?}\n{}", machine.console());
 }
 
@@ -199,7 +203,7 @@ pub fn until_state(machine: &mut Machine, state: &str) -> String {
     let end = Instant::now() + PATIENCE;
     let mut journal = String::new();
     while Instant::now() < end {
-        if let Some(output) = machine.attempt("cat /var/lib/stillpoint/switch/journal.json") {
+        if let Some(output) = machine.look("cat /var/lib/stillpoint/switch/journal.json") {
             journal = output.text;
         }
         if is_in(&journal, state) {
@@ -208,9 +212,9 @@ pub fn until_state(machine: &mut Machine, state: &str) -> String {
         if ["done", "cold", "aborted"].iter().any(|ended| is_in(&journal, ended)) {
             break;
         }
-        std::thread::sleep(Duration::from_millis(200));
+        std::thread::sleep(LOOK_INTERVAL);
     }
-    let logs = machine.attempt("journalctl -b -n 60 --no-pager -o short-monotonic").map(|output| output.text);
+    let logs = machine.attempt("journalctl -b -n 60 --no-pager -o short-monotonic", LOGS).map(|output| output.text);
     panic!("the switch is not {state}: {journal}\n{}\n{}", logs.unwrap_or_default(), machine.console());
 }
 
@@ -368,7 +372,10 @@ impl Tally {
     }
 }
 
-/// Clients that come, ask once and go, one after another without a rest: a switch may keep them waiting and nothing else.
+/// Time between two newcomers: an emulated processor does little else while they come without a rest.
+const NEWCOMERS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Clients that come, ask once and go, one after another: a switch may keep them waiting and nothing else.
 pub struct Newcomers {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Came>,
@@ -402,6 +409,7 @@ impl Newcomers {
                 stream.set_read_timeout(Some(PATIENCE)).expect("set a limit");
                 Client { stream: BufReader::new(stream) }.ask(request);
                 came.served += 1;
+                std::thread::sleep(NEWCOMERS_INTERVAL);
             }
             came
         });

@@ -20,6 +20,12 @@ const BOOT: Duration = Duration::from_secs(600);
 const COMMAND: Duration = Duration::from_secs(180);
 /// One of several attempts at a command.
 const ATTEMPT: Duration = Duration::from_secs(6);
+/// The same of one that only looks.
+const LOOK: Duration = Duration::from_secs(2);
+/// Looks in a row that have no end while a machine boots; after them it is known to be slow.
+const LOOKS: u32 = 25;
+/// Time between two looks at a machine: each starts programs in it, and an emulated processor has little time.
+pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// A kernel's command line: without what only costs time under emulation; it stands still on no panic, and leaves a watchdog
 /// running when it goes.
 const COMMAND_LINE: &str = "console=ttyS0 no_timer_check cryptomgr.notests mitigations=off panic=1 net.ifnames=0 loglevel=4 quiet random.trust_cpu=on watchdog.stop_on_reboot=0";
@@ -31,6 +37,8 @@ pub struct Machine {
     network: Network,
     shell: Shell,
     dir: TempDir,
+    /// Looks in a row that had no end.
+    looks: u32,
 }
 
 /// What a machine's clock counts.
@@ -110,7 +118,7 @@ impl Machine {
     pub fn wait_for(&mut self, kernel: &str) {
         let end = Instant::now() + BOOT;
         while Instant::now() < end {
-            if self.attempt("uname -r").is_some_and(|output| output.text.trim() == kernel) {
+            if self.look("uname -r").is_some_and(|output| output.text.trim() == kernel) {
                 return;
             }
         }
@@ -132,10 +140,18 @@ impl Machine {
         text
     }
 
-    /// Runs a command within a limit; nothing when there was no end of it, as the kernel changed or the machine is slow.
-    /// The next command interrupts it.
-    pub fn attempt(&mut self, command: &str) -> Option<Output> {
-        let output = self.shell.run(command, ATTEMPT);
+    /// Runs a command that only looks; nothing when there was no end of it, as the kernel changed or the machine is slow. The next
+    /// command interrupts it.
+    pub fn look(&mut self, command: &str) -> Option<Output> {
+        let limit = if self.looks < LOOKS { LOOK } else { ATTEMPT };
+        let output = self.attempt(command, limit);
+        self.looks = if output.is_some() { 0 } else { self.looks + 1 };
+        output
+    }
+
+    /// Runs a command within a limit; nothing when there was no end of it.
+    pub fn attempt(&mut self, command: &str, limit: Duration) -> Option<Output> {
+        let output = self.shell.run(command, limit);
         if let Some(how) = self.emulator.ended() {
             // EMULATOR_BROKE begins so
             panic!("the emulator ended with {how}\n{}", self.console());
@@ -148,9 +164,9 @@ impl Machine {
     pub fn until(&mut self, command: &str) -> String {
         let end = Instant::now() + BOOT;
         while Instant::now() < end {
-            match self.attempt(command) {
+            match self.attempt(command, ATTEMPT) {
                 Some(Output { code: 0, text }) => return text,
-                _ => std::thread::sleep(Duration::from_millis(200)),
+                _ => std::thread::sleep(LOOK_INTERVAL),
             }
         }
         panic!("waited {BOOT:?} in vain for `{command}` to succeed\n{}", self.console());
@@ -249,7 +265,7 @@ fn start(guest: &Guest, kernel: &str, tool: &Path, shape: Shape<'_>) -> Result<M
     let said = || fs::read_to_string(dir.path().join("qemu.log")).unwrap_or_default();
     let stream = stream.flatten().ok_or_else(|| format!("the emulator did not start: {}", said()))?;
     let shell = Shell::new(stream).map_err(|error| error.to_string())?;
-    Ok(Machine { emulator, network, shell, dir })
+    Ok(Machine { emulator, network, shell, dir, looks: 0 })
 }
 
 /// A disk with what `make install` puts onto a machine, and kernels that the machine's own disk does not have.

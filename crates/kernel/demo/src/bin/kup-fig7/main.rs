@@ -197,7 +197,7 @@ fn once(machine: &mut Machine, way: &str, load: Load) -> Value {
     machine.ok(&format!("rm -f /run/once.* /run/*.[0-9]; (setsid sh -c 'once.sh {way} {mib} {RATE} {count} >/run/once.out 2>/run/once.err; echo $? >/run/once.end' &)"));
     let end = Instant::now() + PATIENCE;
     // seldom: each look takes the machine's time
-    while machine.attempt("test -s /run/once.end").is_none_or(|output| output.code != 0) {
+    while machine.look("test -s /run/once.end").is_none_or(|output| output.code != 0) {
         assert!(Instant::now() < end, "{way} of {count} times {mib} MiB has no end\n{}", machine.console());
         std::thread::sleep(Duration::from_secs(1));
     }
