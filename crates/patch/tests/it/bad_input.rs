@@ -46,8 +46,8 @@ fn a_patch_that_was_damaged() {
         fs::write(&path, bytes).expect("write a damaged patch");
         refused(&mut victim, &path, "damaged.patch");
     };
-    let step = if soak() { 1 } else { good.len() / 12 };
-    for at in (0..40).step_by(if soak() { 1 } else { 5 }).chain((40..good.len()).step_by(step)) {
+    let step = if soak() { 1 } else { good.len() / 4 };
+    for at in (0..40).step_by(if soak() { 1 } else { 10 }).chain((40..good.len()).step_by(step)) {
         let mut flipped = good.clone();
         flipped[at] ^= 1 << (at % 8);
         damaged(&flipped);

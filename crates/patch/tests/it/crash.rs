@@ -143,7 +143,7 @@ fn killed_at_random_instants() {
         case.tool().run();
         let whole = start.elapsed();
         case.recover(false);
-        for i in 0..if soak() { 500 } else { 10 } {
+        for i in 0..if soak() { 500 } else { 6 } {
             // A little beyond the end as well: the last instants count most.
             let instant = whole.mul_f64(random.unit() * 1.1);
             case.kill(Moment::AfterTime(instant), i % 2 == 0);

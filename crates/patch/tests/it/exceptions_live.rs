@@ -9,7 +9,7 @@ use stillpoint_patch_tests::wait;
 /// Sixteen threads on two cores, often inside of a patched function, take a while to be found outside.
 const PATIENCE: [&str; 2] = ["--timeout", "120s"];
 /// Kills of each test without `STILLPOINT_SOAK=1`, which kills after every system call.
-const KILLS: usize = 10;
+const KILLS: usize = 6;
 
 #[track_caller]
 fn there(victim: &mut Victim, patch: &Path) {
@@ -41,18 +41,18 @@ fn cycles(program: &Program, count: u32) {
 
 #[test]
 fn exceptions_in_flight_survive_each_change() {
-    cycles(&Program::build("exceptions"), if soak() { 1000 } else { 30 });
+    cycles(&Program::build("exceptions"), if soak() { 1000 } else { 6 });
 }
 
 #[test]
 fn exceptions_in_an_executable_at_a_fixed_address() {
-    cycles(&Program::build_as("exceptions", Kind::Executable, &[], &[]), if soak() { 200 } else { 5 });
+    cycles(&Program::build_as("exceptions", Kind::Executable, &[], &[]), if soak() { 200 } else { 2 });
 }
 
 /// Such a program throws by a copy of the unwinder that no loader knows of.
 #[test]
 fn exceptions_by_an_unwinder_of_the_programs_own() {
-    cycles(&Program::build_as("exceptions", Kind::Pie, &[], &["-static-libgcc"]), if soak() { 200 } else { 5 });
+    cycles(&Program::build_as("exceptions", Kind::Pie, &[], &["-static-libgcc"]), if soak() { 200 } else { 2 });
 }
 
 /// Killed after a system call, whichever it is: threads throw on, and the next call finishes or takes back. The guide
@@ -123,7 +123,7 @@ fn looking_back_from_code_that_no_compiler_wrote() {
     assert_eq!(looks(&victim).1, 0, "nothing is patched yet");
     // One thread stays in old code: until the time is over every call goes through a dispatcher.
     victim.announce(Phase::OverAndBack(1, 2));
-    let lasts = if soak() { "60s" } else { "5s" };
+    let lasts = if soak() { "60s" } else { "2s" };
     let given_up = apply(&patch, victim.pid()).args(["--timeout", lasts]).run();
     assert_eq!(given_up.code, Some(4), "{given_up}");
     victim.assert_running();

@@ -88,8 +88,8 @@ fn under_load(policy: Policy) {
     change::prepare(&server);
     let load = Transactions::start(&server, 6);
     // sixteen patchings a round
-    let wanted = rounds(2, 100);
-    let seconds = rounds(15, 600).try_into().expect("a few minutes");
+    let wanted = rounds(1, 100);
+    let seconds = rounds(6, 600).try_into().expect("a few minutes");
     let mut sysbench = match Sysbench::start(&server, 4, seconds) {
         Ok(sysbench) => sysbench,
         Err(why) => skip!(why),

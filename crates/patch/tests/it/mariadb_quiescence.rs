@@ -55,7 +55,7 @@ fn under_load(server: &Annotated, policy: Policy) {
     let load = Transactions::start(&mariadb, 12);
     let visitors = Repeated::visitors(&mariadb);
     let mut client = mariadb.client();
-    for round in 0..rounds(8, 250) {
+    for round in 0..rounds(3, 250) {
         for mode in ["local", "global", "group:clients"] {
             println!("{policy:?}: round {round}, {mode}");
             there_and_back(&mariadb, patch, &mut client, mode);
@@ -295,7 +295,7 @@ fn roles_and_parking_never_dead_lock() {
     let (patch, pid) = (half(server), mariadb.pid());
     let load = hot_rows(&mariadb);
     load.more(100);
-    for round in 0..rounds(25, 500) {
+    for round in 0..rounds(8, 500) {
         println!("round {round}");
         assert_code(&in_mode(apply(patch, pid), "global", "60s"), 0);
         load.more(20);

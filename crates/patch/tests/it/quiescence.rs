@@ -10,7 +10,7 @@ use stillpoint_patch_tests::victim::{Kind, Phase, Program, Victim, apply, assert
 use stillpoint_patch_tests::wait;
 
 fn cycles() -> u32 {
-    if soak() { 500 } else { 15 }
+    if soak() { 500 } else { 6 }
 }
 
 /// What a mode promises to a thread of `points.c` between two of its points.
@@ -223,8 +223,8 @@ fn a_pool_with_priorities_and_parking_never_does() {
     let program = program("pool");
     let patch = program.patch(2);
     let mut victim = program.start(&["careful"]);
-    there_and_back(&mut victim, &patch, "global", if soak() { 1000 } else { 25 });
-    there_and_back(&mut victim, &patch, "group:pool", if soak() { 200 } else { 5 });
+    there_and_back(&mut victim, &patch, "global", if soak() { 1000 } else { 8 });
+    there_and_back(&mut victim, &patch, "group:pool", if soak() { 200 } else { 2 });
     victim.assert_pristine();
 }
 

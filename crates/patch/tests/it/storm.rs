@@ -9,7 +9,7 @@ use stillpoint_patch_tests::wait;
 
 /// How often each storm is patched and reverted.
 fn rounds() -> u32 {
-    if soak() { 200 } else { 6 }
+    if soak() { 200 } else { 3 }
 }
 
 fn storm() -> (Program, PathBuf) {
@@ -138,7 +138,7 @@ fn instants(victim: &Victim, patch: &std::path::Path) -> Vec<Duration> {
     let start = Instant::now();
     apply(patch, victim.pid()).succeed();
     let whole = start.elapsed();
-    let count = if soak() { 50 } else { 12 };
+    let count = if soak() { 50 } else { 6 };
     (0..count).map(|i| whole.mul_f64(f64::from(i) / f64::from(count))).collect()
 }
 

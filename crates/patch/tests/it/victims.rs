@@ -30,7 +30,7 @@ fn sixteen_threads_see_each_change_once() {
     let program = Program::build("victim");
     let patch = program.patch(2);
     let mut victim = program.start(&["16"]);
-    cycles(&mut victim, &patch, if soak() { 1000 } else { 30 }, &[]);
+    cycles(&mut victim, &patch, if soak() { 1000 } else { 8 }, &[]);
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn a_stripped_executable_at_a_fixed_address_is_patched_alike() {
     let patch = program.patch(2);
     let mut victim = program.start(&["4"]);
     // Without symbols the entries are not known here; that the text is as it was in the end can be told all the same.
-    for _ in 0..5 {
+    for _ in 0..if soak() { 20 } else { 2 } {
         victim.there_and_back(&patch);
     }
 }
@@ -50,7 +50,7 @@ fn stopping_all_threads_at_once_is_as_right() {
     let program = Program::build("storm");
     let patch = program.patch(2);
     let mut victim = program.start(&["idle"]);
-    cycles(&mut victim, &patch, if soak() { 200 } else { 5 }, &["--quiescence", "stop"]);
+    cycles(&mut victim, &patch, if soak() { 200 } else { 2 }, &["--quiescence", "stop"]);
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn prologues_that_are_hard_to_displace() {
         let program = Program::build_as("prologues", kind, &[], &[]);
         let patch = program.patch(2);
         let mut victim = program.start(&["16"]);
-        cycles(&mut victim, &patch, if soak() { 300 } else { 8 }, &[]);
+        cycles(&mut victim, &patch, if soak() { 300 } else { 3 }, &[]);
     }
 }
 
@@ -77,7 +77,7 @@ fn static_functions_without_room_for_a_jump_are_patched_through_their_callers() 
             // Long enough for the builder; whether the first bytes can be written in one go is for apply to judge.
             there_and_back_or_named(&mut victim, &patch);
         } else {
-            cycles(&mut victim, &patch, 3, &[]);
+            cycles(&mut victim, &patch, if soak() { 3 } else { 1 }, &[]);
         }
     }
 }
@@ -257,7 +257,7 @@ fn a_contract_between_two_functions_is_kept() {
     let program = Program::build("blocked");
     let patch = program.patch_with(2, &["--off-stack", "transaction"]);
     let mut victim = program.start(&["--contract"]);
-    for _ in 0..if soak() { 400 } else { 8 } {
+    for _ in 0..if soak() { 400 } else { 4 } {
         victim.announce(Phase::Over(1, 2));
         apply(&patch, victim.pid()).succeed();
         victim.assert_settled(2);
