@@ -20,6 +20,7 @@ mod cache;
 mod full;
 mod fuzz;
 mod generations;
+mod passed;
 mod programs;
 mod record;
 mod runner;
@@ -68,10 +69,16 @@ fn root() -> PathBuf {
 
 /// What `cargo metadata` tells of the workspace's own packages.
 fn metadata(root: &Path) -> Result<cargo_metadata::Metadata> {
-    cargo_metadata::MetadataCommand::new()
-        .manifest_path(root.join("Cargo.toml"))
-        .no_deps()
-        .other_options(["--locked".to_owned(), "--offline".to_owned()])
-        .exec()
-        .context("cargo metadata")
+    metadata_command(root).no_deps().exec().context("cargo metadata")
+}
+
+/// The same with what each package depends on.
+fn resolved_metadata(root: &Path) -> Result<cargo_metadata::Metadata> {
+    metadata_command(root).exec().context("cargo metadata")
+}
+
+fn metadata_command(root: &Path) -> cargo_metadata::MetadataCommand {
+    let mut command = cargo_metadata::MetadataCommand::new();
+    command.manifest_path(root.join("Cargo.toml")).other_options(["--locked".to_owned(), "--offline".to_owned()]);
+    command
 }

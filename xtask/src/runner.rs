@@ -1,5 +1,6 @@
 //! `xtask test` and `xtask check`: steps one after another, quick ones first, one line each.
 
+use crate::passed::Passed;
 use crate::programs::{self, Unit, target_dir};
 use crate::schedule::{SIDE_BY_SIDE, Schedule};
 use crate::step::{self, Counts, Outcome};
@@ -20,7 +21,7 @@ const OTHERS: [Tests; 3] = [runtime_tests, doc_tests, generations::short];
 pub(crate) const CACHE_LOG: &str = "STILLPOINT_CACHE_LOG";
 
 /// Runs every test of the tree, and returns true if none failed. The last line is the count. With `TEST_ONLY`, the units whose
-/// names contain one of its words.
+/// names contain one of its words; without it, units that passed before with the same inputs ([`crate::passed`]) do not run again.
 ///
 /// # Errors
 /// The tree does not compile, or a step cannot be started.
@@ -41,12 +42,16 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     let words: Vec<&str> = words.split([',', ' ']).filter(|word| !word.is_empty()).collect();
     let everything = words.is_empty();
     let units = chosen(units, &words)?;
-    let ahead = everything.then(|| ahead::mariadb(root, &logs)).transpose()?;
-    let Schedule { quick, waiting, alone } = Schedule::new(units);
+    let passed = Passed::of_tree(root, everything)?;
     let mut summary = Summary::default();
-    run_units(root, &logs, &quick, 1, &mut summary)?;
-    run_units(root, &logs, &waiting, SIDE_BY_SIDE, &mut summary)?;
-    run_units(root, &logs, &alone, 1, &mut summary)?;
+    let units = to_run(units, passed.as_ref(), &mut summary);
+    let ahead = (everything && !units.is_empty()).then(|| ahead::mariadb(root, &logs)).transpose()?;
+    let Schedule { quick, waiting, alone } = Schedule::new(units);
+    let mut run = Run { root, logs: &logs, passed: passed.as_ref(), summary };
+    run.units(&quick, 1)?;
+    run.units(&waiting, SIDE_BY_SIDE)?;
+    run.units(&alone, 1)?;
+    let Run { mut summary, .. } = run;
     drop(ahead);
     for tests in OTHERS.into_iter().filter(|_| everything) {
         tests(root, &logs, &mut summary)?;
@@ -72,6 +77,12 @@ fn end(summary: &Summary) -> Result<bool> {
     if withheld > 0 {
         println!("{withheld} tests need versions that the archive lists and does not serve: WITHHELD above");
     }
+    if summary.passed_before > 0 {
+        println!(
+            "{} passed before with the same inputs and did not run again; FRESH=1 runs them",
+            summary.passed_before
+        );
+    }
     if full_tier > 0 {
         println!("{full_tier} tests belong to the full tier: make test-full");
     }
@@ -89,20 +100,49 @@ fn chosen(units: Vec<Unit>, words: &[&str]) -> Result<Vec<Unit>> {
     Ok(chosen)
 }
 
-/// Runs units, up to `at_once` at a time, and prints a line for each.
-fn run_units(root: &Path, logs: &Path, units: &[Unit], at_once: usize, summary: &mut Summary) -> Result<()> {
-    let step = |unit: &Unit| {
-        let mut command = unit.command(root);
-        command.env(CACHE_LOG, cache_log(logs));
-        (unit.name(), command, log_of(logs, &unit.name()))
-    };
-    step::run_beside(units.iter().map(step).collect(), at_once, step::LIMIT, |number, outcome| {
-        let unit = &units[number];
-        let counts = step::counts(outcome);
-        report(&unit.name(), outcome, counts);
-        summary.add(&unit.name(), &unit.by_hand(), outcome, counts);
-        Ok(())
-    })
+/// Units without those that passed before with the same inputs; these are printed and added up.
+fn to_run(units: Vec<Unit>, passed: Option<&Passed>, summary: &mut Summary) -> Vec<Unit> {
+    let before = |unit: &Unit| passed.and_then(|passed| passed.counts(unit));
+    let mut left = Vec::new();
+    for unit in units {
+        match before(&unit) {
+            Some(counts) => {
+                println!("before                     {:<36} {}", counts.to_string(), unit.name());
+                summary.add_passed_before(counts);
+            }
+            None => left.push(unit),
+        }
+    }
+    left
+}
+
+/// Units that run in a tree.
+struct Run<'r> {
+    root: &'r Path,
+    logs: &'r Path,
+    passed: Option<&'r Passed>,
+    summary: Summary,
+}
+
+impl Run<'_> {
+    /// Runs units, up to `at_once` at a time, and prints a line for each.
+    fn units(&mut self, units: &[Unit], at_once: usize) -> Result<()> {
+        let step = |unit: &Unit| {
+            let mut command = unit.command(self.root);
+            command.env(CACHE_LOG, cache_log(self.logs));
+            (unit.name(), command, log_of(self.logs, &unit.name()))
+        };
+        step::run_beside(units.iter().map(step).collect(), at_once, step::LIMIT, |number, outcome| {
+            let unit = &units[number];
+            let counts = step::counts(outcome);
+            report(&unit.name(), outcome, counts);
+            self.summary.add(&unit.name(), &unit.by_hand(), outcome, counts);
+            match self.passed {
+                Some(passed) if outcome.succeeded => passed.keep(unit, counts),
+                _ => Ok(()),
+            }
+        })
+    }
 }
 
 /// File with a line for each lookup in the cache.

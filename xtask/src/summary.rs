@@ -24,6 +24,8 @@ pub(crate) struct Summary {
     entries: Vec<Entry>,
     /// Tests that passed, failed and were left out.
     pub(crate) total: Counts,
+    /// Those of them that did not run, since they passed before with the same inputs.
+    pub(crate) passed_before: u64,
     /// Commands that run by hand what failed.
     pub(crate) failed: Vec<String>,
 }
@@ -41,6 +43,12 @@ impl Summary {
             wall_seconds: outcome.elapsed.as_secs_f64(),
             processor_seconds: outcome.processor.as_secs_f64(),
         });
+    }
+
+    /// Adds what passed before and does not run.
+    pub(crate) fn add_passed_before(&mut self, counts: Counts) {
+        self.total += counts;
+        self.passed_before += counts.passed;
     }
 
     /// Seconds of all steps.
