@@ -130,10 +130,9 @@ impl Look {
     }
 
     fn machine(&mut self, criu: &Criu) -> Result<(), Error> {
-        let version = criu.version()?;
+        let (version, features) = criu.abilities()?;
         let (kernel, major, minor) = (host::kernel(), version.major, version.minor);
         self.found(Weight::Note, None, format!("kernel {kernel}, criu {major}.{minor}"));
-        let features = criu.features()?;
         if features.lazy_pages != Some(true) {
             let text = "memory cannot come when it is asked for (userfaultfd): only `--restore eager` works";
             self.found(Weight::Warning, None, text);

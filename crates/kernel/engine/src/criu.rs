@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, OnceLock};
 use stillpoint_kernel_criu::rpc::{Answer, Features, Request, RequestType, Version};
 
 /// The oldest version that is driven: 4.1 restores memory lazily on the kernels that matter.
@@ -24,15 +25,17 @@ const NO_BREAKPOINTS: (&str, &str) = ("CRIU_FAULT", "130");
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
 /// An installation of criu.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Criu {
     program: PathBuf,
+    /// What it said when it was asked, which its clones know as well.
+    abilities: Arc<OnceLock<(Version, Features)>>,
 }
 
 impl Criu {
     /// The program at a path, or the one that is found by name.
     pub fn new(program: impl Into<PathBuf>) -> Self {
-        Criu { program: program.into() }
+        Criu { program: program.into(), abilities: Arc::default() }
     }
 
     /// Which version it is; versions that cannot do what is needed are refused.
@@ -58,19 +61,24 @@ impl Criu {
         }
     }
 
-    /// What it can do on this kernel.
+    /// What it can do on this kernel; one that cannot do what is needed is refused by its version.
     pub fn features(&self) -> Result<Features, Error> {
-        match self.ask(&Request::features())? {
-            Answer::Done { features: Some(features), .. } => Ok(features),
-            _ => Err(self.wrong("does not say what it can do on this kernel")),
-        }
+        self.abilities().map(|(_, features)| features)
     }
 
-    fn ask(&self, request: &Request) -> Result<Answer, Error> {
+    /// Its version, and what it can do on this kernel. It is asked once.
+    pub(crate) fn abilities(&self) -> Result<(Version, Features), Error> {
+        if let Some(known) = self.abilities.get() {
+            return Ok(*known);
+        }
         let mut worker = self.worker(&[])?;
-        let answer = worker.request(request, |_, _| true);
+        let version = self.version_of(&mut worker)?;
+        let answer = worker.request(&Request::features(), |_, _| true);
         worker.end();
-        answer.map_err(|_| self.wrong("does not answer as criu does"))
+        match answer.map_err(|_| self.wrong("does not answer as criu does"))? {
+            Answer::Done { features: Some(features), .. } => Ok(*self.abilities.get_or_init(|| (version, features))),
+            _ => Err(self.wrong("does not say what it can do on this kernel")),
+        }
     }
 
     /// Starts a worker that inherits descriptors under their numbers.

@@ -3,16 +3,22 @@
 use crate::machine::EMULATOR_BROKE;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use stillpoint_testing::{Unavailable, recipes, skipped};
 
 /// Beginnings of a test whose emulator breaks.
 const ATTEMPTS: usize = 3;
+
+/// Held by the test that has a machine: two of them, of two processors each, wait for each other on a host with as few.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Gives a test the guest; it is left out where there is none. Where the emulator ends by an assertion of its own, which says nothing
 /// of what is tested, that is printed, and the test starts over.
 #[track_caller]
 pub fn emulated(test: impl Fn(&Guest)) {
     let Some(guest) = Guest::for_test() else { return };
+    // one that failed has ended its machine
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     for attempt in 1.. {
         let Err(panic) = catch_unwind(AssertUnwindSafe(|| test(&guest))) else { return };
         let broke = panic.downcast_ref::<String>().is_some_and(|text| text.contains(EMULATOR_BROKE));

@@ -11,7 +11,7 @@ use super::loader;
 use super::order::Order;
 use super::region::Region;
 use super::system::{Disks, Kernel, Wall, jump, lower, missing, raise, reset, still, unstill, writable_now};
-use super::unit::{dropin, dropin_path, ports, sockets, waiting};
+use super::unit::{dropin_of, dropin_path, ports, properties, sockets, waiting};
 use super::watchdog::{self, Armed, Watchdog};
 use crate::checkpoint::{DUMP_LOG, needed, room};
 use crate::error::At;
@@ -190,14 +190,16 @@ fn region(config: &Config) -> Result<Option<Region>, String> {
 /// One unit as it is, without what the configuration says of it.
 fn look(name: &str, criu: &Criu) -> Result<Unit, Error> {
     let pid = of_unit(name)?;
-    if let Some(text) = dropin(name)? {
+    let unit = full(name);
+    let properties = properties(&unit)?;
+    if let Some(text) = dropin_of(&unit, &properties)? {
         let text = text.trim_end().replace('\n', "\\n");
         let path = dropin_path(name);
         return Err(Error::Refused(vec![format!(
             "its sandbox is closed; put this into {path} and restart it: {text}"
         )]));
     }
-    if let [socket, ..] = &sockets(name)?[..] {
+    if let Some(socket) = sockets(&properties).next() {
         let text = format!("{socket} starts it, and systemd holds its sockets: systemctl disable --now {socket}");
         return Err(Error::Refused(vec![text]));
     }
@@ -212,7 +214,7 @@ fn look(name: &str, criu: &Criu) -> Result<Unit, Error> {
     if ports.is_empty() {
         return Err(Error::Refused(vec!["has no port of TCP".into()]));
     }
-    Ok(Unit { name: full(name), pid, ports, health: Vec::new(), directories })
+    Ok(Unit { name: unit, pid, ports, health: Vec::new(), directories })
 }
 
 /// The highest id among processes and threads.

@@ -45,24 +45,27 @@ pub(crate) fn properties(unit: &str) -> Result<BTreeMap<String, String>, Error> 
     Ok(text.lines().filter_map(pair).collect())
 }
 
-/// The socket units that start a unit: systemd holds their sockets, also on the next kernel.
-pub(super) fn sockets(unit: &str) -> Result<Vec<String>, Error> {
-    let properties = properties(&full(unit))?;
+/// The socket units that start a unit with these properties: systemd holds their sockets, also on the next kernel.
+pub(super) fn sockets(properties: &BTreeMap<String, String>) -> impl Iterator<Item = &str> {
     let triggers = properties.get("TriggeredBy").map_or("", String::as_str);
-    Ok(triggers.split_whitespace().filter(|name| name.ends_with(".socket")).map(ToOwned::to_owned).collect())
+    triggers.split_whitespace().filter(|name| name.ends_with(".socket"))
 }
 
 /// The drop-in without which a unit cannot be taken along; none if it can. A unit that runs is asked what it uses.
 pub fn dropin(unit: &str) -> Result<Option<String>, Error> {
     let unit = full(unit);
-    let properties = properties(&unit)?;
+    dropin_of(&unit, &properties(&unit)?)
+}
+
+/// The same of a unit by its full name, with its properties.
+pub(super) fn dropin_of(unit: &str, properties: &BTreeMap<String, String>) -> Result<Option<String>, Error> {
     let is_roots = properties.get("User").is_none_or(|user| user.is_empty() || user == "root");
-    let apart = if is_roots && of_unit(&unit).is_ok_and(ipc::is_stuck) {
-        apart(&run("ask about a unit", "systemctl", &["cat", &unit], None)?)
+    let apart = if is_roots && of_unit(unit).is_ok_and(ipc::is_stuck) {
+        apart(&run("ask about a unit", "systemctl", &["cat", unit], None)?)
     } else {
         None
     };
-    Ok(dropin_for(&properties, apart))
+    Ok(dropin_for(properties, apart))
 }
 
 /// How a unit starts in an IPC namespace of its own, from what its files say. systemd's own setting brings one of mounts
