@@ -28,7 +28,7 @@ build: ## build the `stillpoint` binary (target/release/stillpoint); installs co
 BUILD_TESTS = $(CARGO) build --locked --workspace --lib --bins --tests
 XTASK = $(or $(CARGO_TARGET_DIR),target)/debug/xtask
 
-test: setup ## a short case of each kind; the last line is the count (REQUIRE_ALL=1: what cannot run fails; TEST_ONLY=kernel: some)
+test: setup ## a short case of each kind; the last line is the count (REQUIRE_ALL=1: what cannot run fails; FRESH=1: also what passed before; TEST_ONLY=kernel: some)
 	@began=$$(date +%s); $(BUILD_TESTS); TEST_BEGAN=$$began $(XTASK) test
 
 test-full: setup ## every test in its long form, all matrices, minutes of fuzzing; goes on where it stopped (many hours)
