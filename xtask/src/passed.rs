@@ -93,10 +93,11 @@ impl Passed {
     pub(crate) fn counts(&self, unit: &Unit) -> Option<Counts> {
         let bytes = self.cache.load(KIND, &self.key(unit)?).filter(|_| self.looks_up)?;
         let text = String::from_utf8(bytes).ok()?;
-        let (at, passed) = text.trim_end().split_once(' ')?;
+        let [at, passed, full_tier] = text.split_whitespace().collect::<Vec<_>>()[..] else { return None };
         let at = UNIX_EPOCH + Duration::from_secs(at.parse().ok()?);
         let age = SystemTime::now().duration_since(at).ok()?;
-        (age <= LIFETIME).then_some(Counts { passed: passed.parse().ok()?, ..Counts::default() })
+        let counts = Counts { passed: passed.parse().ok()?, full_tier: full_tier.parse().ok()?, ..Counts::default() };
+        (age <= LIFETIME).then_some(counts)
     }
 
     /// Keeps the result of a unit that ran, if all of it passed.
@@ -104,12 +105,14 @@ impl Passed {
     /// # Errors
     /// The cache cannot be written.
     pub(crate) fn keep(&self, unit: &Unit, counts: Counts) -> Result<()> {
-        let Counts { passed, .. } = counts;
+        let Counts { passed, full_tier, .. } = counts;
         // those of the full tier belong to other runs
-        let whole = Counts { passed, full_tier: counts.full_tier, ..Counts::default() };
+        let whole = Counts { passed, full_tier, ..Counts::default() };
         let Some(key) = self.key(unit).filter(|_| counts == whole && passed > 0) else { return Ok(()) };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        self.cache.store(KIND, &key, format!("{now} {passed}\n").as_bytes()).context("keep a result in the cache")
+        self.cache
+            .store(KIND, &key, format!("{now} {passed} {full_tier}\n").as_bytes())
+            .context("keep a result in the cache")
     }
 
     /// Name of the unit's entry: a hash of its inputs.
