@@ -72,13 +72,15 @@ impl Criu {
             return Ok(*known);
         }
         let mut worker = self.worker(&[])?;
-        let version = self.version_of(&mut worker)?;
-        let answer = worker.request(&Request::features(), |_, _| true);
+        let known =
+            self.version_of(&mut worker).and_then(|version| match worker.request(&Request::features(), |_, _| true) {
+                Ok(Answer::Done { features: Some(features), .. }) => Ok((version, features)),
+                Ok(_) => Err(self.wrong("does not say what it can do on this kernel")),
+                Err(_) => Err(self.wrong("does not answer as criu does")),
+            });
         worker.end();
-        match answer.map_err(|_| self.wrong("does not answer as criu does"))? {
-            Answer::Done { features: Some(features), .. } => Ok(*self.abilities.get_or_init(|| (version, features))),
-            _ => Err(self.wrong("does not say what it can do on this kernel")),
-        }
+        let known = known?;
+        Ok(*self.abilities.get_or_init(|| known))
     }
 
     /// Starts a worker that inherits descriptors under their numbers.
