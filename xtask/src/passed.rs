@@ -1,14 +1,15 @@
 //! Results of units that passed before with the same inputs: such a unit does not run again.
 //!
 //! Inputs of a unit are
-//! - every file of the tree outside of `crates/` but its pages (`*.md`) and results (`experiments/`),
+//! - every file of the tree outside of `crates/` but its pages (`*.md`) and results (`experiments/`), which only the rules of the
+//!   tree look at: for crates outside of `crates/` every file is an input,
 //! - the crates that its own crate depends on,
 //! - where that crate runs the `stillpoint` binary (it depends on `stillpoint-testing`), the crates of the binary but those of
 //!   pillars that the tests never call ([`CALLS`]),
 //! - the machine: kernel, processor, compiler, installed packages, user, the environment of the run.
 //!
-//! A result counts for a day, since the archive's lists change: only whole passes are kept, where nothing was left out. Without git,
-//! with `FRESH=1` or with a binary from elsewhere, every unit runs.
+//! A result counts for a day, since the archive's lists change. Only whole passes are kept, where nothing was left out, of a tree
+//! that nothing changed since before it was built. Without git, with `FRESH=1` or with a binary from elsewhere, every unit runs.
 
 use crate::programs::Unit;
 use crate::step::Counts;
@@ -16,6 +17,7 @@ use anyhow::{Context, Result, bail};
 use cargo_metadata::{DependencyKind, Metadata, PackageId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -40,59 +42,42 @@ const PLACES: [&str; 3] = ["STILLPOINT_CACHE", "STILLPOINT_CACHE_GIB", "STILLPOI
 
 type Digest = [u8; 32];
 
-/// Results of earlier runs, and what this run's units depend on.
+/// Results of earlier runs.
 pub(crate) struct Passed {
     cache: &'static Cache,
-    metadata: Metadata,
-    /// Digest of each crate of the tree.
-    crates: HashMap<PackageId, Digest>,
-    /// Digest of everything else.
-    common: Digest,
+    inputs: Inputs,
+    machine: Digest,
     /// Results are looked up, and not only kept.
     looks_up: bool,
 }
 
 impl Passed {
-    /// Reads the tree; `None` where its files cannot be told from what was built in it, or another binary is tested.
+    /// Reads the tree, before it is built; `None` where its files cannot be told from what was built in it, or another binary is
+    /// tested.
     ///
     /// # Errors
     /// A file of the tree or the cache cannot be read.
     pub(crate) fn of_tree(root: &Path, looks_up: bool) -> Result<Option<Passed>> {
-        let Some(files) = files(root)? else { return Ok(None) };
         if std::env::var_os("STILLPOINT_BIN").is_some() {
             return Ok(None);
         }
+        let Some(inputs) = Inputs::read(root)? else { return Ok(None) };
         let cache = recipes::cache().map_err(anyhow::Error::msg)?;
-        let metadata = crate::resolved_metadata(root)?;
-        let homes: BTreeMap<PathBuf, PackageId> = metadata
-            .workspace_packages()
-            .into_iter()
-            .filter_map(|package| {
-                let home = package.manifest_path.parent()?.strip_prefix(root).ok()?;
-                Some((home.as_std_path().to_owned(), package.id.clone()))
-            })
-            .collect();
-        let mut parts: HashMap<Option<&PackageId>, Vec<Vec<u8>>> = HashMap::new();
-        for file in &files {
-            let home = file.ancestors().find_map(|folder| homes.get(folder));
-            if home.is_none() && changes_no_result(file) {
-                continue;
-            }
-            let part = parts.entry(home).or_default();
-            part.push(file.as_os_str().as_bytes().to_vec());
-            part.push(contents(&root.join(file))?);
-        }
-        let of = |parts: Option<&Vec<Vec<u8>>>| digest(parts.into_iter().flatten().map(Vec::as_slice));
-        let crates = homes.values().map(|id| (id.clone(), of(parts.get(&Some(id))))).collect();
-        let common = digest([&of(parts.get(&None))[..], &machine(root)?]);
         let fresh = std::env::var_os("FRESH").is_some_and(|value| !value.is_empty() && value != "0");
-        Ok(Some(Passed { cache, metadata, crates, common, looks_up: looks_up && !fresh }))
+        Ok(Some(Passed { cache, inputs, machine: machine(root)?, looks_up: looks_up && !fresh }))
     }
 
-    /// What the unit counted when it passed last with the same inputs.
-    pub(crate) fn counts(&self, unit: &Unit) -> Option<Counts> {
-        let bytes = self.cache.load(KIND, &self.key(unit)?).filter(|_| self.looks_up)?;
-        let text = String::from_utf8(bytes).ok()?;
+    /// What each of these units counted when it passed last with the same inputs.
+    ///
+    /// # Errors
+    /// The tree cannot be looked at.
+    pub(crate) fn counts(&self, units: &[Unit]) -> Result<Vec<Option<Counts>>> {
+        let looks_up = self.looks_up && self.inputs.are_unchanged()?;
+        Ok(units.iter().map(|unit| self.load(unit).filter(|_| looks_up)).collect())
+    }
+
+    fn load(&self, unit: &Unit) -> Option<Counts> {
+        let text = String::from_utf8(self.cache.load(KIND, &self.key(unit)?)?).ok()?;
         let [at, passed, full_tier] = text.split_whitespace().collect::<Vec<_>>()[..] else { return None };
         let at = UNIX_EPOCH + Duration::from_secs(at.parse().ok()?);
         let age = SystemTime::now().duration_since(at).ok()?;
@@ -100,85 +85,146 @@ impl Passed {
         (age <= LIFETIME).then_some(counts)
     }
 
-    /// Keeps the result of a unit that ran, if all of it passed.
+    /// Keeps the result of a unit that ran, if all of it passed and the tree is as it was.
     ///
     /// # Errors
-    /// The cache cannot be written.
+    /// The tree cannot be looked at, or the cache cannot be written.
     pub(crate) fn keep(&self, unit: &Unit, counts: Counts) -> Result<()> {
         let Counts { passed, full_tier, .. } = counts;
         // those of the full tier belong to other runs
         let whole = Counts { passed, full_tier, ..Counts::default() };
         let Some(key) = self.key(unit).filter(|_| counts == whole && passed > 0) else { return Ok(()) };
+        if !self.inputs.are_unchanged()? {
+            return Ok(());
+        }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        self.cache
-            .store(KIND, &key, format!("{now} {passed} {full_tier}\n").as_bytes())
-            .context("keep a result in the cache")
+        let text = format!("{now} {passed} {full_tier}\n");
+        self.cache.store(KIND, &key, text.as_bytes()).context("keep a result in the cache")
     }
 
-    /// Name of the unit's entry: a hash of its inputs.
+    /// Name of the unit's entry.
     fn key(&self, unit: &Unit) -> Option<String> {
-        let package = self.metadata.packages.iter().find(|package| package.name.as_str() == unit.package())?;
-        let mut inputs = closure(&self.metadata, &package.id, true);
-        if inputs.iter().any(|id| self.name(id) == "stillpoint-testing") {
-            let called = called(unit.home());
-            let binary = self.metadata.packages.iter().find(|package| package.name.as_str() == "stillpoint")?;
-            let parts = closure(&self.metadata, &binary.id, false);
-            inputs.extend(parts.into_iter().filter(|id| called.is_none_or(|called| self.is_of(id, called))));
+        let inputs = self.inputs.of(unit.package())?;
+        let name = unit.name();
+        let parts = [&inputs[..], &self.machine, name.as_bytes()];
+        Some(key(parts.into_iter().chain(unit.tests().iter().map(String::as_bytes))))
+    }
+}
+
+/// What tests of a tree depend on.
+struct Inputs {
+    root: PathBuf,
+    metadata: Metadata,
+    /// Digest of each crate.
+    crates: HashMap<PackageId, Digest>,
+    /// Digest of what every crate's tests may read.
+    common: Digest,
+    /// Digest of all files.
+    whole: Digest,
+    /// What the files looked like before they were read.
+    stamp: Digest,
+}
+
+impl Inputs {
+    /// Reads a tree; `None` where git does not know its files.
+    fn read(root: &Path) -> Result<Option<Inputs>> {
+        let Some(files) = files(root)? else { return Ok(None) };
+        let stamp = stamp(root, &files)?;
+        let metadata = crate::resolved_metadata(root)?;
+        let mut homes = BTreeMap::new();
+        for package in metadata.workspace_packages() {
+            let home = package.manifest_path.parent().context("a manifest lies in a directory")?;
+            homes
+                .insert(home.as_std_path().strip_prefix(root).context("a crate lies in the tree")?, package.id.clone());
         }
-        let mut parts: Vec<Vec<u8>> = vec![self.common.to_vec(), unit.name().into_bytes()];
-        parts.extend(unit.tests().iter().map(|test| test.clone().into_bytes()));
-        for id in &inputs {
-            // others are named by the lock file, which is one of the common files
-            if let Some(digest) = self.crates.get(id) {
-                parts.push(self.name(id).as_bytes().to_vec());
-                parts.push(digest.to_vec());
+        let mut crates: HashMap<PackageId, Vec<Vec<u8>>> = homes.values().map(|id| (id.clone(), Vec::new())).collect();
+        let (mut common, mut whole) = (Vec::new(), Vec::new());
+        for file in &files {
+            let part = [file.as_os_str().as_bytes().to_vec(), contents(&root.join(file))?];
+            let home = file.ancestors().find_map(|folder| homes.get(folder));
+            match home.and_then(|home| crates.get_mut(home)) {
+                Some(parts) => parts.extend(part.clone()),
+                None if is_page_or_result(file) => {}
+                None => common.extend(part.clone()),
+            }
+            whole.extend(part);
+        }
+        let of = |parts: &Vec<Vec<u8>>| digest(parts.iter().map(Vec::as_slice));
+        let crates = crates.iter().map(|(id, parts)| (id.clone(), of(parts))).collect();
+        let (common, whole) = (of(&common), of(&whole));
+        Ok(Some(Inputs { root: root.to_owned(), metadata, crates, common, whole, stamp }))
+    }
+
+    /// Returns true if no file was changed, added or removed since the tree was read.
+    fn are_unchanged(&self) -> Result<bool> {
+        Ok(files(&self.root)?.is_some_and(|files| stamp(&self.root, &files).is_ok_and(|stamp| stamp == self.stamp)))
+    }
+
+    /// Digest of the inputs of a package's tests; `None` for one that the tree does not have.
+    fn of(&self, package: &str) -> Option<Digest> {
+        let own = self.named(package)?;
+        if folder_of_crates(&self.folder(own)).is_none() {
+            return Some(self.whole);
+        }
+        let mut inputs = self.closure(own, true);
+        if inputs.iter().any(|id| self.metadata[*id].name.as_str() == "stillpoint-testing") {
+            let called = called(&self.folder(own));
+            let binary = self.closure(self.named("stillpoint")?, false);
+            let is_called = |id: &&PackageId| {
+                pillar(&self.folder(id)).is_none_or(|pillar| called.is_none_or(|called| called.contains(&pillar)))
+            };
+            inputs.extend(binary.into_iter().filter(is_called));
+        }
+        // what others have written is named by the lock file, one of the common files
+        let crates = inputs.iter().flat_map(|id| [self.metadata[*id].name.as_bytes(), &self.crates[*id][..]]);
+        Some(digest(std::iter::once(&self.common[..]).chain(crates)))
+    }
+
+    fn named(&self, package: &str) -> Option<&PackageId> {
+        self.crates.keys().find(|id| self.metadata[*id].name.as_str() == package)
+    }
+
+    /// Folder of a crate of the tree, relative to its root.
+    fn folder(&self, id: &PackageId) -> PathBuf {
+        let manifest = self.metadata[id].manifest_path.as_std_path();
+        manifest.parent().and_then(|home| home.strip_prefix(&self.root).ok()).unwrap_or(manifest).to_owned()
+    }
+
+    /// A crate and those of the tree that it depends on; `tests`: for its tests as well.
+    fn closure<'i>(&'i self, id: &'i PackageId, tests: bool) -> BTreeSet<&'i PackageId> {
+        let mut found = BTreeSet::new();
+        let mut next = vec![(id, tests)];
+        let nodes = self.metadata.resolve.as_ref().map_or(&[][..], |resolve| &resolve.nodes);
+        while let Some((id, tests)) = next.pop() {
+            if !found.insert(id) {
+                continue;
+            }
+            for dependency in nodes.iter().filter(|node| node.id == *id).flat_map(|node| &node.deps) {
+                let counts = tests || dependency.dep_kinds.iter().any(|info| info.kind != DependencyKind::Development);
+                if counts && self.crates.contains_key(&dependency.pkg) {
+                    next.push((&dependency.pkg, false));
+                }
             }
         }
-        Some(key(parts.iter().map(Vec::as_slice)))
+        found
     }
+}
 
-    fn name(&self, id: &PackageId) -> &str {
-        self.metadata.packages.iter().find(|package| package.id == *id).map_or("", |package| package.name.as_str())
-    }
-
-    /// Returns true for a crate of one of these pillars, and for one of none.
-    fn is_of(&self, id: &PackageId, pillars: &[&str]) -> bool {
-        let package = self.metadata.packages.iter().find(|package| package.id == *id);
-        let pillar = package.and_then(|package| pillar(package.manifest_path.parent()?.as_std_path()));
-        pillar.is_none_or(|pillar| pillars.contains(&pillar))
-    }
+/// Folder of `crates/` that a crate lies in; `None` for one outside.
+fn folder_of_crates(home: &Path) -> Option<&str> {
+    home.strip_prefix("crates").ok()?.components().next()?.as_os_str().to_str()
 }
 
 /// Pillar of a crate, by its folder.
 fn pillar(home: &Path) -> Option<&'static str> {
-    CALLS
-        .iter()
-        .map(|(pillar, _)| *pillar)
-        .find(|pillar| home.ancestors().any(|folder| folder.ends_with(Path::new("crates").join(pillar))))
+    let folder = folder_of_crates(home)?;
+    CALLS.iter().map(|(pillar, _)| *pillar).find(|pillar| *pillar == folder)
 }
 
 /// Pillars that the tests of a crate in this folder call; `None` for all.
 fn called(home: &Path) -> Option<&'static [&'static str]> {
     let pillar = pillar(home)?;
     CALLS.iter().find(|(name, _)| *name == pillar).map(|(_, called)| *called)
-}
-
-/// A crate and what it depends on; `tests`: for its tests as well.
-fn closure(metadata: &Metadata, id: &PackageId, tests: bool) -> BTreeSet<PackageId> {
-    let mut found = BTreeSet::new();
-    let mut next = vec![(id, tests)];
-    while let Some((id, tests)) = next.pop() {
-        if !found.insert(id.clone()) {
-            continue;
-        }
-        let node = metadata.resolve.as_ref().and_then(|resolve| resolve.nodes.iter().find(|node| node.id == *id));
-        for dependency in node.into_iter().flat_map(|node| &node.deps) {
-            if tests || dependency.dep_kinds.iter().any(|info| info.kind != DependencyKind::Development) {
-                next.push((&dependency.pkg, false));
-            }
-        }
-    }
-    found
 }
 
 /// Files that git keeps or would keep, relative to `root`; `None` where git does not know the tree.
@@ -196,22 +242,39 @@ fn files(root: &Path) -> Result<Option<Vec<PathBuf>>> {
     Ok(Some(files))
 }
 
-/// Pages and results, which no test reads.
-fn changes_no_result(file: &Path) -> bool {
+/// Digest of what shows that a file was written: its name, inode, size and times.
+fn stamp(root: &Path, files: &[PathBuf]) -> Result<Digest> {
+    let mut parts = Vec::new();
+    for file in files {
+        let path = root.join(file);
+        let looks = match path.symlink_metadata() {
+            Ok(found) => {
+                format!("{} {} {} {} {}", found.ino(), found.size(), found.mode(), found.ctime(), found.ctime_nsec())
+            }
+            // it was removed and is still listed
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(error).with_context(|| format!("look at {}", path.display())),
+        };
+        parts.extend([file.as_os_str().as_bytes().to_vec(), looks.into_bytes()]);
+    }
+    Ok(digest(parts.iter().map(Vec::as_slice)))
+}
+
+/// Pages and results, which only the rules of the tree look at.
+fn is_page_or_result(file: &Path) -> bool {
     file.extension().is_some_and(|extension| extension == "md") || file.starts_with("experiments")
 }
 
-/// A file's contents, or where a link leads; nothing for one that was removed and is still listed.
+/// Mode and contents of a file, or where a link leads; nothing for one that was removed and is still listed.
 fn contents(path: &Path) -> Result<Vec<u8>> {
     let Ok(found) = path.symlink_metadata() else { return Ok(Vec::new()) };
-    if found.is_symlink() {
-        return Ok(path
-            .read_link()
-            .with_context(|| format!("read {}", path.display()))?
-            .into_os_string()
-            .into_encoded_bytes());
-    }
-    std::fs::read(path).with_context(|| format!("read {}", path.display()))
+    let bytes = match found.is_symlink() {
+        true => path.read_link().map(|target| target.into_os_string().into_encoded_bytes()),
+        false => std::fs::read(path),
+    };
+    let bytes = bytes.with_context(|| format!("read {}", path.display()))?;
+    // a script that may not be executed is another input
+    Ok([&[u8::from(found.mode() & 0o111 != 0)][..], &bytes].concat())
 }
 
 /// Digest of what the machine and the run are like.
@@ -239,19 +302,75 @@ fn machine(root: &Path) -> Result<Digest> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+    use tempfile::TempDir;
 
-    #[test]
-    fn a_crate_calls_the_pillars_of_its_folder() {
-        assert_eq!(called(Path::new("/t/crates/migrate/proxy")), Some(&["migrate"][..]));
-        assert_eq!(called(Path::new("/t/crates/patch/tests")), Some(&["patch", "kernel"][..]));
-        assert_eq!(called(Path::new("/t/crates/cli")), None);
+    /// A tree with a binary of two pillars, tests of both that run it, and a crate of the tree's rules.
+    fn tree() -> TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        let package = |folder: &str, name: &str, dependencies: &[(&str, &str)]| {
+            let home = root.join(folder);
+            fs::create_dir_all(home.join("src")).unwrap();
+            fs::write(home.join("src/lib.rs"), "").unwrap();
+            let up = "../".repeat(folder.split('/').count());
+            let lines: String =
+                dependencies.iter().map(|(name, to)| format!("{name} = {{ path = \"{up}{to}\" }}\n")).collect();
+            let text = format!("[package]\nname = \"{name}\"\nversion = \"0.1.0\"\n[dependencies]\n{lines}");
+            fs::write(home.join("Cargo.toml"), text).unwrap();
+        };
+        package("crates/patch/engine", "p", &[]);
+        package("crates/migrate/engine", "m", &[]);
+        package("crates/cli", "stillpoint", &[("p", "crates/patch/engine"), ("m", "crates/migrate/engine")]);
+        package("crates/testing", "stillpoint-testing", &[]);
+        package("crates/patch/tests", "p-tests", &[("stillpoint-testing", "crates/testing")]);
+        package("crates/migrate/tests", "m-tests", &[("stillpoint-testing", "crates/testing")]);
+        package("xtask", "xtask", &[]);
+        fs::write(root.join("Cargo.toml"), "[workspace]\nresolver = \"3\"\nmembers = [\"crates/*/engine\", \"crates/cli\", \"crates/testing\", \"crates/*/tests\", \"xtask\"]\n").unwrap();
+        fs::write(root.join("README.md"), "").unwrap();
+        fs::write(root.join("script"), "").unwrap();
+        let run = |program: &str, words: &[&str]| {
+            let output = Command::new(program).args(words).current_dir(root).output().unwrap();
+            assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+        };
+        run("git", &["init", "--quiet"]);
+        run(&crate::programs::cargo().get_program().to_string_lossy(), &["generate-lockfile", "--offline"]);
+        dir
+    }
+
+    const PACKAGES: [&str; 6] = ["p", "m", "stillpoint", "p-tests", "m-tests", "xtask"];
+
+    /// Packages whose inputs are others after a change of this file.
+    fn changed_by(dir: &TempDir, file: &str) -> Vec<&'static str> {
+        let inputs = || Inputs::read(dir.path()).unwrap().expect("git knows the tree");
+        let before = inputs();
+        assert!(before.are_unchanged().unwrap());
+        fs::write(dir.path().join(file), "// changed\n").unwrap();
+        assert!(!before.are_unchanged().unwrap(), "{file}");
+        let after = inputs();
+        PACKAGES.into_iter().filter(|package| before.of(package) != after.of(package)).collect()
     }
 
     #[test]
-    fn pages_and_results_change_no_result_and_sources_do() {
-        assert!(changes_no_result(Path::new("README.md")) && changes_no_result(Path::new("experiments/soak.jsonl")));
-        assert!(
-            !changes_no_result(Path::new("man/stillpoint-patch.1")) && !changes_no_result(Path::new("setup/guest"))
-        );
+    fn tests_run_again_when_what_they_depend_on_changes() {
+        let dir = tree();
+        assert_eq!(changed_by(&dir, "crates/patch/engine/src/lib.rs"), ["p", "stillpoint", "p-tests", "xtask"]);
+        assert_eq!(changed_by(&dir, "crates/migrate/engine/src/lib.rs"), ["m", "stillpoint", "m-tests", "xtask"]);
+        assert_eq!(changed_by(&dir, "crates/testing/src/lib.rs"), ["p-tests", "m-tests", "xtask"]);
+        assert_eq!(changed_by(&dir, "crates/patch/tests/new.c"), ["p-tests", "xtask"]);
+        assert_eq!(changed_by(&dir, "script"), PACKAGES);
+        assert_eq!(changed_by(&dir, "README.md"), ["xtask"]);
+    }
+
+    #[test]
+    fn a_tree_that_git_does_not_know_has_no_inputs() {
+        assert!(Inputs::read(tempfile::tempdir().unwrap().path()).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_crate_calls_the_pillars_of_its_folder() {
+        assert_eq!(called(Path::new("crates/migrate/proxy")), Some(&["migrate"][..]));
+        assert_eq!(called(Path::new("crates/patch/tests")), Some(&["patch", "kernel"][..]));
+        assert_eq!(called(Path::new("crates/cli")), None);
     }
 }

@@ -46,11 +46,6 @@ impl Unit {
         &self.program.package
     }
 
-    /// Folder of the package.
-    pub(crate) fn home(&self) -> &Path {
-        &self.program.package_dir
-    }
-
     /// Returns true if the tests stand in the library or the binary itself.
     pub(crate) fn is_unit(&self) -> bool {
         self.program.is_unit

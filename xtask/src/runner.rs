@@ -31,6 +31,10 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     println!("Every test of the tree, quick ones first. Servers are unpacked in the cache, nothing is installed;");
     println!("each line: time, counts, what ran. A failure shows its output and how to run it again.");
     println!("{}\n", room(root)?);
+    let words = std::env::var("TEST_ONLY").unwrap_or_default();
+    let words: Vec<&str> = words.split([',', ' ']).filter(|word| !word.is_empty()).collect();
+    let everything = words.is_empty();
+    let passed = Passed::of_tree(root, everything)?;
     println!("building the tests");
     let units = programs::build(root, false)?;
     println!("built in {} s\n", (compiled + start.elapsed()).as_secs());
@@ -38,13 +42,8 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
     let cache_log = cache_log(&logs);
     std::fs::write(&cache_log, "").with_context(|| format!("write {}", cache_log.display()))?;
 
-    let words = std::env::var("TEST_ONLY").unwrap_or_default();
-    let words: Vec<&str> = words.split([',', ' ']).filter(|word| !word.is_empty()).collect();
-    let everything = words.is_empty();
-    let units = chosen(units, &words)?;
-    let passed = Passed::of_tree(root, everything)?;
     let mut summary = Summary::default();
-    let units = to_run(units, passed.as_ref(), &mut summary);
+    let units = to_run(chosen(units, &words)?, passed.as_ref(), &mut summary)?;
     let ahead = (everything && !units.is_empty()).then(|| ahead::mariadb(root, &logs)).transpose()?;
     let Schedule { quick, waiting, alone } = Schedule::new(units);
     let mut run = Run { root, logs: &logs, passed: passed.as_ref(), summary };
@@ -101,11 +100,12 @@ fn chosen(units: Vec<Unit>, words: &[&str]) -> Result<Vec<Unit>> {
 }
 
 /// Units without those that passed before with the same inputs; these are printed and added up.
-fn to_run(units: Vec<Unit>, passed: Option<&Passed>, summary: &mut Summary) -> Vec<Unit> {
-    let before = |unit: &Unit| passed.and_then(|passed| passed.counts(unit));
+fn to_run(units: Vec<Unit>, passed: Option<&Passed>, summary: &mut Summary) -> Result<Vec<Unit>> {
+    let Some(passed) = passed else { return Ok(units) };
+    let before = passed.counts(&units)?;
     let mut left = Vec::new();
-    for unit in units {
-        match before(&unit) {
+    for (unit, before) in units.into_iter().zip(before) {
+        match before {
             Some(counts) => {
                 println!("before                     {:<36} {}", counts.to_string(), unit.name());
                 summary.add_passed_before(counts);
@@ -113,7 +113,7 @@ fn to_run(units: Vec<Unit>, passed: Option<&Passed>, summary: &mut Summary) -> V
             None => left.push(unit),
         }
     }
-    left
+    Ok(left)
 }
 
 /// Units that run in a tree.
