@@ -21,7 +21,7 @@ fn clients() -> usize {
     if is_soak() { 17 } else { 4 }
 }
 
-/// A machine on its older kernel, with three databases under load.
+/// A machine on its older kernel, with databases under load.
 struct Loaded {
     machine: Machine,
     /// A connection from before everything.
@@ -32,13 +32,33 @@ struct Loaded {
 impl Loaded {
     #[track_caller]
     fn boot(guest: &Guest, clients: usize) -> Loaded {
+        Loaded::boot_with(guest, clients, false)
+    }
+
+    /// The same with PostgreSQL beside them.
+    #[track_caller]
+    fn boot_with_postgresql(guest: &Guest, clients: usize) -> Loaded {
+        Loaded::boot_with(guest, clients, true)
+    }
+
+    #[track_caller]
+    fn boot_with(guest: &Guest, clients: usize, postgresql: bool) -> Loaded {
         let mut machine = Machine::boot(guest, &guest.kernels[0], stillpoint());
-        take_along(&mut machine, &["mariadb", "memcached", "redis-server"]);
+        let mut units = vec!["mariadb", "memcached", "redis-server"];
+        if postgresql {
+            as_shipped_it_cannot(&mut machine);
+            units.push(POSTGRESQL);
+        }
+        take_along(&mut machine, &units);
         prepare_mariadb(&mut machine);
         in_order(&mut machine);
         let mut client = Client::connect(&machine, 6379);
         redis_pairs(&mut client, KEYS);
-        let pulses = Pulse::of_all(&machine, clients, REST);
+        let mut pulses = Pulse::of_all(&machine, clients, REST);
+        if postgresql {
+            prepare_postgresql(&mut machine);
+            pulses.extend((0..clients).map(|n| (3, Pulse::postgresql(&machine, &format!("pulse{n}"), REST))));
+        }
         Loaded { machine, client, pulses }
     }
 
@@ -85,10 +105,11 @@ fn came_after(machine: &mut Machine) {
 }
 
 #[test]
-fn three_databases_go_over_with_all_they_have() {
+fn four_databases_go_over_with_all_they_have() {
     emulated(|guest| {
         for _ in 0..rounds(1, 10) {
-            let mut loaded = Loaded::boot(guest, clients());
+            let mut loaded = Loaded::boot_with_postgresql(guest, clients());
+            let session = Session::start(&loaded.machine);
             // they come also while the ports are guarded
             let newcomers = Newcomers::start(loaded.machine.door(6379), "PING");
             switch(&mut loaded.machine, &guest.kernels[1], &guest.kernels[1]);
@@ -97,6 +118,7 @@ fn three_databases_go_over_with_all_they_have() {
             let journal = until_done(&mut loaded.machine);
             println!("{journal}");
             loaded.were_told(&journal);
+            session.assert_kept();
             let came = newcomers.end();
             println!("COUNT newcomers {}", came.served);
             assert!(came.waited > 0, "the guard was seen from outside: {came:?}");
@@ -107,6 +129,7 @@ fn three_databases_go_over_with_all_they_have() {
             came_after(&mut machine);
             // they are units as before: they stop and start
             machine.ok("systemctl restart redis-server && redis-cli ping");
+            restarts(&mut machine);
         }
     });
 }
@@ -288,46 +311,75 @@ fn every_pair_of_kernels_goes_forward() {
     }
 }
 
-/// A server of many processes with SysV memory: it goes over; in the long form it comes back before, from a kernel that fails.
+/// PostgreSQL as Debian ships it is refused, with what to do about it.
+#[track_caller]
+fn as_shipped_it_cannot(machine: &mut Machine) {
+    machine.ok(&format!("systemctl start {POSTGRESQL}"));
+    let told = machine.run(&format!("stillpoint kernel check --criu /usr/local/bin/criu --unit {POSTGRESQL}"));
+    assert_eq!(told.code, 3, "{told:?}");
+    for what in ["unshare --ipc", "stillpoint kernel dropin", "dynamic_shared_memory_type = mmap"] {
+        assert!(told.text.contains(what), "{what}: {told:?}");
+    }
+}
+
+/// A session of PostgreSQL with an open transaction and what only it sees, in a server process of its own.
+struct Session {
+    client: Postgresql,
+    server: Option<String>,
+}
+
+impl Session {
+    #[track_caller]
+    fn start(machine: &Machine) -> Session {
+        let mut client = Postgresql::connect(machine);
+        client.ask("BEGIN ISOLATION LEVEL REPEATABLE READ");
+        client.ask("CREATE TEMP TABLE mine AS SELECT n FROM generate_series(1, 1000) n");
+        let server = client.ask("SELECT pg_backend_pid()");
+        Session { client, server }
+    }
+
+    /// It goes on where it was.
+    #[track_caller]
+    fn assert_kept(mut self) {
+        assert_eq!(self.client.ask("SELECT count(*) FROM mine").as_deref(), Some("1000"));
+        assert_eq!(self.client.ask("SELECT pg_backend_pid()"), self.server);
+        self.client.ask("COMMIT");
+    }
+}
+
+/// PostgreSQL takes new sessions, and stops and starts as a unit does.
+#[track_caller]
+fn restarts(machine: &mut Machine) {
+    assert!(Postgresql::connect(machine).ask("SELECT sum(n) FROM pulse").is_some());
+    machine.ok(&format!("systemctl restart {POSTGRESQL} && until pg_isready -q; do sleep 0.2; done"));
+    assert!(Postgresql::connect(machine).ask("CHECKPOINT").is_none());
+}
+
+/// A server of many processes with SysV memory comes back from a kernel that fails, and goes over afterwards.
 #[test]
+#[ignore = "four boots of an emulated machine more: one of the long forms"]
 fn postgresql_goes_along_with_all_of_its_processes() {
     emulated(|guest| {
         let (from, to) = (&guest.kernels[0], &guest.kernels[1]);
         let mut machine = Machine::boot(guest, from, stillpoint());
-        machine.ok(&format!("systemctl start {POSTGRESQL}"));
-        let told = machine.run(&format!("stillpoint kernel check --criu /usr/local/bin/criu --unit {POSTGRESQL}"));
-        assert_eq!(told.code, 3, "{told:?}");
-        for what in ["unshare --ipc", "stillpoint kernel dropin", "dynamic_shared_memory_type = mmap"] {
-            assert!(told.text.contains(what), "{what}: {told:?}");
-        }
+        as_shipped_it_cannot(&mut machine);
         take_along(&mut machine, &[POSTGRESQL, "redis-server"]);
         prepare_postgresql(&mut machine);
-        let mut session = Postgresql::connect(&machine);
-        session.ask("BEGIN ISOLATION LEVEL REPEATABLE READ");
-        session.ask("CREATE TEMP TABLE mine AS SELECT n FROM generate_series(1, 1000) n");
-        let server = session.ask("SELECT pg_backend_pid()");
+        let session = Session::start(&machine);
         let pulses: Vec<Pulse> =
             (0..clients()).map(|n| Pulse::postgresql(&machine, &format!("pulse{n}"), REST)).collect();
-        // two boots more
-        if is_soak() {
-            append(&mut machine, "stillpoint.initrd=panic");
-            switch(&mut machine, to, from);
-            assert!(until_done(&mut machine).contains("the machine came up with the old kernel"));
-            append(&mut machine, "");
-        }
+        append(&mut machine, "stillpoint.initrd=panic");
+        switch(&mut machine, to, from);
+        assert!(until_done(&mut machine).contains("the machine came up with the old kernel"));
+        append(&mut machine, "");
         switch(&mut machine, to, to);
         let journal = until_done(&mut machine);
         assert!(journal.contains("\"why\": null"), "{journal}");
-        assert_eq!(session.ask("SELECT count(*) FROM mine").as_deref(), Some("1000"));
-        assert_eq!(session.ask("SELECT pg_backend_pid()"), server);
-        session.ask("COMMIT");
+        session.assert_kept();
         let beats: Vec<_> = pulses.into_iter().flat_map(Pulse::end).collect();
         println!("the longest request took {:.1} s", longest(&beats).as_secs_f64());
         println!("COUNT connections kept {}\nCOUNT requests that had their effect once {}", clients() + 1, beats.len());
-        // who comes anew, and who stops it
-        assert!(Postgresql::connect(&machine).ask("SELECT sum(n) FROM pulse").is_some());
-        machine.ok(&format!("systemctl restart {POSTGRESQL} && until pg_isready -q; do sleep 0.2; done"));
-        assert!(Postgresql::connect(&machine).ask("CHECKPOINT").is_none());
+        restarts(&mut machine);
     });
 }
 
