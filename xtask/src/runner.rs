@@ -5,7 +5,7 @@ use crate::programs::{self, Unit, target_dir};
 use crate::schedule::{SIDE_BY_SIDE, Schedule};
 use crate::step::{self, Counts, Outcome};
 use crate::summary::Summary;
-use crate::{ahead, generations, tidy};
+use crate::{generations, tidy};
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -44,14 +44,12 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
 
     let mut summary = Summary::default();
     let units = to_run(chosen(units, &words)?, passed.as_ref(), &mut summary)?;
-    let ahead = (everything && !units.is_empty()).then(|| ahead::mariadb(root, &logs)).transpose()?;
     let Schedule { quick, waiting, alone } = Schedule::new(units);
     let mut run = Run { root, logs: &logs, passed: passed.as_ref(), summary };
     run.units(&quick, 1)?;
     run.units(&waiting, SIDE_BY_SIDE)?;
     run.units(&alone, 1)?;
     let Run { mut summary, .. } = run;
-    drop(ahead);
     for tests in OTHERS.into_iter().filter(|_| everything) {
         tests(root, &logs, &mut summary)?;
     }
