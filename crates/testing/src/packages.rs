@@ -52,8 +52,8 @@ pub fn binary(packages: &[&str], version: Option<&str>, path: &str) -> Result<Bi
         None => newest(packages)?,
     };
     let root = unpacked(packages, &version)?;
-    let library_dir = root.join("usr/lib/x86_64-linux-gnu");
-    Ok(Binary { path: root.join(path), libraries: library_dir.is_dir().then_some(library_dir).into_iter().collect() })
+    let directories = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"].map(|name| root.join(name));
+    Ok(Binary { path: root.join(path), libraries: directories.into_iter().filter(|path| path.is_dir()).collect() })
 }
 
 /// Newest version in which `packages` are all served: apt's own choice, or else the newest other one.
@@ -92,11 +92,14 @@ pub fn too_few(package: &str, served: &[String]) -> Unavailable {
     }
 }
 
+/// Beginning of the C library's package: a program's loader is the system's, and takes no other C library than its own.
+const NOT_UNPACKED: &str = "libc6_";
+
 /// The directory into which the packages (all of one version) and their missing dependencies are unpacked.
 fn unpacked(packages: &[&str], version: &str) -> Result<PathBuf, Unavailable> {
     let name = format!("{}_{}", packages[0], version.replace(':', "%3a"));
     let release = foreign_release().unwrap_or_default();
-    let words = packages.iter().chain([&version, &release]);
+    let words = packages.iter().chain([&version, &release, &NOT_UNPACKED]);
     let inputs: Vec<Vec<u8>> = words.map(|word| word.as_bytes().to_vec()).collect();
     recipes::entry("packages", &name, &inputs, |tree| {
         let work = tempfile::tempdir().map_err(|e| format!("make a directory: {e}"))?;
@@ -105,7 +108,9 @@ fn unpacked(packages: &[&str], version: &str) -> Result<PathBuf, Unavailable> {
         std::fs::create_dir_all(&partial).map_err(|e| format!("make {}: {e}", partial.display()))?;
         download(packages, version, &archives)?;
         for entry in std::fs::read_dir(&archives).map_err(|e| format!("list {}: {e}", archives.display()))?.flatten() {
-            if entry.path().extension().is_some_and(|ext| ext == "deb") {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if name.ends_with(".deb") && !name.starts_with(NOT_UNPACKED) {
                 run(Command::new("dpkg-deb").arg("-x").args([&entry.path(), tree]))?;
             }
         }
