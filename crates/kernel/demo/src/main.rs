@@ -79,7 +79,7 @@ fn demonstrate(guest: &Guest, tool: &Path, size: &Size) {
     );
     let mut client = Client::connect(&machine, 6379);
     redis_pairs(&mut client, size.keys);
-    let pulses = Pulse::of_all(&machine, size.clients, REST);
+    let pulses = Pulse::of_all(&machine, &UNITS, size.clients, REST);
     println!("\n{} clients outside, one connection each; {} keys", pulses.len() + 1, size.keys);
     println!(
         "\n$ stillpoint kernel switch --to {to} --dry-run\n{}",

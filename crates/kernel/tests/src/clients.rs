@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use stillpoint_testing::long::is_soak;
 use stillpoint_testing::wait;
 
 /// Debian's unit of PostgreSQL's first cluster.
@@ -37,6 +38,10 @@ pub fn take_along(machine: &mut Machine, units: &[&str]) {
             // what `check` asks for: no io_uring, no listening socket that systemd holds, no address space for more memory
             // than there is
             machine.ok("systemctl disable -q --now mariadb.socket");
+            if !is_soak() {
+                // each start has all tables checked, which takes longer under emulation than the start itself
+                machine.ok("printf '#!/bin/sh\\n' >/etc/mysql/debian-start");
+            }
             machine.ok("printf '[mysqld]\\ninnodb_use_native_aio=OFF\\ninnodb_buffer_pool_size=32M\\ninnodb_buffer_pool_size_max=64M\\n' >/etc/mysql/mariadb.conf.d/91-switch.cnf");
         }
         if *unit == POSTGRESQL {
@@ -292,15 +297,21 @@ impl Pulse {
         Pulse::start(rest, move || number(&client.ask(&change).expect("a row")))
     }
 
-    /// As many clients of each database; the number beside each is its database's.
+    /// As many clients of each of `units`, which [`take_along`] knows; the number beside each is its unit's place.
     #[track_caller]
-    pub fn of_all(machine: &Machine, each: usize, rest: Duration) -> Vec<(u8, Pulse)> {
+    pub fn of_all(machine: &Machine, units: &[&str], each: usize, rest: Duration) -> Vec<(u8, Pulse)> {
         let mut pulses = Vec::new();
         for n in 0..each {
             let name = format!("pulse{n}");
-            pulses.push((0, Pulse::mariadb(machine, &name, rest)));
-            pulses.push((1, Pulse::memcached(machine, &name, rest)));
-            pulses.push((2, Pulse::redis(machine, &name, rest)));
+            for (place, unit) in (0..).zip(units) {
+                let pulse = match *unit {
+                    "redis-server" => Pulse::redis(machine, &name, rest),
+                    "memcached" => Pulse::memcached(machine, &name, rest),
+                    POSTGRESQL => Pulse::postgresql(machine, &name, rest),
+                    _ => Pulse::mariadb(machine, &name, rest),
+                };
+                pulses.push((place, pulse));
+            }
         }
         pulses
     }
