@@ -36,8 +36,8 @@ pub(crate) fn test(root: &Path, logs: &Path, summary: &mut Summary) -> Result<()
 /// A step cannot be started.
 pub(crate) fn short(root: &Path, logs: &Path, summary: &mut Summary) -> Result<()> {
     println!("       building the kernel with generations: some minutes of two processors, unless the cache has it");
-    let mut command = Command::new("generations/run");
-    command.arg("--build").env("JOBS", "2");
+    let mut command = Command::new(BUILD[0]);
+    command.args(&BUILD[1..]);
     in_tree(&mut command, root, logs)?;
     let mut built = step::run("kernel", &mut command, &logs.join("generations-kernel.log"), step::LIMIT)?;
     let name = "generations kernel";
@@ -50,11 +50,14 @@ pub(crate) fn short(root: &Path, logs: &Path, summary: &mut Summary) -> Result<(
     run(root, logs, "generations", &["--short"], step::LIMIT, summary)
 }
 
+/// Builds the kernel and its tests unless the cache has them.
+pub(crate) const BUILD: [&str; 2] = ["generations/run", "--build"];
+
 /// Command that runs the short form by hand.
 const SHORT_BY_HAND: &str = "cargo run -p xtask -- generations-short";
 
 /// Lets the script run in the tree, and look things up in the cache by this program.
-fn in_tree(command: &mut Command, root: &Path, logs: &Path) -> Result<()> {
+pub(crate) fn in_tree(command: &mut Command, root: &Path, logs: &Path) -> Result<()> {
     let own = std::env::current_exe().context("find this program")?;
     command.current_dir(root).env(CACHE_LOG, cache_log(logs)).env("STILLPOINT_XTASK", own);
     Ok(())

@@ -15,6 +15,7 @@
 //! Guarantees: exit code 0 only when everything asked for ran and held; nothing outside `target/`, the cache,
 //! `fuzz/findings/` and (by `soak`) `experiments/` is written. It builds nothing that a user runs.
 
+mod ahead;
 mod cache;
 mod full;
 mod fuzz;

@@ -1,5 +1,6 @@
 //! `xtask test` and `xtask check`: steps one after another, quick ones first, one line each.
 
+use crate::ahead::{self, Ahead};
 use crate::passed::Passed;
 use crate::programs::{self, Unit, target_dir};
 use crate::schedule::{SIDE_BY_SIDE, Schedule};
@@ -44,12 +45,14 @@ pub(crate) fn test(root: &Path) -> Result<bool> {
 
     let mut summary = Summary::default();
     let units = to_run(chosen(units, &words)?, passed.as_ref(), &mut summary)?;
+    let ahead = (everything && !units.is_empty()).then(|| ahead::kernel(root, &logs)).transpose()?;
     let Schedule { quick, waiting, alone } = Schedule::new(units);
     let mut run = Run { root, logs: &logs, passed: passed.as_ref(), summary };
     run.units(&quick, 1)?;
     run.units(&waiting, SIDE_BY_SIDE)?;
     run.units(&alone, 1)?;
     let Run { mut summary, .. } = run;
+    ahead.map_or(Ok(()), Ahead::wait)?;
     for tests in OTHERS.into_iter().filter(|_| everything) {
         tests(root, &logs, &mut summary)?;
     }

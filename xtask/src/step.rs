@@ -181,7 +181,7 @@ pub(crate) fn run_beside(
 }
 
 /// Ends a process and all below it: what a shell has started would run on.
-fn end(root: u32) {
+pub(crate) fn end(root: u32) {
     let mut found = vec![root];
     let mut at = 0;
     while let Some(pid) = found.get(at) {

@@ -1,0 +1,50 @@
+//! What the last tests need and takes long to make, made beside the tests before them, by what these leave of the processors.
+
+use crate::generations;
+use crate::step;
+use anyhow::{Context, Result};
+use std::fs::File;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+/// Behind all tests: within their session, and against those of others.
+const LAST: &str = "echo 19 2>/dev/null >/proc/self/autogroup || :; exec nice -n 19 \"$@\"";
+
+/// A build in the background. Dropping it ends it.
+pub(crate) struct Ahead(Child);
+
+/// Builds the kernel with generations, eight minutes of two processors, unless the cache has it.
+///
+/// # Errors
+/// The build cannot be started.
+pub(crate) fn kernel(root: &Path, logs: &Path) -> Result<Ahead> {
+    let log = logs.join("ahead.log");
+    let file = File::create(&log).with_context(|| format!("create {}", log.display()))?;
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--", "setsid", "sh", "-c", LAST, "ahead"]);
+    command.args(generations::BUILD);
+    generations::in_tree(&mut command, root, logs)?;
+    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+    Ok(Ahead(command.spawn().context("start setpriv (util-linux)")?))
+}
+
+impl Ahead {
+    /// Waits for the end of the build. Who wants what it makes finds it in the cache, or tells what went wrong.
+    ///
+    /// # Errors
+    /// The system does not tell when it ends.
+    pub(crate) fn wait(mut self) -> Result<()> {
+        self.0.wait().context("wait for a build in the background")?;
+        Ok(())
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        if matches!(self.0.try_wait(), Ok(None)) {
+            step::end(self.0.id());
+        }
+        // it has ended, or was killed
+        let _ = self.0.wait();
+    }
+}
