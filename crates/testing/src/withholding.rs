@@ -1,7 +1,8 @@
 //! Proxy for HTTP that answers 404 for chosen versions of Debian packages, and passes everything else on: an archive whose lists
 //! name versions that it does not serve.
 //!
-//! The caller guarantees that clients speak plain HTTP through it (`http_proxy`); it answers 501 to `CONNECT`.
+//! The caller guarantees that clients speak plain HTTP to the archive through it (`http_proxy`): what they encrypt (`CONNECT`) it passes
+//! on unseen.
 //!
 //! The proxy guarantees that a withheld version is withheld whole: the packages, and what its source consists of except for
 //! upstream's archive, which other versions share.
@@ -16,7 +17,7 @@
 use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering as Memory};
@@ -277,6 +278,9 @@ fn serve(client: TcpStream, shared: &Shared) -> io::Result<()> {
     let mut from_client = BufReader::new(client);
     while let Some(request) = head(&mut from_client)? {
         let words: Vec<&str> = request[0].split(' ').collect();
+        if let ["CONNECT", host, _] = words[..] {
+            return tunnel(from_client, to_client, host, shared);
+        }
         let (Some(&method @ ("GET" | "HEAD")), Some(&url)) = (words.first(), words.get(1)) else {
             return to_client
                 .write_all(b"HTTP/1.1 501 Not Implemented\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
@@ -340,6 +344,30 @@ fn serve(client: TcpStream, shared: &Shared) -> io::Result<()> {
     Ok(())
 }
 
+/// Bytes go to `host` (`HOST:PORT`) and come back until either side ends.
+fn tunnel(
+    mut from_client: impl Read + Send + 'static,
+    mut to_client: TcpStream,
+    host: &str,
+    shared: &Shared,
+) -> io::Result<()> {
+    let mut server = TcpStream::connect(shared.parent.as_deref().unwrap_or(host))?;
+    if shared.parent.is_some() {
+        server.write_all(format!("CONNECT {host} HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes())?;
+    } else {
+        to_client.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n")?;
+    }
+    // a long answer to a short request has no limit
+    to_client.set_read_timeout(None)?;
+    let mut to_server = server.try_clone()?;
+    std::thread::spawn(move || {
+        let _ = io::copy(&mut from_client, &mut to_server);
+        let _ = to_server.shutdown(Shutdown::Write);
+    });
+    io::copy(&mut server, &mut to_client)?;
+    to_client.shutdown(Shutdown::Both)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -374,6 +402,31 @@ Version: 1
         for file in ["memcached_1.6.18-1_amd64.deb", "mariadb_10.11.19.orig.tar.gz", "single_1_all.deb", ""] {
             assert!(!withheld.covers(file), "{file}");
         }
+    }
+
+    #[test]
+    fn what_is_encrypted_passes_unseen() {
+        let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("listen");
+        let address = server.local_addr().expect("an address");
+        let echo = std::thread::spawn(move || {
+            let (mut stream, _) = server.accept().expect("a client");
+            let mut text = String::new();
+            stream.read_to_string(&mut text).expect("all of it");
+            stream.write_all(text.to_uppercase().as_bytes()).expect("an answer");
+        });
+        let proxy = Proxy::start(0).expect("a proxy");
+        proxy.withhold(|_| true);
+        let mut client = TcpStream::connect(proxy.address).expect("connect");
+        write!(client, "CONNECT {address} HTTP/1.1\r\n\r\n").expect("ask");
+        let mut from_proxy = BufReader::new(client.try_clone().expect("a second handle"));
+        let answer = head(&mut from_proxy).expect("an answer").expect("lines");
+        assert!(answer[0].contains(" 200 "), "{answer:?}");
+        client.write_all(b"hello").expect("send");
+        client.shutdown(Shutdown::Write).expect("end");
+        let mut text = String::new();
+        from_proxy.read_to_string(&mut text).expect("what comes back");
+        assert_eq!(text, "HELLO");
+        echo.join().expect("one client was served");
     }
 
     #[test]
