@@ -72,9 +72,11 @@ fn metadata(root: &Path) -> Result<cargo_metadata::Metadata> {
     metadata_command(root).no_deps().exec().context("cargo metadata")
 }
 
-/// The same with what each package depends on.
+/// The same with what each package depends on, as far as it is built here: cargo downloads no crate of another platform for a build.
 fn resolved_metadata(root: &Path) -> Result<cargo_metadata::Metadata> {
-    metadata_command(root).exec().context("cargo metadata")
+    let mut command = metadata_command(root);
+    command.other_options(["--locked", "--filter-platform", "x86_64-unknown-linux-gnu"].map(str::to_owned));
+    command.exec().context("cargo metadata")
 }
 
 fn metadata_command(root: &Path) -> cargo_metadata::MetadataCommand {

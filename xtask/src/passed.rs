@@ -5,7 +5,8 @@
 //!   tree look at: for crates outside of `crates/` every file is an input,
 //! - the crates that its own crate depends on,
 //! - where that crate runs the `stillpoint` binary (it depends on `stillpoint-testing`), the crates of the binary but those of
-//!   pillars that the tests never call ([`CALLS`]),
+//!   other pillars: tests of a pillar call its own subcommands, and another pillar's in modules that its name begins, as
+//!   `kernel_live`,
 //! - the machine: kernel, processor, compiler, installed packages, user, the environment of the run.
 //!
 //! A result counts for a day, since the archive's lists change. Only whole passes are kept, where nothing was left out, of a tree
@@ -30,9 +31,8 @@ const KIND: &str = "passed";
 /// A result is used no longer than this.
 const LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Pillars (folders of `crates/`) whose subcommands the tests of a pillar call. Those of a crate outside of the pillars call all.
-const CALLS: [(&str, &[&str]); 3] =
-    [("patch", &["patch", "kernel"]), ("migrate", &["migrate"]), ("kernel", &["kernel"])];
+/// Pillars: folders of `crates/`, and subcommands of the binary.
+const PILLARS: [&str; 3] = ["patch", "migrate", "kernel"];
 
 /// Beginnings of the variables that tests and their build look at.
 const ENVIRONMENT: [&str; 5] = ["STILLPOINT_", "REQUIRE_ALL", "CARGO_BUILD_", "CARGO_PROFILE_", "RUSTFLAGS"];
@@ -104,7 +104,7 @@ impl Passed {
 
     /// Name of the unit's entry.
     fn key(&self, unit: &Unit) -> Option<String> {
-        let inputs = self.inputs.of(unit.package())?;
+        let inputs = self.inputs.of(unit.package(), unit.label())?;
         let name = unit.name();
         let parts = [&inputs[..], &self.machine, name.as_bytes()];
         Some(key(parts.into_iter().chain(unit.tests().iter().map(String::as_bytes))))
@@ -160,19 +160,17 @@ impl Inputs {
         Ok(files(&self.root)?.is_some_and(|files| stamp(&self.root, &files).is_ok_and(|stamp| stamp == self.stamp)))
     }
 
-    /// Digest of the inputs of a package's tests; `None` for one that the tree does not have.
-    fn of(&self, package: &str) -> Option<Digest> {
+    /// Digest of the inputs of a package's tests in a module; `None` for a package that the tree does not have.
+    fn of(&self, package: &str, module: &str) -> Option<Digest> {
         let own = self.named(package)?;
         if folder_of_crates(&self.folder(own)).is_none() {
             return Some(self.whole);
         }
         let mut inputs = self.closure(own, true);
         if inputs.iter().any(|id| self.metadata[*id].name.as_str() == "stillpoint-testing") {
-            let called = called(&self.folder(own));
+            let home = self.folder(own);
             let binary = self.closure(self.named("stillpoint")?, false);
-            let is_called = |id: &&PackageId| {
-                pillar(&self.folder(id)).is_none_or(|pillar| called.is_none_or(|called| called.contains(&pillar)))
-            };
+            let is_called = |id: &&PackageId| pillar(&self.folder(id)).is_none_or(|other| calls(&home, module, other));
             inputs.extend(binary.into_iter().filter(is_called));
         }
         // what others have written is named by the lock file, one of the common files
@@ -218,13 +216,12 @@ fn folder_of_crates(home: &Path) -> Option<&str> {
 /// Pillar of a crate, by its folder.
 fn pillar(home: &Path) -> Option<&'static str> {
     let folder = folder_of_crates(home)?;
-    CALLS.iter().map(|(pillar, _)| *pillar).find(|pillar| *pillar == folder)
+    PILLARS.into_iter().find(|pillar| *pillar == folder)
 }
 
-/// Pillars that the tests of a crate in this folder call; `None` for all.
-fn called(home: &Path) -> Option<&'static [&'static str]> {
-    let pillar = pillar(home)?;
-    CALLS.iter().find(|(name, _)| *name == pillar).map(|(_, called)| *called)
+/// Returns true if tests in this module of a crate may call subcommands of `other`; those outside of the pillars may call all.
+fn calls(home: &Path, module: &str, other: &str) -> bool {
+    pillar(home).is_none_or(|own| own == other) || module.starts_with(other)
 }
 
 /// Files that git keeps or would keep, relative to `root`; `None` where git does not know the tree.
@@ -348,7 +345,7 @@ mod tests {
         fs::write(dir.path().join(file), "// changed\n").unwrap();
         assert!(!before.are_unchanged().unwrap(), "{file}");
         let after = inputs();
-        PACKAGES.into_iter().filter(|package| before.of(package) != after.of(package)).collect()
+        PACKAGES.into_iter().filter(|package| before.of(package, "run") != after.of(package, "run")).collect()
     }
 
     #[test]
@@ -368,9 +365,10 @@ mod tests {
     }
 
     #[test]
-    fn a_crate_calls_the_pillars_of_its_folder() {
-        assert_eq!(called(Path::new("crates/migrate/proxy")), Some(&["migrate"][..]));
-        assert_eq!(called(Path::new("crates/patch/tests")), Some(&["patch", "kernel"][..]));
-        assert_eq!(called(Path::new("crates/cli")), None);
+    fn tests_call_their_own_pillar_and_the_one_that_their_module_is_named_by() {
+        let (patch, cli) = (Path::new("crates/patch/tests"), Path::new("crates/cli"));
+        assert!(calls(patch, "crash", "patch") && !calls(patch, "crash", "kernel"));
+        assert!(calls(patch, "kernel_live", "kernel") && !calls(patch, "kernel_live", "migrate"));
+        assert!(PILLARS.into_iter().all(|pillar| calls(cli, "help", pillar)));
     }
 }

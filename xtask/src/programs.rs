@@ -37,7 +37,8 @@ impl Unit {
         format!("{} {}", self.program.package, self.label())
     }
 
-    fn label(&self) -> &str {
+    /// Module, or target where it has no modules.
+    pub(crate) fn label(&self) -> &str {
         self.module.as_deref().unwrap_or(&self.program.target)
     }
 
