@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// Failure of the cache or of writing a file.
+/// Failure of the cache, or of reading or writing a file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -30,6 +30,14 @@ pub enum Error {
         user: u32,
         /// Permission bits.
         mode: u32,
+    },
+    /// Another user can change where a path leads, or what is there.
+    #[error("{} is not used: {why}", path.display())]
+    Untrusted {
+        /// The component of the path.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
     },
     /// An entry's name cannot be a file name in the cache.
     #[error("cache entry {kind:?}/{name:?} has no valid name")]

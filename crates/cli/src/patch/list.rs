@@ -4,6 +4,7 @@ use super::status::{Line, brief};
 use crate::output::{Failure, Output};
 use std::fmt::Write;
 use stillpoint_patch_engine::Status;
+use stillpoint_patch_engine::fleet::{Carriers, carriers};
 
 /// Arguments of `stillpoint patch list`.
 #[derive(clap::Args)]
@@ -15,9 +16,13 @@ pub(crate) struct Args {
 
 /// Runs `stillpoint patch list`.
 pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
-    let (found, unseen) = stillpoint_patch_engine::fleet::carriers();
+    let Carriers { found, unseen, unclear } = carriers();
+    let left_out = unclear.len();
+    for (pid, error) in unclear {
+        output.warn(format_args!("process {pid} was left out: {:#}", anyhow::Error::from(error)));
+    }
     if args.prometheus {
-        output.line(exposition(&found, unseen).trim_end());
+        output.line(exposition(&found, unseen, left_out).trim_end());
         return Ok(());
     }
     for status in &found {
@@ -34,7 +39,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
 type Sample = (Vec<(&'static str, String)>, u64);
 
 /// The exposition format 0.0.4: each metric's help, type and samples together.
-fn exposition(found: &[Status], unseen: usize) -> String {
+fn exposition(found: &[Status], unseen: usize, unclear: usize) -> String {
     let process = |status: &Status| vec![("pid", status.pid.to_string()), ("process", status.name.clone())];
     let each = |value: &dyn Fn(&Status) -> u64| -> Vec<Sample> {
         found.iter().map(|status| (process(status), value(status))).collect()
@@ -73,6 +78,11 @@ fn exposition(found: &[Status], unseen: usize) -> String {
     );
     metric("process_patch_bytes", "Memory that patches hold, in force or not.", each(&|s| s.bytes_kept));
     metric("processes_unseen", "Processes that could not be looked at.", vec![(Vec::new(), unseen as u64)]);
+    metric(
+        "processes_unclear",
+        "Processes of which it cannot be told what they carry.",
+        vec![(Vec::new(), unclear as u64)],
+    );
     text
 }
 
@@ -102,12 +112,13 @@ mod tests {
 
     #[test]
     fn labels_are_escaped_and_metrics_keep_together() {
-        let text = exposition(&[status("a \"b\\"), status("c\nd")], 2);
+        let text = exposition(&[status("a \"b\\"), status("c\nd")], 2, 1);
         assert!(text.contains("stillpoint_process_patch_bytes{pid=\"7\",process=\"a \\\"b\\\\\"} 4096\n"), "{text}");
         assert!(text.contains("process=\"c\\nd\"} 0\n"), "{text}");
-        assert!(text.ends_with("stillpoint_processes_unseen 2\n"), "{text}");
+        assert!(text.contains("stillpoint_processes_unseen 2\n"), "{text}");
+        assert!(text.ends_with("stillpoint_processes_unclear 1\n"), "{text}");
         let types = text.lines().filter(|line| line.starts_with("# TYPE")).count();
         let helps = text.lines().filter(|line| line.starts_with("# HELP")).count();
-        assert_eq!((types, helps), (6, 6), "{text}");
+        assert_eq!((types, helps), (7, 7), "{text}");
     }
 }

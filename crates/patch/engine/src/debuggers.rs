@@ -6,9 +6,12 @@ use crate::store;
 use object::write::{Object, StandardSection, Symbol, SymbolSection};
 use object::{Architecture, BinaryFormat, Endianness, SectionKind, SymbolFlags, SymbolKind, SymbolScope};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
-use std::fs::{self, File};
+use std::collections::HashSet;
+use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use stillpoint_host::trusted::Directory;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Memory, Pid, Process};
 
@@ -23,28 +26,29 @@ pub struct DebuggerFiles {
     pub perf_map: PathBuf,
 }
 
+/// Bytes of a perf map that is added to: it lies in the target's `/tmp`.
+const PERF_MAP_MAX: u64 = 64 << 20;
+
 /// Writes ELF files and a gdb script into `directory`, and the perf map into the target's `/tmp`. All patches ever
-/// placed are in them: frames of a reverted one may still be on a stack.
+/// placed are in them: frames of a reverted one may still be on a stack. The directory is made where it is not there; gdb
+/// obeys the script, so that no other user may be able to change it.
+///
+/// # Errors
+/// Another user can change the directory or what leads to it, the target holds no patch, or a file cannot be written.
 pub fn debugger_files(pid: Pid, directory: &Path) -> Result<DebuggerFiles, Error> {
     let process = Process::open(pid)?;
     let store = store::find(&process)?.ok_or(Error::NothingActive(pid))?;
     let view = store.view();
-    let io = |path: &Path| {
-        let path = path.display().to_string();
-        move |source| Error::File { path, source }
-    };
-    fs::create_dir_all(directory).map_err(io(directory))?;
-    let directory = &directory.canonicalize().map_err(io(directory))?;
+    let directory = Directory::make(directory)?;
+    let place = quoted(directory.path())?;
     let mut script = String::from("set confirm off\n");
     let mut images = Vec::new();
     let mut map = String::new();
     for (number, patch) in view.placed.iter().enumerate() {
-        let path = directory.join(format!("{}-{number}.elf", patch.name));
+        let name = format!("{}-{number}.elf", patch.name);
         let (bytes, text) = image(process.memory(), patch)?;
-        fs::write(&path, bytes).map_err(io(&path))?;
-        script +=
-            &format!("add-symbol-file {} -s .text {} -s .eh_frame {}\n", path.display(), text, patch.eh_frame.start);
-        images.push(path);
+        images.push(directory.write(&name, &bytes)?);
+        script += &format!("add-symbol-file \"{place}/{name}\" -s .text {text} -s .eh_frame {}\n", patch.eh_frame.start);
         for symbol in patch.symbols.iter().filter(|s| s.code) {
             map += &format!("{:x} {:x} {} [{}]\n", symbol.span.start.0, symbol.span.len, symbol.name, patch.name);
         }
@@ -53,10 +57,18 @@ pub fn debugger_files(pid: Pid, directory: &Path) -> Result<DebuggerFiles, Error
             map += &format!("{:x} {len:x} {} [displaced]\n", function.displaced.0, function.name);
         }
     }
-    let script_path = directory.join("stillpoint.gdb");
-    fs::write(&script_path, script).map_err(io(&script_path))?;
+    let script = directory.write("stillpoint.gdb", script.as_bytes())?;
     let perf_map = write_perf_map(&process, &map)?;
-    Ok(DebuggerFiles { script: script_path, images, perf_map })
+    Ok(DebuggerFiles { script, images, perf_map })
+}
+
+/// A path as it may stand between a script's quotes.
+fn quoted(path: &Path) -> Result<&str, Error> {
+    let fits = |text: &&str| !text.chars().any(|c| c.is_control() || matches!(c, '"' | '\\'));
+    path.to_str().filter(fits).ok_or_else(|| Error::File {
+        path: path.display().to_string(),
+        source: std::io::Error::other("gdb's scripts cannot name this directory"),
+    })
 }
 
 /// An ELF file of a patch's code, and the address of its `.text`.
@@ -98,7 +110,7 @@ fn image(memory: &Memory, patch: &PlacedPatch) -> Result<(Vec<u8>, Avma), Error>
 }
 
 /// Adds lines to `/tmp/perf-N.map` as the target sees it. The target owns its `/tmp`: no link in it is followed, or a
-/// root tool could be led to write anywhere.
+/// root tool could be led to write anywhere, and no more than [`PERF_MAP_MAX`] is read.
 fn write_perf_map(process: &Process, lines: &str) -> Result<PathBuf, Error> {
     let pid = process.pid();
     let inner = process.status()?.ns_pids.last().copied().unwrap_or(pid.0);
@@ -110,13 +122,18 @@ fn write_perf_map(process: &Process, lines: &str) -> Result<PathBuf, Error> {
     let name = format!("tmp/perf-{inner}.map");
     let file = rustix::fs::openat2(&root, name, flags, Mode::from_raw_mode(0o644), resolve);
     let mut file = File::from(file.map_err(|e| io(e.into()))?);
-    if !file.metadata().map_err(io)?.is_file() {
-        return Err(io(std::io::Error::other("not a regular file")));
+    let found = file.metadata().map_err(io)?;
+    if !found.is_file() || found.nlink() != 1 {
+        return Err(io(std::io::Error::other("not a regular file of one name")));
+    }
+    if found.len() > PERF_MAP_MAX {
+        return Err(io(std::io::Error::other(format!("has {} bytes, more than {PERF_MAP_MAX}", found.len()))));
     }
     let mut old = Vec::new();
-    file.read_to_end(&mut old).map_err(io)?;
+    (&file).take(PERF_MAP_MAX).read_to_end(&mut old).map_err(io)?;
     let old = String::from_utf8_lossy(&old);
-    let new: String = lines.split_inclusive('\n').filter(|l| !old.lines().any(|o| o == l.trim_end())).collect();
+    let known: HashSet<&str> = old.lines().collect();
+    let new: String = lines.split_inclusive('\n').filter(|line| !known.contains(line.trim_end())).collect();
     file.seek(SeekFrom::End(0)).map_err(io)?;
     file.write_all(new.as_bytes()).map_err(io)?;
     Ok(shown)

@@ -38,6 +38,9 @@ pub enum Error {
     /// There is more than one ledger.
     #[error("process {0} holds more than one ledger")]
     TwoLedgers(Pid),
+    /// It cannot be told whether the process is patched.
+    #[error("process {0} has too much read-only memory without a file to be searched for a ledger")]
+    TooMuchMemory(Pid),
     /// No module of the process has the build-id that the patch is made for.
     #[error("patch {patch} is made for build-id {wanted} ({file}), which process {pid} does not map{hint}")]
     NoModule {
@@ -273,6 +276,9 @@ pub enum Error {
     /// No control group is that unit's.
     #[error("unit {0} does not run here: there is no control group of its name")]
     NoUnit(String),
+    /// Another user can change where our files go, or they cannot be written.
+    #[error(transparent)]
+    Host(#[from] stillpoint_host::Error),
     /// Files of ours cannot be written or read.
     #[error("{path}")]
     File {
@@ -326,6 +332,9 @@ impl Error {
             Error::Scope { scope, .. } if scope == "process" => "--quiescence global, or stop",
             Error::Scope { .. } => "--quiescence group:NAME, global or stop",
             Error::NoPoints { .. } => "--quiescence probe, or stop",
+            Error::Host(stillpoint_host::Error::Untrusted { .. }) => {
+                "a directory that only you and root can change, below your home or /run"
+            }
             Error::NoModule { .. } => "a patch built for the file that runs",
             Error::NoGenerations => "--view trampoline",
             Error::Rests { .. } => "apply again when they have left, or revert, with --view generation",

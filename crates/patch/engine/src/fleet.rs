@@ -109,17 +109,29 @@ fn collect(group: &Path, pids: &mut Vec<i32>, depth: usize) {
     }
 }
 
-/// Every process of this machine that carries patches, and how many could not be looked at.
-pub fn carriers() -> (Vec<Status>, usize) {
+/// What was found of the processes of a machine.
+#[derive(Debug, Default)]
+pub struct Carriers {
+    /// Those that carry patches.
+    pub found: Vec<Status>,
+    /// How many may not be looked at by this user.
+    pub unseen: usize,
+    /// Those of which it cannot be told, each with the reason: a forged ledger, say.
+    pub unclear: Vec<(Pid, Error)>,
+}
+
+/// Looks at every process of this machine. One that cannot be read keeps none of the others from being found.
+pub fn carriers() -> Carriers {
     let own = std::process::id() as i32;
-    let mut found = Vec::new();
-    let mut unseen = 0;
+    let mut carriers = Carriers::default();
     for pid in parents_first(all_pids().into_iter().filter(|pid| *pid != own)) {
         match peek(pid) {
-            Ok(Some(status)) => found.push(status),
-            Err(Error::Tracee(stillpoint_patch_tracee::Error::Permission { .. })) => unseen += 1,
+            Ok(Some(status)) => carriers.found.push(status),
+            Err(Error::Tracee(stillpoint_patch_tracee::Error::Permission { .. })) => carriers.unseen += 1,
+            // one that ended meanwhile carries nothing
+            Err(error) if started(pid.0).is_some() => carriers.unclear.push((pid, error)),
             Ok(None) | Err(_) => {}
         }
     }
-    (found, unseen)
+    carriers
 }

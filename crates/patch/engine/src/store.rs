@@ -3,11 +3,13 @@
 use crate::Error;
 use crate::ledger::{CAPACITY, HEADER_LEN, Ledger, MAGIC, Record, View, decode_header, encode_header, is_cut_off};
 use stillpoint_patch_format::Avma;
-use stillpoint_patch_tracee::{Mapping, Memory, Process};
+use stillpoint_patch_tracee::{Mapping, Memory, Pagemap, Process};
 
 const PAGE: u64 = 4096;
-/// Anonymous read-only mappings larger than this are not searched page by page.
-const SEARCH_MAX: u64 = 256 << 20;
+/// Bytes of one process that are searched, in pages that hold something.
+const HELD_MAX: u64 = 1 << 30;
+/// Bytes of the mappings that are walked for such pages.
+const WALK_MAX: u64 = 64 << 30;
 /// Read at first; then twice as much each time.
 const CHUNK: usize = 4 << 10;
 
@@ -34,10 +36,21 @@ fn locate(process: &Process, mappings: &[Mapping]) -> Result<Option<Avma>, Error
     let candidates = mappings.iter().filter(|m| {
         m.read && !m.write && !m.execute && !m.shared && m.inode == 0 && m.path.is_none() && m.len() >= CAPACITY
     });
+    let mut pages = Pagemap::of(process.pid());
+    let (mut walked, mut searched) = (0, 0);
     let mut found = None;
     for mapping in candidates {
+        walked += mapping.len();
         let mut at = mapping.start.0;
-        while at + CAPACITY <= mapping.end.0 && at - mapping.start.0 < SEARCH_MAX {
+        while at + CAPACITY <= mapping.end.0 {
+            if walked > WALK_MAX || searched > HELD_MAX {
+                return Err(Error::TooMuchMemory(process.pid()));
+            }
+            if !pages.is_held(Avma(at)) {
+                at += PAGE;
+                continue;
+            }
+            searched += PAGE;
             let mut magic = [0; 16];
             if memory.read_some(Avma(at), &mut magic) == 16 && magic == *MAGIC {
                 if found.replace(Avma(at)).is_some() {

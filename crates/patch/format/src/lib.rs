@@ -24,3 +24,4 @@ pub use error::Error;
 pub use file::{KeyId, PublicKey, SecretKey, Signed, VERSION, decode, encode, encode_signed};
 pub use model::*;
 pub use names::{readable, readable_short};
+pub use validate::is_patch_name;

@@ -49,9 +49,14 @@ pub(crate) fn validate(patch: &Patch) -> Result<(), Error> {
     }
 }
 
-fn name(name: &str) -> Result<(), Error> {
+/// Returns true for what a patch may be called: such a name is no path, no line of a script and no escape sequence.
+pub fn is_patch_name(name: &str) -> bool {
     let fits = |b: u8| b.is_ascii_alphanumeric() || b"._+:~-".contains(&b);
-    if name.is_empty() || name.len() > NAME_MAX || !name.bytes().all(fits) {
+    !name.is_empty() && name.len() <= NAME_MAX && name.bytes().all(fits)
+}
+
+fn name(name: &str) -> Result<(), Error> {
+    if !is_patch_name(name) {
         return refuse(format!("patch name {name:?} is not 1 to {NAME_MAX} characters of A-Z a-z 0-9 . _ + : ~ -"));
     }
     Ok(())

@@ -80,3 +80,29 @@ fn perf_finds_the_names_of_patched_functions() {
         assert!(text.lines().any(named), "{function} is not in the map:\n{text}");
     }
 }
+
+/// gdb obeys what it reads there.
+#[test]
+fn files_for_debuggers_go_where_no_other_user_can_change_them() {
+    let program = Program::build("blocked");
+    let victim = in_new_code(&program);
+    let place = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| place.path().join(name);
+    std::fs::create_dir(path("foreign")).expect("make a directory");
+    std::os::unix::fs::chown(path("foreign"), Some(65534), None).expect("give it away");
+    std::fs::create_dir(path("real")).expect("make a directory");
+    std::os::unix::fs::symlink("real", path("link")).expect("make a link");
+    for (name, why) in [("foreign", "belongs to uid 65534"), ("foreign/below", "uid 65534"), ("link", "symbolic link")] {
+        let run = Stillpoint::new().args(["patch", "gdb", "--pid"]).arg(victim.pid()).arg("--output").arg(path(name)).run();
+        assert_eq!(run.code, Some(3), "{run}");
+        assert!(run.stderr.contains(why), "{run}");
+    }
+    assert_eq!(std::fs::read_dir(path("real")).expect("list it").count(), 0);
+    // a map of any size is another's to make
+    let map = format!("/tmp/perf-{}.map", victim.pid());
+    std::fs::File::create(&map).and_then(|file| file.set_len(60 << 30)).expect("make a sparse file");
+    let run = Stillpoint::new().args(["patch", "gdb", "--pid"]).arg(victim.pid()).arg("--output").arg(path("own")).run();
+    std::fs::remove_file(&map).expect("remove it");
+    assert!(run.code != Some(0) && run.stderr.contains("more than"), "{run}");
+    victim.assert_no_residue();
+}

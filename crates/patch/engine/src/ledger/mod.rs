@@ -6,10 +6,11 @@
 //! record: payload length u32 | sequence u32 | check 8 | payload (postcard), padded to 8
 //! ```
 //! Records are only ever appended. One that was not written to its end fails its check, ends the list, and is written
-//! over by the next. The region is mapped read-only into the target (we write through `/proc/PID/mem`), so that only
-//! somebody who means to can spoil it; still every byte of it is hostile input here.
+//! over by the next. The region is mapped read-only into the target (we write through `/proc/PID/mem`), so that no fault of
+//! the target spoils it; but the target may forge all of it, so that a record that breaks a rule ([`valid`]) is none.
 
 mod record;
+mod valid;
 mod view;
 
 pub use record::{
@@ -144,7 +145,11 @@ impl Ledger {
     }
 
     /// The bytes of one more record, to be written at `self.end` before [`Ledger::appended`] is called.
+    ///
+    /// # Errors
+    /// The record breaks a rule, or there is no room for it: nothing may be written then.
     pub fn encode(&self, record: &Record) -> Result<Vec<u8>, LedgerError> {
+        valid::check(&self.view, record)?;
         let payload = postcard::to_stdvec(record)?;
         let sequence = self.count + 1;
         let mut out = Vec::with_capacity(payload.len() + 24);

@@ -1,6 +1,8 @@
 //! What the records mean together.
 
-use super::{ConstantRecord, FunctionRecord, GuideRecord, LedgerError, Phase, PlacedPatch, Record, Span, Transition};
+use super::{
+    ConstantRecord, FunctionRecord, GuideRecord, LedgerError, Phase, PlacedPatch, Record, Span, Transition, valid,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use stillpoint_patch_format::Avma;
@@ -62,7 +64,11 @@ fn contradiction<T>(text: impl Into<String>) -> Result<T, LedgerError> {
 
 impl View {
     /// Folds one more record in; refuses what no tool of ours would have written, and is as before then.
+    ///
+    /// # Errors
+    /// The record breaks a rule, or contradicts an earlier one.
     pub fn add(&mut self, record: Record) -> Result<(), LedgerError> {
+        valid::check(self, &record)?;
         match record {
             Record::Placed(patch) => self.placed.push(Arc::from(patch)),
             Record::Begin(transition) => self.begin(Arc::from(transition))?,

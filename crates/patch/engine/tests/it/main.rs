@@ -6,5 +6,6 @@ mod abi_header;
 mod apply;
 mod exceptions;
 mod faults;
+mod hostile;
 mod support;
 mod threads;
