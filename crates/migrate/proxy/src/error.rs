@@ -1,6 +1,7 @@
 //! What can go wrong, for the log and for the one who started the proxy. What clients are told is another matter: see
-//! [`Refusal`].
+//! [`Refusal`]. What is from outside is held as [`Untrusted`]: an error shows as one line.
 
+use crate::untrusted::Untrusted;
 use std::path::PathBuf;
 use stillpoint_migrate_wire::WireError;
 use thiserror::Error;
@@ -116,9 +117,9 @@ pub(crate) enum SessionError {
     #[error("the server refused: {code}: {message}")]
     ServerRefused {
         /// SQLSTATE.
-        code: String,
+        code: Untrusted,
         /// Its message.
-        message: String,
+        message: Untrusted,
     },
     /// The client was told why it is not served.
     #[error("{0}")]
@@ -129,9 +130,9 @@ pub(crate) enum SessionError {
         /// The server.
         server: String,
         /// The role.
-        user: String,
+        user: Untrusted,
         /// What is missing.
-        why: String,
+        why: Untrusted,
     },
     /// The server cannot be reached.
     #[error("cannot reach {server}: {why}")]
@@ -139,7 +140,7 @@ pub(crate) enum SessionError {
         /// The server.
         server: String,
         /// Why.
-        why: String,
+        why: Untrusted,
     },
     /// The session could not be handed to the thread that passes bytes on, or back.
     #[error("the session is lost between two threads")]
@@ -155,15 +156,15 @@ pub(crate) enum SessionError {
 pub(crate) struct Refusal {
     /// SQLSTATE.
     pub(crate) code: &'static str,
-    /// The message.
-    pub(crate) message: String,
+    /// The message, which may hold names that the client has sent.
+    pub(crate) message: Untrusted,
     /// What to do, where something can be done.
     pub(crate) hint: Option<&'static str>,
 }
 
 impl Refusal {
     pub(crate) fn new(code: &'static str, message: impl Into<String>) -> Self {
-        Refusal { code, message: message.into(), hint: None }
+        Refusal { code, message: Untrusted::new(message), hint: None }
     }
 
     pub(crate) fn hint(self, hint: &'static str) -> Self {
@@ -186,5 +187,28 @@ impl Refusal {
             SessionError::Lent(_) => Some(Refusal::new("58000", "the proxy cannot serve the session any longer")),
             SessionError::TimedOut(what) => Some(Refusal::new("57014", format!("{what} took too long"))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_error_of_a_session_shows_as_two_lines() {
+        let text = || "a\n2026-01-01T00:00:00Z  INFO forged\u{1b}[2K".to_owned();
+        let refusal = Refusal::new("28000", text());
+        for error in [
+            SessionError::Refused(refusal.clone()),
+            SessionError::ServerRefused { code: text().into(), message: text().into() },
+            SessionError::Login { server: "s".into(), user: text().into(), why: text().into() },
+            SessionError::Unreachable { server: "s".into(), why: text().into() },
+        ] {
+            for shown in [error.to_string(), format!("{error:?}")] {
+                assert!(!shown.contains(char::is_control), "{shown}");
+            }
+        }
+        // The client gets its names as it has sent them.
+        assert_eq!(refusal.message.as_str(), text());
     }
 }

@@ -78,6 +78,7 @@ mod target;
 mod tenant;
 mod tls;
 mod unnamed;
+mod untrusted;
 mod waits;
 mod workers;
 

@@ -77,7 +77,7 @@ async fn connect_raw(server: &Server) -> std::io::Result<Raw> {
 
 /// Opens a connection, encrypted where the configuration says so; nothing is sent of the session yet.
 pub(crate) async fn connect(server: &Server, limit: Duration) -> Result<Stream, SessionError> {
-    let unreachable = |why: String| SessionError::Unreachable { server: server.to_string(), why };
+    let unreachable = |why: String| SessionError::Unreachable { server: server.to_string(), why: why.into() };
     let connect = async {
         let mut raw = connect_raw(server).await.map_err(|error| unreachable(error.to_string()))?;
         if server.tls == ServerTls::Disable {
@@ -161,7 +161,7 @@ pub(crate) async fn login(
 /// What a server's error says.
 pub(crate) fn refused(body: &[u8]) -> SessionError {
     match backend::report(body) {
-        Ok(report) => SessionError::ServerRefused { code: report.code, message: report.message },
+        Ok(report) => SessionError::ServerRefused { code: report.code.into(), message: report.message.into() },
         Err(error) => SessionError::ServerProtocol(error),
     }
 }
@@ -245,7 +245,7 @@ pub(crate) async fn exchange(stream: &mut Stream, question: &[u8], syncs: usize)
             b'E' => {
                 let report = backend::report(message.body).map_err(SessionError::ServerProtocol)?;
                 if report.severity == "FATAL" {
-                    return Err(SessionError::ServerRefused { code: report.code, message: report.message });
+                    return Err(refused(message.body));
                 }
                 answers.error.get_or_insert((report.code, report.message));
             }

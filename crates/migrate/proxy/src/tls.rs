@@ -47,7 +47,7 @@ pub(crate) fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, ConfigError> {
 pub(crate) async fn connect(raw: Raw, server: &Server) -> Result<Stream, SessionError> {
     match handshake(raw, server).await {
         Ok(stream) => Ok(Stream::Tls(Box::new(stream.into()))),
-        Err(why) => Err(SessionError::Unreachable { server: server.to_string(), why }),
+        Err(why) => Err(SessionError::Unreachable { server: server.to_string(), why: why.into() }),
     }
 }
 

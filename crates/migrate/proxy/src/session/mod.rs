@@ -142,7 +142,7 @@ impl Session {
 
     async fn tell(&mut self, refusal: &Refusal) {
         let mut bytes = Vec::new();
-        put_fatal(&mut bytes, refusal.code, &refusal.message, refusal.hint);
+        put_fatal(&mut bytes, refusal.code, refusal.message.as_str(), refusal.hint);
         // A client that does not read is not waited for.
         let _ = tokio::time::timeout(LAST_WORDS, self.pump.tell_client(&bytes)).await;
     }

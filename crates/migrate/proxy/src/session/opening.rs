@@ -99,7 +99,7 @@ async fn packet(stream: &mut Stream) -> Result<Opening, SessionError> {
 async fn tell(client: &mut Stream, error: SessionError) -> SessionError {
     if let Some(refusal) = Refusal::of(&error) {
         let mut bytes = Vec::new();
-        put_fatal(&mut bytes, refusal.code, &refusal.message, refusal.hint);
+        put_fatal(&mut bytes, refusal.code, refusal.message.as_str(), refusal.hint);
         let say = async {
             let _ = client.write_all(&bytes).await;
             let _ = client.flush().await;
