@@ -2,26 +2,41 @@
 
 use crate::entry::{Activity, Counters};
 use crate::proxy::Proxy;
+use std::collections::VecDeque;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::task::{AbortHandle, JoinSet};
 
 /// A request's head is shorter, and here sooner.
 const HEAD_MAX: usize = 8 << 10;
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// Scrapers at a time; at the limit the one that has been here longest makes way.
+const SCRAPERS_MAX: usize = 16;
 
-/// Answers scrapers, one at a time.
+/// Answers scrapers, each by itself: one that says nothing keeps none of the others.
 pub(crate) async fn serve(listener: TcpListener, proxy: Arc<Proxy>) {
+    let (mut tasks, mut scrapers) = (JoinSet::new(), VecDeque::<AbortHandle>::new());
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let _ = tokio::time::timeout(PATIENCE, answer(stream, &proxy)).await;
+                scrapers.retain(|scraper| !scraper.is_finished());
+                if scrapers.len() >= SCRAPERS_MAX
+                    && let Some(longest) = scrapers.pop_front()
+                {
+                    longest.abort();
+                }
+                let proxy = proxy.clone();
+                scrapers.push_back(tasks.spawn(async move {
+                    let _ = tokio::time::timeout(ANSWER_LIMIT, answer(stream, &proxy)).await;
+                }));
             }
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
         }
+        while tasks.try_join_next().is_some() {}
     }
 }
 

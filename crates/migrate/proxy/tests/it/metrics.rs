@@ -4,6 +4,7 @@ use crate::support;
 use crate::support::{Proxy, server};
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::time::{Duration, Instant};
 use stillpoint_migrate_testbed::{Cluster, available, free_port, until};
 use tokio_postgres::NoTls;
 
@@ -18,6 +19,25 @@ fn get(port: u16, path: &str) -> String {
 /// The value of one line.
 fn value(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+}
+
+#[test]
+fn scrapers_that_say_nothing_keep_none_of_the_others() {
+    // No server is needed for it, and none is there.
+    let (port, server) = (free_port(), free_port());
+    let tables = format!("[servers.a]\nhost = \"127.0.0.1\"\nport = {server}\n[tenants.postgres]\nserver = \"a\"\n");
+    let _proxy = Proxy::start(&format!("metrics = \"127.0.0.1:{port}\""), &tables);
+    let begun = Instant::now();
+    let mut silent = Vec::new();
+    for _ in 0..40 {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("connect");
+        stream.write_all(b"GET /metrics HTTP/1.1\r\n").expect("ask for half of it");
+        silent.push(stream);
+    }
+    let text = get(port, "/metrics");
+    assert_eq!(value(&text, "stillpoint_proxy_unnamed"), Some(0), "{text}");
+    // One after the other they would be waited for 5 s each.
+    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
 }
 
 #[test]
