@@ -80,14 +80,14 @@ struct Line<'a> {
     warnings: Vec<String>,
 }
 
-fn line<'a>(event: &'static str, config: &'a Config) -> Line<'a> {
+fn line<'a>(event: &'static str, config: &'a Config, warnings: Vec<String>) -> Line<'a> {
     Line {
         v: stillpoint_events::VERSION,
         event,
         listen: config.listen.iter().map(ToString::to_string).collect(),
         control: config.control.display().to_string(),
         tenants: config.tenants.keys().map(String::as_str).collect(),
-        warnings: config.warnings(),
+        warnings,
     }
 }
 
@@ -99,19 +99,24 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
             warnings.iter().for_each(|warning| output.warn(warning));
         }
         let (tenants, servers) = (config.tenants.len(), config.servers.len());
-        output.line(format_args!("{}: good: {tenants} tenants, {servers} servers", args.config.display()));
-        output.json(&line("proxy-config-checked", &config));
+        let verdict = match warnings.len() {
+            0 => "good".to_owned(),
+            1 => "usable, 1 warning".to_owned(),
+            count => format!("usable, {count} warnings"),
+        };
+        output.line(format_args!("{}: {verdict}: {tenants} tenants, {servers} servers", args.config.display()));
+        output.json(&line("proxy-config-checked", &config, warnings));
         return Ok(());
     }
     let places = |config: &Config| config.listen.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let standing_by = |config: &Config| {
         let control = config.control.display();
         output.line(format_args!("standing by for the proxy at {control}, to serve at {}", places(config)));
-        output.json(&line("proxy-stands-by", config));
+        output.json(&line("proxy-stands-by", config, config.warnings()));
     };
     let started = |config: &Config| {
         output.line(format_args!("serving at {}; control socket {}", places(config), config.control.display()));
-        output.json(&line("proxy-started", config));
+        output.json(&line("proxy-started", config, config.warnings()));
     };
     let ended = if args.standby {
         stillpoint_migrate_proxy::stand_by(&args.config, standing_by, started)

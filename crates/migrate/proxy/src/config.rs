@@ -1,11 +1,13 @@
 //! The configuration file: what there may be in it, and what is refused.
 
 pub(crate) mod access;
+mod secrets;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use access::Origin;
 pub use access::{Action, Rule, TlsNeed};
+pub(crate) use secrets::warnings as secrets_warnings;
 
 use crate::error::ConfigError;
 use serde::{Deserialize, Serialize};

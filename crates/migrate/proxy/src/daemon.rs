@@ -1,6 +1,6 @@
 //! The process: sockets, threads, signals.
 
-use crate::config::{Config, Endpoint};
+use crate::config::{Config, Endpoint, secrets_warnings};
 use crate::control;
 use crate::descriptors;
 use crate::error::StartError;
@@ -63,6 +63,7 @@ fn runtime() -> Result<Runtime, StartError> {
 pub fn check(path: &Path) -> Result<(Config, Vec<String>), StartError> {
     let settings = Settings::new(Config::load(path)?)?;
     let mut warnings = settings.config.warnings();
+    warnings.extend(secrets_warnings(&settings.config));
     warnings.extend(descriptors::warning(&settings.config));
     Ok((settings.config, warnings))
 }
@@ -77,7 +78,8 @@ async fn serve(
     started: impl FnOnce(&Config),
 ) -> Result<(), StartError> {
     let config = settings.config.clone();
-    config.warnings().into_iter().chain(descriptors::raise(&config)).for_each(|warning| tracing::warn!("{warning}"));
+    let surprises = config.warnings().into_iter().chain(secrets_warnings(&config)).chain(descriptors::raise(&config));
+    surprises.for_each(|warning| tracing::warn!("{warning}"));
     let proxy = Arc::new(Proxy::new(settings, lock)?);
     let until = Instant::now() + patience;
     let Listening { control, clients, metrics } = loop {
@@ -204,6 +206,9 @@ fn reload(path: &Path, proxy: &Proxy) {
                 tracing::warn!("`{}` takes effect at the next start", later.join("`, `"));
             }
             settings.config = in_force;
+            let config = &settings.config;
+            let surprises = config.warnings().into_iter().chain(secrets_warnings(config));
+            surprises.for_each(|warning| tracing::warn!("{warning}"));
             proxy.reload(settings);
             tracing::info!("configuration read anew");
         }

@@ -79,6 +79,7 @@ mod tenant;
 mod tls;
 mod unnamed;
 mod untrusted;
+mod verifiers;
 mod waits;
 mod workers;
 

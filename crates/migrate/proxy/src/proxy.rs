@@ -5,6 +5,7 @@ use crate::config::{ANY, Config, Server};
 use crate::entry::{Command, Counters, Directory, lock};
 use crate::error::{ConfigError, StartError};
 use crate::routes::{Lock, Routes};
+use crate::secret::MockSecret;
 use crate::standby::Place;
 use crate::tenant::Tenant;
 use crate::tls;
@@ -54,6 +55,8 @@ pub(crate) struct Proxy {
     pub(crate) reloads: watch::Sender<u64>,
     /// Connections that have not said who they are.
     pub(crate) unnamed: Unnamed,
+    /// What mock exchanges are made of.
+    pub(crate) mock_secret: MockSecret,
     /// Who waits to serve in our place.
     pub(crate) standby: Place,
 }
@@ -61,6 +64,11 @@ pub(crate) struct Proxy {
 impl Proxy {
     pub(crate) fn new(settings: Settings, lock: Lock) -> Result<Proxy, StartError> {
         let routes = Routes::load(lock)?;
+        let path = settings.config.routes.clone();
+        let mock_secret = MockSecret::load(&path).map_err(|error| {
+            let why = format!("cannot keep the secret beside it: {error}");
+            StartError::Routes { path, why }
+        })?;
         let proxy = Proxy {
             settings: Mutex::new(Arc::new(settings)),
             tenants: Mutex::default(),
@@ -70,6 +78,7 @@ impl Proxy {
             held: Arc::default(),
             reloads: watch::Sender::new(0),
             unnamed: Unnamed::default(),
+            mock_secret,
             standby: Place::default(),
         };
         proxy.know_the_named();

@@ -1,6 +1,10 @@
 //! What a session could log in with at another server. Secrets are wiped when dropped and do not show.
 
 use std::fmt;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use stillpoint_migrate_wire::md5;
 use stillpoint_migrate_wire::scram::{Keys, Secret, Transcript, Verifier};
 use zeroize::Zeroizing;
@@ -20,6 +24,47 @@ pub(crate) fn random(bytes: &mut [u8]) {
         if let Ok(n) = rustix::rand::getrandom(&mut bytes[at..], rustix::rand::GetRandomFlags::empty()) {
             at += n;
         }
+    }
+}
+
+/// What mock exchanges are made of: with it, roles that are there can be told from those that are not.
+pub(crate) struct MockSecret([u8; 32]);
+
+impl fmt::Debug for MockSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MockSecret")
+    }
+}
+
+impl MockSecret {
+    /// The one in a file beside the routes, made if there is none: a role without a verifier must be asked the same by the next
+    /// proxy. Only the proxy that holds the lock of the routes may call it.
+    pub(crate) fn load(routes: &Path) -> io::Result<MockSecret> {
+        let path = routes.with_extension("secret");
+        match fs::read(&path) {
+            Ok(bytes) => {
+                if let Ok(secret) = bytes.try_into() {
+                    return Ok(MockSecret(secret));
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        let mut secret = [0; 32];
+        random(&mut secret);
+        let fresh = routes.with_extension("secret-new");
+        // One that is there is of a proxy that was killed.
+        let _ = fs::remove_file(&fresh);
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
+        file.write_all(&secret)?;
+        file.sync_data()?;
+        fs::rename(&fresh, &path)?;
+        Ok(MockSecret(secret))
+    }
+
+    /// What a verifier is to look like for a role that has none.
+    pub(crate) fn verifier(&self, user: &str, like: Option<&Verifier>) -> Verifier {
+        Verifier::mock(&self.0, user, like)
     }
 }
 
@@ -84,5 +129,25 @@ impl Credential {
             }
             Login::Trusted | Login::Md5 => Err("it asks for a password, and the client gave none by SCRAM".into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn the_secret_of_mock_exchanges_outlives_the_proxy() {
+        let dir = tempfile::tempdir().unwrap();
+        let routes = dir.path().join("routes.json");
+        let secret = MockSecret::load(&routes).unwrap();
+        assert!(secret.0 != [0; 32] && format!("{secret:?}") == "MockSecret");
+        assert!(MockSecret::load(&routes).unwrap().0 == secret.0);
+        let path = dir.path().join("routes.secret");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        fs::write(&path, "cut").unwrap();
+        assert!(MockSecret::load(&routes).unwrap().0 != secret.0);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }

@@ -6,8 +6,10 @@ use crate::entry::{Activity, Command, Entry, Reporter, lock};
 use crate::error::Refusal;
 use crate::proxy::Proxy;
 use crate::routes::{Routes, Staged};
+use crate::secret::MockSecret;
 use crate::session::CustomNames;
 use crate::target::Target;
+use crate::verifiers;
 use crate::waits::Waits;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -104,18 +106,14 @@ impl Tenant {
         }
     }
 
-    /// The stored password of a role, where this tenant's are with us.
-    pub(crate) fn verifier(&self, user: &str) -> Result<Option<Verifier>, Refusal> {
-        let Some(path) = lock(&self.state).config.verifiers.clone() else { return Ok(None) };
-        let failed = || Refusal::new("28P01", "password authentication failed");
-        let text = zeroize::Zeroizing::new(std::fs::read_to_string(&path).map_err(|error| {
+    /// The stored password of a role, or a mock of one, where this tenant's are with us.
+    pub(crate) fn verifier(&self, user: &str, secret: &MockSecret) -> Option<Verifier> {
+        let path = lock(&self.state).config.verifiers.clone()?;
+        let text = std::fs::read_to_string(&path).unwrap_or_else(|error| {
             tracing::error!(path = %path.display(), %error, "cannot read verifiers");
-            failed()
-        })?);
-        let stored =
-            text.lines().filter_map(|line| line.split_once(char::is_whitespace)).find(|(name, _)| *name == user);
-        let verifier = stored.and_then(|(_, stored)| Verifier::parse(stored.trim()).ok());
-        verifier.map(Some).ok_or_else(failed)
+            String::new()
+        });
+        Some(verifiers::find(&zeroize::Zeroizing::new(text), user, secret))
     }
 
     fn sessions(&self) -> Vec<Arc<Entry>> {

@@ -19,6 +19,9 @@ use zeroize::{Zeroize, Zeroizing};
 
 /// The one mechanism that is offered. `-PLUS` binds a login to a TLS connection, which ends at the proxy.
 pub const MECHANISM: &str = "SCRAM-SHA-256";
+/// As PostgreSQL stores passwords where nothing else is set.
+const ITERATIONS: u32 = 4096;
+const SALT_LEN: usize = 16;
 /// As the server: more would be a way to keep a processor busy.
 const ITERATIONS_MAX: u32 = 10_000_000;
 
@@ -50,6 +53,8 @@ pub struct Verifier {
     salt: Vec<u8>,
     stored_key: Key,
     server_key: Key,
+    /// No proof is right for it.
+    is_mock: bool,
 }
 
 impl fmt::Debug for Verifier {
@@ -79,10 +84,22 @@ impl Verifier {
                 salt: decode64(salt)?,
                 stored_key: decode64(stored)?.try_into().ok()?,
                 server_key: decode64(server)?.try_into().ok()?,
+                is_mock: false,
             };
             (mechanism == MECHANISM).then_some(verifier)
         };
         parse().ok_or(WireError::NotAVerifier)
+    }
+
+    /// A verifier for a role that has none. An exchange about it looks like one about a verifier such as `like`, or as PostgreSQL
+    /// stores them, and ends as after a wrong password: it does not show which roles there are. The salt of a user is always
+    /// the same under one `secret`.
+    pub fn mock(secret: &[u8; 32], user: &str, like: Option<&Verifier>) -> Verifier {
+        let derive = |purpose: &[u8]| hmac(secret, &[purpose, b"\0", user.as_bytes()]);
+        let (iterations, len) = like.map_or((ITERATIONS, SALT_LEN), |like| (like.iterations, like.salt.len()));
+        let salt = derive(b"salt").into_iter().cycle().take(len).collect();
+        let (stored_key, server_key) = (derive(b"stored key"), derive(b"server key"));
+        Verifier { iterations, salt, stored_key, server_key, is_mock: true }
     }
 
     fn of_password(password: &[u8], salt: &[u8], iterations: u32) -> Keys {
@@ -96,7 +113,8 @@ impl Verifier {
         let server_key = hmac(&salted, &[b"Server Key"]);
         salted.zeroize();
         let stored_key = Sha256::digest(client_key).into();
-        Keys { client_key, verifier: Verifier { iterations, salt: salt.to_vec(), stored_key, server_key } }
+        let verifier = Verifier { iterations, salt: salt.to_vec(), stored_key, server_key, is_mock: false };
+        Keys { client_key, verifier }
     }
 
     fn proof(&self, client_key: &Key, auth_message: &[&[u8]]) -> Key {
@@ -106,7 +124,7 @@ impl Verifier {
     /// The client's key, out of a proof that was given for `auth_message`.
     fn recover(&self, proof: &Key, auth_message: &[&[u8]]) -> Result<Keys, WireError> {
         let client_key = xor(proof, &hmac(&self.stored_key, auth_message));
-        if !same(&Sha256::digest(client_key), &self.stored_key) {
+        if !same(&Sha256::digest(client_key), &self.stored_key) | self.is_mock {
             return Err(WireError::WrongProof);
         }
         Ok(Keys { client_key, verifier: self.clone() })
@@ -389,6 +407,32 @@ mod tests {
         assert_eq!(server.end(last.as_bytes()).unwrap_err(), WireError::WrongProof);
         let keys = Verifier::of_password(b"secret", b"another salt", 4096);
         assert!(matches!(client.last(server.first().as_bytes(), &Secret::Keys(keys)), Err(WireError::Scram(_))));
+    }
+
+    #[test]
+    fn a_mock_exchange_looks_like_another_and_never_succeeds() {
+        let real = Verifier::parse(&stored(b"secret")).unwrap();
+        let begin = |verifier: Verifier| Server::begin(verifier, b"n,,n=,r=abc", &[2; 18]).unwrap();
+        let shape = |server: &Server| server.first().split(',').map(str::len).collect::<Vec<_>>();
+        let mock = |secret: u8, user: &str, like: Option<&Verifier>| begin(Verifier::mock(&[secret; 32], user, like));
+        let absent = mock(1, "absent", None);
+        assert_eq!(shape(&absent), shape(&begin(real.clone())));
+        assert_eq!(absent.first(), mock(1, "absent", Some(&real)).first());
+        for other in [mock(2, "absent", None), mock(1, "absent2", None)] {
+            assert_ne!(absent.first(), other.first());
+        }
+        let few = Verifier { iterations: 7, salt: vec![0; 40], ..real };
+        assert_eq!(shape(&mock(1, "absent", Some(&few))), shape(&begin(few)));
+        // With any password, and with the very key that would fit.
+        let mut client = Client { nonce: "abc".into(), server_signature: None };
+        let last = client.last(absent.first().as_bytes(), &password("secret")).unwrap();
+        assert_eq!(absent.end(last.as_bytes()).unwrap_err(), WireError::WrongProof);
+        let keys = Verifier::of_password(b"secret", b"0123456789abcdef", 4096);
+        let mut mocked = keys.verifier.clone();
+        mocked.is_mock = true;
+        let server = Server::begin(mocked, client.first().as_bytes(), &[2; 18]).unwrap();
+        let last = client.last(server.first().as_bytes(), &Secret::Keys(keys.clone())).unwrap();
+        assert_eq!(server.end(last.as_bytes()).unwrap_err(), WireError::WrongProof);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::config::Server;
 use crate::entry::Activity;
 use crate::error::{Refusal, SessionError};
 use crate::link::{self, Reader, refused};
-use crate::proxy::{Proxy, Settings};
+use crate::proxy::Proxy;
 use crate::secret::{Credential, Login, nonce};
 use crate::steady::Steady;
 use crate::stream::Stream;
@@ -78,7 +78,7 @@ pub(super) async fn log_in(
     client: &mut Stream,
     wish: &Wish,
     place: &Place,
-    settings: &Settings,
+    proxy: &Proxy,
 ) -> Result<LoggedIn, SessionError> {
     let server = place.admit().await.map_err(SessionError::Refused)?;
     let (asked, known) = (wish.startup.version.minor, wish.minor);
@@ -88,11 +88,10 @@ pub(super) async fn log_in(
         write(client, &bytes).await?;
     }
     let packet = link::startup_packet(&wish.startup, &server, &wish.who.database);
-    let limit = settings.config.limits.connect();
-    let verifier = place.tenant.verifier(&wish.who.user).map_err(SessionError::Refused)?;
-    let (mut logged_in, mut greeting, key) = match verifier {
+    let limit = proxy.settings().config.limits.connect();
+    let (mut logged_in, mut greeting, key) = match place.tenant.verifier(&wish.who.user, &proxy.mock_secret) {
         Some(verifier) => {
-            let credential = ask(client, verifier).await?;
+            let credential = ask(client, verifier, &wish.who.user).await?;
             let ready = link::login(&server, &packet, &wish.who.user, &credential, limit).await?;
             let mut greeting = Vec::new();
             put_authentication(&mut greeting, 0, &[]);
@@ -140,9 +139,8 @@ async fn answer(client: &mut Stream) -> Result<Zeroizing<Vec<u8>>, SessionError>
 }
 
 /// Asks for the proof that `verifier` is about.
-async fn ask(client: &mut Stream, verifier: Verifier) -> Result<Credential, SessionError> {
+async fn ask(client: &mut Stream, verifier: Verifier, user: &str) -> Result<Credential, SessionError> {
     let protocol = SessionError::ClientProtocol;
-    let wrong = || SessionError::Refused(Refusal::new("28P01", "password authentication failed"));
     let mut bytes = Vec::new();
     backend::put_sasl(&mut bytes, [scram::MECHANISM]);
     write(client, &bytes).await?;
@@ -157,7 +155,10 @@ async fn ask(client: &mut Stream, verifier: Verifier) -> Result<Credential, Sess
     write(client, &bytes).await?;
     let body = answer(client).await?;
     let (last, keys) = server.end(&body).map_err(|error| match error {
-        WireError::WrongProof => wrong(),
+        WireError::WrongProof => {
+            let message = format!("password authentication failed for user \"{user}\"");
+            SessionError::Refused(Refusal::new("28P01", message))
+        }
         other => protocol(other),
     })?;
     bytes.clear();

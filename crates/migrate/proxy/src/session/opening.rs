@@ -201,7 +201,7 @@ async fn session(
         }
     };
     let limit = settings.config.limits.startup();
-    let logged_in = tokio::time::timeout(limit, login::log_in(&mut client, &wish, &guard, settings)).await;
+    let logged_in = tokio::time::timeout(limit, login::log_in(&mut client, &wish, &guard, proxy)).await;
     let logged_in = logged_in.unwrap_or(Err(SessionError::TimedOut("logging in")));
     let logged_in = match logged_in {
         Ok(logged_in) => logged_in,

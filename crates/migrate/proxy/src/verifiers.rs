@@ -1,0 +1,99 @@
+//! A file of stored passwords: lines `USER VERIFIER`, one for each role.
+
+use crate::secret::MockSecret;
+use stillpoint_migrate_wire::scram::Verifier;
+
+/// The verifier that an exchange with a client is about.
+///
+/// There is always one. For a role that has none in `text`, or more than one, the exchange is carried out all the same, and fails
+/// at its end: how the proxy answers does not show which roles there are.
+pub(crate) fn find(text: &str, user: &str, secret: &MockSecret) -> Verifier {
+    let (mut found, mut like, mut count) = (None, None, 0);
+    for (name, stored) in lines(text).filter_map(|(_, line)| line) {
+        let is_asked_for = name == user;
+        count += usize::from(is_asked_for);
+        if like.is_none() || is_asked_for {
+            let verifier = Verifier::parse(stored).ok();
+            if is_asked_for {
+                found.clone_from(&verifier);
+            }
+            like = like.or(verifier);
+        }
+    }
+    match found {
+        Some(verifier) if count == 1 => verifier,
+        _ => secret.verifier(user, like.as_ref()),
+    }
+}
+
+/// What is wrong with a file, one text each.
+pub(crate) fn faults(text: &str) -> Vec<String> {
+    let (mut faults, mut seen) = (Vec::new(), std::collections::BTreeMap::new());
+    for (number, line) in lines(text) {
+        match line {
+            Some((name, stored)) if Verifier::parse(stored).is_ok() => {
+                if let Some(before) = seen.insert(name, number) {
+                    faults.push(format!("lines {before} and {number} are of one role, which cannot log in"));
+                }
+            }
+            // It need not be a role's.
+            Some((name, _)) if name.starts_with('#') => {}
+            _ => faults.push(format!("line {number} is no role with a verifier of SCRAM-SHA-256")),
+        }
+    }
+    faults
+}
+
+/// Lines by their numbers: name and verifier.
+fn lines(text: &str) -> impl Iterator<Item = (usize, Option<(&str, &str)>)> {
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    lines.map(|(at, line)| (at + 1, line.split_once(char::is_whitespace).map(|(name, stored)| (name, stored.trim()))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::LazyLock;
+    use stillpoint_migrate_wire::scram::Server;
+
+    const A: &str = "SCRAM-SHA-256$4096:AAAAAAAAAAAAAAAAAAAAAA==$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
+
+    /// What a client is asked, without what differs each time.
+    fn question(text: &str, user: &str) -> String {
+        static SECRET: LazyLock<MockSecret> = LazyLock::new(|| {
+            let dir = tempfile::tempdir().unwrap();
+            MockSecret::load(&dir.path().join("routes.json")).unwrap()
+        });
+        let server = Server::begin(find(text, user, &SECRET), b"n,,n=,r=abc", &[2; 18]).unwrap();
+        server.first().split_once(",s=").unwrap().1.to_owned()
+    }
+
+    #[test]
+    fn a_role_without_a_verifier_is_asked_as_one_with_it() {
+        let text = format!("alice {A}\nbob md5x\n\ncarol {A}\ncarol {A}\nerin\n");
+        let real = question(&text, "alice");
+        assert_eq!(real, "AAAAAAAAAAAAAAAAAAAAAA==,i=4096");
+        for user in ["bob", "carol", "dave", "erin", ""] {
+            let mock = question(&text, user);
+            assert_eq!((mock.len(), mock.ends_with(",i=4096")), (real.len(), true), "{user}");
+            assert_ne!(mock, real, "{user}");
+            assert_eq!(mock, question(&text, user), "{user}");
+        }
+        assert_eq!(question("", "dave"), question(&text, "dave"));
+        assert!(question(&format!("alice {}", A.replace("4096", "9")), "dave").ends_with(",i=9"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_by_its_line() {
+        let text = format!("# who\nalice {A}\nbob md5x\n\nalice {A}\nerin\n");
+        assert_eq!(
+            faults(&text),
+            [
+                "line 3 is no role with a verifier of SCRAM-SHA-256",
+                "lines 2 and 5 are of one role, which cannot log in",
+                "line 6 is no role with a verifier of SCRAM-SHA-256",
+            ]
+        );
+        assert_eq!(faults(&format!("alice {A}\n")), [""; 0]);
+    }
+}
