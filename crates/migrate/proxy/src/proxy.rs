@@ -105,6 +105,9 @@ impl Proxy {
             return Some(known.clone());
         }
         let server = self.place(&settings, name, &config.server, config.database.as_deref())?;
+        // Clients may think of any number of names for `*`: those that have come to nothing go.
+        let is_named = |name: &str| settings.config.tenants.contains_key(name) || self.routes.get(name).is_some();
+        tenants.retain(|name, tenant| tenant.is_kept() || Arc::strong_count(tenant) > 1 || is_named(name));
         let tenant = Arc::new(Tenant::new(name.to_owned(), config.clone(), server));
         tenants.insert(name.to_owned(), tenant.clone());
         Some(tenant)
@@ -162,5 +165,31 @@ impl Proxy {
     /// Asks every session to end when no transaction is open.
     pub(crate) fn end_sessions(&self) {
         self.directory.all().iter().for_each(|entry| entry.send(Command::End));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn names_that_come_to_nothing_are_not_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let routes = dir.path().join("routes.json");
+        let text = format!(
+            "listen = ['/x/s']\ncontrol = '/x/c'\nroutes = {routes:?}\n[servers.a]\nhost = 'h'\n\
+             [tenants.shop]\nserver = 'a'\n[tenants.'*']\nserver = 'a'\n"
+        );
+        let settings = Settings::new(Config::parse(&text).unwrap()).unwrap();
+        let proxy = Proxy::new(settings, Lock::take(&routes, Path::new("/x/c")).unwrap()).unwrap();
+        let held = proxy.tenant("held").unwrap();
+        proxy.tenant("kept").unwrap().keep();
+        for number in 0..100 {
+            proxy.tenant(&format!("thought of {number}")).unwrap();
+        }
+        let known: Vec<String> = proxy.tenants().iter().map(|tenant| tenant.name.clone()).collect();
+        assert_eq!(known, ["held", "kept", "shop", "thought of 99"]);
+        assert!(Arc::ptr_eq(&held, &proxy.tenant("held").unwrap()));
     }
 }

@@ -12,6 +12,7 @@ use crate::target::Target;
 use crate::verifiers;
 use crate::waits::Waits;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use stillpoint_migrate_wire::scram::Verifier;
@@ -50,6 +51,8 @@ pub(crate) struct Tenant {
     pub(crate) waits: Arc<Waits>,
     state: Mutex<State>,
     changed: watch::Sender<()>,
+    /// A client has logged in, or a command has been about it.
+    kept: AtomicBool,
 }
 
 /// A session and what was said about it.
@@ -79,7 +82,18 @@ impl Tenant {
         let state =
             State { server, config, target: None, capture: None, service: Service::Open, sessions: BTreeMap::new() };
         let (custom, waits) = (CustomNames::default(), Arc::default());
-        Tenant { name, custom, waits, state: Mutex::new(state), changed: watch::Sender::new(()) }
+        let (changed, kept) = (watch::Sender::new(()), AtomicBool::new(false));
+        Tenant { name, custom, waits, state: Mutex::new(state), changed, kept }
+    }
+
+    /// Has it stay known: it is more than a name that a client has thought of.
+    pub(crate) fn keep(&self) {
+        self.kept.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns true if it is to stay known when no session has it.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.kept.load(Ordering::Relaxed)
     }
 
     /// Where it is.
@@ -135,6 +149,7 @@ impl Tenant {
     /// Opens a counterpart at the target for every session, and for those that come later. `again`: for those alone that
     /// were not ready when it was asked a moment ago.
     pub(crate) async fn prepare(&self, target: Arc<Target>, limit: Duration, again: bool) -> Result<Reports, String> {
+        self.keep();
         let (sessions, again) = {
             let mut state = lock(&self.state);
             if state.service == Service::Paused {
@@ -181,6 +196,7 @@ impl Tenant {
         statements: bool,
         memory: Memory,
     ) -> Result<(Arc<Capture>, usize), String> {
+        self.keep();
         let capture = Arc::new(Capture::new(statements, memory));
         let (sessions, mut reports) = {
             let mut state = lock(&self.state);
@@ -236,6 +252,7 @@ impl Tenant {
 
     /// Lets no transaction begin until none is open.
     pub(crate) async fn pause(self: &Arc<Self>, limit: Duration, routes: &Routes) -> Result<Paused, String> {
+        self.keep();
         let route = match self.target() {
             Some(target) => {
                 let staged = routes.stage(&self.name, &target.server).map_err(|error| error.to_string())?;

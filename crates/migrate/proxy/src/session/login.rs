@@ -53,6 +53,7 @@ impl Session {
             place.entry.set_pinned(Some("it is a replication connection".into()));
         }
         place.entry.set(Activity::Idle);
+        place.tenant.keep();
         Session {
             pump,
             entry: place.entry.clone(),
