@@ -18,7 +18,9 @@ const EXAMPLE: &str = r#"The configuration file (TOML):
   [limits]                 # defaults
   connections = 1000       # sessions at a time
   memory_mib  = 256        # must be enough for them: 64 KiB each
-  unnamed     = 128        # connections at a time that have not said who they are
+  unnamed     = 512        # connections at a time that have not said who they are, or wait for a place below
+  logins_per_tenant  = 64  # clients at a time that have not proved it: of a tenant, at most half of its connections
+  logins_per_address = 16  # of these from one address, at most a quarter of its connections
   startup_ms  = 10000      # from a client's first byte to its session
   connect_ms  = 5000       # until a server accepts
   drain_ms    = 30000      # after SIGTERM transactions may finish

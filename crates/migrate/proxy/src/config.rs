@@ -105,8 +105,14 @@ pub struct Limits {
     pub connections: usize,
     /// Memory for what is under way between clients and servers.
     pub memory_mib: usize,
-    /// Connections at a time that have not said who they are; at the limit the longest waiting is closed.
+    /// Connections at a time that have not said who they are, or wait in line for their login; at the limit the longest waiting of
+    /// the address that has the most is closed.
     pub unnamed: usize,
+    /// Logins at a time of one tenant, and no more than half of the sessions that it may have.
+    pub logins_per_tenant: usize,
+    /// Logins at a time of one tenant from one address, and no more than a quarter of the sessions that it may have. All IPv6
+    /// addresses of a /64 network are one.
+    pub logins_per_address: usize,
     /// From a client's first byte to its session.
     pub startup_ms: u64,
     /// Until a server accepts a connection.
@@ -120,7 +126,9 @@ impl Default for Limits {
         Limits {
             connections: 1000,
             memory_mib: 256,
-            unnamed: 128,
+            unnamed: 512,
+            logins_per_tenant: 64,
+            logins_per_address: 16,
             startup_ms: 10_000,
             connect_ms: 5_000,
             drain_ms: 30_000,
@@ -292,8 +300,14 @@ impl Config {
         if self.workers == Some(0) {
             return invalid("`workers` is 0".into());
         }
-        if self.limits.unnamed == 0 {
-            return invalid("`limits.unnamed` is 0".into());
+        for (name, limit) in [
+            ("unnamed", self.limits.unnamed),
+            ("logins_per_tenant", self.limits.logins_per_tenant),
+            ("logins_per_address", self.limits.logins_per_address),
+        ] {
+            if limit == 0 {
+                return invalid(format!("`limits.{name}` is 0"));
+            }
         }
         let most = self.limits.memory_mib * (1 << 20) / crate::session::MEMORY_MAX;
         if self.limits.connections > most {

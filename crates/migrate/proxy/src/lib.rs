@@ -65,6 +65,7 @@ mod entry;
 mod error;
 mod link;
 mod listen;
+mod logins;
 mod loose;
 mod metrics;
 mod proxy;

@@ -74,6 +74,10 @@ fn text(proxy: &Proxy) -> String {
     counter("bytes_to_clients_total", "Bytes received for clients.", load(bytes_down));
     let turned_away = proxy.unnamed.turned_away();
     counter("unnamed_turned_away_total", "Connections that said nothing and made way for others.", turned_away);
+    let turned_away = proxy.logins.turned_away();
+    counter("logins_turned_away_total", "Logins whose clients did not answer and made way for others.", turned_away);
+    text += "# HELP stillpoint_proxy_logins Clients that have said who they are and not proved it.\n";
+    let _ = writeln!(text, "# TYPE stillpoint_proxy_logins gauge\nstillpoint_proxy_logins {}", proxy.logins.count());
     text += "# HELP stillpoint_proxy_unnamed Connections that have not said who they are.\n";
     let _ = writeln!(text, "# TYPE stillpoint_proxy_unnamed gauge\nstillpoint_proxy_unnamed {}", proxy.unnamed.count());
     let standby = u8::from(proxy.standby.taken_by().is_some());

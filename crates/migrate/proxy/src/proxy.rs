@@ -4,6 +4,7 @@ use crate::capture::Memory;
 use crate::config::{ANY, Config, Server};
 use crate::entry::{Command, Counters, Directory, lock};
 use crate::error::{ConfigError, StartError};
+use crate::logins::Logins;
 use crate::routes::{Lock, Routes};
 use crate::secret::MockSecret;
 use crate::standby::Place;
@@ -55,6 +56,8 @@ pub(crate) struct Proxy {
     pub(crate) reloads: watch::Sender<u64>,
     /// Connections that have not said who they are.
     pub(crate) unnamed: Unnamed,
+    /// Clients that have not proved who they are.
+    pub(crate) logins: Arc<Logins>,
     /// What mock exchanges are made of.
     pub(crate) mock_secret: MockSecret,
     /// Who waits to serve in our place.
@@ -78,6 +81,7 @@ impl Proxy {
             held: Arc::default(),
             reloads: watch::Sender::new(0),
             unnamed: Unnamed::default(),
+            logins: Arc::default(),
             mock_secret,
             standby: Place::default(),
         };

@@ -1,16 +1,45 @@
-//! Connections that have not said who they are. They cost nothing but open files, and anybody can make them: there is a
-//! limit, at which whoever has waited longest makes way for the next. A client says who it is within a round trip or a few.
+//! Connections that have not said who they are, or have and wait in line for their login. They cost nothing but open files, and
+//! anybody can make them: there is a limit, at which the longest waiting of the address that has the most makes way for the next.
+//! A client says who it is within a round trip or a few.
 
+use crate::config::Origin;
 use crate::entry::lock;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::sync::Notify;
 
-/// All of them, by the order in which they came.
+#[derive(Debug, Default)]
+struct State {
+    last: u64,
+    /// Of each address that has any: those that wait, by the order in which they came.
+    waiting: HashMap<Origin, BTreeMap<u64, Arc<Notify>>>,
+    count: usize,
+}
+
+impl State {
+    /// Takes one away, if it is there.
+    fn remove(&mut self, host: Origin, number: u64) -> Option<Arc<Notify>> {
+        let of_host = self.waiting.get_mut(&host)?;
+        let removed = of_host.remove(&number)?;
+        if of_host.is_empty() {
+            self.waiting.remove(&host);
+        }
+        self.count -= 1;
+        Some(removed)
+    }
+
+    /// The longest waiting of the address that has the most.
+    fn longest(&self) -> Option<(Origin, u64)> {
+        let first = |(host, of_host): (&Origin, &BTreeMap<u64, _>)| Some((*host, *of_host.first_key_value()?.0));
+        self.waiting.iter().max_by_key(|(_, of_host)| of_host.len()).and_then(first)
+    }
+}
+
+/// All of them.
 #[derive(Debug, Default)]
 pub(crate) struct Unnamed {
-    waiting: Mutex<(u64, BTreeMap<u64, Arc<Notify>>)>,
+    state: Mutex<State>,
     turned_away: AtomicU64,
 }
 
@@ -18,30 +47,33 @@ pub(crate) struct Unnamed {
 #[derive(Debug)]
 pub(crate) struct Place<'u> {
     of: &'u Unnamed,
+    host: Origin,
     number: u64,
     called: Arc<Notify>,
 }
 
 impl Unnamed {
     /// A place among `most`.
-    pub(crate) fn enter(&self, most: usize) -> Place<'_> {
-        let called = Arc::new(Notify::new());
-        let mut waiting = lock(&self.waiting);
-        waiting.0 += 1;
-        let number = waiting.0;
-        waiting.1.insert(number, called.clone());
-        while waiting.1.len() > most
-            && let Some((_, longest)) = waiting.1.pop_first()
+    pub(crate) fn enter(&self, origin: Origin, most: usize) -> Place<'_> {
+        let (host, called) = (origin.host(), Arc::new(Notify::new()));
+        let mut state = lock(&self.state);
+        state.last += 1;
+        let number = state.last;
+        state.waiting.entry(host).or_default().insert(number, called.clone());
+        state.count += 1;
+        while state.count > most
+            && let Some((host, number)) = state.longest()
+            && let Some(longest) = state.remove(host, number)
         {
             self.turned_away.fetch_add(1, Ordering::Relaxed);
             longest.notify_one();
         }
-        Place { of: self, number, called }
+        Place { of: self, host, number, called }
     }
 
     /// How many there are.
     pub(crate) fn count(&self) -> usize {
-        lock(&self.waiting).1.len()
+        lock(&self.state).count
     }
 
     /// How many had to make way.
@@ -59,7 +91,7 @@ impl Place<'_> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        lock(&self.of.waiting).1.remove(&self.number);
+        lock(&self.of.state).remove(self.host, self.number);
     }
 }
 
@@ -70,13 +102,26 @@ mod tests {
     #[tokio::test]
     async fn the_longest_waiting_makes_way() {
         let unnamed = Unnamed::default();
-        let (first, second) = (unnamed.enter(2), unnamed.enter(2));
+        let enter = |most| unnamed.enter(Origin::Local, most);
+        let (first, second) = (enter(2), enter(2));
         assert_eq!((unnamed.count(), unnamed.turned_away()), (2, 0));
-        let third = unnamed.enter(2);
+        let third = enter(2);
         first.makes_way().await;
         drop((first, third));
         assert_eq!((unnamed.count(), unnamed.turned_away()), (1, 1));
-        let _fourth = unnamed.enter(1);
+        let _fourth = enter(1);
         second.makes_way().await;
+    }
+
+    #[tokio::test]
+    async fn of_the_address_that_has_the_most() {
+        let unnamed = Unnamed::default();
+        let enter = |address: &str| unnamed.enter(Origin::Address(address.parse().unwrap()), 3);
+        let alone = enter("10.0.0.1");
+        let (first, _second, _third) = (enter("10.0.0.2"), enter("10.0.0.2"), enter("10.0.0.2"));
+        first.makes_way().await;
+        let made_way = tokio::time::timeout(std::time::Duration::from_millis(1), alone.makes_way());
+        assert!(made_way.await.is_err());
+        assert_eq!(unnamed.count(), 3);
     }
 }

@@ -1,7 +1,8 @@
 //! Who may connect from where: the servers see the proxy's address, so the proxy has to look at the clients'.
 
 use serde::Deserialize;
-use std::net::IpAddr;
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
 
 /// One rule.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -47,12 +48,40 @@ pub enum TlsNeed {
 }
 
 /// Where a connection comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Origin {
     /// A socket of this machine.
     Local,
     /// An address.
     Address(IpAddr),
+}
+
+/// A network of this length is one host's or one customer's, with all of its addresses.
+const IPV6_HOST_BITS: u32 = 64;
+
+impl Origin {
+    /// The same for all addresses that one host can have.
+    pub(crate) fn host(self) -> Origin {
+        match self {
+            Origin::Local => Origin::Local,
+            Origin::Address(address) => Origin::Address(match address.to_canonical() {
+                IpAddr::V4(address) => IpAddr::V4(address),
+                IpAddr::V6(address) => {
+                    let ignored = u128::BITS - IPV6_HOST_BITS;
+                    IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> ignored << ignored))
+                }
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Local => f.write_str("local"),
+            Origin::Address(address) => address.fmt(f),
+        }
+    }
 }
 
 /// A set of origins.

@@ -33,6 +33,9 @@ fn what_is_wrong_is_named() {
         ("127.0.0.1:6432", "localhost", "\"localhost\" is neither"),
         ("[servers.a]", "workers = 0\n[servers.a]", "`workers` is 0"),
         ("[servers.a]", "socket_mode = \"999\"\n[servers.a]", "octal"),
+        ("[servers.a]", "limits = { unnamed = 0 }\n[servers.a]", "`limits.unnamed` is 0"),
+        ("[servers.a]", "limits = { logins_per_tenant = 0 }\n[servers.a]", "`limits.logins_per_tenant` is 0"),
+        ("[servers.a]", "limits = { logins_per_address = 0 }\n[servers.a]", "`limits.logins_per_address` is 0"),
         ("[servers.a]", "limits = { memory_mib = 1 }\n[servers.a]", "not for 1000"),
     ] {
         let text = GOOD.replace(from, to);
@@ -48,6 +51,22 @@ fn what_surprises_is_said() {
         GOOD.replace("host = \"127.0.0.1\"", "host = \"/run/postgresql\"").replace("127.0.0.1:6432", "0.0.0.0:6432");
     let warnings = Config::parse(&text).unwrap().warnings();
     assert!(warnings[0].contains("peer") && warnings[1].contains("without TLS"), "{warnings:?}");
+}
+
+#[test]
+fn logins_leave_room_for_others() {
+    let places = |limits: &str, connections: &str| {
+        let text = GOOD.replace("[servers.a]", &format!("limits = {{ {limits} }}\n[servers.a]"));
+        let config = Config::parse(&(text + connections)).unwrap();
+        let (_, places) = crate::logins::places(&config, "shop", Origin::Local).unwrap();
+        (places.all, places.tenant, places.address)
+    };
+    assert_eq!(places("", ""), (500, 64, 16));
+    assert_eq!(places("", "connections = 8"), (500, 4, 2));
+    assert_eq!(places("connections = 1", ""), (1, 1, 1));
+    assert_eq!(places("logins_per_tenant = 3, logins_per_address = 2", ""), (500, 3, 2));
+    let config = Config::parse(GOOD).unwrap();
+    assert!(crate::logins::places(&config, "other", Origin::Local).is_none());
 }
 
 #[test]

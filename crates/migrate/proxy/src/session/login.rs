@@ -7,6 +7,7 @@ use crate::config::Server;
 use crate::entry::Activity;
 use crate::error::{Refusal, SessionError};
 use crate::link::{self, Reader, refused};
+use crate::logins;
 use crate::proxy::Proxy;
 use crate::secret::{Credential, Login, nonce};
 use crate::steady::Steady;
@@ -16,6 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use stillpoint_migrate_wire::backend::{self, Authentication, put_authentication, put_key_data, put_parameter_status};
 use stillpoint_migrate_wire::frame::HEADER_LEN;
+use stillpoint_migrate_wire::frontend::SaslInitial;
 use stillpoint_migrate_wire::scram::{self, Transcript, Verifier};
 use stillpoint_migrate_wire::{WireError, frontend};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -23,6 +25,8 @@ use zeroize::Zeroizing;
 
 /// As the server: no answer to a question about passwords is longer.
 const ANSWER_MAX: usize = 65_535;
+/// What is put around the contents of an answer is shorter: no secret is copied to make room for it.
+const ANSWER_EXTRA: usize = 64;
 
 /// A session of which both sides are ready.
 pub(super) struct LoggedIn {
@@ -74,56 +78,34 @@ impl Session {
     }
 }
 
-/// Logs in at the tenant's server, once it is in service, and tells the client.
-pub(super) async fn log_in(
-    client: &mut Stream,
-    wish: &Wish,
-    place: &Place,
-    proxy: &Proxy,
-) -> Result<LoggedIn, SessionError> {
-    let server = place.admit().await.map_err(SessionError::Refused)?;
-    let (asked, known) = (wish.startup.version.minor, wish.minor);
-    if asked != known || wish.startup.protocol_options().next().is_some() {
-        let mut bytes = Vec::new();
-        backend::put_negotiate(&mut bytes, known, wish.startup.protocol_options());
-        write(client, &bytes).await?;
-    }
-    let packet = link::startup_packet(&wish.startup, &server, &wish.who.database);
-    let limit = proxy.settings().config.limits.connect();
-    let (mut logged_in, mut greeting, key) = match place.tenant.verifier(&wish.who.user, &proxy.mock_secret) {
-        Some(verifier) => {
-            let credential = ask(client, verifier, &wish.who.user).await?;
-            let ready = link::login(&server, &packet, &wish.who.user, &credential, limit).await?;
-            let mut greeting = Vec::new();
-            put_authentication(&mut greeting, 0, &[]);
-            let link::Ready { stream, leftover, parameters, key } = ready;
-            (LoggedIn { server, stream, leftover, parameters, credential }, greeting, key)
-        }
-        None => {
-            let mut stream = link::connect(&server, limit).await?;
-            stream.write_all(&packet).await.map_err(SessionError::Server)?;
-            stream.flush().await.map_err(SessionError::Server)?;
-            listen(client, stream, server).await?
-        }
-    };
-    for (name, value) in &logged_in.parameters {
-        put_parameter_status(&mut greeting, name, value);
-    }
-    put_key_data(&mut greeting, &place.entry.key());
-    stillpoint_migrate_wire::frame::put(&mut greeting, b'Z', |body| body.push(b'I'));
-    place.entry.cancel_at(logged_in.server.clone(), key);
-    greeting.append(&mut logged_in.leftover);
-    write(client, &greeting).await?;
-    Ok(logged_in)
+/// A client that has not proved who it is.
+struct Applicant<'a> {
+    stream: &'a mut Stream,
+    place: &'a logins::Place,
 }
 
-async fn write(client: &mut Stream, bytes: &[u8]) -> Result<(), SessionError> {
-    client.write_all(bytes).await.map_err(SessionError::Client)?;
-    client.flush().await.map_err(SessionError::Client)
+impl Applicant<'_> {
+    async fn write(&mut self, bytes: &[u8]) -> Result<(), SessionError> {
+        self.stream.write_all(bytes).await.map_err(SessionError::Client)?;
+        self.stream.flush().await.map_err(SessionError::Client)
+    }
+
+    /// Reads its answer: the body. It has as much time as there is, unless others wait for its place.
+    async fn answer(&mut self) -> Result<Zeroizing<Vec<u8>>, SessionError> {
+        self.place.client_owes(true);
+        let answer = tokio::select! {
+            answer = read_answer(self.stream) => answer,
+            () = self.place.makes_way() => {
+                let message = "no answer came in time, and others wait to log in";
+                Err(SessionError::Refused(Refusal::new("53300", message)))
+            }
+        };
+        self.place.client_owes(false);
+        answer
+    }
 }
 
-/// Reads the client's answer: its body.
-async fn answer(client: &mut Stream) -> Result<Zeroizing<Vec<u8>>, SessionError> {
+async fn read_answer(client: &mut Stream) -> Result<Zeroizing<Vec<u8>>, SessionError> {
     let mut header = [0; HEADER_LEN];
     client.read_exact(&mut header).await.map_err(SessionError::Client)?;
     let [tag, len @ ..] = header;
@@ -139,22 +121,80 @@ async fn answer(client: &mut Stream) -> Result<Zeroizing<Vec<u8>>, SessionError>
     Ok(body)
 }
 
+/// Logs in at the tenant's server, once it is in service, and tells the client.
+pub(super) async fn log_in(
+    stream: &mut Stream,
+    place_in_line: &logins::Place,
+    wish: &Wish,
+    place: &Place,
+    proxy: &Proxy,
+) -> Result<LoggedIn, SessionError> {
+    let mut client = Applicant { stream, place: place_in_line };
+    let (asked, known) = (wish.startup.version.minor, wish.minor);
+    if asked != known || wish.startup.protocol_options().next().is_some() {
+        let mut bytes = Vec::new();
+        backend::put_negotiate(&mut bytes, known, wish.startup.protocol_options());
+        client.write(&bytes).await?;
+    }
+    let limit = proxy.settings().config.limits.connect();
+    let (mut logged_in, mut greeting, key) = match place.tenant.verifier(&wish.who.user, &proxy.mock_secret) {
+        Some(verifier) => {
+            // First: a client without a proof takes none of the tenant's sessions, and does not hold up a pause.
+            let credential = ask(&mut client, verifier, &wish.who.user).await?;
+            let server = place.admit().await.map_err(SessionError::Refused)?;
+            let packet = link::startup_packet(&wish.startup, &server, &wish.who.database);
+            let ready = match link::login(&server, &packet, &wish.who.user, &credential, limit).await {
+                Ok(ready) => ready,
+                Err(error) => return Err(pass_on(&mut client, error).await),
+            };
+            let mut greeting = Vec::new();
+            put_authentication(&mut greeting, 0, &[]);
+            let link::Ready { stream, leftover, parameters, key } = ready;
+            (LoggedIn { server, stream, leftover, parameters, credential }, greeting, key)
+        }
+        None => {
+            let server = place.admit().await.map_err(SessionError::Refused)?;
+            let packet = link::startup_packet(&wish.startup, &server, &wish.who.database);
+            let mut stream = link::connect(&server, limit).await?;
+            stream.write_all(&packet).await.map_err(SessionError::Server)?;
+            stream.flush().await.map_err(SessionError::Server)?;
+            listen(&mut client, stream, server).await?
+        }
+    };
+    for (name, value) in &logged_in.parameters {
+        put_parameter_status(&mut greeting, name, value);
+    }
+    put_key_data(&mut greeting, &place.entry.key());
+    stillpoint_migrate_wire::frame::put(&mut greeting, b'Z', |body| body.push(b'I'));
+    place.entry.cancel_at(logged_in.server.clone(), key);
+    greeting.append(&mut logged_in.leftover);
+    client.write(&greeting).await?;
+    Ok(logged_in)
+}
+
+/// Tells a client that has proved who it is why the server refuses it, and gives the error back.
+async fn pass_on(client: &mut Applicant<'_>, error: SessionError) -> SessionError {
+    if let SessionError::ServerRefused { code, message } = &error {
+        let mut bytes = Vec::new();
+        backend::put_fatal(&mut bytes, code.as_str(), message.as_str(), None);
+        let _ = client.write(&bytes).await;
+    }
+    error
+}
+
 /// Asks for the proof that `verifier` is about.
-async fn ask(client: &mut Stream, verifier: Verifier, user: &str) -> Result<Credential, SessionError> {
+async fn ask(client: &mut Applicant<'_>, verifier: Verifier, user: &str) -> Result<Credential, SessionError> {
     let protocol = SessionError::ClientProtocol;
     let mut bytes = Vec::new();
     backend::put_sasl(&mut bytes, [scram::MECHANISM]);
-    write(client, &bytes).await?;
-    let body = answer(client).await?;
-    let initial = frontend::sasl_initial(&body).map_err(protocol)?;
-    if initial.mechanism != scram::MECHANISM {
-        return Err(protocol(WireError::Scram("the mechanism was not offered")));
-    }
-    let server = scram::Server::begin(verifier, initial.data, &nonce()).map_err(protocol)?;
+    client.write(&bytes).await?;
+    let body = client.answer().await?;
+    let data = offered(frontend::sasl_initial(&body))?;
+    let server = scram::Server::begin(verifier, data, &nonce()).map_err(protocol)?;
     bytes.clear();
     put_authentication(&mut bytes, 11, server.first().as_bytes());
-    write(client, &bytes).await?;
-    let body = answer(client).await?;
+    client.write(&bytes).await?;
+    let body = client.answer().await?;
     let (last, keys) = server.end(&body).map_err(|error| match error {
         WireError::WrongProof => {
             let message = format!("password authentication failed for user \"{user}\"");
@@ -164,13 +204,21 @@ async fn ask(client: &mut Stream, verifier: Verifier, user: &str) -> Result<Cred
     })?;
     bytes.clear();
     put_authentication(&mut bytes, 12, last.as_bytes());
-    write(client, &bytes).await?;
+    client.write(&bytes).await?;
     Ok(Credential { login: Login::Keys(keys), stored: None })
+}
+
+/// The client's first message of an exchange by the mechanism that was offered, which is one.
+fn offered(initial: Result<SaslInitial<'_>, WireError>) -> Result<&[u8], SessionError> {
+    match initial.map_err(SessionError::ClientProtocol)? {
+        SaslInitial { mechanism: scram::MECHANISM, data } => Ok(data),
+        _ => Err(SessionError::ClientProtocol(WireError::Scram("the mechanism was not offered"))),
+    }
 }
 
 /// Passes the server's questions and the client's answers on, and remembers what they are good for.
 async fn listen(
-    client: &mut Stream,
+    client: &mut Applicant<'_>,
     mut stream: Stream,
     server: Arc<Server>,
 ) -> Result<(LoggedIn, Vec<u8>, frontend::CancelKey), SessionError> {
@@ -182,58 +230,25 @@ async fn listen(
     loop {
         let message = reader.next(&mut stream).await?;
         if message.tag == b'E' {
-            write(client, message.bytes).await?;
+            client.write(message.bytes).await?;
             return Err(refused(message.body));
         }
         if message.tag != b'R' {
-            write(client, message.bytes).await?;
+            client.write(message.bytes).await?;
             continue;
         }
-        let reply = match backend::authentication(message.body).map_err(protocol)? {
+        let answer = match backend::authentication(message.body).map_err(protocol)? {
             Authentication::Ok => {
                 greeting.extend_from_slice(message.bytes);
                 break;
             }
             Authentication::SaslFinal(_) => {
-                write(client, message.bytes).await?;
+                client.write(message.bytes).await?;
                 continue;
             }
-            Authentication::Sasl(mechanisms) => {
-                write(client, &without_binding(&mechanisms)?).await?;
-                let reply = answer(client).await?;
-                let initial = frontend::sasl_initial(&reply).map_err(SessionError::ClientProtocol)?;
-                if stream.is_tls() && initial.data.starts_with(b"y") {
-                    return Err(SessionError::Refused(taken_for_an_attack()));
-                }
-                let mut transcript = Transcript::default();
-                transcript.client_first(initial.data).map_err(SessionError::ClientProtocol)?;
-                login = Login::Heard(transcript);
-                reply
-            }
-            Authentication::SaslContinue(data) => {
-                let Login::Heard(transcript) = &mut login else {
-                    return Err(protocol(WireError::Scram("messages are out of order")));
-                };
-                transcript.server_first(data);
-                write(client, message.bytes).await?;
-                let reply = answer(client).await?;
-                transcript.client_last(&reply).map_err(SessionError::ClientProtocol)?;
-                reply
-            }
-            question @ (Authentication::Cleartext | Authentication::Md5(_)) => {
-                let clear = question == Authentication::Cleartext;
-                write(client, message.bytes).await?;
-                let reply = answer(client).await?;
-                let password = frontend::password(&reply).map_err(SessionError::ClientProtocol)?;
-                login = if clear { Login::Password(Zeroizing::new(password.to_vec())) } else { Login::Md5 };
-                reply
-            }
-            Authentication::Other(method) => return Err(SessionError::Refused(cannot_pass(method))),
+            question => answer(client, &question, message.bytes, &mut login, stream.is_tls()).await?,
         };
-        let mut passed = Vec::with_capacity(reply.len() + HEADER_LEN);
-        stillpoint_migrate_wire::frame::put(&mut passed, b'p', |body| body.extend_from_slice(&reply));
-        let passed = Zeroizing::new(passed);
-        stream.write_all(&passed).await.map_err(SessionError::Server)?;
+        stream.write_all(&answer).await.map_err(SessionError::Server)?;
         stream.flush().await.map_err(SessionError::Server)?;
     }
     let (mut parameters, mut key) = (BTreeMap::new(), frontend::CancelKey { pid: 0, secret: Vec::new() });
@@ -248,7 +263,7 @@ async fn listen(
             b'Z' => break,
             b'E' => {
                 greeting.extend_from_slice(message.bytes);
-                write(client, &greeting).await?;
+                client.write(&greeting).await?;
                 return Err(refused(message.body));
             }
             _ => greeting.extend_from_slice(message.bytes),
@@ -257,6 +272,61 @@ async fn listen(
     let leftover = reader.leftover().to_vec();
     let credential = Credential { login, stored: None };
     Ok((LoggedIn { server, stream, leftover, parameters, credential }, greeting, key))
+}
+
+/// Asks the client what the server asks. What the server gets is made of what was understood, not of what came.
+async fn answer(
+    client: &mut Applicant<'_>,
+    question: &Authentication<'_>,
+    bytes: &[u8],
+    login: &mut Login,
+    server_is_tls: bool,
+) -> Result<Zeroizing<Vec<u8>>, SessionError> {
+    let room = |reply: &[u8]| Zeroizing::new(Vec::<u8>::with_capacity(reply.len() + ANSWER_EXTRA));
+    match question {
+        Authentication::Sasl(mechanisms) => {
+            client.write(&without_binding(mechanisms)?).await?;
+            let reply = client.answer().await?;
+            let data = offered(frontend::sasl_initial(&reply))?;
+            if server_is_tls && data.starts_with(b"y") {
+                return Err(SessionError::Refused(taken_for_an_attack()));
+            }
+            let mut transcript = Transcript::default();
+            transcript.client_first(data).map_err(SessionError::ClientProtocol)?;
+            *login = Login::Heard(transcript);
+            let mut answer = room(&reply);
+            frontend::put_sasl_initial(&mut answer, scram::MECHANISM, data);
+            Ok(answer)
+        }
+        Authentication::SaslContinue(data) => {
+            let Login::Heard(transcript) = login else {
+                return Err(SessionError::ServerProtocol(WireError::Scram("messages are out of order")));
+            };
+            transcript.server_first(data);
+            client.write(bytes).await?;
+            let reply = client.answer().await?;
+            transcript.client_last(&reply).map_err(SessionError::ClientProtocol)?;
+            let mut answer = room(&reply);
+            frontend::put_sasl(&mut answer, &reply);
+            Ok(answer)
+        }
+        Authentication::Cleartext | Authentication::Md5(_) => {
+            client.write(bytes).await?;
+            let reply = client.answer().await?;
+            let password = frontend::password(&reply).map_err(SessionError::ClientProtocol)?;
+            *login = match question {
+                Authentication::Cleartext => Login::Password(Zeroizing::new(password.to_vec())),
+                _ => Login::Md5,
+            };
+            let mut answer = room(&reply);
+            frontend::put_password(&mut answer, password);
+            Ok(answer)
+        }
+        Authentication::Other(method) => Err(SessionError::Refused(cannot_pass(*method))),
+        Authentication::Ok | Authentication::SaslFinal(_) => {
+            Err(SessionError::ServerProtocol(WireError::Malformed("authentication request")))
+        }
+    }
 }
 
 /// The offer of mechanisms without those that bind the login to a TLS connection: there are two of them.

@@ -3,12 +3,15 @@
 use super::{LAST_WORDS, Session, login};
 use crate::config::Origin;
 use crate::config::access;
-use crate::entry::Who;
+use crate::entry::{Command, Who};
 use crate::error::{Refusal, SessionError};
 use crate::link;
+use crate::logins;
 use crate::proxy::{Proxy, Settings};
 use crate::steady::Steady;
 use crate::stream::{Raw, Stream};
+use crate::tenant;
+use crate::unnamed;
 use crate::workers::Arrival;
 use std::sync::Arc;
 use stillpoint_migrate_wire::WireError;
@@ -16,6 +19,7 @@ use stillpoint_migrate_wire::backend::put_fatal;
 use stillpoint_migrate_wire::frontend::CancelKey;
 use stillpoint_migrate_wire::startup::{self, Opening, Startup, Version, put_cancel};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::mpsc::UnboundedReceiver;
 
 /// A TLS record that begins a handshake: the client does not ask whether we speak TLS.
 const TLS_HANDSHAKE: u8 = 0x16;
@@ -25,14 +29,13 @@ const LONG_SECRET: usize = 32;
 /// Serves a connection from its first byte to its last.
 pub(crate) async fn serve(raw: Raw, origin: Origin, arrival: Arrival, proxy: Arc<Proxy>, steady: Arc<Steady>) {
     let settings = proxy.settings();
-    let place = proxy.unnamed.enter(settings.config.limits.unnamed);
+    let waiting = proxy.unnamed.enter(origin, settings.config.limits.unnamed);
     drop(arrival);
     let opening = tokio::time::timeout(settings.config.limits.startup(), open(raw, origin, &settings));
     let opened = tokio::select! {
         opened = opening => opened,
-        () = place.makes_way() => return tracing::debug!("a connection that said nothing makes way"),
+        () = waiting.makes_way() => return tracing::debug!("a connection that said nothing makes way"),
     };
-    drop(place);
     let (mut client, opening) = match opened {
         Ok(Ok(opened)) => opened,
         Ok(Err(error)) => return tracing::debug!(%error, "a connection began wrongly"),
@@ -40,11 +43,12 @@ pub(crate) async fn serve(raw: Raw, origin: Origin, arrival: Arrival, proxy: Arc
     };
     match opening {
         Opening::Cancel(key) => {
+            drop(waiting);
             cancel(&proxy, &key).await;
             // libpq takes the end of an encrypted connection without TLS's good-bye for a failure.
             let _ = tokio::time::timeout(LAST_WORDS, client.shutdown()).await;
         }
-        Opening::Startup(startup) => session(client, startup, origin, &proxy, steady, &settings).await,
+        Opening::Startup(startup) => session(client, startup, origin, &proxy, steady, &settings, waiting).await,
         Opening::Ssl | Opening::GssEnc => {}
     }
 }
@@ -176,42 +180,18 @@ fn wish(startup: Startup, origin: Origin, tls: bool, settings: &Settings) -> Res
 }
 
 async fn session(
-    mut client: Stream,
+    client: Stream,
     startup: Startup,
     origin: Origin,
     proxy: &Arc<Proxy>,
     steady: Arc<Steady>,
     settings: &Settings,
+    waiting: unnamed::Place<'_>,
 ) {
-    let wish = match wish(startup, origin, client.is_tls(), settings) {
-        Ok(wish) => wish,
-        Err(refusal) => {
-            tracing::info!(%refusal, "a client was refused");
-            tell(&mut client, SessionError::Refused(refusal)).await;
-            return;
-        }
+    let Some((session, guard, mut commands)) = log_in(client, startup, origin, proxy, steady, settings, waiting).await
+    else {
+        return;
     };
-    let entered = enter(&wish, proxy, settings);
-    let (guard, mut commands) = match entered {
-        Ok(entered) => entered,
-        Err(refusal) => {
-            tracing::info!(%refusal, "a client was refused");
-            tell(&mut client, SessionError::Refused(refusal)).await;
-            return;
-        }
-    };
-    let limit = settings.config.limits.startup();
-    let logged_in = tokio::time::timeout(limit, login::log_in(&mut client, &wish, &guard, proxy)).await;
-    let logged_in = logged_in.unwrap_or(Err(SessionError::TimedOut("logging in")));
-    let logged_in = match logged_in {
-        Ok(logged_in) => logged_in,
-        Err(error) => {
-            tracing::info!(session = guard.entry.id, user = wish.who.user, database = wish.who.database, %error, "no session");
-            tell(&mut client, error).await;
-            return;
-        }
-    };
-    let session = Session::begin(client, wish, logged_in, &guard, proxy.clone(), steady);
     let entry = guard.entry.clone();
     tracing::debug!(
         session = entry.id,
@@ -229,21 +209,85 @@ async fn session(
     }
 }
 
+/// From the client's wish to its session, or to the reason why there is none, which it is told.
+async fn log_in(
+    mut client: Stream,
+    startup: Startup,
+    origin: Origin,
+    proxy: &Arc<Proxy>,
+    steady: Arc<Steady>,
+    settings: &Settings,
+    waiting: unnamed::Place<'_>,
+) -> Option<(Session, tenant::Place, UnboundedReceiver<Command>)> {
+    let limit = tokio::time::Instant::now() + settings.config.limits.startup();
+    let entering = async {
+        let wish = wish(startup, origin, client.is_tls(), settings)?;
+        let login = tokio::select! {
+            login = login_place(&wish, origin, proxy, settings, limit) => login?,
+            () = waiting.makes_way() => return Err(too_many_logins()),
+        };
+        let (guard, commands) = enter(&wish, proxy, settings)?;
+        Ok((wish, login, guard, commands))
+    };
+    let (wish, login, guard, commands) = match entering.await {
+        Ok(entered) => entered,
+        Err(refusal) => {
+            tracing::info!(%refusal, "a client was refused");
+            tell(&mut client, SessionError::Refused(refusal)).await;
+            return None;
+        }
+    };
+    drop(waiting);
+    let logging_in = login::log_in(&mut client, &login, &wish, &guard, proxy);
+    let logged_in = tokio::time::timeout_at(limit, logging_in).await;
+    drop(login);
+    match logged_in.unwrap_or(Err(SessionError::TimedOut("logging in"))) {
+        Ok(logged_in) => {
+            let session = Session::begin(client, wish, logged_in, &guard, proxy.clone(), steady);
+            Some((session, guard, commands))
+        }
+        Err(error) => {
+            tracing::info!(session = guard.entry.id, user = wish.who.user, database = wish.who.database, %error, "no session");
+            tell(&mut client, error).await;
+            None
+        }
+    }
+}
+
+/// Waits in line until the client may log in.
+async fn login_place(
+    wish: &Wish,
+    origin: Origin,
+    proxy: &Proxy,
+    settings: &Settings,
+    limit: tokio::time::Instant,
+) -> Result<logins::Place, Refusal> {
+    let database = &wish.who.database;
+    let (path, places) = logins::places(&settings.config, database, origin).ok_or_else(|| not_served(database))?;
+    let entering = proxy.logins.enter(path, places);
+    tokio::time::timeout_at(limit, entering).await.map_err(|_| too_many_logins())
+}
+
+fn too_many_logins() -> Refusal {
+    Refusal::new("53300", "too many clients are logging in from this address or to this database")
+}
+
+fn not_served(database: &str) -> Refusal {
+    Refusal::new("3D000", format!("database \"{database}\" is not served here"))
+}
+
 /// Gives the session its number and its place in its tenant.
 fn enter(
     wish: &Wish,
     proxy: &Arc<Proxy>,
     settings: &Settings,
-) -> Result<(crate::tenant::Place, tokio::sync::mpsc::UnboundedReceiver<crate::entry::Command>), Refusal> {
+) -> Result<(tenant::Place, UnboundedReceiver<Command>), Refusal> {
     let who = &wish.who;
-    let tenant = proxy.tenant(&who.database);
-    let unknown = || Refusal::new("3D000", format!("database \"{}\" is not served here", who.database));
-    let tenant = tenant.ok_or_else(unknown)?;
+    let tenant = proxy.tenant(&who.database).ok_or_else(|| not_served(&who.database))?;
     let most = settings.config.limits.connections;
     let full =
         || Refusal::new("53300", "sorry, too many clients already").hint("The proxy serves no more connections.");
     let entered = proxy.directory.enter(who.clone(), wish.secret_len, most, tenant.waits.clone());
     let (entry, commands) = entered.ok_or_else(full)?;
-    let place = crate::tenant::Place::new(proxy.clone(), tenant, entry);
-    Ok((place, commands))
+    Ok((tenant::Place::new(proxy.clone(), tenant, entry), commands))
 }

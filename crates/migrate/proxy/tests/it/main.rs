@@ -6,6 +6,7 @@ mod capture;
 mod drivers;
 mod hostile;
 mod large;
+mod logins;
 mod metrics;
 mod pass;
 mod regress;

@@ -5,7 +5,7 @@ pub(crate) mod follower;
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -13,6 +13,7 @@ use std::time::Duration;
 use stillpoint_migrate_proxy::control::{Client, Reply, Request, TargetSpec};
 use stillpoint_migrate_testbed::{Cluster, free_port, tied};
 use tempfile::TempDir;
+use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;
 
 /// A proxy; it ends with the test's process.
@@ -176,6 +177,36 @@ pub(crate) fn raw(proxy: &Proxy) -> TcpStream {
     let stream = TcpStream::connect(("127.0.0.1", proxy.port)).expect("connect");
     stream.set_read_timeout(Some(Duration::from_secs(60))).expect("set a limit");
     stream
+}
+
+/// A connection from another address of this machine that has said nothing.
+pub(crate) fn raw_from(proxy: &Proxy, address: Ipv4Addr) -> TcpStream {
+    let connect = async {
+        let socket = TcpSocket::new_v4()?;
+        socket.bind((address, 0).into())?;
+        socket.connect((Ipv4Addr::LOCALHOST, proxy.port).into()).await?.into_std()
+    };
+    let stream = runtime().block_on(connect).expect("connect");
+    stream.set_nonblocking(false).expect("set to blocking");
+    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("set a limit");
+    stream
+}
+
+/// The next message: its type and its body.
+pub(crate) fn next_message(stream: &mut impl Read) -> std::io::Result<(u8, Vec<u8>)> {
+    let mut header = [0; 5];
+    stream.read_exact(&mut header)?;
+    let len = u32::from_be_bytes([header[1], header[2], header[3], header[4]]);
+    let mut body = vec![0; len as usize - 4];
+    stream.read_exact(&mut body)?;
+    Ok((header[0], body))
+}
+
+/// A field of an error: `C` is its SQLSTATE, `M` its text.
+pub(crate) fn error_field(body: &[u8], field: u8) -> String {
+    let of_field = |part: &&[u8]| part.first() == Some(&field);
+    let part = body.split(|byte| *byte == 0).find(of_field).unwrap_or_else(|| panic!("{body:?}"));
+    String::from_utf8_lossy(&part[1..]).into_owned()
 }
 
 /// The packet that says who one is.

@@ -1,0 +1,105 @@
+//! Clients that say who they are and never prove it keep none from another address, and those from their own not for long.
+
+use crate::support::{Proxy, error_field, next_message, psql, raw_from, server, startup};
+use std::io::Write;
+use std::net::{Ipv4Addr, TcpStream};
+use std::time::{Duration, Instant};
+use stillpoint_migrate_testbed::{Cluster, available, until};
+
+/// As many as a server has connections, and more.
+const CROWD: usize = 140;
+
+/// A server that asks alice for her password by SCRAM, of two databases.
+fn setup(top: &str, verifiers: bool) -> (Cluster, Proxy) {
+    let cluster = Cluster::start(&["max_connections=100"]);
+    cluster.sql("postgres", "CREATE DATABASE shop");
+    cluster.sql("postgres", "CREATE DATABASE blog");
+    cluster.sql("postgres", "CREATE ROLE alice LOGIN PASSWORD 'secret'");
+    let hba = "local all all trust\nhost all alice all scram-sha-256\nhost all all all trust\n";
+    std::fs::write(cluster.data_dir().join("pg_hba.conf"), hba).expect("write pg_hba.conf");
+    cluster.sql("postgres", "SELECT pg_reload_conf()");
+    let stored = cluster.sql("postgres", "SELECT 'alice ' || rolpassword FROM pg_authid WHERE rolname = 'alice'");
+    let file = cluster.socket_dir().join("verifiers");
+    std::fs::write(&file, stored).expect("write verifiers");
+    let verifiers = if verifiers { format!("verifiers = {file:?}\n") } else { String::new() };
+    let tables = format!(
+        "{}[tenants.shop]\nserver = \"a\"\n{verifiers}[tenants.blog]\nserver = \"a\"\n{verifiers}",
+        server("a", &cluster)
+    );
+    let proxy = Proxy::start(top, &tables);
+    (cluster, proxy)
+}
+
+/// Connections from one address, whose clients answer nothing.
+fn crowd(proxy: &Proxy, address: Ipv4Addr, size: usize) -> Vec<TcpStream> {
+    let packet = startup(&[("user", "alice"), ("database", "shop")], 196_608);
+    let begin = |_| {
+        let mut stream = raw_from(proxy, address);
+        stream.write_all(&packet).expect("write");
+        stream
+    };
+    (0..size).map(begin).collect()
+}
+
+#[test]
+fn silent_logins_of_one_address_keep_none_at_another() {
+    if !available() {
+        return;
+    }
+    for verifiers in [true, false] {
+        let (cluster, proxy) = setup("", verifiers);
+        let silent = crowd(&proxy, Ipv4Addr::new(127, 0, 0, 2), CROWD);
+        until("some of them to be asked", || {
+            let mut first = [0];
+            (silent[0].peek(&mut first).ok()? == 1).then_some(())
+        });
+        // From another address, to that database and another one.
+        for database in ["shop", "blog"] {
+            let begun = Instant::now();
+            let conninfo = format!("host=127.0.0.1 port={} user=alice dbname={database}", proxy.port);
+            assert_eq!(psql(&conninfo, "secret", "SELECT 'in'").as_deref(), Ok("in"), "{database}");
+            assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+        }
+        let there = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'";
+        let count: usize = cluster.sql("postgres", there).parse().expect("a number");
+        assert!(count < 30, "{count} connections of the server");
+        drop(silent);
+    }
+}
+
+#[test]
+fn who_does_not_answer_makes_way_for_others_of_its_address() {
+    if !available() {
+        return;
+    }
+    let (_cluster, proxy) = setup("limits = { logins_per_address = 2, startup_ms = 60000 }", true);
+    let mut silent = crowd(&proxy, Ipv4Addr::LOCALHOST, 2);
+    for stream in &mut silent {
+        assert_eq!(next_message(stream).expect("a question").0, b'R');
+    }
+    // Nothing is taken from them while there is room.
+    let begun = Instant::now();
+    let conninfo = format!("host=127.0.0.1 port={} user=alice dbname=shop", proxy.port);
+    assert_eq!(psql(&conninfo, "secret", "SELECT 'in'").as_deref(), Ok("in"));
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    let (tag, body) = next_message(&mut silent[0]).expect("an error");
+    assert_eq!((tag, error_field(&body, b'C').as_str()), (b'E', "53300"));
+    // The other one goes on, and may still answer.
+    silent[1].set_read_timeout(Some(Duration::from_millis(50))).expect("set a limit");
+    assert!(next_message(&mut silent[1]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock));
+}
+
+#[test]
+fn many_clients_of_one_address_get_in_at_the_same_time() {
+    if !available() {
+        return;
+    }
+    let (_cluster, proxy) = setup("limits = { logins_per_address = 2 }", true);
+    let conninfo = format!("host=127.0.0.1 port={} user=alice dbname=shop", proxy.port);
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..24).map(|_| scope.spawn(|| psql(&conninfo, "secret", "SELECT 'in'"))).collect();
+        for client in clients {
+            assert_eq!(client.join().expect("psql ends").as_deref(), Ok("in"));
+        }
+    });
+}
