@@ -352,6 +352,7 @@ impl Config {
         if self.tls.is_none() && self.listen.iter().any(|at| matches!(at, Endpoint::Tcp(a) if !a.ip().is_loopback())) {
             warnings.push("clients of other machines connect without TLS: there is no `[tls]`".into());
         }
+        warnings.extend(access::warnings(&self.allow));
         warnings
     }
 }

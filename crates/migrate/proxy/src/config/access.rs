@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// One rule.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -94,6 +94,9 @@ pub enum Network {
     Bits(IpAddr, u8),
 }
 
+/// What stands before the IPv4 address in `::ffff:10.0.0.1`.
+const MAPPED_BITS: u8 = 96;
+
 impl TryFrom<String> for Network {
     type Error = String;
 
@@ -109,11 +112,29 @@ impl TryFrom<String> for Network {
         let address: IpAddr = address.parse().map_err(|_| wrong())?;
         let most = if address.is_ipv4() { 32 } else { 128 };
         let bits = bits.unwrap_or(most);
-        if bits > most { Err(wrong()) } else { Ok(Network::Bits(address, bits)) }
+        if bits > most {
+            return Err(wrong());
+        }
+        // Clients' addresses are looked at in their short form: an IPv4 address in its IPv6 clothes would match none.
+        match address.to_canonical() {
+            short @ IpAddr::V4(_) if address.is_ipv6() => match bits.checked_sub(MAPPED_BITS) {
+                Some(bits) => Ok(Network::Bits(short, bits)),
+                None => Err(format!(
+                    "{text:?} holds IPv4 addresses and others: write two networks, 0.0.0.0/0 and one of IPv6"
+                )),
+            },
+            address => Ok(Network::Bits(address, bits)),
+        }
     }
 }
 
 impl Network {
+    const EVERYWHERE: [Network; 3] = [
+        Network::Local,
+        Network::Bits(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
+        Network::Bits(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0),
+    ];
+
     fn contains(self, origin: Origin) -> bool {
         match (self, origin) {
             (Network::Local, Origin::Local) => true,
@@ -133,6 +154,12 @@ fn agree(a: u128, b: u128, width: u32, bits: u8) -> bool {
 }
 
 impl Rule {
+    /// Returns true if it is about every connection, so that no rule behind it decides anything.
+    pub(crate) fn fits_all(&self) -> bool {
+        let everywhere = self.from.is_empty() || Network::EVERYWHERE.iter().all(|network| self.from.contains(network));
+        self.databases.is_empty() && self.users.is_empty() && everywhere && self.tls == TlsNeed::Any
+    }
+
     fn fits(&self, database: &str, user: &str, origin: Origin, tls: bool) -> bool {
         let among = |names: &[String], name: &str| names.is_empty() || names.iter().any(|known| known == name);
         among(&self.databases, database)
@@ -140,6 +167,23 @@ impl Rule {
             && (self.from.is_empty() || self.from.iter().any(|network| network.contains(origin)))
             && (self.tls == TlsNeed::Any || tls || origin == Origin::Local)
     }
+}
+
+/// What surprises about rules, one line each.
+pub(crate) fn warnings(rules: &[Rule]) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let deciding = rules.iter().position(Rule::fits_all).map_or(rules.len(), |at| at + 1);
+    if !rules.is_empty() && rules[..deciding].iter().all(|rule| rule.action == Action::Reject) {
+        warnings
+            .push("no client may connect: no rule in `[[allow]]` that decides anything has action = \"allow\"".into());
+    }
+    if deciding < rules.len() {
+        warnings.push(format!(
+            "rule {deciding} in `[[allow]]` is about every connection: the {} behind it decide nothing",
+            rules.len() - deciding
+        ));
+    }
+    warnings
 }
 
 /// Whether a client may connect. Without rules, those of this machine may.
@@ -207,6 +251,57 @@ mod tests {
         ] {
             assert_eq!(allows(&rules, database, user, origin, tls), allowed, "{database} {user} {origin:?} {tls}");
         }
+    }
+
+    #[test]
+    fn an_ipv4_address_is_one_however_it_is_written() {
+        let rules = rules("[[allow]]\nfrom = ['::ffff:10.0.0.1', '::ffff:192.168.0.0/112', '2001:db8::/32']");
+        for (text, allowed) in [
+            ("10.0.0.1", true),
+            ("::ffff:10.0.0.1", true),
+            ("10.0.0.2", false),
+            ("192.168.7.7", true),
+            ("192.169.0.1", false),
+            ("2001:db8::7", true),
+            ("::1", false),
+        ] {
+            assert_eq!(allows(&rules, "d", "u", address(text), false), allowed, "{text}");
+        }
+        for text in ["::ffff:0.0.0.0/95", "::ffff:10.0.0.1/0", "::ffff:10.0.0.1/129"] {
+            assert!(Network::try_from(text.to_owned()).is_err(), "{text}");
+        }
+        let all: Network = "::ffff:0.0.0.0/96".to_owned().try_into().unwrap();
+        assert_eq!(all, "0.0.0.0/0".to_owned().try_into().unwrap());
+    }
+
+    #[test]
+    fn addresses_of_one_host_are_alike() {
+        for (one, other, alike) in [
+            ("10.0.0.1", "::ffff:10.0.0.1", true),
+            ("10.0.0.1", "10.0.0.2", false),
+            ("2001:db8::1", "2001:db8::ffff:ffff:ffff:ffff", true),
+            ("2001:db8::1", "2001:db8:0:1::1", false),
+        ] {
+            assert_eq!(address(one).host() == address(other).host(), alike, "{one} {other}");
+        }
+    }
+
+    #[test]
+    fn rules_that_let_nobody_in_or_never_decide_are_named() {
+        let (reject, allow) = ("[[allow]]\naction = 'reject'\n", "[[allow]]\n");
+        for (text, count) in [
+            (allow.to_owned(), 0),
+            (reject.to_owned(), 1),
+            (format!("{reject}users = ['a']\n{reject}databases = ['d']\n"), 1),
+            (format!("{reject}users = ['a']\n{allow}"), 0),
+            (format!("{reject}{allow}"), 2),
+            (format!("{reject}from = ['0.0.0.0/0', '::/0', 'local']\n{allow}"), 2),
+            (format!("{reject}from = ['0.0.0.0/0', '::/0']\n{allow}"), 0),
+            (format!("{allow}{reject}"), 1),
+        ] {
+            assert_eq!(warnings(&rules(&text)).len(), count, "{text}");
+        }
+        assert_eq!(warnings(&[]), [""; 0]);
     }
 
     #[test]
