@@ -13,6 +13,9 @@ fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
             if let Ok(startup::Opening::Startup(startup)) = startup::decode(bytes) {
                 let mut again = Vec::new();
                 startup.encode(&mut again);
+                let mut for_server = Vec::new();
+                startup.for_server(None).encode(&mut for_server);
+                assert!(startup::decode(&for_server).is_ok());
                 assert_eq!(startup::decode(&again), Ok(startup::Opening::Startup(startup)));
             }
         }
@@ -69,8 +72,10 @@ fn of_server(body: &[u8]) {
 
 fn seeds() -> Vec<Vec<u8>> {
     let mut opening = vec![0];
-    let parameters = vec![("user".to_owned(), b"alice".to_vec()), ("database".to_owned(), b"shop".to_vec())];
-    startup::Startup { version: startup::Version::V3_2, parameters }.encode(&mut opening);
+    let parameters = [("user", &b"alice"[..]), ("database", b"shop"), ("replication", b"off"), ("_pq_.x", b"1")];
+    if let Ok(startup) = startup::Startup::of(startup::Version::V3_2, parameters) {
+        startup.encode(&mut opening);
+    }
     let mut client = vec![1];
     frontend::put_query(&mut client, "set app.tenant = 1; select set_config('a.b', 'c', false)");
     frontend::put_parse(&mut client, b"s", b"select $1", &[23]);

@@ -19,7 +19,7 @@ const ORDER: [&str; 9] = [
 const WAITING: [(&str, &[&str]); 4] = [
     (
         "stillpoint-migrate-proxy",
-        &["drivers", "hostile", "metrics", "pass", "regress", "replication", "signals", "silent", "tls"],
+        &["drivers", "hostile", "metrics", "pass", "regress", "replication", "signals", "silent", "startup", "tls"],
     ),
     ("stillpoint-migrate-engine", &["attach", "check", "faults", "holds", "regress", "run", "since", "targets", "tls"]),
     (

@@ -176,7 +176,7 @@ impl Refusal {
         match error {
             SessionError::Client(_) | SessionError::ServerRefused { .. } => None,
             SessionError::Refused(refusal) => Some(refusal.clone()),
-            SessionError::ClientProtocol(error) => Some(Refusal::new("08P01", error.to_string())),
+            SessionError::ClientProtocol(error) => Some(Refusal::new(error.sqlstate(), error.to_string())),
             SessionError::Server(_) | SessionError::ServerClosed | SessionError::ServerProtocol(_) => {
                 Some(Refusal::new("08006", "the server closed the connection unexpectedly"))
             }
@@ -207,6 +207,14 @@ mod tests {
             for shown in [error.to_string(), format!("{error:?}")] {
                 assert!(!shown.contains(char::is_control), "{shown}");
             }
+        }
+        for error in [
+            WireError::Repeated(text()),
+            WireError::ParameterName(text()),
+            WireError::ReplicationValue(text()),
+            WireError::Tag(b'\n'),
+        ] {
+            assert!(!error.to_string().contains(char::is_control), "{error}");
         }
         // The client gets its names as it has sent them.
         assert_eq!(refusal.message.as_str(), text());

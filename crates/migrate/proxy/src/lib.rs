@@ -6,7 +6,8 @@
 //!
 //! The crate guarantees: what a client may do directly it may do through the proxy, since messages are passed on as they
 //! are; a client or server that is slow, silent or broken harms its own session only; bytes that are not the protocol end
-//! their connection with an error that says so; memory is bounded by the number of connections. A tenant is switched only
+//! their connection with an error that says so; what a client asks for is read once, and servers get what was read; clients that
+//! do not finish their logins keep none from another address or of another tenant; memory is bounded by the number of connections. A tenant is switched only
 //! while no transaction is open ([`control::Request::Pause`]), and every limit of time leads back to the source. When the
 //! one who asked for a pause dies, the sessions go on at the source. After [`control::Request::Switch`] a session is at the
 //! target with its settings, role, prepared statements, channels and advisory locks, or it is closed, and named in the reply.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use stillpoint_migrate_wire::backend::{self, Authentication};
 use stillpoint_migrate_wire::frame::{Scanner, Step};
 use stillpoint_migrate_wire::frontend::{self, CancelKey};
-use stillpoint_migrate_wire::startup::{Startup, Version, put_ssl_request};
+use stillpoint_migrate_wire::startup::{Startup, put_ssl_request};
 use stillpoint_migrate_wire::{md5, scram};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
@@ -97,17 +97,9 @@ pub(crate) async fn connect(server: &Server, limit: Duration) -> Result<Stream, 
 }
 
 /// The packet that begins a session at a server: ours is always 3.0, since nothing else differs but keys.
-pub(crate) fn startup_packet(client: &Startup, server: &Server, database: &str) -> Vec<u8> {
-    let mut parameters: Vec<(String, Vec<u8>)> = client
-        .parameters
-        .iter()
-        .filter(|(name, _)| name != "database" && !name.starts_with("_pq_."))
-        .cloned()
-        .collect();
-    let database = server.database.as_deref().unwrap_or(database);
-    parameters.push(("database".into(), database.as_bytes().to_vec()));
+pub(crate) fn startup_packet(client: &Startup, server: &Server) -> Vec<u8> {
     let mut packet = Vec::new();
-    Startup { version: Version::V3_0, parameters }.encode(&mut packet);
+    client.for_server(server.database.as_deref()).encode(&mut packet);
     packet
 }
 

@@ -43,6 +43,20 @@ pub(crate) fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, ConfigError> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
+/// Encrypts a connection of a client.
+pub(crate) async fn accept(raw: Raw, acceptor: &TlsAcceptor) -> std::io::Result<Encrypted> {
+    let stream = acceptor.accept(raw).await?;
+    let names_protocol = stream.get_ref().1.alpn_protocol() == Some(ALPN);
+    Ok(Encrypted { stream: Stream::Tls(Box::new(stream.into())), names_protocol })
+}
+
+/// A client's connection inside of TLS.
+pub(crate) struct Encrypted {
+    pub(crate) stream: Stream,
+    /// True if the client has named the protocol inside (ALPN): what it says is meant for a PostgreSQL server.
+    pub(crate) names_protocol: bool,
+}
+
 /// Encrypts a connection to `server`, which has said that it will.
 pub(crate) async fn connect(raw: Raw, server: &Server) -> Result<Stream, SessionError> {
     match handshake(raw, server).await {

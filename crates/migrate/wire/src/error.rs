@@ -1,5 +1,6 @@
 //! What can be wrong with bytes from outside.
 
+use crate::startup::Version;
 use thiserror::Error;
 
 /// Bytes that are not the protocol.
@@ -19,6 +20,30 @@ pub enum WireError {
     /// A message whose contents do not fit its type.
     #[error("malformed {0}")]
     Malformed(&'static str),
+    /// A version of the protocol that only others speak.
+    #[error("unsupported frontend protocol {0}: the proxy supports 3.0 to 3.2")]
+    Version(Version),
+    /// A startup packet without the name of a role.
+    #[error("no PostgreSQL user name specified in startup packet")]
+    NoUser,
+    /// A parameter of the startup packet that is there more than once, in whatever case: the beginning of its name.
+    #[error("parameter {0:?} is more than once in the startup packet")]
+    Repeated(String),
+    /// A parameter of the startup packet that cannot be called so: the beginning of its name.
+    #[error("invalid name of a parameter in the startup packet: {0:?}")]
+    ParameterName(String),
+    /// A value of the parameter `replication` that no server knows: its beginning.
+    #[error("invalid value for parameter \"replication\": {0:?}")]
+    ReplicationValue(String),
+    /// The name of a role or database that is not UTF-8: which of them.
+    #[error("`{0}` in the startup packet is not UTF-8")]
+    NotText(&'static str),
+    /// The name of a role or database of which a server would read the beginning: which of them.
+    #[error("`{0}` in the startup packet is longer than 63 bytes")]
+    NameTooLong(&'static str),
+    /// TLS from the first byte on, and not for this protocol by name: what the client says may be meant for another server.
+    #[error("direct TLS connection without the ALPN protocol \"postgresql\"")]
+    NoAlpn,
     /// A stored password that is none of the kinds that PostgreSQL keeps.
     #[error("stored password is not a SCRAM-SHA-256 verifier")]
     NotAVerifier,
@@ -28,6 +53,27 @@ pub enum WireError {
     /// The proof or signature is not that of the one who knows the password.
     #[error("SCRAM proof does not match the stored key")]
     WrongProof,
+}
+
+impl WireError {
+    /// The SQLSTATE by which a client is told.
+    pub fn sqlstate(&self) -> &'static str {
+        match self {
+            WireError::Version(_) => "0A000",
+            WireError::NoUser | WireError::NotText(_) => "28000",
+            WireError::ReplicationValue(_) => "22023",
+            WireError::NameTooLong(_) => "42622",
+            WireError::WrongProof => "28P01",
+            WireError::Length { .. }
+            | WireError::Tag(_)
+            | WireError::Malformed(_)
+            | WireError::Repeated(_)
+            | WireError::ParameterName(_)
+            | WireError::NoAlpn
+            | WireError::NotAVerifier
+            | WireError::Scram(_) => "08P01",
+        }
+    }
 }
 
 fn shown(tag: u8) -> String {

@@ -4,9 +4,10 @@
 //!
 //! The crate guarantees that no input makes it panic or allocate more than a small multiple of what it was given: lengths
 //! are checked against limits before anything is taken ([`frame::Scanner`]), and a message that is malformed is an error
-//! that names it, after which the connection can only be closed. [`Conversation`] answers one question, which a proxy needs
-//! to know: *does the server owe anything, and is a transaction open?* Only where the answer is "neither" may a session be
-//! moved.
+//! that names it, after which the connection can only be closed. What opens a session is one value that holds each parameter
+//! once ([`startup::Startup`]): a packet that two readers could take for two things is malformed. [`Conversation`] answers
+//! one question, which a proxy needs to know: *does the server owe anything, and is a transaction open?* Only where the
+//! answer is "neither" may a session be moved.
 //!
 //! ```text
 //!            Query, Sync: one ReadyForQuery owed each          ReadyForQuery(I), nothing owed

@@ -19,6 +19,7 @@ use stillpoint_migrate_wire::backend::{self, Authentication, put_authentication,
 use stillpoint_migrate_wire::frame::HEADER_LEN;
 use stillpoint_migrate_wire::frontend::SaslInitial;
 use stillpoint_migrate_wire::scram::{self, Transcript, Verifier};
+use stillpoint_migrate_wire::startup::Replication;
 use stillpoint_migrate_wire::{WireError, frontend};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use zeroize::Zeroizing;
@@ -51,8 +52,7 @@ impl Session {
         let mut pump = Pump::new(client, logged_in.stream, place.entry.clone(), notes);
         pump.parameters = logged_in.parameters;
         pump.inject(&logged_in.leftover);
-        let replicates =
-            wish.startup.get("replication").is_some_and(|value| !matches!(value, b"false" | b"off" | b"no" | b"0"));
+        let replicates = wish.startup.replication() != Replication::Off;
         if replicates {
             place.entry.set_pinned(Some("it is a replication connection".into()));
         }
@@ -130,7 +130,7 @@ pub(super) async fn log_in(
     proxy: &Proxy,
 ) -> Result<LoggedIn, SessionError> {
     let mut client = Applicant { stream, place: place_in_line };
-    let (asked, known) = (wish.startup.version.minor, wish.minor);
+    let (asked, known) = (wish.startup.version().minor, wish.minor);
     if asked != known || wish.startup.protocol_options().next().is_some() {
         let mut bytes = Vec::new();
         backend::put_negotiate(&mut bytes, known, wish.startup.protocol_options());
@@ -142,7 +142,7 @@ pub(super) async fn log_in(
             // First: a client without a proof takes none of the tenant's sessions, and does not hold up a pause.
             let credential = ask(&mut client, verifier, &wish.who.user).await?;
             let server = place.admit().await.map_err(SessionError::Refused)?;
-            let packet = link::startup_packet(&wish.startup, &server, &wish.who.database);
+            let packet = link::startup_packet(&wish.startup, &server);
             let ready = match link::login(&server, &packet, &wish.who.user, &credential, limit).await {
                 Ok(ready) => ready,
                 Err(error) => return Err(pass_on(&mut client, error).await),
@@ -154,7 +154,7 @@ pub(super) async fn log_in(
         }
         None => {
             let server = place.admit().await.map_err(SessionError::Refused)?;
-            let packet = link::startup_packet(&wish.startup, &server, &wish.who.database);
+            let packet = link::startup_packet(&wish.startup, &server);
             let mut stream = link::connect(&server, limit).await?;
             stream.write_all(&packet).await.map_err(SessionError::Server)?;
             stream.flush().await.map_err(SessionError::Server)?;

@@ -196,7 +196,7 @@ impl Session {
         credential.stored = target.verifiers.get(&self.entry.user).cloned();
         let access = Access {
             target: target.clone(),
-            packet: link::startup_packet(&self.startup, &target.server, &self.entry.database),
+            packet: link::startup_packet(&self.startup, &target.server),
             user: self.entry.user.clone(),
             credential,
             limit: self.proxy.settings().config.limits.connect(),

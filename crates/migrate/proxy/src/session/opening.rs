@@ -11,6 +11,7 @@ use crate::proxy::{Proxy, Settings};
 use crate::steady::Steady;
 use crate::stream::{Raw, Stream};
 use crate::tenant;
+use crate::tls;
 use crate::unnamed;
 use crate::workers::Arrival;
 use std::sync::Arc;
@@ -23,8 +24,9 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 /// A TLS record that begins a handshake: the client does not ask whether we speak TLS.
 const TLS_HANDSHAKE: u8 = 0x16;
-/// Length of the cancel keys of protocol 3.2 that we give.
+/// Length of the secrets of cancel keys that we give, in bytes: by protocol 3.2 and by 3.0.
 const LONG_SECRET: usize = 32;
+const SHORT_SECRET: usize = 4;
 
 /// Serves a connection from its first byte to its last.
 pub(crate) async fn serve(raw: Raw, origin: Origin, arrival: Arrival, proxy: Arc<Proxy>, steady: Arc<Steady>) {
@@ -53,34 +55,69 @@ pub(crate) async fn serve(raw: Raw, origin: Origin, arrival: Arrival, proxy: Arc
     }
 }
 
-/// Reads the first packet that means something.
+/// Reads the first packet that means something. A client asks for each kind of encryption at most once, and for none inside of TLS.
 async fn open(raw: Raw, origin: Origin, settings: &Settings) -> Result<(Stream, Opening), SessionError> {
     if let (Raw::Tcp(stream), Some(tls)) = (&raw, &settings.tls) {
         let mut first = [0];
         let n = stream.peek(&mut first).await.map_err(SessionError::Client)?;
         if n == 1 && first[0] == TLS_HANDSHAKE {
-            let mut stream = Stream::Tls(Box::new(tls.accept(raw).await.map_err(SessionError::Client)?.into()));
-            let opening = packet(&mut stream).await?;
-            return Ok((stream, opening));
+            let tls::Encrypted { mut stream, names_protocol } =
+                tls::accept(raw, tls).await.map_err(SessionError::Client)?;
+            if !names_protocol {
+                return Err(tell(&mut stream, SessionError::ClientProtocol(WireError::NoAlpn)).await);
+            }
+            return first_message(stream, Asked { tls: true, gssenc: true }, origin, settings).await;
         }
     }
-    let mut stream = Stream::Plain(raw);
-    // A client asks for each kind of encryption at most once.
-    for _ in 0..3 {
-        match (packet(&mut stream).await?, stream, &settings.tls) {
-            (Opening::Ssl, Stream::Plain(mut raw @ Raw::Tcp(_)), Some(tls)) if origin != Origin::Local => {
-                raw.write_all(b"S").await.map_err(SessionError::Client)?;
-                stream = Stream::Tls(Box::new(tls.accept(raw).await.map_err(SessionError::Client)?.into()));
+    first_message(Stream::Plain(raw), Asked::default(), origin, settings).await
+}
+
+/// What a client has asked for before its session.
+#[derive(Debug, Default)]
+struct Asked {
+    tls: bool,
+    gssenc: bool,
+}
+
+async fn first_message(
+    mut stream: Stream,
+    mut asked: Asked,
+    origin: Origin,
+    settings: &Settings,
+) -> Result<(Stream, Opening), SessionError> {
+    loop {
+        match packet(&mut stream).await? {
+            Opening::Ssl if !asked.tls => {
+                stream = encrypt(stream, origin, settings).await?;
+                asked = Asked { tls: true, gssenc: asked.gssenc || stream.is_tls() };
             }
-            (Opening::Ssl | Opening::GssEnc, mut plain, _) => {
-                plain.write_all(b"N").await.map_err(SessionError::Client)?;
-                plain.flush().await.map_err(SessionError::Client)?;
-                stream = plain;
+            Opening::GssEnc if !asked.gssenc => {
+                asked.gssenc = true;
+                decline(&mut stream).await?;
             }
-            (opening, stream, _) => return Ok((stream, opening)),
+            Opening::Ssl | Opening::GssEnc => {
+                let error = SessionError::ClientProtocol(WireError::Malformed("sequence of startup packets"));
+                return Err(tell(&mut stream, error).await);
+            }
+            opening => return Ok((stream, opening)),
         }
     }
-    Err(SessionError::ClientProtocol(WireError::Malformed("sequence of startup packets")))
+}
+
+/// Answers the question for TLS, and begins with it where we speak it.
+async fn encrypt(stream: Stream, origin: Origin, settings: &Settings) -> Result<Stream, SessionError> {
+    match (stream, &settings.tls) {
+        (Stream::Plain(mut raw @ Raw::Tcp(_)), Some(tls)) if origin != Origin::Local => {
+            raw.write_all(b"S").await.map_err(SessionError::Client)?;
+            tls::accept(raw, tls).await.map(|encrypted| encrypted.stream).map_err(SessionError::Client)
+        }
+        (mut plain, _) => decline(&mut plain).await.map(|()| plain),
+    }
+}
+
+async fn decline(stream: &mut Stream) -> Result<(), SessionError> {
+    stream.write_all(b"N").await.map_err(SessionError::Client)?;
+    stream.flush().await.map_err(SessionError::Client)
 }
 
 /// Reads exactly one packet: what follows it may be for another layer.
@@ -146,18 +183,7 @@ pub(super) struct Wish {
 }
 
 fn wish(startup: Startup, origin: Origin, tls: bool, settings: &Settings) -> Result<Wish, Refusal> {
-    let Version { major, minor } = startup.version;
-    if major != 3 {
-        let message = format!("unsupported frontend protocol {major}.{minor}: the proxy supports 3.0 to 3.2");
-        return Err(Refusal::new("0A000", message));
-    }
-    let text = |name: &str| {
-        let value = startup.get(name).map(|value| String::from_utf8(value.to_vec()));
-        value.transpose().map_err(|_| Refusal::new("28000", format!("`{name}` in the startup packet is not UTF-8")))
-    };
-    let user = text("user")?.filter(|user| !user.is_empty());
-    let user = user.ok_or_else(|| Refusal::new("28000", "no PostgreSQL user name specified in startup packet"))?;
-    let database = text("database")?.filter(|name| !name.is_empty()).unwrap_or_else(|| user.clone());
+    let (user, database) = (startup.user().to_owned(), startup.database().to_owned());
     if !access::allows(&settings.config.allow, &database, &user, origin, tls) {
         let from = match origin {
             Origin::Local => "local socket".into(),
@@ -169,13 +195,9 @@ fn wish(startup: Startup, origin: Origin, tls: bool, settings: &Settings) -> Res
         );
         return Err(Refusal::new("28000", message));
     }
-    let minor = if minor >= Version::V3_2.minor { Version::V3_2.minor } else { 0 };
-    let secret_len = if minor == Version::V3_2.minor { LONG_SECRET } else { 4 };
-    let origin = match origin {
-        Origin::Local => "local".into(),
-        Origin::Address(address) => address.to_string(),
-    };
-    let who = Who { tenant: database.clone(), user, database, origin };
+    let is_new = startup.version().minor >= Version::V3_2.minor;
+    let (minor, secret_len) = if is_new { (Version::V3_2.minor, LONG_SECRET) } else { (0, SHORT_SECRET) };
+    let who = Who { tenant: database.clone(), user, database, origin: origin.to_string() };
     Ok(Wish { startup, who, minor, secret_len })
 }
 

@@ -42,6 +42,7 @@ fn what_is_not_the_protocol_is_answered_and_closed() {
         (b"\0\0\0\x03".to_vec(), "invalid length 3"),
         (b"\xff\xff\xff\xff".to_vec(), "invalid length"),
         (b"GET / HTTP/1.1\r\n\r\n".to_vec(), "invalid length"),
+        (b"\0\0\x27\x10\0\x03\0\0".to_vec(), "invalid length 10000"),
         (b"\0\0\0\x0c\0\x03\0\0user".to_vec(), "malformed startup packet"),
         (v2, "unsupported frontend protocol 2.0"),
         (startup(&[("database", "postgres")], 196_608), "no PostgreSQL user name"),

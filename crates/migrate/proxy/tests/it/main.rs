@@ -13,6 +13,7 @@ mod regress;
 mod replication;
 mod signals;
 mod silent;
+mod startup;
 mod support;
 mod switch;
 mod tls;

@@ -63,6 +63,40 @@ proptest! {
     }
 
     #[test]
+    fn a_startup_that_is_taken_says_the_same_to_a_server(
+        parameters in prop::collection::vec(
+            (
+                prop::sample::select(&["user", "USER", "database", "replication", "options", "role", "Role", "_pq_.x", ""][..]),
+                prop::sample::select(&["alice", "postgres", "", "true", "database"][..]),
+            ),
+            0..6,
+        ),
+    ) {
+        let mut packet = vec![0, 0, 0, 0, 0, 3, 0, 0];
+        for text in parameters.iter().flat_map(|(name, value)| [name, value]) {
+            packet.extend(text.bytes().chain([0]));
+        }
+        packet.push(0);
+        let len = u32::try_from(packet.len()).expect("a short packet");
+        packet[..4].copy_from_slice(&len.to_be_bytes());
+        if let Ok(startup::Opening::Startup(startup)) = startup::decode(&packet) {
+            // A server obeys the last of several, and knows no case in names of settings.
+            let last = |wanted: &str| {
+                let found = parameters.iter().rfind(|(name, _)| name.eq_ignore_ascii_case(wanted));
+                found.map(|(_, value)| *value).filter(|value| !value.is_empty())
+            };
+            prop_assert_eq!(Some(startup.user()), last("user"));
+            let mut bytes = Vec::new();
+            startup.for_server(None).encode(&mut bytes);
+            let Ok(startup::Opening::Startup(again)) = startup::decode(&bytes) else { panic!("{bytes:?}") };
+            let seen = |startup: &startup::Startup| {
+                (startup.user().to_owned(), startup.database().to_owned(), startup.replication())
+            };
+            prop_assert_eq!(seen(&again), seen(&startup));
+        }
+    }
+
+    #[test]
     fn a_conversation_that_keeps_to_the_protocol_ends_at_a_boundary(
         units in prop::collection::vec((any::<bool>(), 0..3_u8), 1..20),
     ) {
