@@ -48,7 +48,8 @@ pub fn debugger_files(pid: Pid, directory: &Path) -> Result<DebuggerFiles, Error
         let name = format!("{}-{number}.elf", patch.name);
         let (bytes, text) = image(process.memory(), patch)?;
         images.push(directory.write(&name, &bytes)?);
-        script += &format!("add-symbol-file \"{place}/{name}\" -s .text {text} -s .eh_frame {}\n", patch.eh_frame.start);
+        script +=
+            &format!("add-symbol-file \"{place}/{name}\" -s .text {text} -s .eh_frame {}\n", patch.eh_frame.start);
         for symbol in patch.symbols.iter().filter(|s| s.code) {
             map += &format!("{:x} {:x} {} [{}]\n", symbol.span.start.0, symbol.span.len, symbol.name, patch.name);
         }

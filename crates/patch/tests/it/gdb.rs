@@ -92,8 +92,10 @@ fn files_for_debuggers_go_where_no_other_user_can_change_them() {
     std::os::unix::fs::chown(path("foreign"), Some(65534), None).expect("give it away");
     std::fs::create_dir(path("real")).expect("make a directory");
     std::os::unix::fs::symlink("real", path("link")).expect("make a link");
-    for (name, why) in [("foreign", "belongs to uid 65534"), ("foreign/below", "uid 65534"), ("link", "symbolic link")] {
-        let run = Stillpoint::new().args(["patch", "gdb", "--pid"]).arg(victim.pid()).arg("--output").arg(path(name)).run();
+    for (name, why) in [("foreign", "belongs to uid 65534"), ("foreign/below", "uid 65534"), ("link", "symbolic link")]
+    {
+        let run =
+            Stillpoint::new().args(["patch", "gdb", "--pid"]).arg(victim.pid()).arg("--output").arg(path(name)).run();
         assert_eq!(run.code, Some(3), "{run}");
         assert!(run.stderr.contains(why), "{run}");
     }
@@ -101,7 +103,8 @@ fn files_for_debuggers_go_where_no_other_user_can_change_them() {
     // a map of any size is another's to make
     let map = format!("/tmp/perf-{}.map", victim.pid());
     std::fs::File::create(&map).and_then(|file| file.set_len(60 << 30)).expect("make a sparse file");
-    let run = Stillpoint::new().args(["patch", "gdb", "--pid"]).arg(victim.pid()).arg("--output").arg(path("own")).run();
+    let run =
+        Stillpoint::new().args(["patch", "gdb", "--pid"]).arg(victim.pid()).arg("--output").arg(path("own")).run();
     std::fs::remove_file(&map).expect("remove it");
     assert!(run.code != Some(0) && run.stderr.contains("more than"), "{run}");
     victim.assert_no_residue();

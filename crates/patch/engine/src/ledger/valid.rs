@@ -4,7 +4,8 @@
 //! sums that overflow, names that are paths, lines or escape sequences.
 
 use super::{
-    ConstantRecord, Contents, FunctionRecord, GuideRecord, LedgerError, PlacedPatch, Record, Site, Span, Transition, View,
+    ConstantRecord, Contents, FunctionRecord, GuideRecord, LedgerError, PlacedPatch, Record, Site, Span, Transition,
+    View,
 };
 use crate::guide::TABLE_LEN;
 use stillpoint_patch_format::{Avma, is_patch_name};
@@ -228,7 +229,12 @@ mod tests {
             eh_frame: at(0x1100, 64),
             search_table: at(0x1200, 16),
             functions: vec![function],
-            constants: vec![ConstantRecord { name: "c".into(), at: Avma(0x8000), original: vec![1, 2], new: vec![3, 4] }],
+            constants: vec![ConstantRecord {
+                name: "c".into(),
+                at: Avma(0x8000),
+                original: vec![1, 2],
+                new: vec![3, 4],
+            }],
             off_stack: vec![],
             staying: vec![],
             exports: vec![],
