@@ -128,10 +128,20 @@ pub fn carriers() -> Carriers {
         match peek(pid) {
             Ok(Some(status)) => carriers.found.push(status),
             Err(Error::Tracee(stillpoint_patch_tracee::Error::Permission { .. })) => carriers.unseen += 1,
-            // one that ended meanwhile carries nothing
-            Err(error) if started(pid.0).is_some() => carriers.unclear.push((pid, error)),
+            Err(error) if !carries_nothing(&error) && started(pid.0).is_some() => carriers.unclear.push((pid, error)),
             Ok(None) | Err(_) => {}
         }
     }
     carriers
+}
+
+/// Returns true for an error that says of itself that there is no patch: no program runs there, another one than before, or one of
+/// a kind that is never patched.
+fn carries_nothing(error: &Error) -> bool {
+    use stillpoint_patch_tracee::Error::{Exec, Gone, KernelThread, NotAProcess, NotX86_64, Own, Static, Zombie};
+    let Error::Tracee(error) = error else { return false };
+    matches!(
+        error,
+        Exec(_) | Gone(_) | KernelThread(_) | NotAProcess { .. } | NotX86_64 { .. } | Own(_) | Static(_) | Zombie(_)
+    )
 }

@@ -181,6 +181,9 @@ fn a_hostile_process_keeps_none_of_the_others_from_being_found() {
     assert!(carriers.found.iter().any(|status| status.pid == honest.pid().0), "{carriers:?}");
     let left_out = carriers.unclear.iter().find(|(pid, _)| *pid == liar.pid()).expect("it is named");
     assert!(matches!(left_out.1, Error::Ledger(_)), "{left_out:?}");
+    // threads of the kernel carry nothing, and are not worth a word
+    let is_kernel = |(_, error): &(Pid, Error)| error.to_string().contains("kernel thread");
+    assert!(!carriers.unclear.iter().any(is_kernel), "{carriers:?}");
 }
 
 #[test]
