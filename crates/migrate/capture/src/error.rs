@@ -7,6 +7,12 @@ pub enum Refusal {
     /// The parser does not know it: whatever it writes is unknown. What it expected.
     #[error("the statement cannot be parsed{0}")]
     Unparsable(String),
+    /// It has more tokens than are taken apart: how many are.
+    #[error("the statement is too long: more than {0} words and signs")]
+    TooLong(usize),
+    /// Operators in a row, set operations or brackets may make a tree that is not walked: how many levels are.
+    #[error("the statement is too deep: more than {0} words and operators without a comma between them")]
+    TooDeep(usize),
     /// A string of several statements, which is to be split before.
     #[error("{0} statements in one text")]
     Several(usize),

@@ -7,7 +7,9 @@
 //! **Guaranteed:** the statement's own text is untouched, only added to behind its RETURNING or its end, so what it does, its
 //! parameters and their numbers stay the same. Every row that it writes comes back with its image and with the hashes of its
 //! tokens, computed by the server, whose equality is not that of bytes. What cannot be shown so is refused by name, never
-//! guessed; a statement that may write without being seen to is refused too.
+//! guessed; a statement that may write without being seen to is refused too. So is a text that takes too much to be understood:
+//! one of more than a million tokens, and one whose tree may be more than 10,000 levels deep (operators in a row, not lists).
+//! A tree is walked on a stack of its own where the caller's is too small for it.
 //!
 //! **It does not** parse what clients send while no migration runs, ask the database, or see what bypasses the statement
 //! (triggers and cascades are facts of the catalogue).
@@ -56,6 +58,7 @@ mod catalogue;
 mod control;
 mod error;
 mod image;
+mod parse;
 mod repeatable;
 mod rewrite;
 mod split;

@@ -6,11 +6,10 @@ use sqlparser::ast::BinaryOperator;
 use sqlparser::ast::{
     Expr, Ident, ObjectName, Query, Statement, TableFactor, TableObject, Value, ValueWithSpan, Visit, Visitor,
 };
-use sqlparser::dialect::PostgreSqlDialect;
-use sqlparser::parser::Parser;
 
 use crate::catalogue::Catalogue;
 use crate::error::Refusal;
+use crate::parse::parsed;
 
 /// Functions of the server whose value depends on their arguments alone, in whatever order rows come. Whoever is not named
 /// here is not believed.
@@ -63,11 +62,16 @@ const MOMENTS: [&str; 4] = ["now", "today", "tomorrow", "yesterday"];
 /// Refuses a write (INSERT, UPDATE, DELETE) that may do something else when it is repeated on the same rows.
 ///
 /// # Errors
-/// [`Refusal::NotRepeatable`], with what it is that may differ; [`Refusal::Unparsable`].
+/// [`Refusal::NotRepeatable`], with what it is that may differ; [`Refusal::Unparsable`], [`Refusal::TooLong`] and
+/// [`Refusal::TooDeep`].
 pub fn repeatable(text: &str, catalogue: &Catalogue) -> Result<(), Refusal> {
-    let parsed = Parser::parse_sql(&PostgreSqlDialect {}, text);
-    let statements = parsed.map_err(|error| Refusal::unparsable(&error))?;
-    let [statement] = &statements[..] else { return Err(Refusal::Several(statements.len())) };
+    parsed(text, |statements| match &statements[..] {
+        [statement] => may_be_repeated(statement, text, catalogue),
+        several => Err(Refusal::Several(several.len())),
+    })
+}
+
+fn may_be_repeated(statement: &Statement, text: &str, catalogue: &Catalogue) -> Result<(), Refusal> {
     let refuse = |why: String| Err(Refusal::NotRepeatable(why));
     match statement {
         Statement::Insert(insert) => {
@@ -104,9 +108,13 @@ pub fn repeatable(text: &str, catalogue: &Catalogue) -> Result<(), Refusal> {
 /// Whether a statement that writes nothing may be sent again to a copy of the database: it reads rows that the copy has, and
 /// does nothing to the server or to its session.
 pub fn only_reads(text: &str, catalogue: &Catalogue) -> bool {
-    let Ok(parsed) = Parser::parse_sql(&PostgreSqlDialect {}, text) else { return false };
-    let [statement @ Statement::Query(_)] = &parsed[..] else { return false };
-    statement.visit(&mut Doing { rows: Rows::of(catalogue) }).is_continue()
+    let reads = parsed(text, |statements| match &statements[..] {
+        [statement @ Statement::Query(_)] => {
+            Ok(statement.visit(&mut Doing { rows: Rows::of(catalogue) }).is_continue())
+        }
+        _ => Ok(false),
+    });
+    reads.unwrap_or(false)
 }
 
 fn last_part(name: &ObjectName) -> Option<String> {

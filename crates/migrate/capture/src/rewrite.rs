@@ -7,15 +7,17 @@ use sqlparser::ast::{
     Assignment, AssignmentTarget, CopySource, Expr, FromTable, Ident, ObjectName, ObjectType, OnConflictAction,
     OnInsert, Query, SelectItem, SetExpr, Statement, TableFactor, TableObject, TableWithJoins, Visit, Visitor,
 };
-use sqlparser::dialect::PostgreSqlDialect;
 use sqlparser::keywords::Keyword;
-use sqlparser::parser::Parser;
-use sqlparser::tokenizer::{Location, Token as SqlToken, TokenWithSpan, Tokenizer};
+use sqlparser::tokenizer::{Token as SqlToken, TokenWithSpan};
 use stillpoint_migrate_replay::Token;
 
 use crate::catalogue::{Catalogue, Table};
 use crate::control::by_first_words;
 use crate::error::Refusal;
+use crate::parse::{self, Places, parsed};
+
+/// How many of the words RETURNING in a text are tried, from the last one on.
+const RETURNING_TRIED_MAX: usize = 16;
 
 /// What a statement does, as far as capture is concerned.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,19 +114,20 @@ pub fn rewrite(text: &str, catalogue: &Catalogue) -> Result<Seen, Refusal> {
     if let Some(judged) = by_first_words(text) {
         return judged;
     }
-    let parsed = Parser::parse_sql(&PostgreSqlDialect {}, text);
-    let mut statements = parsed.map_err(|error| Refusal::unparsable(&error))?;
-    let statement = match statements.len() {
-        0 => return Ok(Seen::Nothing),
-        1 => statements.remove(0),
-        several => return Err(Refusal::Several(several)),
-    };
-    if changes_schema(&statement) {
+    parsed(text, |statements| match &statements[..] {
+        [] => Ok(Seen::Nothing),
+        [statement] => judge(statement, text, catalogue),
+        several => Err(Refusal::Several(several.len())),
+    })
+}
+
+fn judge(statement: &Statement, text: &str, catalogue: &Catalogue) -> Result<Seen, Refusal> {
+    if changes_schema(text) {
         let barrier = Seen::Barrier(vec![Token::Everything]);
-        return Ok(if is_temporary(&statement, catalogue) { Seen::Nothing } else { barrier });
+        return Ok(if is_temporary(statement, catalogue) { Seen::Nothing } else { barrier });
     }
-    only_harmless_functions(&statement, catalogue)?;
-    match &statement {
+    only_harmless_functions(statement, catalogue)?;
+    match statement {
         Statement::Insert(insert) => {
             if insert.source.as_ref().is_some_and(|source| writes_inside(source)) {
                 return Err(Refusal::WritingWith);
@@ -140,20 +143,20 @@ pub fn rewrite(text: &str, catalogue: &Catalogue) -> Result<Seen, Refusal> {
                 },
                 Some(_) => return Err(Refusal::NoReturning("INSERT ... ON DUPLICATE KEY")),
             };
-            target.returning(text, action, &changed, insert.returning.is_some())
+            target.returning(text, statement, action, &changed)
         }
         Statement::Update(update) => {
             let (name, alias) = only_table(&update.table, "UPDATE")?;
             let target = Target::find(name, alias, catalogue)?;
             let changed = target.assigned(&update.assignments)?;
-            target.returning(text, Action::Update, &changed, update.returning.is_some())
+            target.returning(text, statement, Action::Update, &changed)
         }
         Statement::Delete(delete) => {
             let (FromTable::WithFromKeyword(from) | FromTable::WithoutKeyword(from)) = &delete.from;
             let [table] = &from[..] else { return Err(Refusal::NoReturning("DELETE from several tables")) };
             let (name, alias) = only_table(table, "DELETE")?;
             let target = Target::find(name, alias, catalogue)?;
-            target.returning(text, Action::Delete, &[], delete.returning.is_some())
+            target.returning(text, statement, Action::Delete, &[])
         }
         Statement::Truncate(truncate) => {
             let mut tokens = Vec::new();
@@ -206,10 +209,11 @@ fn makes_table(query: &Query) -> bool {
     matches!(&*query.body, SetExpr::Select(select) if select.into.is_some())
 }
 
-fn changes_schema(statement: &Statement) -> bool {
-    let text = statement.to_string();
-    let word = text.split(|c: char| !c.is_ascii_alphabetic()).next().unwrap_or_default();
-    ["CREATE", "ALTER", "DROP", "COMMENT", "GRANT", "REVOKE"].iter().any(|ddl| word.eq_ignore_ascii_case(ddl))
+/// Whether the first word of a statement says so.
+fn changes_schema(text: &str) -> bool {
+    let first = words(text).into_iter().find(|token| token.token != SqlToken::SemiColon);
+    let ddl = [Keyword::CREATE, Keyword::ALTER, Keyword::DROP, Keyword::COMMENT, Keyword::GRANT, Keyword::REVOKE];
+    first.is_some_and(|first| matches!(first.token, SqlToken::Word(word) if ddl.contains(&word.keyword)))
 }
 
 fn writes_inside(query: &Query) -> bool {
@@ -276,21 +280,15 @@ fn quoted(name: &str) -> String {
 }
 
 /// The tokens of a text with their places, without what stands between them.
-fn tokens(text: &str) -> Vec<TokenWithSpan> {
-    let tokens = Tokenizer::new(&PostgreSqlDialect {}, text).tokenize_with_location().unwrap_or_default();
+fn words(text: &str) -> Vec<TokenWithSpan> {
+    let tokens = parse::tokens(text).unwrap_or_default();
     tokens.into_iter().filter(|token| !matches!(token.token, SqlToken::Whitespace(_) | SqlToken::EOF)).collect()
-}
-
-/// Where a place in a text is. Lines and columns count from 1, columns in characters.
-fn offset(text: &str, place: Location) -> usize {
-    let line: usize = text.split_inclusive('\n').take(place.line as usize - 1).map(str::len).sum();
-    line + text[line..].char_indices().nth(place.column as usize - 1).map_or(text.len() - line, |(at, _)| at)
 }
 
 /// The text up to the semicolon that ends the statement, if one does; comments may stand behind it.
 fn without_semicolon(text: &str) -> &str {
-    match tokens(text).last() {
-        Some(last) if last.token == SqlToken::SemiColon => &text[..offset(text, last.span.start)],
+    match words(text).last() {
+        Some(last) if last.token == SqlToken::SemiColon => &text[..Places::of(text).byte(last.span.start)],
         _ => text,
     }
 }
@@ -305,28 +303,41 @@ fn returned(statement: &mut Statement) -> Option<&mut Vec<SelectItem>> {
     }
 }
 
+fn has_returning(statement: &Statement) -> bool {
+    match statement {
+        Statement::Insert(insert) => insert.returning.is_some(),
+        Statement::Update(update) => update.returning.is_some(),
+        Statement::Delete(delete) => delete.returning.is_some(),
+        _ => false,
+    }
+}
+
 /// The text with a column before those that it returns; none where it cannot be told which RETURNING that is, as the word may
-/// name things too.
-fn with_first(text: &str, column: &str) -> Option<String> {
-    let parse = |text: &str| {
-        let all = Parser::parse_sql(&PostgreSqlDialect {}, text).ok()?;
-        <[Statement; 1]>::try_from(all).ok().map(|[statement]| statement)
-    };
-    let wanted = parse(text)?;
-    let found = tokens(text).into_iter().rev().filter_map(|token| match token.token {
-        SqlToken::Word(word) if word.keyword == Keyword::RETURNING => {
-            let at = offset(text, token.span.start) + word.value.len();
-            Some(format!("{} {column},{}", &text[..at], &text[at..]))
-        }
-        _ => None,
+/// name things too. `statement` is the text without that column.
+fn with_first(text: &str, statement: &Statement, column: &str) -> Option<String> {
+    let mut places = Places::of(text);
+    let ends: Vec<usize> = words(text)
+        .into_iter()
+        .filter_map(|token| match token.token {
+            SqlToken::Word(word) if word.keyword == Keyword::RETURNING => {
+                Some(places.byte(token.span.start) + word.value.len())
+            }
+            _ => None,
+        })
+        .collect();
+    let mut texts = ends.into_iter().rev().take(RETURNING_TRIED_MAX).map(|at| {
+        let (before, behind) = text.split_at(at);
+        format!("{before} {column},{behind}")
     });
-    let mut found = found.filter(|text| {
-        let Some(mut statement) = parse(text) else { return false };
-        let Some(items) = returned(&mut statement).filter(|items| !items.is_empty()) else { return false };
-        items.remove(0);
-        statement == wanted
-    });
-    found.next()
+    texts.find(|text| {
+        let is_meant = parsed(text, |mut found| {
+            let [found] = &mut found[..] else { return Ok(false) };
+            let Some(items) = returned(found).filter(|items| !items.is_empty()) else { return Ok(false) };
+            items.remove(0);
+            Ok(*found == *statement)
+        });
+        is_meant.unwrap_or(false)
+    })
 }
 
 /// The table that a statement writes.
@@ -371,7 +382,7 @@ impl<'a> Target<'a> {
         Ok(positions)
     }
 
-    fn returning(&self, text: &str, action: Action, changed: &[usize], has_returning: bool) -> Result<Seen, Refusal> {
+    fn returning(&self, text: &str, statement: &Statement, action: Action, changed: &[usize]) -> Result<Seen, Refusal> {
         if self.table.temporary {
             return Ok(Seen::Nothing);
         }
@@ -393,8 +404,9 @@ impl<'a> Target<'a> {
         // where it ends before all of a row has come.
         let hidden = format!("ROW({})::pg_catalog.text", columns.join(", "));
         let unclear = || Refusal::Unparsable(": which RETURNING is meant".into());
+        let has_returning = has_returning(statement);
         let text = match has_returning {
-            true => with_first(text, &hidden).ok_or_else(unclear)?,
+            true => with_first(text, statement, &hidden).ok_or_else(unclear)?,
             false => format!("{text}\nRETURNING {hidden}"),
         };
         Ok(Seen::Writes(Rewritten {

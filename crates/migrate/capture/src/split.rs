@@ -2,19 +2,19 @@
 
 use std::ops::Range;
 
-use sqlparser::dialect::PostgreSqlDialect;
-use sqlparser::tokenizer::{Token, Tokenizer};
+use sqlparser::tokenizer::Token;
+
+use crate::parse::{Places, tokens};
 
 /// The places of the statements in `text`, without the semicolons that end them; empty ones are left out. `None` when the
-/// text cannot be split with certainty.
+/// text cannot be split with certainty, or is too long to be taken apart.
 pub fn split(text: &str) -> Option<Vec<Range<usize>>> {
     if !text.contains(';') {
         return Some(std::iter::once(0..text.len()).collect());
     }
-    let tokens = Tokenizer::new(&PostgreSqlDialect {}, text).tokenize_with_location().ok()?;
-    let starts: Vec<usize> =
-        std::iter::once(0).chain(text.bytes().enumerate().filter(|(_, b)| *b == b'\n').map(|(at, _)| at + 1)).collect();
+    let tokens = tokens(text).ok()?;
     let (mut pieces, mut begin, mut depth, mut empty) = (Vec::new(), 0, 0_i32, true);
+    let mut places = Places::of(text);
     for token in &tokens {
         match &token.token {
             Token::LParen => depth += 1,
@@ -22,10 +22,7 @@ pub fn split(text: &str) -> Option<Vec<Range<usize>>> {
             // Statements inside of statements: their semicolons end nothing.
             Token::Word(word) if word.value.eq_ignore_ascii_case("ATOMIC") => return None,
             Token::SemiColon if depth == 0 => {
-                // Lines and columns count from 1, columns in characters.
-                let line = *starts.get(token.span.start.line as usize - 1)?;
-                let (column, _) = text[line..].char_indices().nth(token.span.start.column as usize - 1)?;
-                let at = line + column;
+                let at = places.byte(token.span.start);
                 if !empty {
                     pieces.push(begin..at);
                 }

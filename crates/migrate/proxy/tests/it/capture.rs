@@ -183,6 +183,9 @@ fn what_is_not_captured_ends_the_capture_by_name_and_not_the_client() {
          CREATE FUNCTION nested() RETURNS int STABLE LANGUAGE plpgsql AS 'BEGIN RETURN sneak(); END'; \
          CREATE TABLE quiet (a int PRIMARY KEY, b int DEFAULT nested());",
     );
+    // Too deep a tree is not made; of 60,000 terms it overflowed the stack of a thread with all its sessions.
+    let deep = format!("SELECT count(*) FROM keyless WHERE a = 1{}", " OR a=1".repeat(17_000));
+    ends_the_capture(&proxy, false, &deep, "SELECT: the statement is too deep");
     for (text, why) in BEYOND {
         ends_the_capture(&proxy, false, text, why);
     }
