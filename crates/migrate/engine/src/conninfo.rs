@@ -1,4 +1,18 @@
-//! Options of a connection string that its parser does not know, taken out of it.
+//! Connection strings: options that their parser does not know are taken out of one, and a name is put into one.
+
+/// A connection string that names a database and nothing else, for programs of libpq. These take a name that looks like a
+/// connection string for one, with whatever host it holds; within one it is a value.
+pub(crate) fn of_database(name: &str) -> String {
+    let mut text = "dbname='".to_owned();
+    for character in name.chars() {
+        if matches!(character, '\'' | '\\') {
+            text.push('\\');
+        }
+        text.push(character);
+    }
+    text.push('\'');
+    text
+}
 
 /// Takes one option out of a connection string of either form: what is left, and its value. What is not well formed is left
 /// for the parser, which says so.
@@ -71,7 +85,28 @@ fn word(text: &str) -> (String, usize) {
 
 #[cfg(test)]
 mod tests {
-    use super::take;
+    use super::{of_database, take};
+
+    #[test]
+    fn a_name_of_a_database_is_a_value_whatever_it_is() {
+        for (name, text) in [
+            ("shop", "dbname='shop'"),
+            ("host=x port=1 dbname=y", "dbname='host=x port=1 dbname=y'"),
+            ("postgresql://u@x/y", "dbname='postgresql://u@x/y'"),
+            ("--file=/tmp/x", "dbname='--file=/tmp/x'"),
+            ("a'b\\c", "dbname='a\\'b\\\\c'"),
+            ("x' host='y", "dbname='x\\' host=\\'y'"),
+            ("\\", "dbname='\\\\'"),
+            ("a\nb", "dbname='a\nb'"),
+        ] {
+            assert_eq!(of_database(name), text);
+            let config: tokio_postgres::Config = text.parse().unwrap();
+            assert_eq!((config.get_dbname(), config.get_hosts()), (Some(name), &[][..]));
+        }
+        let long = "'".repeat(63);
+        let config: tokio_postgres::Config = of_database(&long).parse().unwrap();
+        assert_eq!(config.get_dbname(), Some(&long[..]));
+    }
 
     #[test]
     fn an_option_is_taken_and_all_others_stay_as_they_are() {

@@ -1,5 +1,6 @@
 //! Definitions: `pg_dump` reads them from the snapshot, `pg_restore` makes them, indexes and constraints after the rows.
 
+use crate::conninfo::of_database;
 use crate::link::{Link, literal};
 use crate::{Error, Server};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -10,18 +11,19 @@ use tokio::process::Command;
 
 /// Reads all definitions as the snapshot sees them.
 pub(crate) async fn dump(source: &Server, major: u32, snapshot: &str, into: &Path) -> Result<(), Error> {
-    let mut command = Command::new(program("pg_dump", major));
+    let mut command = client("pg_dump", major, source);
     command.args(["--format=custom", "--schema-only", "--no-publications", "--no-subscriptions"]);
     command.args(["--exclude-schema=stillpoint", "--lock-wait-timeout=2000"]).arg(format!("--snapshot={snapshot}"));
-    command.arg("--file").arg(into).arg(&source.database).envs(source.environment());
+    command.arg("--file").arg(into).arg(format!("--dbname={}", of_database(&source.database)));
     run(command, "pg_dump", "").await.map(drop)
 }
 
 /// Makes the database with its types, tables and functions, without indexes.
 pub(crate) async fn create(target: &Server, major: u32, dump: &Path) -> Result<(), Error> {
-    let mut command = Command::new(program("pg_restore", major));
-    command.args(["--create", "--section=pre-data", "--exit-on-error", "--dbname=postgres"]).arg(dump);
-    command.envs(target.environment()).env("PGAPPNAME", maker(target)).env("PGOPTIONS", LAZY);
+    let mut command = client("pg_restore", major, target);
+    // It connects to the database that the dump names by that name, and not as a connection string.
+    command.args(["--create", "--section=pre-data", "--exit-on-error", "--dbname=postgres", "--"]).arg(dump);
+    command.env("PGAPPNAME", maker(target)).env("PGOPTIONS", LAZY);
     run(command, "pg_restore", "").await.map(drop)
 }
 
@@ -56,7 +58,7 @@ pub(crate) struct Behind {
 impl Behind {
     pub(crate) async fn read(major: u32, dump: &Path) -> Result<Behind, Error> {
         let mut command = Command::new(program("pg_restore", major));
-        command.args(["--section=post-data", "--list"]).arg(dump);
+        command.args(["--section=post-data", "--list", "--"]).arg(dump);
         Ok(Behind::of(&run(command, "pg_restore", "").await?))
     }
 
@@ -112,11 +114,25 @@ async fn restore(
     how: &str,
     settings: String,
 ) -> Result<(), Error> {
-    let mut command = Command::new(program("pg_restore", major));
-    command.args(["--use-list=/dev/stdin", "--exit-on-error", how]).arg(format!("--dbname={}", target.database));
-    command.arg(dump).envs(target.environment()).env("PGAPPNAME", maker(target)).env("PGOPTIONS", settings);
+    let mut command = client("pg_restore", major, target);
+    command.args(["--use-list=/dev/stdin", "--exit-on-error", how]);
+    command.arg(format!("--dbname={}", of_database(&target.database))).arg("--").arg(dump);
+    command.env("PGAPPNAME", maker(target)).env("PGOPTIONS", settings);
     run(command, "pg_restore", list).await.map(drop)
 }
+
+/// A program that reaches `server`, and no other that the environment names.
+fn client(name: &str, major: u32, server: &Server) -> Command {
+    let mut command = Command::new(program(name, major));
+    for variable in ELSEWHERE {
+        command.env_remove(variable);
+    }
+    command.envs(server.environment());
+    command
+}
+
+/// Variables that would lead such a program to another server or database than ours.
+const ELSEWHERE: [&str; 4] = ["PGHOSTADDR", "PGSERVICE", "PGDATABASE", "PGTARGETSESSIONATTRS"];
 
 /// The program of one major version where Debian puts it, else the one on the path.
 fn program(name: &str, major: u32) -> PathBuf {

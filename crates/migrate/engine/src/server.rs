@@ -59,7 +59,11 @@ impl Server {
         if tls != ServerTls::Disable && matches!(address, Address::Unix(_)) {
             return Err(wrong("it is reached by a socket, where there is no TLS".into()));
         }
-        let database = database.or(config.get_dbname()).ok_or_else(|| wrong("no database is named".into()))?.to_owned();
+        let database = database.or(config.get_dbname()).filter(|name| !name.is_empty());
+        let database = database.ok_or_else(|| wrong("no database is named".into()))?.to_owned();
+        if database.contains('\0') {
+            return Err(wrong("the name of the database holds a zero byte".into()));
+        }
         let user = config.get_user().unwrap_or("postgres").to_owned();
         let password = config.get_password().map(<[u8]>::to_vec);
         let password = password.or_else(|| std::env::var("PGPASSWORD").ok().map(String::into_bytes));
@@ -210,6 +214,8 @@ mod tests {
             "host=a sslmode=verify-ca dbname=x",
             "host=/tmp sslmode=require dbname=x",
             "host=a",
+            "host=a dbname=''",
+            "postgres://a/x%00y",
             "nonsense",
         ] {
             assert!(Server::parse("source", wrong, None).is_err(), "{wrong}");
