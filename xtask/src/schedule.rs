@@ -21,7 +21,10 @@ const WAITING: [(&str, &[&str]); 4] = [
         "stillpoint-migrate-proxy",
         &["drivers", "hostile", "metrics", "pass", "regress", "replication", "signals", "silent", "startup", "tls"],
     ),
-    ("stillpoint-migrate-engine", &["attach", "check", "faults", "holds", "regress", "run", "since", "targets", "tls"]),
+    (
+        "stillpoint-migrate-engine",
+        &["attach", "check", "faults", "holds", "names", "regress", "run", "since", "targets", "tls"],
+    ),
     (
         "stillpoint-migrate-tests",
         &["bypass", "carried", "faults", "guardian", "levels", "modes", "secrets", "targets", "versions"],

@@ -154,6 +154,16 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// A journal tells of another database than the one whose name its file has.
+    #[error("journal {path} is of database {database:?}, not of {wanted:?}")]
+    ForeignJournal {
+        /// Where it is.
+        path: PathBuf,
+        /// The database that it tells of.
+        database: String,
+        /// The one that was looked for.
+        wanted: String,
+    },
     /// A migration is, or is not, in the phase that a command needs.
     #[error("{0}")]
     WrongPhase(String),
@@ -194,6 +204,7 @@ impl Error {
             | Error::Refused(_)
             | Error::DefinedSince(_)
             | Error::ServedElsewhere { .. }
+            | Error::ForeignJournal { .. }
             | Error::WrongPhase(_)
             | Error::Proxy(_)
             | Error::ProxyGone(_) => true,

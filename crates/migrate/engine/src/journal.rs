@@ -239,7 +239,7 @@ pub struct Copying {
 
 /// Tells others how far a copy is. What cannot be told is left out: nothing depends on it.
 pub(crate) fn tell_copying(state: &Path, database: &str, number: usize, copying: &Copying) {
-    let path = copying_of(state, database, number);
+    let Ok(path) = copying_of(state, database, number) else { return };
     let new = path.with_extension(format!("copying-{}-new", number + 1));
     let written = serde_json::to_vec(copying).map_err(io::Error::from).and_then(|text| fs::write(&new, text));
     let _ = written.and_then(|()| fs::rename(&new, &path));
@@ -247,37 +247,65 @@ pub(crate) fn tell_copying(state: &Path, database: &str, number: usize, copying:
 
 /// A copy has ended.
 pub(crate) fn forget_copying(state: &Path, database: &str, number: usize) {
-    let _ = fs::remove_file(copying_of(state, database, number));
+    let _ = copying_of(state, database, number).map(fs::remove_file);
 }
 
 /// How far a copy is; none when nobody tells of one.
 pub(crate) fn copying(state: &Path, database: &str, number: usize) -> Option<Copying> {
-    let path = copying_of(state, database, number);
+    let path = copying_of(state, database, number).ok()?;
     let written = fs::metadata(&path).and_then(|told| told.modified()).ok()?;
     // A clock that was set back makes it fresh.
     let fresh = written.elapsed().map_or(true, |age| age < FRESH);
     read(&path).ok()?.filter(|_| fresh)
 }
 
-fn copying_of(state: &Path, database: &str, number: usize) -> PathBuf {
-    path_of(state, database).with_extension(format!("copying-{}", number + 1))
+fn copying_of(state: &Path, database: &str, number: usize) -> Result<PathBuf, Error> {
+    Ok(path_of(state, database)?.with_extension(format!("copying-{}", number + 1)))
 }
 
-fn path_of(state: &Path, database: &str) -> PathBuf {
-    // A name of a database may hold anything.
-    let safe: String =
-        database.chars().map(|c| if c.is_alphanumeric() || "-_".contains(c) { c } else { '%' }).collect();
-    state.join(format!("{safe}.json"))
+/// The name of a database as one of a file: what is no letter, digit, `-` or `_` of ASCII as `%` and two digits for each byte.
+/// Two databases have two names, none of which leads to another directory.
+fn file_name(database: &str) -> String {
+    let mut name = String::with_capacity(database.len());
+    for byte in database.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' => name.push(char::from(byte)),
+            _ => name += &format!("%{byte:02X}"),
+        }
+    }
+    name
+}
+
+/// The same as it was before: several databases had one name.
+fn old_file_name(database: &str) -> String {
+    database.chars().map(|c| if c.is_alphanumeric() || "-_".contains(c) { c } else { '%' }).collect()
+}
+
+/// Where the journal of a database is, or will be: under its old name while it is there, and is this database's.
+fn path_of(state: &Path, database: &str) -> Result<PathBuf, Error> {
+    let named = |name: String| state.join(format!("{name}.json"));
+    let (path, old) = (named(file_name(database)), named(old_file_name(database)));
+    if old == path || path.exists() {
+        return Ok(path);
+    }
+    let is_ours = read::<Record>(&old)?.is_some_and(|record| record.database == database);
+    Ok(if is_ours { old } else { path })
 }
 
 /// Reads a journal without taking it.
 pub(crate) fn peek(state: &Path, database: &str) -> Result<Option<Record>, Error> {
-    read(&path_of(state, database))
+    let path = path_of(state, database)?;
+    match read::<Record>(&path)? {
+        Some(record) if record.database != database => {
+            Err(Error::ForeignJournal { path, database: record.database, wanted: database.into() })
+        }
+        record => Ok(record),
+    }
 }
 
 /// What there was on the target when clients went there; none where nobody wrote it down.
 pub(crate) fn definitions(state: &Path, database: &str) -> Result<Option<Definitions>, Error> {
-    read(&path_of(state, database).with_extension(DEFINITIONS))
+    read(&path_of(state, database)?.with_extension(DEFINITIONS))
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Error> {
@@ -324,10 +352,21 @@ fn lock(state: &Path, database: &str) -> Result<(PathBuf, File), Error> {
     }
 }
 
-/// The same; none when somebody holds it for longer than `patience`.
+/// The same; none when another process holds it for longer than `patience`.
 fn try_lock(state: &Path, database: &str, patience: Duration) -> Result<Option<(PathBuf, File)>, Error> {
-    let path = path_of(state, database);
-    let wrong = |source| Error::Journal { path: path.clone(), source };
+    let begun = Instant::now();
+    loop {
+        let path = path_of(state, database)?;
+        let Some(lock) = lock_beside(state, &path, patience.saturating_sub(begun.elapsed()))? else { return Ok(None) };
+        // The process before may have ended a migration whose journal had the old name.
+        if path_of(state, database)? == path {
+            return Ok(Some((path, lock)));
+        }
+    }
+}
+
+fn lock_beside(state: &Path, path: &Path, patience: Duration) -> Result<Option<File>, Error> {
+    let wrong = |source| Error::Journal { path: path.into(), source };
     fs::create_dir_all(state).map_err(wrong)?;
     let held = path.with_extension("lock");
     let mut options = OpenOptions::new();
@@ -337,7 +376,7 @@ fn try_lock(state: &Path, database: &str, patience: Duration) -> Result<Option<(
         match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
                 lock.set_len(0).map_err(wrong)?;
-                return Ok(Some((path, lock)));
+                return Ok(Some(lock));
             }
             Err(rustix::io::Errno::WOULDBLOCK) if begun.elapsed() < patience => {
                 std::thread::sleep(Duration::from_millis(10));
@@ -353,7 +392,7 @@ pub(crate) async fn interrupt(state: &Path, database: &str, limit: Duration) -> 
     let begun = Instant::now();
     let mut asked = None;
     while try_lock(state, database, Duration::ZERO)?.is_none() {
-        let path = path_of(state, database).with_extension("lock");
+        let path = path_of(state, database)?.with_extension("lock");
         let holder = fs::read_to_string(&path).map_err(|source| Error::Journal { path: path.clone(), source })?;
         // A guardian tells nothing, and is soon done.
         if let Some(pid) = holder.parse().ok().and_then(Pid::from_raw).filter(|pid| asked != Some(*pid)) {
@@ -593,7 +632,7 @@ mod tests {
         assert_eq!(copying(dir.path(), "a/b", 1), None);
         tell_copying(dir.path(), "a/b", 1, &told);
         assert_eq!((copying(dir.path(), "a/b", 1), copying(dir.path(), "a/b", 0)), (Some(told), None));
-        let file = File::options().append(true).open(copying_of(dir.path(), "a/b", 1)).unwrap();
+        let file = File::options().append(true).open(copying_of(dir.path(), "a/b", 1).unwrap()).unwrap();
         file.set_modified(std::time::SystemTime::now() - FRESH).unwrap();
         assert_eq!(copying(dir.path(), "a/b", 1), None, "whoever told it has died");
         forget_copying(dir.path(), "a/b", 1);
@@ -613,5 +652,130 @@ mod tests {
         assert_eq!(journal.record.phase, Phase::Following);
         journal.end().unwrap();
         assert_eq!(peek(dir.path(), "a/b").unwrap(), None);
+    }
+
+    fn of(database: &str) -> Record {
+        Record { database: database.into(), ..record() }
+    }
+
+    /// Names that were one file before, that are another file's name, or that lead elsewhere.
+    fn names() -> Vec<String> {
+        let mut names: Vec<String> = [
+            "a'b",
+            "a\"b",
+            "a=b",
+            "a b",
+            "a\\b",
+            "a\nb",
+            "a%b",
+            "a%27b",
+            "a%2527b",
+            "a/b",
+            "a.b",
+            "a.json",
+            "ab",
+            "a_b",
+            "a-b",
+            "A'b",
+            "a\u{e4}b",
+            "a\u{1f}b",
+            "%",
+            "%%",
+            ".",
+            "..",
+            "../a",
+            "/etc/x",
+            "-x",
+            "--file=x",
+            "host=x dbname=y",
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        names.extend(["'".repeat(63), "'".repeat(62), format!("{}b", "'".repeat(62))]);
+        names
+    }
+
+    #[test]
+    fn each_database_has_a_journal_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        let begun: Vec<Journal> = names().iter().map(|name| Journal::begin(&state, of(name)).unwrap()).collect();
+        drop(begun);
+        for name in names() {
+            assert_eq!(peek(&state, &name).unwrap().map(|record| record.database), Some(name.clone()));
+            tell_copying(&state, &name, 0, &Copying { bytes: 1, bytes_total: 2, bytes_per_s: 3, estimate_s: None });
+            assert!(copying(&state, &name, 0).is_some(), "{name}");
+            assert!(copying(&state, &format!("{name}?"), 0).is_none(), "{name}");
+        }
+        let found: std::collections::BTreeSet<String> =
+            all(&state).unwrap().into_iter().map(|record| record.database).collect();
+        assert_eq!(found, names().into_iter().collect());
+        for name in names() {
+            Journal::open(&state, &name).unwrap().end().unwrap();
+            forget_copying(&state, &name, 0);
+        }
+        let left = fs::read_dir(&state).unwrap().map(|entry| entry.unwrap().path());
+        assert!(left.into_iter().all(|path| path.extension().is_some_and(|kind| kind == "lock")));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing was written elsewhere");
+    }
+
+    #[test]
+    fn a_file_name_says_which_database_it_is_of() {
+        assert_eq!(file_name("a-b_C9"), "a-b_C9");
+        assert_eq!(file_name("a'b%.\u{e4}"), "a%27b%25%2E%C3%A4");
+        let read = |name: &str| {
+            let mut parts = name.split('%');
+            let mut bytes = parts.next().unwrap().as_bytes().to_vec();
+            for part in parts {
+                bytes.push(u8::from_str_radix(&part[..2], 16).unwrap());
+                bytes.extend(part[2..].bytes());
+            }
+            String::from_utf8(bytes).unwrap()
+        };
+        for name in names() {
+            assert_eq!(read(&file_name(&name)), name);
+            assert!(file_name(&name).len() <= 189);
+        }
+    }
+
+    #[test]
+    fn a_journal_with_an_old_name_is_found_by_its_database_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path();
+        let path = state.join("a%b.json");
+        fs::write(&path, serde_json::to_vec(&of("a'b")).unwrap()).unwrap();
+        assert_eq!(peek(state, "a\"b").unwrap(), None, "it is of another one, which had the same name");
+        assert!(peek(state, "a'b").unwrap().is_some());
+        let mut journal = Journal::open(state, "a'b").unwrap();
+        journal.update(|record| record.phase = Phase::Following).unwrap();
+        assert!(Journal::try_open(state, "a'b").unwrap().is_none(), "another process is at work");
+        let other = Journal::begin(state, of("a\"b")).unwrap();
+        assert!(path.exists(), "it keeps its name while it lasts");
+        journal.end().unwrap();
+        assert!(!path.exists() && peek(state, "a'b").unwrap().is_none());
+        let journal = Journal::begin(state, of("a'b")).unwrap();
+        assert!(state.join("a%27b.json").exists());
+        drop((journal, other));
+    }
+
+    #[test]
+    fn a_journal_of_another_database_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path();
+        // The old name of a database that is the name of another one now.
+        fs::write(state.join("a%27b.json"), serde_json::to_vec(&of("a/27b")).unwrap()).unwrap();
+        assert!(peek(state, "a/27b").unwrap().is_some());
+        for refused in [
+            peek(state, "a'b").unwrap_err(),
+            Journal::open(state, "a'b").unwrap_err(),
+            Journal::begin(state, of("a'b")).unwrap_err(),
+            Journal::try_open(state, "a'b").unwrap_err(),
+        ] {
+            assert!(refused.is_refusal());
+            let text = refused.to_string();
+            assert!(text.ends_with("a%27b.json is of database \"a/27b\", not of \"a'b\""), "{text}");
+        }
+        fs::write(state.join("shop.json"), serde_json::to_vec(&of("other")).unwrap()).unwrap();
+        assert!(matches!(peek(state, "shop"), Err(Error::ForeignJournal { .. })));
     }
 }

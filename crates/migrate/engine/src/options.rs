@@ -177,6 +177,9 @@ impl Failure {
             (Error::Outrun { .. }, _) => "more players (--players), or run it when there is less load",
             (Error::Capture(_), _) => "run it again without what is named, or with wal_level=logical on the source",
             (Error::Proxy(_) | Error::ProxyGone(_), _) => "see that the proxy runs and knows the tenant",
+            (Error::ForeignJournal { .. }, _) => {
+                "end the migration of the database that it is of, or give --state another directory"
+            }
             (Error::WrongPhase(_), _) => "`stillpoint migrate status`",
             (_, State::OnTarget) => "`stillpoint migrate status`, then `fallback` or `finish`",
             _ => "mend what is named, and run it again",

@@ -7,6 +7,7 @@ mod check;
 mod compared;
 mod faults;
 mod holds;
+mod names;
 mod regress;
 mod run;
 mod since;
