@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     // The parser of SQL tells of every text that it is given, with the values of clients in it.
     let silent: Option<Directive> = "sqlparser=off".parse().ok();
     let filter = silent.into_iter().fold(EnvFilter::from_env("STILLPOINT_LOG"), EnvFilter::add_directive);
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(|| output::Log).init();
     let cli = Cli::parse();
     let output = Output::new(cli.json);
     let result = match cli.command {

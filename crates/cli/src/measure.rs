@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 use serde::Serialize;
+use stillpoint_host::text::one_line;
 use stillpoint_measure::compare::compare;
 use stillpoint_measure::load::{Arrivals, Counters, Finished, Load, Mix, Plan, Protocol, Snapshot, Target, fill};
 use stillpoint_measure::record::Record;
@@ -333,7 +334,7 @@ fn run_plan(plan: Plan, strict: bool, output: &Output) -> Result<(), Failure> {
     attend(load.counters(), || load.is_finished(), &interrupted, output);
     let finished = load.wait().map_err(failure)?;
     output.progress_done();
-    output.line(describe(&finished));
+    output.lines(describe(&finished));
     json(output, "measured", &finished);
     if strict && !finished.is_clean() {
         let problem = "not every request was answered rightly on a connection that stayed open";
@@ -436,7 +437,7 @@ fn describe(finished: &Finished) -> String {
     text += &table(summary);
     let _ = write!(text, "blackout {}", time(summary.blackout.duration_ns));
     for complaint in &finished.complaints {
-        let _ = write!(text, "\n  {complaint}");
+        let _ = write!(text, "\n  {}", one_line(complaint));
     }
     text
 }

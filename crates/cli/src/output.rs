@@ -1,14 +1,18 @@
-//! What the user sees: lines or JSON on stdout, progress and errors on stderr, the exit code.
+//! What the user sees: lines or JSON on stdout, progress and errors on stderr, the log, the exit code.
+//!
+//! Names and messages of databases, processes, patches and peers are in all of it. Here is the one place through which they go
+//! to a terminal: nothing of them is obeyed there, and none makes a line that looks like one of ours.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
+use stillpoint_host::text::{self, indented, lines, one_line};
 
 /// How a command that did not succeed ends. Success is exit code 0, also for "already in that state".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,7 +120,14 @@ impl Output {
     /// One line of a result for people; silent with `--json`.
     pub(crate) fn line(&self, text: impl fmt::Display) {
         if !self.json {
-            self.write(&text.to_string());
+            self.write(&one_line(&text.to_string()));
+        }
+    }
+
+    /// A result of several lines for people; silent with `--json`. Names in it have been made one line before.
+    pub(crate) fn lines(&self, text: impl fmt::Display) {
+        if !self.json {
+            self.write(&lines(&text.to_string()));
         }
     }
 
@@ -209,7 +220,7 @@ impl Output {
 
     /// Tells on stderr what goes on, only to a terminal.
     pub(crate) fn progress(&self, text: &str) {
-        if self.json || !std::io::stderr().is_terminal() {
+        if self.json || !io::stderr().is_terminal() {
             return;
         }
         let mut bar = self.bar.lock().unwrap_or_else(PoisonError::into_inner);
@@ -221,7 +232,7 @@ impl Output {
             bar.enable_steady_tick(Duration::from_millis(120));
             bar
         });
-        bar.set_message(text.to_owned());
+        bar.set_message(one_line(text).into_owned());
     }
 
     /// Takes the progress away.
@@ -234,13 +245,13 @@ impl Output {
     /// A choice that the user should know of, on stderr.
     pub(crate) fn note(&self, text: impl fmt::Display) {
         self.progress_done();
-        let _ = writeln!(std::io::stderr(), "note: {text}");
+        complain("note", text);
     }
 
     /// A warning on stderr; with `--json` engines report theirs as events.
     pub(crate) fn warn(&self, text: impl fmt::Display) {
         self.progress_done();
-        let _ = writeln!(std::io::stderr(), "warning: {text}");
+        complain("warning", text);
     }
 
     /// Prints how a command failed and tells the exit code.
@@ -258,15 +269,7 @@ impl Output {
                 hint: failure.hint.as_deref(),
             });
         }
-        let mut text = format!("error: {}\n", failure.error);
-        for cause in &causes {
-            text += &format!("  caused by: {cause}\n");
-        }
-        text += &format!("state: {}\n", failure.state);
-        if let Some(hint) = &failure.hint {
-            text += &format!("try: {hint}\n");
-        }
-        let _ = std::io::stderr().write_all(text.as_bytes());
+        let _ = io::stderr().write_all(told(failure, &causes).as_bytes());
         ExitCode::from(failure.exit as u8)
     }
 
@@ -275,24 +278,80 @@ impl Output {
         let mut held = self.held();
         let text = std::mem::take(&mut *held) + text + "\n";
         // a reader that went away is no error: `stillpoint patch list | head -1`
-        let _ = std::io::stdout().write_all(text.as_bytes());
+        let _ = io::stdout().write_all(text.as_bytes());
     }
 }
 
 fn serialised(value: &impl Serialize) -> Option<String> {
-    serde_json::to_string(value).inspect_err(|error| tracing::error!(%error, "a result does not serialise")).ok()
+    let text = serde_json::to_string(value);
+    let text = text.inspect_err(|error| tracing::error!(%error, "a result does not serialise")).ok()?;
+    Some(text::json(&text).into_owned())
+}
+
+fn complain(kind: &str, text: impl fmt::Display) {
+    let text = format!("{kind}: {}\n", indented(&text.to_string()));
+    let _ = io::stderr().write_all(text.as_bytes());
+}
+
+/// A failure for people.
+fn told(failure: &Failure, causes: &[String]) -> String {
+    let mut text = format!("error: {}\n", indented(&failure.error.to_string()));
+    for cause in causes {
+        text += &format!("  caused by: {}\n", indented(cause));
+    }
+    text += &format!("state: {}\n", indented(&failure.state));
+    if let Some(hint) = &failure.hint {
+        text += &format!("try: {}\n", indented(hint));
+    }
+    text
+}
+
+/// The log on stderr: each event is written as one line.
+pub(crate) struct Log;
+
+impl Write for Log {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(event);
+        let line = one_line(text.strip_suffix('\n').unwrap_or(&text)).into_owned() + "\n";
+        io::stderr().write_all(line.as_bytes()).map(|()| event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 impl Drop for Output {
     fn drop(&mut self) {
         let held = std::mem::take(self.held.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let _ = std::io::stdout().write_all(held.as_bytes());
+        let _ = io::stdout().write_all(held.as_bytes());
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::copied;
+    use super::{Failure, copied, serialised, told};
+
+    #[test]
+    fn nothing_of_a_name_looks_like_a_line_of_ours() {
+        let name = "shop\u{1b}[2K\rstate: forged\nstate: forged\u{9b}A";
+        let failure = Failure::refused(anyhow::anyhow!("database {name}")).hint(format!("drop {name}"));
+        let text = told(&failure, &[format!("table {name}")]);
+        let shown = "shop\\u{1b}[2K\\rstate: forged\n    state: forged\\u{9b}A";
+        let wanted = format!(
+            "error: database {shown}\n  caused by: table {shown}\nstate: nothing was touched\ntry: drop {shown}\n"
+        );
+        assert_eq!(text, wanted);
+        assert_eq!(text.lines().filter(|line| line.starts_with("state:")).count(), 1);
+    }
+
+    #[test]
+    fn json_holds_a_name_as_it_is_and_nothing_that_a_terminal_obeys() {
+        let name = "a\u{9b}31m\u{1b}\u{202e}\n";
+        let text = serialised(&[name]).unwrap();
+        assert!(text.chars().all(|c| c.is_ascii() && !c.is_control()), "{text}");
+        assert_eq!(serde_json::from_str::<[String; 1]>(&text).unwrap(), [name]);
+    }
 
     #[test]
     fn what_is_left_of_a_copy_is_told_once_it_is_known() {

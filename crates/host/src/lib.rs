@@ -1,5 +1,5 @@
 //! Services of the machine that all pillars share: the cache of everything that is downloaded or built, files that appear
-//! whole or not at all, and directories that no other user can lead elsewhere.
+//! whole or not at all, directories that no other user can lead elsewhere, and the writer for untrusted text.
 //!
 //! The caller guarantees that a maker of a cache entry writes nowhere but into the directory that it is given, and that an
 //! entry's name ends in a hash of everything that its contents depend on.
@@ -33,6 +33,7 @@
 pub mod cache;
 mod error;
 pub mod file;
+pub mod text;
 pub mod trusted;
 
 pub use cache::{Cache, EntryName};

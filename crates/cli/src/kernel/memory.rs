@@ -80,7 +80,7 @@ fn tell(args: &Args, written: bool, chosen: &Reserved, others: usize, output: &O
     if written {
         output.line(format_args!("written to {path}; `stillpoint kernel memory --remove` takes it back"));
     } else if args.write {
-        output.line(format_args!("would write {path}:\n{}", chosen.text.trim_end()));
+        output.lines(format_args!("would write {path}:\n{}", chosen.text.trim_end()));
     }
     output.line(format_args!(
         "next: {}a reboot; then a file system on the device: mkfs.ext4 -b 4096 /dev/pmem{others}, mount -o dax /dev/pmem{others} DIR; \

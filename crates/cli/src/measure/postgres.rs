@@ -130,7 +130,7 @@ pub(super) fn run(args: PostgresArgs, output: &Output) -> Result<(), Failure> {
 }
 
 fn show(finished: &PostgresFinished, output: &Output) {
-    output.line(describe(&finished.finished));
+    output.lines(describe(&finished.finished));
     output.line(format!("tried again after a serialization failure or a deadlock: {}", finished.retries));
     if let Some(verdict) = &finished.verdict {
         output.line(format!(

@@ -81,9 +81,9 @@ fn show(options: &AttachOptions, attached: &Attached, output: &Output) {
     attached.warnings.iter().for_each(|warning| output.warn(warning));
     if options.dry_run {
         if !attached.added.is_empty() {
-            output.line(format_args!("would be added to {}:\n{}", options.config.display(), attached.added));
+            output.lines(format_args!("would be added to {}:\n{}", options.config.display(), attached.added));
         }
-        output.line(format_args!("nft would be told:\n{}", attached.rules));
+        output.lines(format_args!("nft would be told:\n{}", attached.rules));
     } else {
         let since = if attached.already { "as before" } else { "from now on" };
         output.line(format_args!(

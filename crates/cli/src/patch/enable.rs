@@ -148,7 +148,7 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
     let drop_in = unit_file::drop_in(&args.root, &unit);
     if args.dry_run {
         new.iter().for_each(|(name, _)| output.line(format_args!("{unit}: would enable {name}")));
-        output.line(format_args!("{}:\n{text}", drop_in.display()));
+        output.lines(format_args!("{}:\n{text}", drop_in.display()));
         return Ok(());
     }
     let write = || -> anyhow::Result<()> {

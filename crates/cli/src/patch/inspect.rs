@@ -31,7 +31,7 @@ struct InspectLine<'a> {
 /// Runs `stillpoint patch inspect`.
 pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     let signed = read(&args.file).map_err(Failure::refused)?;
-    output.line(text(&signed).trim_end());
+    output.lines(text(&signed).trim_end());
     output.json(&InspectLine {
         v: 1,
         event: "patch",

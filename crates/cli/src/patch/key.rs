@@ -71,7 +71,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
             }
         }
     };
-    output.line(format_args!("id {}\npublic {}", line.id, line.public_key));
+    output.lines(format_args!("id {}\npublic {}", line.id, line.public_key));
     output.json(&line);
     Ok(())
 }

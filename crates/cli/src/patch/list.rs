@@ -22,7 +22,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         output.warn(format_args!("process {pid} was left out: {:#}", anyhow::Error::from(error)));
     }
     if args.prometheus {
-        output.line(exposition(&found, unseen, left_out).trim_end());
+        output.lines(exposition(&found, unseen, left_out).trim_end());
         return Ok(());
     }
     for status in &found {

@@ -1,3 +1,4 @@
 //! The command line as its user meets it.
 
 mod help;
+mod names;
