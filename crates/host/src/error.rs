@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// Failure of the cache, or of reading or writing a file.
+/// Failure of the cache, of reading or writing a file, or of finding a service.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -52,6 +52,28 @@ pub enum Error {
     Limit {
         /// Value of the variable.
         value: String,
+    },
+    /// A text cannot be the name of a service.
+    #[error("{name:?} is not the name of a service: {why}")]
+    ServiceName {
+        /// Text as given, at most 64 characters of it.
+        name: String,
+        /// Rule that it breaks.
+        why: &'static str,
+    },
+    /// The control group of a service cannot be found or read.
+    #[error("service {service}: {why}")]
+    Service {
+        /// Complete name.
+        service: String,
+        /// Reason, in one line.
+        why: String,
+    },
+    /// A process belongs to no service of the system's manager.
+    #[error("process {pid} is in no system service's control group")]
+    NotInService {
+        /// The process.
+        pid: i32,
     },
 }
 

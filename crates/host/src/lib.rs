@@ -1,12 +1,14 @@
 //! Services of the machine that all pillars share: the cache of everything that is downloaded or built, files that appear
-//! whole or not at all, directories that no other user can lead elsewhere, and the writer for untrusted text.
+//! whole or not at all, directories that no other user can lead elsewhere, the writer for untrusted text, and the processes
+//! of systemd's services.
 //!
 //! The caller guarantees that a maker of a cache entry writes nowhere but into the directory that it is given, and that an
 //! entry's name ends in a hash of everything that its contents depend on.
 //!
 //! The crate guarantees that an entry is handed out only when everything that its manifest lists is there, whatever was
-//! killed, truncated or removed before; that eviction leaves alone what a process uses; and that no removal follows a link
-//! or enters a mount. On failure the cache holds complete entries, and remains that the next use removes.
+//! killed, truncated or removed before; that eviction leaves alone what a process uses; that no removal follows a link
+//! or enters a mount; and that a process is taken for a service's only if it is in the control group that the system's
+//! manager made for the service. On failure the cache holds complete entries, and remains that the next use removes.
 //!
 //! It does not compare the contents of directory entries: a file of the same size with other bytes is not noticed. File
 //! entries carry a checksum.
@@ -33,6 +35,7 @@
 pub mod cache;
 mod error;
 pub mod file;
+pub mod systemd;
 pub mod text;
 pub mod trusted;
 
