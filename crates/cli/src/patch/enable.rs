@@ -1,6 +1,6 @@
 //! `stillpoint patch enable`, `disable`, `enabled`: patches that are in force again whenever a service starts.
 
-use super::enabled::{self, Enabled, Root, unit_name};
+use super::enabled::{self, Enabled, Root};
 use super::processes::{Policy, Trust};
 use super::unit_file::{self, Service};
 use crate::output::{Failure, Output};
@@ -9,6 +9,7 @@ use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use stillpoint_host::systemd::ServiceName;
 use stillpoint_patch_format::Patch;
 
 /// Arguments of `stillpoint patch enable`.
@@ -76,7 +77,7 @@ struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    fn new(event: &'static str, unit: &'a str, file: &Path) -> Self {
+    fn new(event: &'static str, unit: &'a ServiceName, file: &Path) -> Self {
         let read = decode(file);
         let (patch, error) = match &read {
             Ok(patch) => (Some(patch), None),
@@ -85,7 +86,7 @@ impl<'a> Line<'a> {
         Line {
             v: stillpoint_events::VERSION,
             event,
-            unit,
+            unit: unit.as_str(),
             file: file.display().to_string(),
             patch: patch.map(|p| p.name.clone()),
             cves: patch.map(|p| p.cves.clone()).unwrap_or_default(),
@@ -110,7 +111,7 @@ fn decode(file: &Path) -> anyhow::Result<Patch> {
 
 /// Runs `stillpoint patch enable`.
 pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
-    let unit = unit_name(&args.unit).map_err(Failure::refused)?;
+    let unit = ServiceName::parse(&args.unit).map_err(Failure::refused)?;
     let service = Service::read(&args.root, &unit).map_err(Failure::refused)?;
     let stillpoint = match &args.stillpoint {
         Some(path) => path.clone(),
@@ -118,7 +119,7 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
     };
     let text = unit_file::text(&service, &stillpoint, &options(&args, &unit), args.loosen_sandbox)
         .map_err(Failure::refused)?;
-    let enabled = Enabled::of(&args.root, &unit).map_err(Failure::refused)?;
+    let enabled = Enabled::of(&args.root, &unit);
     let there = enabled.files().map_err(Failure::refused)?;
     let mut new = Vec::new();
     for file in &args.files {
@@ -167,8 +168,8 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
     write().map_err(|error| Failure::failed(error, "the service starts as before, or with what was enabled so far"))
 }
 
-fn options(args: &EnableArgs, unit: &str) -> Vec<String> {
-    let mut words = vec!["--unit".to_owned(), unit.to_owned()];
+fn options(args: &EnableArgs, unit: &ServiceName) -> Vec<String> {
+    let mut words = vec!["--unit".to_owned(), unit.to_string()];
     if !args.root.is_machine() {
         words.extend(["--root".to_owned(), args.root.root.display().to_string()]);
     }
@@ -221,12 +222,12 @@ fn reload(root: &Root, output: &Output) {
 /// Runs `stillpoint patch disable`.
 pub(crate) fn disable(args: DisableArgs, output: &Output) -> Result<(), Failure> {
     let units = match &args.unit {
-        Some(unit) => vec![unit_name(unit).map_err(Failure::refused)?],
+        Some(unit) => vec![ServiceName::parse(unit).map_err(Failure::refused)?],
         None => Enabled::units(&args.root).map_err(Failure::refused)?,
     };
     let mut removed = 0;
     for unit in &units {
-        let enabled = Enabled::of(&args.root, unit).map_err(Failure::refused)?;
+        let enabled = Enabled::of(&args.root, unit);
         let files = enabled.files().map_err(Failure::refused)?;
         let wanted =
             |file: &&PathBuf| args.names.is_empty() || decode(file).is_ok_and(|patch| args.names.contains(&patch.name));
@@ -249,7 +250,7 @@ pub(crate) fn disable(args: DisableArgs, output: &Output) -> Result<(), Failure>
     Ok(())
 }
 
-fn remove_drop_in(root: &Root, unit: &str, output: &Output) -> anyhow::Result<()> {
+fn remove_drop_in(root: &Root, unit: &ServiceName, output: &Output) -> anyhow::Result<()> {
     let path = unit_file::drop_in(root, unit);
     match fs::remove_file(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -264,11 +265,11 @@ fn remove_drop_in(root: &Root, unit: &str, output: &Output) -> anyhow::Result<()
 /// Runs `stillpoint patch enabled`.
 pub(crate) fn list(args: ListArgs, output: &Output) -> Result<(), Failure> {
     let units = match &args.unit {
-        Some(unit) => vec![unit_name(unit).map_err(Failure::refused)?],
+        Some(unit) => vec![ServiceName::parse(unit).map_err(Failure::refused)?],
         None => Enabled::units(&args.root).map_err(Failure::refused)?,
     };
     for unit in &units {
-        let files = Enabled::of(&args.root, unit).and_then(|enabled| enabled.files()).map_err(Failure::refused)?;
+        let files = Enabled::of(&args.root, unit).files().map_err(Failure::refused)?;
         files.iter().for_each(|file| Line::new("enabled", unit, file).show(output));
     }
     Ok(())

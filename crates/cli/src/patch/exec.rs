@@ -13,6 +13,7 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use stillpoint_host::systemd::ServiceName;
 use stillpoint_patch_engine::{self as engine, Landing, Options, Outcome, Quiescence};
 use stillpoint_patch_format::Signed;
 use stillpoint_patch_tracee::launch::{self, Gate, Launch, Reached, Side, Waiting};
@@ -81,7 +82,8 @@ fn read(args: &Args) -> Result<Patches, Failure> {
     };
     let mut files = Vec::new();
     if let Some(unit) = &args.unit {
-        match Enabled::of(&args.root, unit).and_then(|enabled| enabled.files()) {
+        let unit = ServiceName::parse(unit).map_err(anyhow::Error::new);
+        match unit.and_then(|unit| Enabled::of(&args.root, &unit).files()) {
             Ok(enabled) => files.extend(enabled),
             Err(error) => drop(error)?,
         }

@@ -2,8 +2,8 @@
 //!
 //! A unit's sandbox holds for a helper that is forked inside of it. This one is a service of its own, run by root: the
 //! program's process connects to its socket, and nothing that it says is believed. The kernel tells who it is
-//! (`SO_PEERCRED`), its control group tells the unit, and root's directory has the patches of that unit. So a process can
-//! ask for nothing but what root has enabled for it, in itself.
+//! (`SO_PEERCRED`), its control group tells the unit if systemd confirms that the group is that unit's, and root's directory
+//! has the patches of that unit. So a process can ask for nothing but what root has enabled for it, in itself.
 
 use super::enabled::{Enabled, Root};
 use super::exec::{Helper, tell};
@@ -17,7 +17,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use stillpoint_patch_tracee::{Pid, launch};
+use stillpoint_host::systemd::service_of_process;
+use stillpoint_patch_tracee::launch;
 
 /// A process that connects and says nothing is not waited for longer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -69,8 +70,8 @@ fn follow(args: &Args, mut connection: UnixStream) -> anyhow::Result<()> {
     connection.read_exact(&mut said).with_context(|| format!("process {program} does not introduce itself"))?;
     connection.set_read_timeout(None)?;
     let [strict, descriptor @ ..] = said;
-    let unit = unit_of(program)?;
-    let files = Enabled::of(&args.root, &unit)?.files()?;
+    let unit = service_of_process(program.0)?;
+    let files = Enabled::of(&args.root, &unit).files()?;
     let mut patches = Vec::new();
     for file in files {
         match args.trust.read(&file) {
@@ -82,30 +83,4 @@ fn follow(args: &Args, mut connection: UnixStream) -> anyhow::Result<()> {
     let helper = Helper { patches, strict: strict != 0, wait: args.wait };
     helper.run(program, connection, i32::from_le_bytes(descriptor));
     Ok(())
-}
-
-/// The unit whose control group a process is in.
-fn unit_of(pid: Pid) -> anyhow::Result<String> {
-    let path = format!("/proc/{pid}/cgroup");
-    let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
-    unit_in(&text).with_context(|| format!("process {pid} is in no service's control group"))
-}
-
-fn unit_in(text: &str) -> Option<String> {
-    let of_systemd = |line: &&str| line.starts_with("0::") || line.contains(":name=systemd:");
-    let mut paths = text.lines().filter(of_systemd).filter_map(|line| line.splitn(3, ':').nth(2));
-    paths.find_map(|path| path.split('/').rfind(|part| part.ends_with(".service")).map(str::to_owned))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_control_group_tells_the_unit() {
-        let unit = |text| unit_in(text).unwrap_or_default();
-        assert_eq!(unit("0::/system.slice/redis-server.service\n"), "redis-server.service");
-        assert_eq!(unit("1:name=systemd:/system.slice/a@b.service/sub\n0::/\n"), "a@b.service");
-        assert_eq!(unit("4:memory:/x.service\n0::/user.slice/session-1.scope\n"), "");
-    }
 }

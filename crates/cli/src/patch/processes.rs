@@ -7,8 +7,10 @@ use std::fs;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 use stillpoint_events::Event;
+use stillpoint_host::systemd::ControlGroup;
 use stillpoint_patch_engine::{self as engine, Landing, Quiescence, ThreadView};
 use stillpoint_patch_format::{PublicKey, Signed};
 use stillpoint_patch_tracee::Pid;
@@ -23,9 +25,12 @@ pub(crate) struct Processes {
     /// All processes of this executable, parents before children, those born meanwhile included.
     #[arg(long, value_name = "PATH")]
     exe: Option<PathBuf>,
-    /// All processes of this systemd unit.
+    /// All processes of this service of systemd, which must be active.
     #[arg(long, value_name = "NAME")]
     unit: Option<String>,
+    /// The service's control group, asked for once.
+    #[arg(skip)]
+    group: OnceLock<ControlGroup>,
 }
 
 impl Processes {
@@ -35,9 +40,17 @@ impl Processes {
             return engine::fleet::of_executable(path).map_err(failure);
         }
         if let Some(unit) = &self.unit {
-            return engine::fleet::of_unit(unit).map_err(failure);
+            return self.group(unit).and_then(engine::fleet::of_service).map_err(failure);
         }
         Ok(self.pid.iter().copied().map(Pid).collect())
+    }
+
+    fn group(&self, unit: &str) -> Result<&ControlGroup, engine::Error> {
+        if let Some(group) = self.group.get() {
+            return Ok(group);
+        }
+        let found = engine::fleet::service(unit)?;
+        Ok(self.group.get_or_init(|| found))
     }
 
     fn describe(&self) -> String {

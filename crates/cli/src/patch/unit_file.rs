@@ -8,6 +8,7 @@ use anyhow::Context;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use stillpoint_host::systemd::ServiceName;
 
 /// Where units lie; an earlier directory hides a later one's file of the same name (systemd.unit(5)).
 const DIRECTORIES: [&str; 5] = [
@@ -25,7 +26,7 @@ const DROP_IN: &str = "90-stillpoint.conf";
 pub(crate) const NEEDED: &str = "@debug @resources";
 
 /// The drop-in of a unit.
-pub(crate) fn drop_in(root: &Root, unit: &str) -> PathBuf {
+pub(crate) fn drop_in(root: &Root, unit: &ServiceName) -> PathBuf {
     root.at(DIRECTORIES[0]).join(format!("{unit}.d")).join(DROP_IN)
 }
 
@@ -42,8 +43,9 @@ pub(crate) struct Service {
 
 impl Service {
     /// Reads a unit, all its drop-ins but ours included.
-    pub(crate) fn read(root: &Root, unit: &str) -> anyhow::Result<Service> {
-        let names: Vec<String> = [Some(unit.to_owned()), template(unit)].into_iter().flatten().collect();
+    pub(crate) fn read(root: &Root, unit: &ServiceName) -> anyhow::Result<Service> {
+        let template = unit.template().map(|template| template.to_string());
+        let names: Vec<String> = [Some(unit.to_string()), template].into_iter().flatten().collect();
         let fragment = names.iter().flat_map(|name| DIRECTORIES.map(|d| root.at(d).join(name))).find(|p| p.is_file());
         let fragment = fragment.with_context(|| format!("unit {unit} is in no directory of systemd"))?;
         let mut files = vec![fragment];
@@ -75,12 +77,6 @@ impl Service {
             }
         }
     }
-}
-
-/// `foo@.service` of `foo@bar.service`.
-fn template(unit: &str) -> Option<String> {
-    let (name, rest) = unit.split_once('@')?;
-    rest.ends_with(".service").then(|| format!("{name}@.service"))
 }
 
 /// All drop-ins but ours, in the order of their names; of two with one name the earlier directory's.
@@ -227,6 +223,5 @@ mod tests {
     fn programs_are_found_where_they_are_plain() {
         assert_eq!(program("-/usr/bin/redis-server /etc/x"), Some(PathBuf::from("/usr/bin/redis-server")));
         assert_eq!(program("@/usr/bin/$X name"), None);
-        assert_eq!(template("postgresql@15-main.service").as_deref(), Some("postgresql@.service"));
     }
 }

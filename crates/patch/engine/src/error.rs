@@ -2,6 +2,7 @@
 
 use crate::ledger::LedgerError;
 use crate::link::LinkError;
+use stillpoint_host as host;
 use stillpoint_patch_format::{Avma, BuildId};
 use stillpoint_patch_insn as insn;
 use stillpoint_patch_tracee as tracee;
@@ -273,12 +274,9 @@ pub enum Error {
         #[source]
         source: Box<Error>,
     },
-    /// No control group is that unit's.
-    #[error("unit {0} does not run here: there is no control group of its name")]
-    NoUnit(String),
-    /// Another user can change where our files go, or they cannot be written.
+    /// Another user can change where our files go, they cannot be written, or the processes of a service cannot be found.
     #[error(transparent)]
-    Host(#[from] stillpoint_host::Error),
+    Host(#[from] host::Error),
     /// Files of ours cannot be written or read.
     #[error("{path}")]
     File {
@@ -332,7 +330,7 @@ impl Error {
             Error::Scope { scope, .. } if scope == "process" => "--quiescence global, or stop",
             Error::Scope { .. } => "--quiescence group:NAME, global or stop",
             Error::NoPoints { .. } => "--quiescence probe, or stop",
-            Error::Host(stillpoint_host::Error::Untrusted { .. }) => {
+            Error::Host(host::Error::Untrusted { .. }) => {
                 "a directory that only you and root can change, below your home or /run"
             }
             Error::NoModule { .. } => "a patch built for the file that runs",
@@ -345,6 +343,12 @@ impl Error {
             Error::NotStopped => "--quiescence probe, local, group:NAME or global, or --view trampoline",
             Error::NameTaken(_) => "revert it first, or --replace",
             Error::NotBased { .. } => "apply the patches of the series in order",
+            Error::Host(host::Error::Service { service, .. }) if host::systemd::is_booted() => {
+                return Some(format!("systemctl status {service}"));
+            }
+            Error::Host(
+                host::Error::Service { .. } | host::Error::ServiceName { .. } | host::Error::NotInService { .. },
+            ) => "--pid N, or --exe PATH",
             _ => return None,
         };
         Some(hint.to_owned())

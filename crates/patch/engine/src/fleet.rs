@@ -5,6 +5,7 @@ use crate::status::{Status, peek};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use stillpoint_host::systemd::{ControlGroup, ServiceName};
 use stillpoint_patch_tracee::Pid;
 
 fn all_pids() -> Vec<i32> {
@@ -58,55 +59,20 @@ pub fn of_executable(path: &Path) -> Result<Vec<Pid>, Error> {
     Ok(parents_first(all_pids().into_iter().filter(runs_it)))
 }
 
-/// All processes of a systemd unit, parents before children.
-pub fn of_unit(unit: &str) -> Result<Vec<Pid>, Error> {
-    let full = if unit.ends_with(".service") || unit.ends_with(".scope") || unit.ends_with(".slice") {
-        unit.to_owned()
-    } else {
-        format!("{unit}.service")
-    };
-    let group = hierarchies().iter().find_map(|root| find_group(root, &full, 0));
-    let group = group.ok_or(Error::NoUnit(full))?;
-    let mut pids = Vec::new();
-    collect(&group, &mut pids, 0);
-    Ok(parents_first(pids))
+/// Control group of an active service, by its name as an operator writes it.
+///
+/// # Errors
+/// [`Error::Host`] when the name is none, or the service has no control group that is certainly its own.
+pub fn service(name: &str) -> Result<ControlGroup, Error> {
+    Ok(ControlGroup::of_active(&ServiceName::parse(name)?)?)
 }
 
-/// Where control groups are mounted in which systemd keeps its units: version 2, or its own hierarchy beside version 1.
-fn hierarchies() -> Vec<PathBuf> {
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    let root = |line: &str| {
-        let mut words = line.split(' ').skip(1);
-        let (at, kind, options) = (words.next()?, words.next()?, words.next()?);
-        let units = kind == "cgroup2" || kind == "cgroup" && options.split(',').any(|o| o == "name=systemd");
-        units.then(|| PathBuf::from(at))
-    };
-    mounts.lines().filter_map(root).collect()
-}
-
-fn folders(at: &Path) -> impl Iterator<Item = PathBuf> {
-    let entries = fs::read_dir(at).into_iter().flatten().flatten();
-    entries.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path())
-}
-
-const DEPTH_MAX: usize = 16;
-
-fn find_group(at: &Path, name: &str, depth: usize) -> Option<PathBuf> {
-    if at.file_name().is_some_and(|n| n == name) {
-        return Some(at.to_owned());
-    }
-    if depth > DEPTH_MAX {
-        return None;
-    }
-    folders(at).find_map(|below| find_group(&below, name, depth + 1))
-}
-
-fn collect(group: &Path, pids: &mut Vec<i32>, depth: usize) {
-    let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
-    pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|pid| *pid > 0));
-    if depth < DEPTH_MAX {
-        folders(group).for_each(|below| collect(&below, pids, depth + 1));
-    }
+/// All processes of a service, parents before children.
+///
+/// # Errors
+/// [`Error::Host`] when its control group cannot be read.
+pub fn of_service(group: &ControlGroup) -> Result<Vec<Pid>, Error> {
+    Ok(parents_first(group.processes()?))
 }
 
 /// What was found of the processes of a machine.

@@ -5,8 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use stillpoint_patch_tests::cli::{Stillpoint, binary};
+use stillpoint_patch_tests::control_group::ControlGroup;
 use stillpoint_patch_tests::packages::{self, Binary};
 use stillpoint_patch_tests::server::{Guarded, Server, tied};
 use stillpoint_patch_tests::shipped::older;
@@ -497,34 +498,16 @@ fn what_cannot_be_enabled_is_refused_by_name() {
     assert!(!root.path().join("var").exists() && !root.path().join("etc").exists(), "something was written");
 }
 
-/// What systemd makes for a unit.
-fn control_group(unit: &str) -> Option<PathBuf> {
-    let mounts = fs::read_to_string("/proc/self/mounts").expect("list the mounts");
-    let mounted = |line: &str| {
-        let words: Vec<&str> = line.split(' ').collect();
-        (words.get(2) == Some(&"cgroup2")).then(|| PathBuf::from(words[1]))
-    };
-    let group = mounts.lines().find_map(mounted)?.join(unit);
-    fs::create_dir(&group).ok().map(|()| group)
-}
-
 /// A service's processes are found by its control group; systemd makes it, here the test does.
 #[test]
 fn a_unit_is_patched_by_its_control_group() {
     let unit = format!("sp-test-{}.service", std::process::id());
-    let Some(group) = control_group(&unit) else { skip!("no control group can be made") };
+    let Some(group) = ControlGroup::make(&format!("system.slice/{unit}/inner")) else {
+        skip!("no control group can be made")
+    };
     let program = Program::build("storm");
     let patch = program.patch(2);
-    let procs = group.join("cgroup.procs");
-    let into = format!("echo $$ >{} && exec \"$@\"", procs.display());
-    let mut victim = program.start_in(
-        |elf| {
-            let mut command = tied(Path::new("sh"));
-            command.args(["-c", &into, "sh"]).arg(elf);
-            command
-        },
-        &["idle"],
-    );
+    let mut victim = program.start_in(|elf| group.command(elf), &["idle"]);
     victim.announce(stillpoint_patch_tests::victim::Phase::Over(1, 2));
     Stillpoint::new()
         .args(["patch", "apply"])
@@ -536,16 +519,117 @@ fn a_unit_is_patched_by_its_control_group() {
     let status = Stillpoint::new().args(["patch", "status", "--unit", &unit]).succeed().stdout;
     assert!(status.contains("storm-1-2"), "{status}");
     drop(victim);
-    let removed = wait::within(Duration::from_secs(10), || fs::remove_dir(&group).ok());
-    assert!(removed.is_some(), "{} is still in use", group.display());
+    drop(group);
     assert_refused(&Stillpoint::new().args(["patch", "status", "--unit", &unit]).run(), &unit);
+}
+
+/// A process in a control group, and its id.
+fn member(group: &ControlGroup) -> (Guarded, i32) {
+    let child = group.command(Path::new("sleep")).arg("60").spawn().expect("start a process");
+    let child = Guarded::from_child(child);
+    let pid = child.pid();
+    let comm = format!("/proc/{pid}/comm");
+    wait::until("the process to be in its group", || {
+        fs::read_to_string(&comm).is_ok_and(|name| name.trim() == "sleep").then_some(())
+    });
+    (child, pid)
+}
+
+/// Users make folders of any name in their own part of the tree.
+#[test]
+fn a_control_group_that_only_has_the_name_of_a_unit_is_not_taken() {
+    let id = std::process::id();
+    let name = format!("sp-decoy-{id}");
+    let status = |unit: &str| Stillpoint::new().args(["patch", "status", "--json", "--unit", unit]).run();
+    for (unit, decoy) in [
+        (name.clone(), format!("user.slice/user-1000.slice/user@1000.service/app.slice/{name}.service")),
+        (name.clone(), format!("{name}.slice/{name}.service")),
+        (name.clone(), format!("system.slice/{name}-other.service/{name}.service")),
+        (name.clone(), format!("{name}.service")),
+        (format!("{name}@1"), format!("system.slice/{name}@1.service")),
+        (format!("{name}@1"), format!("system.slice/system-{name}.slice/{name}@1.service")),
+    ] {
+        let Some(group) = ControlGroup::make(&decoy) else { skip!("no control group can be made") };
+        let _member = member(&group);
+        assert_refused(&status(&unit), &unit);
+    }
+    let escaped = name.replace('-', "\\x2d");
+    for (unit, own) in [
+        (name.clone(), format!("system.slice/{name}.service")),
+        (format!("{name}@1-main"), format!("system.slice/system-{escaped}.slice/{name}@1-main.service")),
+    ] {
+        let groups = [own, format!("user.slice/{unit}.service"), format!("aaa-{name}.slice/{unit}.service")];
+        let groups = groups.map(|path| ControlGroup::make(&path).expect("make a control group"));
+        let members = groups.each_ref().map(member);
+        let pids: Vec<_> = status(&unit).json().iter().map(|line| line["pid"].clone()).collect();
+        assert_eq!(pids, [members[0].1], "{unit}");
+    }
+}
+
+/// Where systemd runs, its reply alone counts, if it can be the control group of a system service. Here a program of the test
+/// replies in its place.
+#[test]
+fn systemd_is_asked_and_its_reply_is_checked() {
+    let name = format!("sp-asked-{}", std::process::id());
+    let paths = [format!("{name}.slice/{name}.service"), format!("system.slice/{name}.service")];
+    let [Some(own), Some(usual)] = paths.each_ref().map(|path| ControlGroup::make(path)) else {
+        skip!("no control group can be made")
+    };
+    let (members, dir) =
+        ([member(&own), member(&usual)], TempDir::with_prefix("sp-systemctl-").expect("make a directory"));
+    let (program, reply) = (dir.path().join("systemctl"), dir.path().join("reply"));
+    fs::write(&program, format!("#!/bin/sh\ncat {}\n", reply.display())).expect("write a program");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("chmod");
+    let path = format!("{}:{}", dir.path().display(), std::env::var("PATH").expect("a PATH"));
+    let status = |state: &str, group: &str| {
+        let text = format!("Id={name}.service\nLoadState=loaded\nActiveState={state}\nControlGroup={group}\n");
+        fs::write(&reply, text).expect("write a reply");
+        let booted = "mount -t tmpfs none /run && mkdir -p /run/systemd/system && exec \"$@\"";
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", booted, "sh"]).arg(binary());
+        command.args(["patch", "status", "--json", "--unit", &name]).env("PATH", &path);
+        run(command)
+    };
+    let output = status("active", &format!("/{}", paths[0]));
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let lines: Vec<String> = text(&output.stdout).lines().map(str::to_owned).collect();
+    assert!(lines.len() == 1 && lines[0].contains(&format!("\"pid\":{}", members[0].1)), "{lines:?}");
+    let user = format!("/user.slice/user-1000.slice/user@1000.service/{name}.service");
+    let own = format!("/{}", paths[0]);
+    for (state, group, why) in [
+        ("inactive", "", "not active"),
+        ("failed", own.as_str(), "not active"),
+        ("active", "", "no process"),
+        ("active", user.as_str(), "not the control group of a system service"),
+        ("active", "/system.slice/../x.service", "not the control group of a system service"),
+        ("active", "/absent.slice/x.service", "not the control group of a system service"),
+    ] {
+        let output = status(state, group);
+        let stderr = text(&output.stderr);
+        assert!(output.status.code() == Some(3) && stderr.contains(why), "{state} {group}: {stderr}");
+    }
+}
+
+#[test]
+fn what_is_no_name_of_a_service_is_refused() {
+    let long = "x".repeat(300);
+    for name in ["", "..", "../redis", "system.slice/redis", "a\nb", "a b", "*", "user.slice", "redis@", &long] {
+        let run = Stillpoint::new().args(["patch", "status", "--unit", name]).run();
+        assert_refused(&run, "service");
+        assert_eq!(run.stderr.lines().count(), 3, "{run}");
+    }
 }
 
 /// In Debian's sandbox of redis (ptrace kills): the helper is a service of its own, and the unit is told by the kernel.
 #[test]
 fn a_helper_outside_of_the_sandbox_patches_what_is_enabled_for_the_unit() {
     let unit = format!("sp-helped-{}.service", std::process::id());
-    let Some(group) = control_group(&unit) else { skip!("no control group can be made") };
+    let Some(group) = ControlGroup::make(&format!("system.slice/{unit}")) else {
+        skip!("no control group can be made")
+    };
+    let Some(decoy) = ControlGroup::make(&format!("user.slice/user@1000.service/{unit}")) else {
+        skip!("no control group can be made")
+    };
     let (program, sandbox) = (Program::build("heritage"), Program::build("sandbox"));
     let root = root_with_unit(&unit, &format!("ExecStart={}", program.elf().display()));
     below(&root, &["enable", "--unit", &unit]).arg(program.patch(2)).succeed();
@@ -563,19 +647,18 @@ fn a_helper_outside_of_the_sandbox_patches_what_is_enabled_for_the_unit() {
             command
         })
     };
-    let inside = format!("echo $$ >{} &&", group.join("cgroup.procs").display());
-    let output = start(&inside, &["--strict"]);
+    let output = start(&group.enter(), &["--strict"]);
     assert_eq!(version(&output), 2, "{}", text(&output.stderr));
-    // Whoever is in no unit's group gets nothing, whatever unit it names.
-    let output = start("", &[]);
-    assert_eq!(version(&output), 1);
-    assert!(text(&output.stderr).contains("runs unpatched"), "{}", text(&output.stderr));
+    // A process in no unit's group gets nothing, whatever unit it names; a group of the unit's name is not the unit's.
+    for elsewhere in [String::new(), decoy.enter()] {
+        let output = start(&elsewhere, &[]);
+        assert_eq!(version(&output), 1);
+        assert!(text(&output.stderr).contains("runs unpatched"), "{}", text(&output.stderr));
+    }
     assert!(helper.ended().is_none(), "the helper ended");
     drop(helper);
-    let output = start(&inside, &[]);
+    let output = start(&group.enter(), &[]);
     assert_eq!(version(&output), 1, "{}", text(&output.stderr));
-    let removed = wait::within(Duration::from_secs(10), || fs::remove_dir(&group).ok());
-    assert!(removed.is_some(), "{} is still in use", group.display());
 }
 
 #[test]

@@ -21,6 +21,7 @@
 
 pub mod annotated;
 pub mod cli;
+pub mod control_group;
 pub mod effects;
 pub mod hash_server;
 pub mod kill_at;
