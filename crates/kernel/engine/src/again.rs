@@ -5,17 +5,14 @@ use crate::switch::properties;
 use crate::tree::tree;
 use procfs::process::Process;
 use std::collections::BTreeMap;
-use std::path::Path;
-
-/// Where there is a systemd that starts anything.
-const SYSTEMD: &str = "/run/systemd/system";
+use stillpoint_host::systemd::{is_booted, service_of_group};
 
 /// Refuses to end a program that systemd would start again beside its image: that would be restored over newer files later.
 pub fn check_end(pid: i32) -> Result<(), Error> {
     let groups = Process::new(pid).and_then(|process| process.cgroups()).map_err(|_| Error::NoProcess(pid))?;
     let mut units: Vec<String> = groups.into_iter().filter_map(|group| unit_of(&group.pathname)).collect();
     units.dedup();
-    if !Path::new(SYSTEMD).exists() {
+    if !is_booted() {
         return Ok(());
     }
     let ending: Vec<i32> = tree(pid)?.iter().map(|process| process.pid).collect();
@@ -27,9 +24,9 @@ pub fn check_end(pid: i32) -> Result<(), Error> {
     Ok(())
 }
 
-/// The service that a control group belongs to.
+/// The service of the system's manager that a control group belongs to.
 fn unit_of(group: &str) -> Option<String> {
-    group.split('/').rev().find(|part| part.ends_with(".service")).map(ToOwned::to_owned)
+    service_of_group(group).map(|(service, _)| service.to_string())
 }
 
 /// Why a service does not stay ended. It ends with its main process; where systemd knows of none, with the last.
@@ -55,6 +52,7 @@ mod tests {
         assert_eq!(of("/system.slice/redis-server.service"), "redis-server.service");
         assert_eq!(of("/system.slice/system-x.slice/x@1.service/payload"), "x@1.service");
         assert_eq!(of("/user.slice/user-0.slice/session-1.scope"), "");
+        assert_eq!(of("/user.slice/user-1000.slice/user@1000.service/app.slice/redis-server.service"), "");
         let why = |restart: &str, main: &str| {
             let pair = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
             let properties = [("Restart", restart), ("MainPID", main)].into_iter().map(pair).collect();

@@ -8,6 +8,7 @@ use crate::Error;
 use crate::error::At;
 use std::fs;
 use std::path::{Path, PathBuf};
+use stillpoint_host::systemd::service_of_group;
 
 const ROOT: &str = "/sys/fs/cgroup";
 
@@ -42,8 +43,8 @@ fn groups_in(root: &Path, own: &str, unit: &str) -> Vec<PathBuf> {
             "name=systemd" => root.join("systemd"),
             _ => return None,
         };
-        let is_unit = |group: &&Path| group.file_name().is_some_and(|name| name == unit);
-        let slice = Path::new(parts.next()?).ancestors().find(is_unit)?.parent()?.strip_prefix("/").ok()?;
+        let (_, group) = service_of_group(parts.next()?).filter(|(service, _)| service.as_str() == unit)?;
+        let slice = Path::new(group).parent()?.strip_prefix("/").ok()?;
         // no unit is called like that
         Some(mounted.join(slice).join(format!("stillpoint-memory-{}", unit.trim_end_matches(".service"))))
     };
@@ -77,6 +78,7 @@ mod tests {
         let old = "4:memory:/system.slice/redis-server.service\n1:name=systemd:/system.slice/redis-server.service\n";
         assert_eq!(groups_in(root, old, unit), [root.join("systemd/system.slice/stillpoint-memory-redis-server")]);
         assert!(groups_in(root, "0::/user.slice/session-1.scope\n", unit).is_empty());
+        assert!(groups_in(root, "0::/user.slice/user@0.service/redis-server.service\n", unit).is_empty());
         fs::create_dir(root.join("system.slice")).unwrap();
         enter(&expected, 4121).unwrap();
         enter(&expected, 4122).unwrap();

@@ -6,6 +6,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use stillpoint_host::systemd::{ControlGroup, ServiceName};
 
 /// The processes below these, without them.
 pub(crate) fn descendants(roots: &[i32]) -> Vec<i32> {
@@ -67,24 +68,22 @@ pub(crate) fn name(pid: i32) -> String {
     Process::new(pid).and_then(|process| process.stat()).map(|stat| stat.comm).unwrap_or_else(|_| "?".into())
 }
 
-/// The name of a systemd unit with its suffix.
-pub(crate) fn full(unit: &str) -> String {
-    if unit.contains('.') { unit.to_owned() } else { format!("{unit}.service") }
+/// The complete name of a service, checked.
+pub(crate) fn full(unit: &str) -> Result<ServiceName, Error> {
+    ServiceName::parse(unit).map_err(|error| Error::Refused(vec![error.to_string()]))
 }
 
-/// The process at the root of a systemd unit: in its control group, with a parent that is not.
+/// The process at the root of a service of systemd: in its control group, with a parent that is not.
+///
+/// # Errors
+/// [`Error::Refused`] for a service that is not active, and for one with several such processes or none.
 pub fn of_unit(unit: &str) -> Result<i32, Error> {
-    let unit = full(unit);
-    let mut members = BTreeMap::new();
-    for process in all_processes().into_iter().flatten().flatten() {
-        let (Ok(groups), Ok(stat)) = (process.cgroups(), process.stat()) else { continue };
-        let is_in = |path: &str| path.split('/').any(|part| part == unit);
-        if groups.into_iter().any(|group| is_in(&group.pathname)) {
-            members.insert(stat.pid, stat.ppid);
-        }
-    }
-    let roots: Vec<i32> =
-        members.iter().filter(|(_, parent)| !members.contains_key(parent)).map(|(pid, _)| *pid).collect();
+    let unit = full(unit)?;
+    let group = ControlGroup::of_active(&unit).and_then(|group| group.processes());
+    let members = group.map_err(|error| Error::Refused(vec![error.to_string()]))?;
+    let parent = |pid: i32| Process::new(pid).and_then(|process| process.stat()).map(|stat| stat.ppid);
+    let is_root = |pid: &i32| parent(*pid).is_ok_and(|parent| !members.contains(&parent));
+    let roots: Vec<i32> = members.iter().copied().filter(is_root).collect();
     match roots[..] {
         [root] => Ok(root),
         [] => Err(Error::Refused(vec![format!("no process of {unit} runs")])),

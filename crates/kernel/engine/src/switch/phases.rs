@@ -124,7 +124,9 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
             Err(error) => return Err(error),
         }
     }
-    let names: Vec<String> = config.units.keys().map(|name| full(name)).collect();
+    // a name that is none has been refused above
+    let names: Vec<String> =
+        config.units.keys().filter_map(|name| full(name).ok()).map(|name| name.to_string()).collect();
     let held = Order::read()?.held(&names);
     refused.extend(held.refused);
     if !refused.is_empty() {
@@ -190,11 +192,11 @@ fn region(config: &Config) -> Result<Option<Region>, String> {
 /// One unit as it is, without what the configuration says of it.
 fn look(name: &str, criu: &Criu) -> Result<Unit, Error> {
     let pid = of_unit(name)?;
-    let unit = full(name);
+    let unit = full(name)?.to_string();
     let properties = properties(&unit)?;
     if let Some(text) = dropin_of(&unit, &properties)? {
         let text = text.trim_end().replace('\n', "\\n");
-        let path = dropin_path(name);
+        let path = dropin_path(&unit);
         return Err(Error::Refused(vec![format!(
             "its sandbox is closed; put this into {path} and restart it: {text}"
         )]));

@@ -426,7 +426,7 @@ fn until_served(journal: &Journal) {
 /// Brings one unit back in its own control group; systemd has started this process in its place.
 pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
     let journal = Journal::read(state)?.ok_or_else(|| Error::Unsealed(state.to_owned()))?;
-    let name = full(name);
+    let name = full(name)?.to_string();
     let Some(unit) = journal.units.iter().find(|unit| unit.name == name) else {
         return Err(Error::Refused(vec![format!("{name} has no part in the switch")]));
     };

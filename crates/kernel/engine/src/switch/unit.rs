@@ -40,7 +40,7 @@ const OPEN: &[(&str, &str)] = &[
 
 /// What systemd says of a unit.
 pub(crate) fn properties(unit: &str) -> Result<BTreeMap<String, String>, Error> {
-    let text = run("ask about a unit", "systemctl", &["show", unit], None)?;
+    let text = run("ask about a unit", "systemctl", &["show", "--", unit], None)?;
     let pair = |line: &str| line.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
     Ok(text.lines().filter_map(pair).collect())
 }
@@ -53,15 +53,15 @@ pub(super) fn sockets(properties: &BTreeMap<String, String>) -> impl Iterator<It
 
 /// The drop-in without which a unit cannot be taken along; none if it can. A unit that runs is asked what it uses.
 pub fn dropin(unit: &str) -> Result<Option<String>, Error> {
-    let unit = full(unit);
-    dropin_of(&unit, &properties(&unit)?)
+    let unit = full(unit)?;
+    dropin_of(unit.as_str(), &properties(unit.as_str())?)
 }
 
 /// The same of a unit by its full name, with its properties.
 pub(super) fn dropin_of(unit: &str, properties: &BTreeMap<String, String>) -> Result<Option<String>, Error> {
     let is_roots = properties.get("User").is_none_or(|user| user.is_empty() || user == "root");
     let apart = if is_roots && of_unit(unit).is_ok_and(ipc::is_stuck) {
-        apart(&run("ask about a unit", "systemctl", &["cat", unit], None)?)
+        apart(&run("ask about a unit", "systemctl", &["cat", "--", unit], None)?)
     } else {
         None
     };
@@ -99,9 +99,9 @@ fn dropin_for(properties: &BTreeMap<String, String>, apart: Option<String>) -> O
     (!text.is_empty()).then(|| format!("[Service]\n{text}"))
 }
 
-/// Where such a drop-in goes.
+/// Where such a drop-in goes, for a unit by its full name.
 pub fn dropin_path(unit: &str) -> String {
-    format!("/etc/systemd/system/{}.d/stillpoint.conf", full(unit))
+    format!("/etc/systemd/system/{unit}.d/stillpoint.conf")
 }
 
 /// The local ports of all TCP sockets of a process and all below it.
@@ -204,10 +204,5 @@ mod tests {
         for other in ["", "ExecStart=/bin/a\nExecStart=/bin/b", "ExecStart=@/bin/a b"] {
             assert_eq!(apart(other), None);
         }
-    }
-
-    #[test]
-    fn names_have_a_suffix() {
-        assert_eq!((full("redis-server"), full("a.service")), ("redis-server.service".into(), "a.service".into()));
     }
 }
