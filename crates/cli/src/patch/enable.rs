@@ -1,5 +1,6 @@
 //! `stillpoint patch enable`, `disable`, `enabled`: patches that are in force again whenever a service starts.
 
+use super::bases::{Missing, Stack};
 use super::enabled::{self, Enabled, Root};
 use super::processes::{Policy, Trust};
 use super::unit_file::{self, Service};
@@ -121,6 +122,7 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
         .map_err(Failure::refused)?;
     let enabled = Enabled::of(&args.root, &unit);
     let there = enabled.files().map_err(Failure::refused)?;
+    let mut stack = Stack::of(there.iter().filter_map(|file| Some(args.trust.read(file).ok()?.0.patch)));
     let mut new = Vec::new();
     for file in &args.files {
         let (signed, _) = args.trust.read(file).map_err(Failure::refused)?;
@@ -135,7 +137,10 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
                 let error = anyhow::anyhow!("another patch of the name {name} is enabled: {}", path.display());
                 return Err(Failure::refused(error).hint(format!("stillpoint patch disable {name} --unit {unit}")));
             }
-            (false, None) => new.push((signed.patch.name.clone(), bytes)),
+            (false, None) => {
+                new.push((signed.patch.name.clone(), bytes));
+                stack.push(signed.patch).map_err(|missing| base_first(&args, &unit, file, missing))?;
+            }
         }
     }
     if !service.confined_by.is_empty() && !args.loosen_sandbox {
@@ -166,6 +171,22 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
         Ok(())
     };
     write().map_err(|error| Failure::failed(error, "the service starts as before, or with what was enabled so far"))
+}
+
+/// Refuses a patch whose base would not be in force at a start, and names what to enable first.
+fn base_first(args: &EnableArgs, unit: &ServiceName, file: &Path, missing: Missing) -> Failure {
+    let above = decode(file);
+    let brings = |other: &&PathBuf| match (decode(other), &above) {
+        (Ok(below), Ok(above)) => missing.is_brought_by(&below, above),
+        _ => false,
+    };
+    let hint = match args.files.iter().find(brings) {
+        Some(base) => format!("stillpoint patch enable {} {} --unit {unit}", base.display(), file.display()),
+        None => {
+            format!("stillpoint patch enable FILE --unit {unit}, with the patch that brings {}, first", missing.base())
+        }
+    };
+    Failure::refused(anyhow::anyhow!("{missing}")).hint(hint)
 }
 
 fn options(args: &EnableArgs, unit: &ServiceName) -> Vec<String> {
@@ -225,13 +246,21 @@ pub(crate) fn disable(args: DisableArgs, output: &Output) -> Result<(), Failure>
         Some(unit) => vec![ServiceName::parse(unit).map_err(Failure::refused)?],
         None => Enabled::units(&args.root).map_err(Failure::refused)?,
     };
-    let mut removed = 0;
+    let wanted =
+        |file: &PathBuf| args.names.is_empty() || decode(file).is_ok_and(|patch| args.names.contains(&patch.name));
+    let mut plan = Vec::new();
     for unit in &units {
         let enabled = Enabled::of(&args.root, unit);
-        let files = enabled.files().map_err(Failure::refused)?;
-        let wanted =
-            |file: &&PathBuf| args.names.is_empty() || decode(file).is_ok_and(|patch| args.names.contains(&patch.name));
-        let (go, stay): (Vec<&PathBuf>, Vec<&PathBuf>) = files.iter().partition(wanted);
+        let (go, stay): (Vec<PathBuf>, Vec<PathBuf>) =
+            enabled.files().map_err(Failure::refused)?.into_iter().partition(wanted);
+        if let Some(missing) = stranded(&go, &stay) {
+            let hint = format!("stillpoint patch disable {} {} --unit {unit}", missing.patch, args.names.join(" "));
+            return Err(Failure::refused(anyhow::anyhow!("{unit}: {missing} then")).hint(hint));
+        }
+        plan.push((unit, enabled, go, stay));
+    }
+    let mut removed = 0;
+    for (unit, enabled, go, stay) in &plan {
         removed += go.len();
         let failed = |error| Failure::failed(error, "what was not removed stays enabled");
         for file in go {
@@ -248,6 +277,16 @@ pub(crate) fn disable(args: DisableArgs, output: &Output) -> Result<(), Failure>
         output.line("nothing of that name is enabled");
     }
     Ok(())
+}
+
+/// The first base that a patch which stays loses with those that go.
+fn stranded(go: &[PathBuf], stay: &[PathBuf]) -> Option<Missing> {
+    let mut all: Vec<&PathBuf> = go.iter().chain(stay).collect();
+    all.sort();
+    let before = Stack::of(all.into_iter().filter_map(|file| decode(file).ok()));
+    let mut after = Stack::default();
+    let mut missing = stay.iter().filter_map(|file| after.push(decode(file).ok()?).err());
+    missing.find(|missing| before.holds(&missing.patch))
 }
 
 fn remove_drop_in(root: &Root, unit: &ServiceName, output: &Output) -> anyhow::Result<()> {

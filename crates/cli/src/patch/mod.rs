@@ -1,6 +1,7 @@
 //! `stillpoint patch`: one file per subcommand.
 
 mod apply;
+mod bases;
 mod build;
 mod building;
 mod check;

@@ -428,6 +428,38 @@ fn a_unit_starts_with_what_is_enabled_for_it() {
     below(&root, &["disable", "--unit", "sp-test"]).succeed();
 }
 
+/// A start would drop it. A base stays while another patch stands on it.
+#[test]
+fn a_patch_is_enabled_behind_its_base() {
+    let program = Program::build("heritage");
+    let second = program.patch(2);
+    let third = program.patch_on_top(&second, 2, 3);
+    let root = || root_with_unit("sp-test.service", &format!("ExecStart={}", program.elf().display()));
+    let enable = |root: &TempDir, patches: &[&Path]| {
+        let call = below(root, &["enable", "--unit", "sp-test"]);
+        patches.iter().fold(call, |call, patch| call.arg(*patch)).run()
+    };
+    let (one, two) = (root(), root());
+    let alone = enable(&one, &[&third]);
+    assert_refused(&alone, "patch heritage-2-3 builds upon heritage-1-2.diff");
+    assert!(alone.stderr.contains("\ntry: stillpoint patch enable FILE --unit sp-test.service"), "{alone}");
+    let wrong_order = enable(&one, &[&third, &second]);
+    assert_refused(&wrong_order, &format!("try: stillpoint patch enable {} {}", second.display(), third.display()));
+    assert!(!one.path().join("var").exists() && !one.path().join("etc").exists(), "something was written");
+    // The same diff, for another build of the program.
+    let other = Program::build_as("heritage", Kind::Pie, &["-O1"], &[]);
+    assert_eq!(enable(&two, &[&other.patch(2)]).code, Some(0));
+    assert_refused(&enable(&two, &[&third]), "heritage-1-2.diff");
+
+    assert_eq!(enable(&one, &[&second, &third]).code, Some(0));
+    let disable = |names: &[&str]| below(&one, &["disable", "--unit", "sp-test"]).args(names.iter().copied()).run();
+    let refused = disable(&["heritage-1-2"]);
+    assert_refused(&refused, "heritage-2-3 builds upon");
+    assert!(refused.stderr.contains("try: stillpoint patch disable heritage-2-3 heritage-1-2"), "{refused}");
+    assert_eq!(below(&one, &["enabled"]).succeed().stdout.lines().count(), 2);
+    assert_eq!(disable(&["heritage-1-2", "heritage-2-3"]).code, Some(0));
+}
+
 /// Debian's own unit of redis: it names what may be executed, and confines its system calls.
 #[test]
 fn the_unit_of_debians_redis_is_understood() {

@@ -1,0 +1,172 @@
+//! What enabled patches build upon. A start applies them in order, and drops each whose base is not in force by then.
+
+use std::fmt;
+use stillpoint_patch_format::{DiffFact, Patch, SymbolValue};
+
+/// Patches of one unit that a start puts in force, in their order.
+#[derive(Default)]
+pub(crate) struct Stack(Vec<Patch>);
+
+/// A base that is not in force below a patch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Missing {
+    /// Name of the patch that builds upon it.
+    pub(crate) patch: String,
+    base: Base,
+    /// File of the target and its build-id.
+    file: String,
+}
+
+/// What an earlier patch has to bring.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Base {
+    /// A diff, by its name and SHA-256.
+    Diff(String, [u8; 32]),
+    /// A function or variable that an earlier patch added.
+    Symbol(String),
+}
+
+impl Stack {
+    /// What a start makes of these patches.
+    pub(crate) fn of(patches: impl IntoIterator<Item = Patch>) -> Stack {
+        let mut stack = Stack::default();
+        for patch in patches {
+            // dropped at the start as well
+            let _ = stack.push(patch);
+        }
+        stack
+    }
+
+    /// Adds a patch on top; those that it replaces go.
+    ///
+    /// # Errors
+    /// The first base that no patch of the same file below it brings; the stack is as it was.
+    pub(crate) fn push(&mut self, patch: Patch) -> Result<(), Missing> {
+        let is_replaced = |below: &Patch| is_same_file(below, &patch) && patch.replaces.contains(&below.name);
+        let stays = |below: &&Patch| !is_replaced(below);
+        let brings = |base: &Base| self.0.iter().filter(stays).any(|below| base.is_brought_by(below, &patch));
+        let missing = bases(&patch).find(|base| !brings(base));
+        if let Some(base) = missing {
+            let file = format!("{} (build-id {})", patch.target.file_name, patch.target.build_id);
+            return Err(Missing { patch: patch.name, base, file });
+        }
+        self.0.retain(|below| !is_replaced(below));
+        self.0.push(patch);
+        Ok(())
+    }
+
+    /// Returns true if a patch of this name is in force.
+    pub(crate) fn holds(&self, name: &str) -> bool {
+        self.0.iter().any(|patch| patch.name == name)
+    }
+}
+
+fn bases(patch: &Patch) -> impl Iterator<Item = Base> {
+    let diff = |diff: &DiffFact| Base::Diff(diff.name.clone(), diff.sha256);
+    let others = patch.symbols.iter().filter(|symbol| symbol.value == SymbolValue::OtherPatch);
+    patch.based_on.iter().map(diff).chain(others.map(|symbol| Base::Symbol(symbol.name.clone())))
+}
+
+/// A build-id tells files apart; where there is none, the text does.
+fn is_same_file(a: &Patch, b: &Patch) -> bool {
+    let (a, b) = (&a.target, &b.target);
+    a.build_id == b.build_id && (!a.build_id.0.is_empty() || a.text_sha256 == b.text_sha256)
+}
+
+impl Base {
+    fn is_brought_by(&self, below: &Patch, above: &Patch) -> bool {
+        let mut exports = below.exports.iter().filter_map(|index| below.symbols.get(*index as usize));
+        is_same_file(below, above)
+            && match self {
+                Base::Diff(_, sha256) => below.source.diffs.iter().any(|diff| diff.sha256 == *sha256),
+                Base::Symbol(name) => exports.any(|symbol| symbol.name == *name),
+            }
+    }
+}
+
+impl Missing {
+    /// Returns true if `below` brings the base to the file that `above` is for.
+    pub(crate) fn is_brought_by(&self, below: &Patch, above: &Patch) -> bool {
+        self.base.is_brought_by(below, above)
+    }
+
+    /// The base in words, for the `try:` line.
+    pub(crate) fn base(&self) -> String {
+        match &self.base {
+            Base::Diff(name, _) => name.clone(),
+            Base::Symbol(name) => format!("`{name}`"),
+        }
+    }
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Missing { patch, file, .. } = self;
+        write!(f, "patch {patch} builds upon {}, which no patch enabled below it brings to {file}", self.base())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stillpoint_patch_format as format;
+
+    /// A patch of its diff `name` for a build.
+    fn patch(name: &str, build: u8, based_on: &[&str]) -> Patch {
+        let diff = |name: &&str| DiffFact { name: (*name).to_owned(), sha256: [name.len() as u8; 32] };
+        Patch {
+            name: name.to_owned(),
+            description: String::new(),
+            cves: Vec::new(),
+            replaces: Vec::new(),
+            source: format::Source { diffs: vec![diff(&name)], ..format::Source::default() },
+            based_on: based_on.iter().map(diff).collect(),
+            toolchain: format::Toolchain::default(),
+            target: format::Target {
+                build_id: format::BuildId(vec![build]),
+                text_sha256: [build; 32],
+                file_name: "server".into(),
+                kind: format::TargetKind::PieExecutable,
+            },
+            scope: format::Scope::ThreadLocal,
+            scope_stated: false,
+            sections: Vec::new(),
+            symbols: Vec::new(),
+            exports: Vec::new(),
+            functions: Vec::new(),
+            constants: Vec::new(),
+            off_stack: Vec::new(),
+            staying: Vec::new(),
+            hooks: format::Hooks::default(),
+            types: Vec::new(),
+            escaping: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_base_is_below_and_for_the_same_file() {
+        let (base, above) = (|build| patch("a", build, &[]), patch("bb", 1, &["a"]));
+        assert_eq!(Stack::default().push(above.clone()).unwrap_err().base(), "a");
+        assert!(Stack::of([base(2)]).push(above.clone()).is_err(), "it is for another build");
+        assert!(Stack::of([base(1)]).push(above.clone()).is_ok());
+        // one that is dropped itself is no base, nor is one that has been replaced
+        let upon_nothing = patch("dddd", 1, &["ccc"]);
+        assert!(Stack::of([upon_nothing]).push(patch("eeeee", 1, &["dddd"])).is_err());
+        let replacing = Patch { replaces: vec!["a".into()], ..patch("ccc", 1, &[]) };
+        let mut stack = Stack::of([base(1), replacing]);
+        assert!(!stack.holds("a") && stack.holds("ccc"));
+        let missing = stack.push(above).unwrap_err();
+        assert!(missing.to_string().contains("patch bb builds upon a,"), "{missing}");
+    }
+
+    #[test]
+    fn what_an_earlier_patch_adds_is_a_base() {
+        let symbol = |value| format::Symbol { name: "added".into(), value, resolved_by: format::ResolvedBy::Patch };
+        let above = Patch { symbols: vec![symbol(SymbolValue::OtherPatch)], ..patch("bb", 1, &[]) };
+        assert_eq!(Stack::of([patch("a", 1, &[])]).push(above.clone()).unwrap_err().base(), "`added`");
+        let inside = symbol(SymbolValue::Patch { section: 0, offset: 0 });
+        let base = Patch { symbols: vec![inside], exports: vec![0], ..patch("a", 1, &[]) };
+        assert!(Stack::of([base]).push(above).is_ok());
+    }
+}
