@@ -3,6 +3,7 @@
 use super::bases::{Missing, Stack};
 use super::enabled::{self, Enabled, Root};
 use super::processes::{Policy, Trust};
+use super::refresh::Request;
 use super::unit_file::{self, Service};
 use crate::output::{Failure, Output};
 use anyhow::Context;
@@ -118,8 +119,12 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
         Some(path) => path.clone(),
         None => std::env::current_exe().map_err(Failure::refused)?,
     };
-    let text = unit_file::text(&service, &stillpoint, &options(&args, &unit), args.loosen_sandbox)
-        .map_err(Failure::refused)?;
+    let request = Request {
+        stillpoint: stillpoint.display().to_string(),
+        options: options(&args, &unit),
+        loosen_sandbox: args.loosen_sandbox,
+    };
+    let text = unit_file::text(&service, &request).map_err(Failure::refused)?;
     let enabled = Enabled::of(&args.root, &unit);
     let there = enabled.files().map_err(Failure::refused)?;
     let mut stack = Stack::of(there.iter().filter_map(|file| Some(args.trust.read(file).ok()?.0.patch)));
@@ -232,7 +237,8 @@ fn build_id(path: &Path) -> anyhow::Result<Option<Vec<u8>>> {
     Ok(object::File::parse(&*bytes).ok().and_then(|file| file.build_id().ok().flatten().map(<[u8]>::to_vec)))
 }
 
-fn reload(root: &Root, output: &Output) {
+/// Has systemd read its units again, where it runs.
+pub(super) fn reload(root: &Root, output: &Output) {
     let runs = root.is_machine() && Path::new("/run/systemd/system").is_dir();
     let reloaded = runs && Command::new("systemctl").arg("daemon-reload").status().is_ok_and(|s| s.success());
     if !reloaded {

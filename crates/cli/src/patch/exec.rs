@@ -6,6 +6,7 @@
 
 use super::enabled::{Enabled, Root};
 use super::processes::{Trust, duration, owned_by_root};
+use super::refresh;
 use crate::output::{Failure, Output};
 use anyhow::Context;
 use std::ffi::OsString;
@@ -53,6 +54,7 @@ pub(super) type Patches = Vec<(Signed, Option<String>)>;
 
 /// Runs `stillpoint patch exec`; returns only when the program could not be executed.
 pub(crate) fn run(args: Args, _output: &Output) -> Result<(), Failure> {
+    check_unit(&args)?;
     let patches = read(&args)?;
     let mut words = args.command.clone();
     let program = words[0].clone();
@@ -68,6 +70,25 @@ pub(crate) fn run(args: Args, _output: &Output) -> Result<(), Failure> {
 /// One line of ours among the program's.
 pub(super) fn tell(text: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr(), "stillpoint: {text}");
+}
+
+/// Names a unit that has changed since the drop-in was made that calls this, or refuses with `--strict`.
+fn check_unit(args: &Args) -> Result<(), Failure> {
+    let Some(unit) = args.unit.as_deref().and_then(|unit| ServiceName::parse(unit).ok()) else { return Ok(()) };
+    let hint = format!("stillpoint patch refresh --unit {unit}");
+    match refresh::change(&args.root, &unit) {
+        Ok(None) => {}
+        Ok(Some(change)) if args.strict => {
+            let error = anyhow::anyhow!("{unit} was changed after its patches were enabled: {change}");
+            return Err(Failure::refused(error).hint(hint));
+        }
+        Ok(Some(change)) => tell(format_args!(
+            "warning: {unit} was changed after its patches were enabled: {change}; it starts as before; try: {hint}"
+        )),
+        // a sandbox may hide the files, and does not keep the service from starting
+        Err(error) => tell(format_args!("warning: whether {unit} has changed cannot be seen: {error:#}")),
+    }
+    Ok(())
 }
 
 /// What can be read; the rest is named, or refused with `--strict`.

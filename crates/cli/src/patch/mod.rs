@@ -14,6 +14,7 @@ mod inspect;
 mod key;
 mod list;
 mod processes;
+mod refresh;
 mod revert;
 mod status;
 mod target;
@@ -54,6 +55,8 @@ pub(crate) enum Command {
     Enable(Box<enable::EnableArgs>),
     /// Take that back.
     Disable(enable::DisableArgs),
+    /// Follow units that have changed since their patches were enabled.
+    Refresh(refresh::Args),
     /// Which patches are enabled for which units.
     Enabled(enable::ListArgs),
     /// Files that let gdb and perf see the patched code.
@@ -84,6 +87,7 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::ExecHelper(args) => exec_helper::run(args),
         Command::Enable(args) => enable::enable(*args, output),
         Command::Disable(args) => enable::disable(args, output),
+        Command::Refresh(args) => refresh::run(&args, output),
         Command::Enabled(args) => enable::list(args, output),
         Command::Gdb(args) => gdb::run(args, output),
     }

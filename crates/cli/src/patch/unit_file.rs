@@ -1,9 +1,10 @@
 //! What a systemd unit starts, read from its files; and the drop-in that starts it through `stillpoint patch exec`.
 //!
 //! The obvious way is to ask `systemctl show`; it answers with what is loaded, specifiers expanded and quoting gone, and
-//! only where systemd runs. The files say what was written, which is what a drop-in has to repeat.
+//! only where systemd runs. The files say what was written, which is what a drop-in has to repeat (see `refresh`).
 
 use super::enabled::Root;
+use super::refresh::{Record, Request};
 use anyhow::Context;
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,9 +26,41 @@ const DROP_IN: &str = "90-stillpoint.conf";
 /// Groups of system calls that a helper in a unit's sandbox makes: ptrace and kcmp, priorities.
 pub(crate) const NEEDED: &str = "@debug @resources";
 
+/// Where a generator's units lie that hide others of their name, those in /etc too.
+const GENERATED: &str = "/run/systemd/generator.early";
+
 /// The drop-in of a unit.
 pub(crate) fn drop_in(root: &Root, unit: &ServiceName) -> PathBuf {
-    root.at(DIRECTORIES[0]).join(format!("{unit}.d")).join(DROP_IN)
+    drop_in_below(&root.at(DIRECTORIES[0]), unit)
+}
+
+/// A unit's drop-in below a directory of units.
+pub(crate) fn drop_in_below(directory: &Path, unit: &ServiceName) -> PathBuf {
+    directory.join(format!("{unit}.d")).join(DROP_IN)
+}
+
+/// Where drop-ins of ours can be; an earlier one hides a later one.
+pub(crate) fn drop_ins_of_ours(root: &Root, unit: &ServiceName) -> [PathBuf; 2] {
+    [drop_in_below(&root.at(GENERATED), unit), drop_in(root, unit)]
+}
+
+/// Every unit that has the drop-in.
+///
+/// # Errors
+/// The directory of units cannot be read.
+pub(crate) fn with_drop_in(root: &Root) -> anyhow::Result<Vec<ServiceName>> {
+    let directory = root.at(DIRECTORIES[0]);
+    let entries = match fs::read_dir(&directory) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.with_context(|| directory.display().to_string())?,
+    };
+    let unit = |entry: fs::DirEntry| {
+        let unit = ServiceName::complete(entry.file_name().to_str()?.strip_suffix(".d")?).ok()?;
+        drop_in(root, &unit).exists().then_some(unit)
+    };
+    let mut units: Vec<ServiceName> = entries.flatten().filter_map(unit).collect();
+    units.sort();
+    Ok(units)
 }
 
 /// What a unit's files say of its main process.
@@ -113,11 +146,11 @@ fn logical_lines(text: &str) -> Vec<String> {
 
 /// An `ExecStart=` line that does the same by way of `stillpoint patch exec`: the prefixes of systemd stay in front, and
 /// `@`, which states the program's own name, becomes an option. Quoting, `$VARIABLES` and `%specifiers` stay as they are.
-pub(crate) fn prefixed(line: &str, stillpoint: &Path, options: &[String]) -> anyhow::Result<String> {
+pub(crate) fn prefixed(line: &str, request: &Request) -> anyhow::Result<String> {
     let command = line.trim_start_matches(['-', '@', ':', '+', '!']);
     let marks = &line[..line.len() - command.len()];
-    let mut words = vec![stillpoint.display().to_string(), "patch".into(), "exec".into()];
-    words.extend(options.iter().cloned());
+    let mut words = vec![request.stillpoint.clone(), "patch".into(), "exec".into()];
+    words.extend(request.options.iter().cloned());
     let command = if marks.contains('@') {
         let (program, rest) = split_word(command).with_context(|| format!("no program in ExecStart={line}"))?;
         let (name, rest) = split_word(rest).with_context(|| format!("no name after @ in ExecStart={line}"))?;
@@ -158,19 +191,21 @@ pub(crate) fn program(line: &str) -> Option<PathBuf> {
 }
 
 /// The text of the drop-in.
-pub(crate) fn text(service: &Service, stillpoint: &Path, options: &[String], loosen: bool) -> anyhow::Result<String> {
+pub(crate) fn text(service: &Service, request: &Request) -> anyhow::Result<String> {
     let mut text =
         "# Written by `stillpoint patch enable`, removed by `stillpoint patch disable`: the service starts with its\n\
-                    # live patches in force before its first instruction (stillpoint-patch-exec(1)).\n\
-                    [Service]\nExecStart=\n"
+                    # live patches in force before its first instruction (stillpoint-patch-exec(1)). When the unit has\n\
+                    # changed, `stillpoint patch refresh` makes this again.\n"
             .to_owned();
+    text += &Record::of(service, request).line()?;
+    text += "[Service]\nExecStart=\n";
     for line in &service.exec_start {
-        text += &format!("ExecStart={}\n", prefixed(line, stillpoint, options)?);
+        text += &format!("ExecStart={}\n", prefixed(line, request)?);
     }
     if service.names_executables {
-        text += &format!("ExecPaths={}\n", stillpoint.display());
+        text += &format!("ExecPaths={}\n", request.stillpoint);
     }
-    if loosen && !service.confined_by.is_empty() {
+    if request.loosen_sandbox && !service.confined_by.is_empty() {
         text += "# Asked for by --loosen-sandbox: the helper lives in the sandbox of the service.\n";
         text += &format!("SystemCallFilter={NEEDED}\n");
     }
@@ -181,8 +216,13 @@ pub(crate) fn text(service: &Service, stillpoint: &Path, options: &[String], loo
 mod tests {
     use super::*;
 
+    fn request(options: &[&str], loosen_sandbox: bool) -> Request {
+        let options = options.iter().map(ToString::to_string).collect();
+        Request { stillpoint: "/usr/bin/stillpoint".into(), options, loosen_sandbox }
+    }
+
     fn line(line: &str) -> String {
-        prefixed(line, Path::new("/usr/bin/stillpoint"), &["--unit".into(), "x.service".into()]).unwrap()
+        prefixed(line, &request(&["--unit", "x.service"], false)).unwrap()
     }
 
     #[test]
@@ -194,7 +234,7 @@ mod tests {
         );
         assert_eq!(line("-!!/bin/true"), format!("-!!{exec} -- /bin/true"));
         assert_eq!(line("@/usr/sbin/x \"my name\" -d"), format!("{exec} --argv0 \"my name\" -- /usr/sbin/x -d"));
-        assert!(prefixed("-", Path::new("/x"), &[]).is_err());
+        assert!(prefixed("-", &request(&[], false)).is_err());
     }
 
     #[test]
@@ -212,7 +252,7 @@ mod tests {
     fn a_sandbox_gets_what_it_needs_and_no_more() {
         let mut service = Service::default();
         service.add("[Service]\nExecStart=/bin/a\nNoExecPaths=/\nSystemCallFilter=@system-service\n");
-        let of = |service: &Service, loosen| text(service, Path::new("/usr/bin/stillpoint"), &[], loosen).unwrap();
+        let of = |service: &Service, loosen| text(service, &request(&[], loosen)).unwrap();
         assert!(of(&service, false).ends_with("\nExecPaths=/usr/bin/stillpoint\n"));
         assert!(of(&service, true).ends_with("\nSystemCallFilter=@debug @resources\n"));
         service.add("[Service]\nNoExecPaths=\nSystemCallFilter=\n");

@@ -460,6 +460,53 @@ fn a_patch_is_enabled_behind_its_base() {
     assert_eq!(disable(&["heritage-1-2", "heritage-2-3"]).code, Some(0));
 }
 
+/// A vendor's later `ExecStart=` is followed once systemd reads its units again, and named until then.
+#[test]
+fn a_unit_that_changes_is_followed() {
+    let program = Program::build("heritage");
+    let patch = program.patch(2);
+    let elf = program.elf().display();
+    let root = root_with_unit("sp-test.service", &format!("ExecStart={elf} old"));
+    let (path, unit) = (drop_in(&root, "sp-test.service"), root.path().join("usr/lib/systemd/system/sp-test.service"));
+    let change = |to: &str| fs::write(&unit, format!("[Service]\nExecStart={elf} {to}\n")).expect("write the unit");
+    let enable = |options: &[&str]| {
+        below(&root, &["enable", "--unit", "sp-test"]).args(options.iter().copied()).arg(&patch).succeed();
+    };
+    let refresh = |options: &[&str]| below(&root, &["refresh"]).args(options.iter().copied()).succeed().stdout;
+    let start = |drop_in: &Path| {
+        let written = fs::read_to_string(drop_in).expect("a drop-in");
+        let command = written.lines().last().and_then(|line| line.strip_prefix("ExecStart=")).expect("a command");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("exec {command}")]);
+        let output = run(shell);
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    enable(&[]);
+    assert_eq!(refresh(&[]), "");
+    assert!(!start(&path).2.contains("warning"));
+
+    change("new");
+    let (code, stdout, stderr) = start(&path);
+    assert!(code == Some(2) && stdout.contains("argument 1: old"), "{stderr}");
+    assert!(stderr.contains("old\" and is ") && stderr.contains("try: stillpoint patch refresh"), "{stderr}");
+    // As systemd's generator does.
+    let (early, written) = (root.path().join("run/systemd/generator.early"), fs::read(&path).expect("a drop-in"));
+    refresh(&["--into", &early.display().to_string()]);
+    assert_eq!(fs::read(&path).expect("a drop-in"), written);
+    let (code, stdout, stderr) = start(&early.join("sp-test.service.d/90-stillpoint.conf"));
+    assert!(code == Some(2) && stdout.contains("argument 1: new") && !stderr.contains("warning"), "{stderr}");
+    fs::remove_dir_all(&early).expect("remove what was generated");
+
+    enable(&["--strict"]);
+    change("newer");
+    let (code, stdout, stderr) = start(&path);
+    assert_eq!((code, stdout.as_str()), (Some(3), ""), "{stderr}");
+    let told = refresh(&[]);
+    assert!(told.contains("newer") && told.contains("90-stillpoint.conf"), "{told}");
+    let (code, stdout, stderr) = start(&path);
+    assert!(code == Some(2) && stdout.contains("argument 1: newer"), "{stderr}");
+}
+
 /// Debian's own unit of redis: it names what may be executed, and confines its system calls.
 #[test]
 fn the_unit_of_debians_redis_is_understood() {
