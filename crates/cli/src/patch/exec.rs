@@ -5,6 +5,7 @@
 //! the program's.
 
 use super::enabled::{Enabled, Root};
+use super::exec_helper::Executables;
 use super::processes::{Trust, duration, owned_by_root};
 use super::refresh;
 use crate::output::{Failure, Output};
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 use stillpoint_host::systemd::ServiceName;
 use stillpoint_patch_engine::{self as engine, Landing, Options, Outcome, Quiescence};
 use stillpoint_patch_format::Signed;
-use stillpoint_patch_tracee::launch::{self, Gate, Launch, Reached, Side, Waiting};
+use stillpoint_patch_tracee::launch::{self, Gate, Launch, Program, Reached, Side, Waiting};
 use stillpoint_patch_tracee::{Module, Pid, Process};
 
 /// Arguments of `stillpoint patch exec`.
@@ -35,10 +36,10 @@ pub(crate) struct Args {
     #[command(flatten)]
     root: Root,
     #[command(flatten)]
-    trust: Trust,
+    pub(super) trust: Trust,
     /// Do not run the program unless every patch is in force.
     #[arg(long)]
-    strict: bool,
+    pub(super) strict: bool,
     /// How long to wait for a wrapper (a script) to execute the program that the patches are for.
     #[arg(long, value_parser = duration, default_value = "30s")]
     wait: Duration,
@@ -51,6 +52,18 @@ pub(crate) struct Args {
 }
 
 pub(super) type Patches = Vec<(Signed, Option<String>)>;
+
+impl Args {
+    /// Options as `patch enable` recorded them.
+    ///
+    /// # Errors
+    /// They are none of this command's.
+    pub(super) fn recorded(options: &[String]) -> anyhow::Result<Args> {
+        let words = ["exec"].into_iter().chain(options.iter().map(String::as_str)).chain(["--", "program"]);
+        let command = <Args as clap::Args>::augment_args(clap::Command::new("exec"));
+        Ok(<Args as clap::FromArgMatches>::from_arg_matches(&command.try_get_matches_from(words)?)?)
+    }
+}
 
 /// Runs `stillpoint patch exec`; returns only when the program could not be executed.
 pub(crate) fn run(args: Args, _output: &Output) -> Result<(), Failure> {
@@ -170,9 +183,9 @@ fn start_helper(args: &Args, program: &OsString, patches: Patches) -> Result<(),
             }
             unpatched("its helper cannot trace it".into())
         }
-        Ok(Side::Helper { program, channel, descriptor }) => {
-            let helper = Helper { patches, strict: args.strict, wait: args.wait };
-            helper.run(program, channel, descriptor);
+        Ok(Side::Helper(program)) => {
+            let helper = Helper { patches, strict: args.strict, wait: args.wait, executables: None };
+            helper.run(program);
             std::process::exit(0);
         }
     }
@@ -204,6 +217,8 @@ pub(super) struct Helper {
     pub(super) patches: Patches,
     pub(super) strict: bool,
     pub(super) wait: Duration,
+    /// The only ones to be patched; none for a program of the caller's own.
+    pub(super) executables: Option<Executables>,
 }
 
 /// How a patch relates to the program that has come to its gate.
@@ -218,14 +233,16 @@ enum Fit {
 }
 
 impl Helper {
-    pub(super) fn run(&self, program: Pid, channel: UnixStream, descriptor: i32) {
-        if let Err(error) = self.follow(program, channel, descriptor) {
-            tell(format_args!("warning: process {program}: {:#}", anyhow::Error::new(error)));
+    pub(super) fn run(&self, program: Program) {
+        let pid = program.pid();
+        if let Err(error) = self.follow(program) {
+            tell(format_args!("warning: process {pid}: {:#}", anyhow::Error::new(error)));
         }
     }
 
-    fn follow(&self, program: Pid, channel: UnixStream, descriptor: i32) -> Result<(), engine::Error> {
-        let mut launch = Launch::follow(program, channel, descriptor)?;
+    fn follow(&self, program: Program) -> Result<(), engine::Error> {
+        let pid = program.pid();
+        let mut launch = Launch::follow(program)?;
         if launch.ready().is_err() {
             return Ok(());
         }
@@ -239,18 +256,18 @@ impl Helper {
                     None => return Ok(()),
                 },
                 (Reached::Ungated(why), Some(following)) if self.strict => {
-                    tell(format_args!("{} is not started: {why}", name_of(program)));
+                    tell(format_args!("{} is not started: {why}", name_of(pid)));
                     following.kill();
                     return Ok(());
                 }
                 (Reached::Ungated(why), Some(following)) => {
-                    tell(format_args!("warning: {} runs unpatched: {why}", name_of(program)));
+                    tell(format_args!("warning: {} runs unpatched: {why}", name_of(pid)));
                     ungated = Some(why);
                     launch = following;
                 }
                 (Reached::TimedOut, _) if ungated.is_none() => {
                     let names = self.names();
-                    tell(format_args!("warning: {} is not what {names} is for; it runs unpatched", name_of(program)));
+                    tell(format_args!("warning: {} is not what {names} is for; it runs unpatched", name_of(pid)));
                     return Ok(());
                 }
                 _ => return Ok(()),
@@ -263,26 +280,27 @@ impl Helper {
     }
 
     /// Patches the program and lets it go, or follows it further when it is not the one.
-    fn at_gate(&self, gate: Gate) -> Result<Option<Launch>, engine::Error> {
+    fn at_gate(&self, mut gate: Gate) -> Result<Option<Launch>, engine::Error> {
         let pid = gate.pid();
-        let process = Process::open(pid)?;
+        let process = gate.process()?;
         let modules = process.modules()?;
         let fits: Vec<Fit> = self.patches.iter().map(|(signed, _)| fit(signed, &modules)).collect();
-        if fits.iter().all(|fit| *fit == Fit::Foreign) {
+        let is_meant =
+            self.executables.as_ref().is_none_or(|executables| executables.include(&process, &modules, &self.patches));
+        if !is_meant || fits.iter().all(|fit| *fit == Fit::Foreign) {
             return Ok(Some(gate.open_and_follow(&process)?));
         }
-        match self.patch(pid, &fits, gate, &process) {
-            Ok(gate) => gate.open(&process)?,
-            Err((gate, error)) => {
-                tell(format_args!("{} is not started: {error}", name_of(pid)));
-                gate.refuse()?;
-            }
+        if let Err(error) = self.patch(&fits, &mut gate, &process) {
+            tell(format_args!("{} is not started: {error}", name_of(pid)));
+            gate.refuse()?;
+        } else {
+            gate.open(&process)?;
         }
         Ok(None)
     }
 
     /// Applies what fits; an error means that the program must not run.
-    fn patch(&self, pid: Pid, fits: &[Fit], mut gate: Gate, process: &Process) -> Result<Gate, (Gate, String)> {
+    fn patch(&self, fits: &[Fit], gate: &mut Gate, process: &Process) -> Result<(), String> {
         let mut touched = false;
         for ((signed, signer), fit) in self.patches.iter().zip(fits) {
             let outcome = match fit {
@@ -290,27 +308,29 @@ impl Helper {
                 Fit::Foreign => Err((Landing::Untouched, "what it is for is not mapped".into())),
                 Fit::Fits => {
                     if !touched && gate.touch(process).is_err() {
-                        return Err((gate, "it cannot be written to".into()));
+                        return Err("it cannot be written to".into());
                     }
                     touched = true;
-                    apply(pid, signed, signer.clone())
+                    apply(process, signed, signer.clone())
                 }
             };
             let name = &signed.patch.name;
             match outcome {
                 Ok(what) => tell(format_args!("{name}: {what}")),
-                Err((_, why)) if self.strict => return Err((gate, format!("{name}: {why}"))),
-                Err((Landing::Unfinished | Landing::Gone, why)) => return Err((gate, format!("{name}: {why}"))),
+                Err((_, why)) if self.strict => return Err(format!("{name}: {why}")),
+                Err((Landing::Unfinished | Landing::Gone, why)) => return Err(format!("{name}: {why}")),
                 Err((_, why)) => tell(format_args!("warning: {name} dropped: {why}")),
             }
         }
-        Ok(gate)
+        Ok(())
     }
 }
 
 /// Nothing but one thread is there, and it stands before the first instruction: stopping all satisfies every scope.
-fn apply(pid: Pid, signed: &Signed, signer: Option<String>) -> Result<String, (Landing, String)> {
-    let options = Options { quiescence: Quiescence::Stop, signer, ..Options::default() };
+fn apply(process: &Process, signed: &Signed, signer: Option<String>) -> Result<String, (Landing, String)> {
+    let pid = process.pid();
+    let options =
+        Options { quiescence: Quiescence::Stop, signer, process: Some(process.clone()), ..Options::default() };
     let outcome = engine::apply(pid, signed, &options, &mut |_| {});
     match outcome {
         Ok(Outcome::Committed { duration_ns, .. }) => {

@@ -1,27 +1,32 @@
 //! `stillpoint patch exec-helper`: the helper of `patch exec` outside of a unit's sandbox.
 //!
 //! A unit's sandbox holds for a helper that is forked inside of it. This one is a service of its own, run by root: the
-//! program's process connects to its socket, and nothing that it says is believed. The kernel tells who it is
-//! (`SO_PEERCRED`), its control group tells the unit if systemd confirms that the group is that unit's, and root's directory
-//! has the patches of that unit. So a process can ask for nothing but what root has enabled for it, in itself.
+//! program's process connects to its socket and introduces itself ([`introduction`]). Any local process can connect, so
+//! the helper does only what root has asked for, and believes only the kernel, systemd and root's own files:
+//!
+//! - The process is held by its pidfd. It is in the control group of a system service, as systemd confirms.
+//! - Root has enabled patches for that service, and has recorded by which policy and keys.
+//! - What is patched is the program that the unit's `ExecStart=` names or the one that a patch is for, in a file that only
+//!   root can change. A program on the way to it, as a script's shell, runs on and is followed.
+//! - A program that gains privileges in exec is let go at once.
 
 use super::enabled::{Enabled, Root};
-use super::exec::{Helper, tell};
-use super::processes::Trust;
+use super::exec::{self, Helper, Patches, tell};
+use super::processes::{Policy, Trust};
+use super::refresh;
+use super::unit_file::{self, Service};
 use crate::output::Failure;
 use anyhow::Context;
-use std::io::Read;
+use std::fs;
 use std::os::fd::AsFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use stillpoint_host::systemd::service_of_process;
-use stillpoint_patch_tracee::launch;
-
-/// A process that connects and says nothing is not waited for longer.
-const PATIENCE: Duration = Duration::from_secs(5);
+use stillpoint_host::systemd::{ServiceName, service_of_process};
+use stillpoint_patch_tracee::launch::introduction::{Connected, Introduced};
+use stillpoint_patch_tracee::{Module, Process};
 
 /// Arguments of `stillpoint patch exec-helper`.
 #[derive(clap::Args)]
@@ -47,8 +52,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         return Ok(());
     };
     let listener = UnixListener::bind(path).map_err(failed)?;
-    // Whoever connects gets nothing but what root has enabled for its own unit.
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666)).map_err(failed)?;
+    // A process that connects gets nothing but what root has enabled for its own unit.
+    fs::set_permissions(path, fs::Permissions::from_mode(0o666)).map_err(failed)?;
     let args = Arc::new(args);
     for connection in listener.incoming() {
         let (connection, args) = (connection.map_err(failed)?, Arc::clone(&args));
@@ -63,24 +68,82 @@ fn serve(args: &Args, connection: UnixStream) {
     }
 }
 
-fn follow(args: &Args, mut connection: UnixStream) -> anyhow::Result<()> {
-    let program = launch::peer(&connection).context("who connected")?;
-    connection.set_read_timeout(Some(PATIENCE))?;
-    let mut said = [0; 5];
-    connection.read_exact(&mut said).with_context(|| format!("process {program} does not introduce itself"))?;
-    connection.set_read_timeout(None)?;
-    let [strict, descriptor @ ..] = said;
-    let unit = service_of_process(program.0)?;
-    let files = Enabled::of(&args.root, &unit).files()?;
-    let mut patches = Vec::new();
-    for file in files {
-        match args.trust.read(&file) {
-            Ok(read) => patches.push(read),
-            // The program's own process names it, and refuses where it must.
-            Err(error) => tell(format_args!("warning: {unit}: dropped: {error:#}")),
-        }
-    }
-    let helper = Helper { patches, strict: strict != 0, wait: args.wait };
-    helper.run(program, connection, i32::from_le_bytes(descriptor));
+fn follow(args: &Args, connection: UnixStream) -> anyhow::Result<()> {
+    let process = Connected::accept(connection).context("a connection of no process that is to be seen")?;
+    let pid = process.pid();
+    // Before it is listened to: other processes are sent away without being waited for.
+    let unit = service_of_process(pid.0)?;
+    anyhow::ensure!(process.is_alive(), "process {pid} has ended");
+    let wanted = Wanted::of(args, &unit).with_context(|| format!("process {pid} of {unit} gets no patches"))?;
+    let introduced = process.challenge().and_then(|asked| asked.answer());
+    let Introduced { program, strict } =
+        introduced.with_context(|| format!("process {pid} of {unit} does not introduce itself"))?;
+    let helper = Helper {
+        patches: wanted.patches,
+        strict: strict || wanted.strict,
+        wait: args.wait,
+        executables: Some(wanted.executables),
+    };
+    helper.run(program);
     Ok(())
+}
+
+/// What root has enabled for a unit.
+struct Wanted {
+    patches: Patches,
+    strict: bool,
+    executables: Executables,
+}
+
+impl Wanted {
+    /// # Errors
+    /// Nothing is enabled for the unit, or no patch of it holds by the policy.
+    fn of(args: &Args, unit: &ServiceName) -> anyhow::Result<Wanted> {
+        let request = refresh::request(&args.root, unit)?.context("none are enabled for it")?;
+        let recorded = exec::Args::recorded(&request.options).context("the record of its drop-in")?;
+        // the stricter of the two
+        let trust = if args.trust.policy == Policy::Signed { &args.trust } else { &recorded.trust };
+        let mut patches = Patches::new();
+        for file in Enabled::of(&args.root, unit).files()? {
+            match trust.read(&file) {
+                Ok(read) => patches.push(read),
+                // The program's own process names it, and refuses where it must.
+                Err(error) => tell(format_args!("warning: {unit}: dropped: {error:#}")),
+            }
+        }
+        anyhow::ensure!(!patches.is_empty(), "none are enabled for it");
+        let executables = Executables::of(&Service::read(&args.root, unit)?);
+        Ok(Wanted { patches, strict: recorded.strict, executables })
+    }
+}
+
+/// Programs that a unit starts.
+#[derive(Debug)]
+pub(super) struct Executables {
+    /// Device and inode of each.
+    files: Vec<(u64, u64)>,
+}
+
+impl Executables {
+    fn of(service: &Service) -> Executables {
+        let programs = service.exec_start.iter().filter_map(|line| unit_file::program(line));
+        let files = programs.filter_map(|program| fs::metadata(program).ok()).map(|file| (file.dev(), file.ino()));
+        Executables { files: files.collect() }
+    }
+
+    /// Returns true if a process executes one of them, or the very program that a patch is for, and only root can change
+    /// that file.
+    pub(super) fn include(&self, process: &Process, modules: &[Module], patches: &Patches) -> bool {
+        let Ok(file) = process.open_exe().map_err(anyhow::Error::new).and_then(|exe| Ok(exe.metadata()?)) else {
+            return false;
+        };
+        let build_id = modules.iter().find(|module| module.executable).and_then(|module| module.build_id.as_ref());
+        let is_target = |id| patches.iter().any(|(signed, _)| &signed.patch.target.build_id == id);
+        let is_meant = self.files.contains(&(file.dev(), file.ino())) || build_id.is_some_and(is_target);
+        let is_roots = file.uid() == 0 && file.mode() & 0o022 == 0;
+        if is_meant && !is_roots {
+            tell(format_args!("warning: process {}: others than root can change its program's file", process.pid()));
+        }
+        is_meant && is_roots
+    }
 }

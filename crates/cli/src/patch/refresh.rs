@@ -84,16 +84,29 @@ impl Record {
     }
 }
 
+/// Record of the drop-in that is in force for a unit; `None` if there is none.
+fn recorded(root: &Root, unit: &ServiceName) -> anyhow::Result<Option<Record>> {
+    let Some(path) = unit_file::drop_ins_of_ours(root, unit).into_iter().find(|path| path.exists()) else {
+        return Ok(None);
+    };
+    let at = || path.display().to_string();
+    Record::read(&fs::read_to_string(&path).with_context(at)?).with_context(at).map(Some)
+}
+
+/// Request of the drop-in that is in force for a unit; `None` if there is none.
+///
+/// # Errors
+/// The drop-in cannot be read.
+pub(crate) fn request(root: &Root, unit: &ServiceName) -> anyhow::Result<Option<Request>> {
+    Ok(recorded(root, unit)?.map(|record| record.request))
+}
+
 /// What has changed in a unit since the drop-in was made that is in force for it; `None` if nothing has, or if there is none.
 ///
 /// # Errors
 /// The unit or the drop-in cannot be read.
 pub(crate) fn change(root: &Root, unit: &ServiceName) -> anyhow::Result<Option<String>> {
-    let Some(path) = unit_file::drop_ins_of_ours(root, unit).into_iter().find(|path| path.exists()) else {
-        return Ok(None);
-    };
-    let at = || path.display().to_string();
-    let record = Record::read(&fs::read_to_string(&path).with_context(at)?).with_context(at)?;
+    let Some(record) = recorded(root, unit)? else { return Ok(None) };
     let now = Record::of(&Service::read(root, unit)?, &record.request);
     Ok(record.change(&now))
 }

@@ -53,6 +53,8 @@ pub struct Options {
     pub dry_run: bool,
     /// Who signed the patch, when that was verified.
     pub signer: Option<String>,
+    /// The process that is meant, where the caller has opened it: one that has its number by now is refused.
+    pub process: Option<Process>,
     /// Where to fail, for tests.
     pub faults: Vec<FaultPoint>,
 }
@@ -67,6 +69,7 @@ impl Default for Options {
             replace: false,
             dry_run: false,
             signer: None,
+            process: None,
             faults: Vec::new(),
         }
     }
@@ -166,6 +169,10 @@ pub(crate) fn limits(options: &Options) -> Limits {
 pub fn apply(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_>) -> Result<Outcome, Error> {
     let mut report = Report::new(observer, pid, "apply");
     let mut target = Target::open(pid)?;
+    // alive now, so its number was its own when the target was opened by it
+    if options.process.as_ref().is_some_and(|process| !process.is_alive()) {
+        return Err(stillpoint_patch_tracee::Error::Gone(pid).into());
+    }
     generation::enter(&mut target, options, &mut report)?;
     if target.view.unfinished.is_none() && already(&target.view, signed) {
         return Ok(there_already(&mut report, signed));

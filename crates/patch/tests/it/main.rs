@@ -10,6 +10,7 @@ mod bad_input;
 mod crash;
 mod eintr;
 mod exceptions_live;
+mod exec_helper;
 mod gdb;
 mod kernel_live;
 mod library_live;

@@ -9,7 +9,7 @@ use std::time::Instant;
 use stillpoint_patch_tests::cli::{Stillpoint, binary};
 use stillpoint_patch_tests::control_group::ControlGroup;
 use stillpoint_patch_tests::packages::{self, Binary};
-use stillpoint_patch_tests::server::{Guarded, Server, tied};
+use stillpoint_patch_tests::server::{Guarded, Server};
 use stillpoint_patch_tests::shipped::older;
 use stillpoint_patch_tests::victim::{Kind, Program, apply, assert_refused, residue, soak, status};
 use stillpoint_patch_tests::{effects, skip, wait};
@@ -697,47 +697,6 @@ fn what_is_no_name_of_a_service_is_refused() {
         assert_refused(&run, "service");
         assert_eq!(run.stderr.lines().count(), 3, "{run}");
     }
-}
-
-/// In Debian's sandbox of redis (ptrace kills): the helper is a service of its own, and the unit is told by the kernel.
-#[test]
-fn a_helper_outside_of_the_sandbox_patches_what_is_enabled_for_the_unit() {
-    let unit = format!("sp-helped-{}.service", std::process::id());
-    let Some(group) = ControlGroup::make(&format!("system.slice/{unit}")) else {
-        skip!("no control group can be made")
-    };
-    let Some(decoy) = ControlGroup::make(&format!("user.slice/user@1000.service/{unit}")) else {
-        skip!("no control group can be made")
-    };
-    let (program, sandbox) = (Program::build("heritage"), Program::build("sandbox"));
-    let root = root_with_unit(&unit, &format!("ExecStart={}", program.elf().display()));
-    below(&root, &["enable", "--unit", &unit]).arg(program.patch(2)).succeed();
-    let socket = root.path().join("exec.sock");
-    let mut helper = tied(binary());
-    helper.args(["patch", "exec-helper", "--listen"]).arg(&socket).arg("--root").arg(root.path());
-    let mut helper = Guarded::from_child(helper.spawn().expect("start the helper"));
-    wait::until("the helper to listen", || socket.exists().then_some(()));
-    let start = |into: &str, options: &[&str]| {
-        let mut command = Command::new("sh");
-        command.args(["-c", &format!("{into} exec \"$@\""), "sh"]).arg(sandbox.elf()).arg("--filter-mdwe");
-        command.arg(binary()).args(["patch", "exec", "--unit", &unit]).args(options).arg("--helper").arg(&socket);
-        run({
-            command.arg("--root").arg(root.path()).arg("--").arg(program.elf());
-            command
-        })
-    };
-    let output = start(&group.enter(), &["--strict"]);
-    assert_eq!(version(&output), 2, "{}", text(&output.stderr));
-    // A process in no unit's group gets nothing, whatever unit it names; a group of the unit's name is not the unit's.
-    for elsewhere in [String::new(), decoy.enter()] {
-        let output = start(&elsewhere, &[]);
-        assert_eq!(version(&output), 1);
-        assert!(text(&output.stderr).contains("runs unpatched"), "{}", text(&output.stderr));
-    }
-    assert!(helper.ended().is_none(), "the helper ended");
-    drop(helper);
-    let output = start(&group.enter(), &[]);
-    assert_eq!(version(&output), 1, "{}", text(&output.stderr));
 }
 
 #[test]

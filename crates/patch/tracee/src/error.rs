@@ -71,6 +71,9 @@ pub enum Error {
         /// What keeps it.
         why: String,
     },
+    /// The program that the process executed has privileges that the process had not (set-user-id, file capabilities).
+    #[error("process {0} gained privileges when it executed its program: it is not held, and runs unpatched")]
+    GainsPrivileges(Pid),
     /// The process replaced its program.
     #[error("process {0} called exec: it is another program now")]
     Exec(Pid),

@@ -138,6 +138,103 @@ pub(crate) fn peer(socket: RawFd) -> io::Result<i32> {
     if result == 0 && peer.pid > 0 { Ok(peer.pid) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Lets each message that comes from now on bear the number of its sender.
+pub(crate) fn ask_for_senders(socket: RawFd) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    let len = size_of_val(&on) as libc::socklen_t;
+    // SAFETY: the call reads one int, whose size it is told.
+    let result = unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, libc::SO_PASSCRED, (&raw const on).cast(), len) };
+    check(result as isize).map(drop)
+}
+
+/// A message and what the kernel says of it.
+pub(crate) struct Message {
+    /// Bytes received.
+    pub(crate) len: usize,
+    /// Number of the process that sent it; none if our PID namespace does not show it.
+    pub(crate) sender: Option<i32>,
+    /// Descriptors that came with it. More than there is room for are closed by the kernel and make it an error.
+    pub(crate) descriptors: Vec<OwnedFd>,
+}
+
+/// Words of a control buffer: credentials and a few descriptors.
+const CONTROL_WORDS: usize = 16;
+
+/// Receives one message, or as much of it as there is room for.
+pub(crate) fn receive(socket: RawFd, bytes: &mut [u8]) -> io::Result<Message> {
+    let mut control = [0_u64; CONTROL_WORDS];
+    let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // SAFETY: plain data, for which all zeroes is a value.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
+    (header.msg_control, header.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(&control));
+    // SAFETY: the header describes two buffers of ours that outlive the call.
+    let len = check(unsafe { libc::recvmsg(socket, &raw mut header, libc::MSG_CMSG_CLOEXEC) })?;
+    let mut message = Message { len, sender: None, descriptors: Vec::new() };
+    // SAFETY: the kernel filled the control buffer as far as the header says now; the macros stay within that.
+    let mut at = unsafe { libc::CMSG_FIRSTHDR(&raw const header) };
+    while !at.is_null() {
+        // SAFETY: `at` is a header within the buffer, and its data follow it; they are read without regard to alignment.
+        unsafe {
+            let data = libc::CMSG_DATA(at);
+            let data_len = (*at).cmsg_len.saturating_sub(data.offset_from_unsigned(at.cast()));
+            match ((*at).cmsg_level, (*at).cmsg_type) {
+                (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
+                    let numbers = (0..data_len / size_of::<RawFd>()).map(|i| data.cast::<RawFd>().add(i));
+                    // each is new, and no other value of ours owns it
+                    message.descriptors.extend(numbers.map(|n| OwnedFd::from_raw_fd(n.read_unaligned())));
+                }
+                (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) if data_len >= size_of::<libc::ucred>() => {
+                    let sender = data.cast::<libc::ucred>().read_unaligned().pid;
+                    message.sender = (sender > 0).then_some(sender);
+                }
+                _ => {}
+            }
+            at = libc::CMSG_NXTHDR(&raw const header, at);
+        }
+    }
+    match header.msg_flags & (libc::MSG_CTRUNC | libc::MSG_TRUNC) {
+        0 => Ok(message),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "a message with too much beside it")),
+    }
+}
+
+/// Sends a message and a descriptor with it.
+pub(crate) fn send_with(socket: RawFd, bytes: &[u8], descriptor: RawFd) -> io::Result<()> {
+    let mut control = [0_u64; CONTROL_WORDS];
+    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // SAFETY: plain data, for which all zeroes is a value.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
+    header.msg_control = control.as_mut_ptr().cast();
+    // SAFETY: the control buffer has room for one descriptor and is aligned; the call reads both buffers only.
+    let sent = unsafe {
+        header.msg_controllen = libc::CMSG_SPACE(size_of::<RawFd>() as u32) as usize;
+        let rights = libc::CMSG_FIRSTHDR(&raw const header);
+        (*rights).cmsg_level = libc::SOL_SOCKET;
+        (*rights).cmsg_type = libc::SCM_RIGHTS;
+        (*rights).cmsg_len = libc::CMSG_LEN(size_of::<RawFd>() as u32) as usize;
+        libc::CMSG_DATA(rights).cast::<RawFd>().write_unaligned(descriptor);
+        libc::sendmsg(socket, &raw const header, libc::MSG_NOSIGNAL)
+    };
+    whole(check(sent)?, bytes)
+}
+
+/// Sends bytes without waiting, all or an error.
+pub(crate) fn send(socket: RawFd, bytes: &[u8]) -> io::Result<()> {
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    // SAFETY: the buffer is as long as said.
+    whole(check(unsafe { libc::send(socket, bytes.as_ptr().cast(), bytes.len(), flags) })?, bytes)
+}
+
+fn check(result: isize) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+fn whole(sent: usize, bytes: &[u8]) -> io::Result<()> {
+    if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+}
+
 pub(crate) fn is_root() -> bool {
     // SAFETY: no arguments.
     unsafe { libc::geteuid() == 0 }

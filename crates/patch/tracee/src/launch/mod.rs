@@ -14,6 +14,10 @@
 //!   helper  seizes ---------> lets go                                           patches, writes the byte
 //! ```
 
+mod credentials;
+pub mod introduction;
+
+use self::credentials::{Credentials, is_secure};
 use crate::sys::Wait;
 use crate::{Error, Memory, Pid, Process, maps, module, own, sys};
 use std::fs::{self, File, OpenOptions};
@@ -65,8 +69,6 @@ pub const REFUSED: i32 = 3;
 /// Exit code of a program that was being patched when its helper died: half-patched it must not run.
 pub const ABANDONED: i32 = 75;
 
-/// How long a helper elsewhere may take to seize us.
-const PATIENCE: Duration = Duration::from_secs(10);
 const PAGE: u64 = 4096;
 const PT_LOAD: u32 = 1;
 const EXECUTABLE: u32 = 1;
@@ -79,15 +81,28 @@ const STACK_MAX: usize = 64 << 20;
 pub enum Side {
     /// The caller, which is to become the program.
     Program(Waiting),
-    /// A process of its own, which nobody has to wait for.
-    Helper {
-        /// The program's process.
-        program: Pid,
-        /// Our end.
-        channel: UnixStream,
-        /// Number of the program's end in the program.
-        descriptor: RawFd,
-    },
+    /// A process of its own, which is no child of the program.
+    Helper(Program),
+}
+
+/// A process that is about to become a program, and its helper's connection to it.
+#[derive(Debug)]
+pub struct Program {
+    pid: Pid,
+    /// None yet of a helper that was forked: in the program's sandbox the call may be one that kills.
+    pidfd: Option<OwnedFd>,
+    channel: UnixStream,
+    /// Number of the program's end in the program.
+    descriptor: RawFd,
+    /// Of a process that may be less privileged than its helper: what it must not exceed.
+    credentials: Option<Credentials>,
+}
+
+impl Program {
+    /// Its number.
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
 }
 
 /// The program's side before its exec.
@@ -109,12 +124,13 @@ impl Waiting {
         self.channel.as_raw_fd()
     }
 
-    /// Tells a helper that is no child of ours what it cannot see: whether all patches must be in force, and the
-    /// descriptor. From now on an answer is not waited for longer than is reasonable.
+    /// Answers a helper that is no child of ours (see [`introduction`]); `strict`: all patches must be in force.
+    ///
+    /// # Errors
+    /// The helper closes the connection, or says nothing for ten seconds.
     pub fn introduce(&mut self, strict: bool) -> io::Result<()> {
-        self.channel.set_read_timeout(Some(PATIENCE))?;
-        self.channel.write_all(&[strict.into()])?;
-        self.channel.write_all(&self.descriptor().to_le_bytes())
+        self.channel.set_read_timeout(Some(introduction::HELPER_TIMEOUT))?;
+        introduction::introduce(&mut self.channel, strict)
     }
 
     /// Waits until the helper says that it follows; false when it has died or cannot.
@@ -132,22 +148,18 @@ impl Waiting {
     }
 }
 
-/// The process at the other end of a connection, as the kernel tells it.
-pub fn peer(connection: &UnixStream) -> io::Result<Pid> {
-    own::peer(connection.as_raw_fd()).map(Pid)
-}
-
 /// Makes a helper process out of the calling one: a grandchild, so that the program that the caller becomes has no child
 /// that it does not know. The helper keeps standard input, output and error, and no other descriptor.
 pub fn split() -> io::Result<Side> {
     let (program_end, helper_end) = UnixStream::pair()?;
     let waiting = Waiting::on(program_end)?;
     let descriptor = waiting.descriptor();
-    let program = Pid(std::process::id() as i32);
+    let pid = Pid(std::process::id() as i32);
     if own::fork_grandchild()? {
         drop(waiting);
         let helper_end = own::keep_only(helper_end.into())?;
-        return Ok(Side::Helper { program, channel: helper_end.into(), descriptor });
+        let program = Program { pid, pidfd: None, channel: helper_end.into(), descriptor, credentials: None };
+        return Ok(Side::Helper(program));
     }
     Ok(Side::Program(waiting))
 }
@@ -185,11 +197,9 @@ pub enum Reached {
 /// seized is the one that waits.
 #[derive(Debug)]
 pub struct Launch {
-    pid: Pid,
+    program: Program,
     pidfd: OwnedFd,
-    channel: UnixStream,
-    descriptor: RawFd,
-    /// What the descriptor is, in the program.
+    /// The file that the descriptor is, in the program.
     link: PathBuf,
     /// It stands in exec's stop.
     standing: bool,
@@ -197,42 +207,53 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Seizes a process that is about to call exec, without stopping it. `descriptor` is the number of its end of
-    /// `channel`.
-    pub fn follow(pid: Pid, channel: UnixStream, descriptor: RawFd) -> Result<Launch, Error> {
-        let os = |call, source| Error::Os { call, id: pid.0, source };
-        let pidfd = sys::pidfd_open(pid.0).map_err(|_| Error::Gone(pid))?;
-        let link = fs::read_link(format!("/proc/{pid}/fd/{descriptor}")).map_err(|e| os("reading a descriptor", e))?;
+    /// Seizes a process that is about to call exec, without stopping it.
+    ///
+    /// # Errors
+    /// It may not be traced, is traced, or has ended. It runs on.
+    pub fn follow(mut program: Program) -> Result<Launch, Error> {
+        let pid = program.pid;
+        let pidfd = match program.pidfd.take() {
+            Some(pidfd) => pidfd,
+            None => sys::pidfd_open(pid.0).map_err(|_| Error::Gone(pid))?,
+        };
+        let link = fs::read_link(format!("/proc/{pid}/fd/{}", program.descriptor)).map_err(|source| Error::Os {
+            call: "reading a descriptor",
+            id: pid.0,
+            source,
+        })?;
         rehearse();
-        let launch = Launch { pid, pidfd, channel, descriptor, link, standing: false, _not_send: PhantomData };
+        let launch = Launch { program, pidfd, link, standing: false, _not_send: PhantomData };
         launch.seize()?;
         Ok(launch)
     }
 
     fn seize(&self) -> Result<(), Error> {
-        sys::seize_for_exec(self.pid.0).map_err(|source| match source.raw_os_error() {
+        sys::seize_for_exec(self.program.pid.0).map_err(|source| match source.raw_os_error() {
             Some(libc::EPERM) => {
                 let hint = "the kernel lets no helper trace it (ptrace_scope, or an unprivileged sandbox)".to_owned();
-                Error::Permission { pid: self.pid, hint }
+                Error::Permission { pid: self.program.pid, hint }
             }
-            Some(libc::ESRCH) => Error::Gone(self.pid),
-            _ => Error::Os { call: "PTRACE_SEIZE", id: self.pid.0, source },
-        })
+            Some(libc::ESRCH) => Error::Gone(self.program.pid),
+            _ => Error::Os { call: "PTRACE_SEIZE", id: self.program.pid.0, source },
+        })?;
+        // Seized by its number, which was its own if it lives still. Another one runs on, and is let go with this thread.
+        if sys::has_ended(&self.pidfd) { Err(Error::Gone(self.program.pid)) } else { Ok(()) }
     }
 
     /// Tells the program that it is followed: it may call exec now.
     pub fn ready(&mut self) -> io::Result<()> {
-        self.channel.write_all(b"r")
+        self.program.channel.write_all(b"r")
     }
 
     /// Follows the program to its next exec and to its gate. On an error the program runs on, unfollowed.
     pub fn next(mut self, deadline: Instant) -> Result<(Reached, Option<Launch>), Error> {
         if std::mem::take(&mut self.standing) {
-            self.go(sys::cont(self.pid.0, 0))?;
+            self.go(sys::cont(self.program.pid.0, 0))?;
         }
         let mut pause = Duration::from_micros(50);
         loop {
-            match sys::wait(self.pid.0, false) {
+            match sys::wait(self.program.pid.0, false) {
                 Ok(Some(Wait::Event(libc::PTRACE_EVENT_EXEC))) => break,
                 Ok(Some(Wait::Ended(_))) => return Ok((Reached::Ended, None)),
                 Ok(Some(other)) => self.pass_on(other)?,
@@ -242,8 +263,12 @@ impl Launch {
                     pause = (pause * 2).min(Duration::from_millis(2));
                 }
                 Err(error) if error.raw_os_error() == Some(libc::ECHILD) => return Ok((Reached::Ended, None)),
-                Err(source) => return Err(Error::Os { call: "waitpid", id: self.pid.0, source }),
+                Err(source) => return Err(Error::Os { call: "waitpid", id: self.program.pid.0, source }),
             }
+        }
+        if self.has_gained_privileges()? {
+            self.go(sys::detach(self.program.pid.0))?;
+            return Err(Error::GainsPrivileges(self.program.pid));
         }
         match self.set_gate()? {
             Err(why) => {
@@ -251,7 +276,7 @@ impl Launch {
                 Ok((Reached::Ungated(why), Some(self)))
             }
             Ok(place) => {
-                self.go(sys::detach(self.pid.0))?;
+                self.go(sys::detach(self.program.pid.0))?;
                 self.await_gate(place, deadline)
             }
         }
@@ -263,7 +288,7 @@ impl Launch {
     }
 
     fn pass_on(&mut self, wait: Wait) -> Result<(), Error> {
-        let pid = self.pid.0;
+        let pid = self.program.pid.0;
         self.go(match wait {
             Wait::Signal(signal) => sys::cont(pid, signal),
             Wait::Trap { group_stop: true } => sys::listen(pid),
@@ -275,17 +300,30 @@ impl Launch {
     fn go(&self, result: io::Result<()>) -> Result<(), Error> {
         match result {
             Err(source) if source.raw_os_error() != Some(libc::ESRCH) => {
-                Err(Error::Os { call: "ptrace", id: self.pid.0, source })
+                Err(Error::Os { call: "ptrace", id: self.program.pid.0, source })
             }
             _ => Ok(()),
         }
     }
 
+    /// Returns true if a program that stands in exec's stop may do what its process could not before. The kernel honours
+    /// set-user-id bits and file capabilities because its tracer may do everything.
+    fn has_gained_privileges(&mut self) -> Result<bool, Error> {
+        let Some(before) = &self.program.credentials else { return Ok(false) };
+        let pid = self.program.pid;
+        let os = |source| Error::Os { call: "reading credentials", id: pid.0, source };
+        let after = Credentials::of(pid).map_err(os)?;
+        let vector = fs::read(format!("/proc/{pid}/auxv")).map_err(os)?;
+        let gained = before.are_exceeded_by(&after) || is_secure(&vector);
+        self.program.credentials = Some(after);
+        Ok(gained)
+    }
+
     /// Writes the gate and leads the loader to it, while the program stands in exec's stop; or why that cannot be.
     fn set_gate(&self) -> Result<Result<Place, String>, Error> {
-        let pid = self.pid;
+        let pid = self.program.pid;
         let os = |call| move |source| Error::Os { call, id: pid.0, source };
-        if fs::read_link(format!("/proc/{pid}/fd/{}", self.descriptor)).ok().as_ref() != Some(&self.link) {
+        if fs::read_link(format!("/proc/{pid}/fd/{}", self.program.descriptor)).ok().as_ref() != Some(&self.link) {
             return Ok(Err("what called it has closed the descriptors that it did not know".to_owned()));
         }
         let exe = File::open(format!("/proc/{pid}/exe")).map_err(os("opening exe"))?;
@@ -309,7 +347,7 @@ impl Launch {
         };
         let mut gate = GATE.to_vec();
         gate.extend(entry.0.to_le_bytes());
-        gate.extend(self.descriptor.to_le_bytes());
+        gate.extend(self.program.descriptor.to_le_bytes());
         gate.extend([0; 4]);
         // In this order: a gate that nothing leads to is nothing.
         memory.write_through(pid.0, at, &gate)?;
@@ -321,7 +359,7 @@ impl Launch {
         let mut pause = Duration::from_micros(100);
         loop {
             // "0 0x3db 0x... sp pc": it waits in the read of its gate.
-            let call = fs::read_to_string(format!("/proc/{}/syscall", self.pid)).unwrap_or_default();
+            let call = fs::read_to_string(format!("/proc/{}/syscall", self.program.pid)).unwrap_or_default();
             let waits_at = format!("{:#x}", place.at.0 + WAITS_AT);
             if call.starts_with("0 ") && call.split_whitespace().next_back() == Some(&waits_at) {
                 break;
@@ -358,7 +396,16 @@ pub struct Gate {
 impl Gate {
     /// The program.
     pub fn pid(&self) -> Pid {
-        self.launch.pid
+        self.launch.program.pid
+    }
+
+    /// Opens the program.
+    ///
+    /// # Errors
+    /// As [`Process::open`]; [`Error::Gone`] too for a process that has the program's number in its place.
+    pub fn process(&self) -> Result<Process, Error> {
+        let process = Process::open(self.pid())?;
+        if sys::has_ended(&self.launch.pidfd) { Err(Error::Gone(self.pid())) } else { Ok(process) }
     }
 
     /// From now on the program does not run unless [`Gate::open`] is called: it is being patched.
@@ -392,8 +439,8 @@ impl Gate {
     }
 
     fn answer(&mut self, answer: u8) -> Result<(), Error> {
-        let id = self.launch.pid.0;
-        self.launch.channel.write_all(&[answer]).map_err(|source| Error::Os { call: "answering", id, source })
+        let id = self.launch.program.pid.0;
+        self.launch.program.channel.write_all(&[answer]).map_err(|source| Error::Os { call: "answering", id, source })
     }
 }
 

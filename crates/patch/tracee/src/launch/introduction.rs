@@ -1,0 +1,325 @@
+//! A process introduces itself to a helper that is not its child, and is not believed.
+//!
+//! The helper may do what the process may not, so every word is checked against the kernel. The kernel names the process
+//! that connected by its number only, and a number is used again; `SO_PEERPIDFD` names it for good, from Linux 6.5. Here
+//! the process has to send what it could not know before: the helper opens a pidfd, then sends random bytes, and the
+//! message that holds them bears its sender's number, written by the kernel (`SCM_CREDENTIALS`). While the pidfd's process
+//! lives no other has its number, so that process is the sender. This holds on every supported kernel.
+//!
+//! ```text
+//!  state of the helper          helper                        process              what ends it
+//!  Connected::accept            pidfd of the peer      <----  connect              the peer is gone or not visible
+//!  Connected::challenge         16 random bytes        ---->
+//!  Challenged::answer           checks                 <----  one message:         silence, another length or version, other
+//!                                                             version, strict,     bytes, another sender, not one descriptor, a
+//!                                                             the 16 bytes, its    descriptor of another connection, one that
+//!                                                             end of this          the process does not have above 2
+//!                                                             connection
+//!  Launch::follow, ready        seizes; "r"            ---->  exec                 the process may not be traced
+//! ```
+//!
+//! Each state is a type whose only way on is the next one. A message that comes too early is the wrong answer, because it
+//! cannot hold the bytes; after its answer nothing of the process is read.
+
+use super::{Program, credentials::Credentials};
+use crate::{Pid, own, sys};
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// Limit for a process to answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Limit for a helper to say each thing that a process waits for.
+pub(super) const HELPER_TIMEOUT: Duration = Duration::from_secs(10);
+const VERSION: u8 = 2;
+const CHALLENGE_LEN: usize = 16;
+/// Version, strict, challenge.
+const ANSWER_LEN: usize = 2 + CHALLENGE_LEN;
+/// Open descriptors of a process that are looked through.
+const DESCRIPTORS_MAX: usize = 1 << 16;
+
+/// A helper's end of a connection, and the process that made it.
+#[derive(Debug)]
+pub struct Connected {
+    pid: Pid,
+    pidfd: OwnedFd,
+    channel: UnixStream,
+}
+
+impl Connected {
+    /// Binds a connection to the process that made it.
+    ///
+    /// # Errors
+    /// The process has ended, or this process's PID namespace does not show it.
+    pub fn accept(channel: UnixStream) -> io::Result<Connected> {
+        let pid = own::peer(channel.as_raw_fd())?;
+        // before anything is sent: every message has the number of its sender
+        own::ask_for_senders(channel.as_raw_fd())?;
+        let pidfd = sys::pidfd_open(pid)?;
+        Ok(Connected { pid: Pid(pid), pidfd, channel })
+    }
+
+    /// Number of the process. What is read by it is of this process only if [`Connected::is_alive`] holds afterwards.
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// Returns true if the process has not ended.
+    pub fn is_alive(&self) -> bool {
+        !sys::has_ended(&self.pidfd)
+    }
+
+    /// Asks the process to introduce itself.
+    ///
+    /// # Errors
+    /// It closed the connection, or there are no random numbers.
+    pub fn challenge(mut self) -> io::Result<Challenged> {
+        let challenge = random()?;
+        self.channel.write_all(&challenge)?;
+        Ok(Challenged { peer: self, challenge })
+    }
+}
+
+/// A process that was asked to introduce itself.
+#[derive(Debug)]
+pub struct Challenged {
+    peer: Connected,
+    challenge: [u8; CHALLENGE_LEN],
+}
+
+/// A process that has introduced itself.
+#[derive(Debug)]
+pub struct Introduced {
+    /// The program that it is to become.
+    pub program: Program,
+    /// It asks not to run unless every patch is in force.
+    pub strict: bool,
+}
+
+impl Challenged {
+    /// Takes the answer.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidData`] for an answer that is not right, with the reason.
+    pub fn answer(self) -> io::Result<Introduced> {
+        let Challenged { peer: Connected { pid, pidfd, mut channel }, challenge } = self;
+        channel.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+        let mut bytes = [0; ANSWER_LEN + 1];
+        let message = own::receive(channel.as_raw_fd(), &mut bytes)?;
+        if message.sender != Some(pid.0) || sys::has_ended(&pidfd) {
+            return refuse("another process answered");
+        }
+        let [VERSION, strict @ (0 | 1), answered @ ..] = &bytes[..message.len] else {
+            return refuse("it speaks another version");
+        };
+        if answered != challenge {
+            return refuse("it did not answer what it was asked");
+        }
+        let [end] = <[OwnedFd; 1]>::try_from(message.descriptors)
+            .map_err(|sent| wrong(format!("it sent {} descriptors in the place of one", sent.len())))?;
+        is_other_end(&end, &mut channel)?;
+        channel.set_read_timeout(None)?;
+        let descriptor = number_of(pid, &end)?;
+        let credentials = Credentials::of(pid)?;
+        if sys::has_ended(&pidfd) {
+            return refuse("it has ended");
+        }
+        let program = Program { pid, pidfd: Some(pidfd), channel, descriptor, credentials: Some(credentials) };
+        Ok(Introduced { program, strict: *strict == 1 })
+    }
+}
+
+/// Sends the answer to a challenge, and with it the sender's end of the connection.
+pub(super) fn introduce(channel: &mut UnixStream, strict: bool) -> io::Result<()> {
+    let mut challenge = [0; CHALLENGE_LEN];
+    channel.read_exact(&mut challenge)?;
+    let mut answer = [0; ANSWER_LEN];
+    answer[..2].copy_from_slice(&[VERSION, strict.into()]);
+    answer[2..].copy_from_slice(&challenge);
+    own::send_with(channel.as_raw_fd(), &answer, channel.as_raw_fd())
+}
+
+/// Refuses a descriptor that is not the other end of `channel`: what is written into it comes out here.
+fn is_other_end(end: &OwnedFd, channel: &mut UnixStream) -> io::Result<()> {
+    let (sent, mut came) = (random()?, [0; CHALLENGE_LEN]);
+    own::send(end.as_raw_fd(), &sent).map_err(|error| wrong(format!("its descriptor is no connection: {error}")))?;
+    // they came when they were sent (unix(7)); bytes of before make it another text
+    channel.set_nonblocking(true)?;
+    let read = channel.read(&mut came);
+    channel.set_nonblocking(false)?;
+    if !read.is_ok_and(|len| len == came.len()) || came != sent {
+        return refuse("its descriptor is another connection");
+    }
+    Ok(())
+}
+
+/// Number of a socket in a process: the highest, and none of the standard ones. A gate closes it when the C library has
+/// already seen to it that those are open.
+fn number_of(pid: Pid, socket: &OwnedFd) -> io::Result<RawFd> {
+    let link = fs::read_link(format!("/proc/self/fd/{}", socket.as_raw_fd()))?;
+    let directory = format!("/proc/{pid}/fd");
+    let mut found = None;
+    for (seen, entry) in fs::read_dir(&directory)?.enumerate() {
+        if seen >= DESCRIPTORS_MAX {
+            return refuse(format!("it has more than {DESCRIPTORS_MAX} open descriptors"));
+        }
+        let number = entry?.file_name().to_str().and_then(|name| name.parse::<RawFd>().ok());
+        let is_it = |number: &RawFd| {
+            *number > 2 && fs::read_link(Path::new(&directory).join(number.to_string())).is_ok_and(|to| to == link)
+        };
+        found = found.max(number.filter(is_it));
+    }
+    found.ok_or_else(|| wrong("it does not have its end of the connection under a number above 2"))
+}
+
+fn random() -> io::Result<[u8; CHALLENGE_LEN]> {
+    let mut bytes = [0; CHALLENGE_LEN];
+    // so few bytes come whole or not at all (getrandom(2))
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(bytes)
+}
+
+fn wrong(why: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why.into())
+}
+
+fn refuse<T>(why: impl Into<String>) -> io::Result<T> {
+    Err(wrong(why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixDatagram;
+    use std::process::{Command, Stdio};
+
+    /// A helper that has asked this very process, and the process's end.
+    fn asked() -> (Challenged, UnixStream) {
+        let (helper, process) = UnixStream::pair().unwrap();
+        (Connected::accept(helper).unwrap().challenge().unwrap(), process)
+    }
+
+    /// The right answer; nothing else is read from the connection.
+    fn right(process: &mut UnixStream) -> Vec<u8> {
+        let mut answer = vec![VERSION, 1];
+        answer.resize(ANSWER_LEN, 0);
+        process.read_exact(&mut answer[2..]).unwrap();
+        answer
+    }
+
+    fn why(challenged: Challenged) -> String {
+        challenged.answer().err().map_or_else(String::new, |error| error.to_string())
+    }
+
+    fn send(process: &UnixStream, answer: &[u8], descriptor: &impl AsRawFd) {
+        own::send_with(process.as_raw_fd(), answer, descriptor.as_raw_fd()).unwrap();
+    }
+
+    #[test]
+    fn a_process_that_answers_is_followed_by_its_own_descriptor() {
+        for strict in [false, true] {
+            let (challenged, mut process) = asked();
+            introduce(&mut process, strict).unwrap();
+            let introduced = challenged.answer().unwrap();
+            assert_eq!((introduced.strict, introduced.program.pid.0 as u32), (strict, std::process::id()));
+            // the highest, which here is what the helper received
+            assert!(introduced.program.descriptor > process.as_raw_fd());
+            assert!(introduced.program.credentials.is_some() && introduced.program.pidfd.is_some());
+        }
+    }
+
+    #[test]
+    fn what_comes_in_another_order_is_refused() {
+        // before it is asked
+        let (helper, process) = UnixStream::pair().unwrap();
+        send(&process, &[VERSION; ANSWER_LEN], &process);
+        let challenged = Connected::accept(helper).unwrap().challenge().unwrap();
+        assert!(why(challenged).contains("another process answered"), "it bears no sender");
+        let (helper, process) = UnixStream::pair().unwrap();
+        let connected = Connected::accept(helper).unwrap();
+        send(&process, &[VERSION, 0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7], &process);
+        assert!(why(connected.challenge().unwrap()).contains("did not answer what it was asked"));
+        // the answer to an earlier one
+        let (_, mut process) = asked();
+        let old = right(&mut process);
+        let (challenged, process) = asked();
+        send(&process, &old, &process);
+        assert!(why(challenged).contains("did not answer what it was asked"));
+        // more of the same before the helper is done with the first
+        let (challenged, mut process) = asked();
+        let answer = right(&mut process);
+        send(&process, &answer, &process);
+        send(&process, &answer, &process);
+        assert!(why(challenged).contains("another connection"));
+        // nothing at all
+        let (challenged, process) = asked();
+        drop(process);
+        assert!(!why(challenged).is_empty());
+    }
+
+    #[test]
+    fn an_answer_has_one_form() {
+        type Change = fn(&mut Vec<u8>);
+        let wrong: [(Change, &str); 6] = [
+            (|answer| answer[0] = 1, "another version"),
+            (|answer| answer[1] = 2, "another version"),
+            (|answer| answer.truncate(1), "another version"),
+            (|answer| answer.truncate(ANSWER_LEN - 1), "did not answer"),
+            (|answer| answer.push(0), "did not answer"),
+            (|answer| answer[ANSWER_LEN - 1] ^= 1, "did not answer"),
+        ];
+        for (change, reason) in wrong {
+            let (challenged, mut process) = asked();
+            let mut answer = right(&mut process);
+            change(&mut answer);
+            send(&process, &answer, &process);
+            let why = why(challenged);
+            assert!(why.contains(reason), "{answer:?}: {why}");
+        }
+    }
+
+    #[test]
+    fn the_descriptor_is_the_other_end_of_the_connection() {
+        let (challenged, mut process) = asked();
+        let answer = right(&mut process);
+        process.write_all(&answer).unwrap();
+        assert!(why(challenged).contains("0 descriptors"));
+
+        let (other, _end) = UnixStream::pair().unwrap();
+        let (message, _end) = UnixDatagram::pair().unwrap();
+        let file = fs::File::open("/etc/passwd").unwrap();
+        let descriptors: [(&dyn AsRawFd, &str); 3] =
+            [(&other, "another connection"), (&message, "another connection"), (&file, "no connection")];
+        for (descriptor, reason) in descriptors {
+            let (challenged, mut process) = asked();
+            let answer = right(&mut process);
+            own::send_with(process.as_raw_fd(), &answer, descriptor.as_raw_fd()).unwrap();
+            let why = why(challenged);
+            assert!(why.contains(reason), "{why}");
+        }
+    }
+
+    #[test]
+    fn another_process_cannot_answer() {
+        let (challenged, process) = asked();
+        let end = || Stdio::from(OwnedFd::from(process.try_clone().unwrap()));
+        let mut child = Command::new("head").args(["-c", "16"]).stdin(end()).stdout(end()).spawn().unwrap();
+        assert!(child.wait().unwrap().success());
+        assert!(why(challenged).contains("another process answered"));
+    }
+
+    #[test]
+    fn standard_descriptors_are_not_taken() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let pipe = OwnedFd::from(child.stdin.take().unwrap());
+        let pid = Pid(child.id() as i32);
+        // its standard input is a pipe of which this is the other end, of the same name
+        let error = number_of(pid, &pipe).unwrap_err().to_string();
+        assert!(error.contains("a number above 2"), "{error}");
+        drop(pipe);
+        child.wait().unwrap();
+    }
+}
