@@ -34,6 +34,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
         let options = Options {
             quiescence: args.how.quiescence,
             view: args.how.view(),
+            allow_suspended_frames: args.how.allow_suspended_frames,
             timeout: args.timeout,
             replace: args.replace,
             dry_run: args.dry_run,

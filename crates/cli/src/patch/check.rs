@@ -41,8 +41,13 @@ struct BusyLine<'a> {
 /// Runs `stillpoint patch check`.
 pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
     let files = args.files.read()?;
-    let options =
-        Options { quiescence: args.how.quiescence, view: args.how.view(), replace: args.replace, ..Options::default() };
+    let options = Options {
+        quiescence: args.how.quiescence,
+        view: args.how.view(),
+        allow_suspended_frames: args.how.allow_suspended_frames,
+        replace: args.replace,
+        ..Options::default()
+    };
     args.processes.each(|pid| {
         for (signed, _) in &files {
             let name = &signed.patch.name;

@@ -329,8 +329,14 @@ impl Helper {
 /// Nothing but one thread is there, and it stands before the first instruction: stopping all satisfies every scope.
 fn apply(process: &Process, signed: &Signed, signer: Option<String>) -> Result<String, (Landing, String)> {
     let pid = process.pid();
-    let options =
-        Options { quiescence: Quiescence::Stop, signer, process: Some(process.clone()), ..Options::default() };
+    let options = Options {
+        quiescence: Quiescence::Stop,
+        signer,
+        process: Some(process.clone()),
+        // it has not begun: none are suspended
+        allow_suspended_frames: true,
+        ..Options::default()
+    };
     let outcome = engine::apply(pid, signed, &options, &mut |_| {});
     match outcome {
         Ok(Outcome::Committed { duration_ns, .. }) => {

@@ -135,6 +135,9 @@ pub(crate) struct How {
     /// (pages of its own, by a kernel with address-space generations).
     #[arg(long, value_enum, default_value_t = ViewArg::Trampoline)]
     view: ViewArg,
+    /// Go on in a program with coroutines of its own although old code may run on in those that are suspended.
+    #[arg(long)]
+    pub(crate) allow_suspended_frames: bool,
 }
 
 impl How {

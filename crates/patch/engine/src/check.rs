@@ -10,6 +10,8 @@ use crate::plan::{Room, plan};
 use crate::probe::Prober;
 use crate::report::{Observer, Report};
 use crate::scan::Forbidden;
+use crate::store::Store;
+use crate::suspended;
 use crate::walk::Walker;
 use crate::{Error, generation, place};
 use stillpoint_events::EventKind;
@@ -64,7 +66,12 @@ pub fn check(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
         let mut prober = Prober::new(mappings);
         look_at_all(session, &process, &mut prober, &walker, &forbidden, &mut report)
     })?;
-    let busy = barrier::to_be_probed(&process, &target.modules, options.quiescence, busy)?;
+    let mut busy = barrier::to_be_probed(&process, &target.modules, options.quiescence, busy)?;
+    if suspended::switches_stacks(&process, &target.modules)?.is_some() {
+        let code = Forbidden::new(&transition.leave, &[], &[]);
+        let found = suspended::search(&process, &code, target.store.as_ref().map(Store::at))?.found;
+        busy.extend(found.map(|frame| Busy { tid: pid.leader(), function: frame.describe() }));
+    }
     Ok(Prediction { already: false, functions, bytes, threads, busy })
 }
 

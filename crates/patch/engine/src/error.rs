@@ -111,6 +111,28 @@ pub enum Error {
         /// What it does.
         what: String,
     },
+    /// Frames of the program may be where they cannot be told from other data, or one is there.
+    #[error("process {pid} switches stacks by itself ({why}): {frames}")]
+    SuspendedFrames {
+        /// The process.
+        pid: Pid,
+        /// Sign of it.
+        why: String,
+        /// Frame that was found, or that all of them may be missed.
+        frames: String,
+    },
+    /// A control group of the process has too little memory left; the kernel would kill a process of it.
+    #[error("process {pid}: control group {group} has {} KiB left, and the patch needs {} KiB", free >> 10, needed.div_ceil(1024))]
+    MemoryLimit {
+        /// The process.
+        pid: Pid,
+        /// Directory of the group.
+        group: String,
+        /// Bytes that are free or reclaimable.
+        free: u64,
+        /// Bytes that are needed, with a reserve.
+        needed: u64,
+    },
     /// Exceptions could not pass through the new code.
     #[error("process {pid}: unwinders cannot be told of new code: {why}")]
     Invisible {
@@ -321,6 +343,12 @@ impl Error {
     /// What to do next, where there is something to do.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
+            Error::MemoryLimit { .. } => {
+                "a higher limit of the group's memory, for instance `systemctl set-property UNIT MemoryMax=`"
+            }
+            Error::SuspendedFrames { .. } => {
+                "stillpoint patch enable, and a restart; or --allow-suspended-frames, if old code may run on in a coroutine"
+            }
             Error::TimedOut { .. } => "a longer --timeout, or add a quiescence point",
             Error::FellBack { source, .. } => return source.hint(),
             Error::Stuck { .. } | Error::Unfinished { .. } => {

@@ -14,8 +14,9 @@
 //!   lies in the target, before it is done, and the next call completes the transition or takes it back.
 //!
 //! It does not order two threads that hand data to each other, nor calls made one after the other by an unchanged
-//! caller (a patch states that by its scope and by functions that must be off the stack); it does not find frames on
-//! stacks that are not a thread's own, and refuses programs that import `swapcontext` or `makecontext`.
+//! caller (a patch states that by its scope and by functions that must be off the stack). Frames on stacks that are not a
+//! thread's own are searched for in programs that seem to switch stacks by themselves, within limits; programs that import
+//! `swapcontext` or `makecontext` are refused.
 //!
 //! ```text
 //! check ── inject ── begin ── arm ── migrate ── commit          entry:  jmp dispatcher ── jmp new
@@ -52,6 +53,7 @@ mod image;
 mod inject;
 pub mod ledger;
 pub mod link;
+mod memory_limit;
 mod operate;
 mod place;
 mod plan;
@@ -62,6 +64,7 @@ mod resolve;
 mod scan;
 mod status;
 mod store;
+mod suspended;
 mod transition;
 mod walk;
 mod word;

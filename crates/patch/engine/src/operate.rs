@@ -14,9 +14,10 @@ use crate::probe::Prober;
 use crate::report::{Observer, Report, now_ns};
 use crate::resolve::resolve;
 use crate::store::{self, Store};
+use crate::suspended;
 use crate::transition::{Limits, Mover};
 use crate::walk::Walker;
-use crate::{Error, again, arena, calm, guide, place};
+use crate::{Error, again, arena, calm, guide, memory_limit, place};
 use std::time::Duration;
 use stillpoint_events::EventKind;
 use stillpoint_patch_format::{Avma, Patch, Scope, Signed};
@@ -55,6 +56,8 @@ pub struct Options {
     pub signer: Option<String>,
     /// The process that is meant, where the caller has opened it: one that has its number by now is refused.
     pub process: Option<Process>,
+    /// Go on where frames on suspended stacks run old code on, or where they cannot be searched for.
+    pub allow_suspended_frames: bool,
     /// Where to fail, for tests.
     pub faults: Vec<FaultPoint>,
 }
@@ -70,6 +73,7 @@ impl Default for Options {
             dry_run: false,
             signer: None,
             process: None,
+            allow_suspended_frames: false,
             faults: Vec::new(),
         }
     }
@@ -262,6 +266,7 @@ pub(crate) fn ready(target: &Target, signed: &Signed, options: &Options) -> Resu
         return Err(Error::NameTaken(patch.name.clone()));
     }
     check_view(view, view.active.iter().filter(|n| !below.contains(n)), Some(patch), options)?;
+    suspended::refuse_contexts(target, options)?;
     let prepared = prepare(&target.process, &target.modules, view, patch, options.quiescence)?;
     barrier::check_points(&target.process, &target.modules, options.quiescence)?;
     check_based_on(view, &below, patch)?;
@@ -276,6 +281,7 @@ pub(crate) fn ready(target: &Target, signed: &Signed, options: &Options) -> Resu
     }
     let way = guide::way(&target.process, &target.modules, view, patch)?;
     let len = if again.is_some() { 0 } else { layout.len() };
+    memory_limit::check(target.process.pid(), len)?;
     Ok(Ready { prepared, values, again, len, way })
 }
 
@@ -469,6 +475,7 @@ fn mover<'m, 's, 'p, 'r>(
     transition_trampolines: &[Span],
     report: &'m mut Report<'r>,
 ) -> Result<Mover<'m, 's, 'p, 'r>, Error> {
+    let switches_stacks = suspended::switches_stacks(process, &modules)?;
     let prober = Prober::new(process.mappings()?);
     let frames = view.placed.iter().map(|p| p.eh_frame).collect();
     let walker = Walker::new(process, modules, frames);
@@ -489,6 +496,8 @@ fn mover<'m, 's, 'p, 'r>(
         library: None,
         following: Default::default(),
         faults: Vec::new(),
+        switches_stacks,
+        allow_suspended: false,
     })
 }
 
@@ -507,6 +516,7 @@ fn run(
     start: u64,
 ) -> Result<Outcome, Error> {
     if options.view == ThreadView::Generation {
+        suspended::refuse(target, &plan.transition, options)?;
         return generation::run(session, target, view, plan, options, report, (pre, post), start);
     }
     let process = target.process.clone();
@@ -530,6 +540,7 @@ fn run(
     let modules = target.modules.clone();
     let mut mover = mover(session, &process, modules, store, view, &transition.trampolines, report)?;
     mover.faults.clone_from(&options.faults);
+    mover.allow_suspended = options.allow_suspended_frames;
     let moved = mover.run(&transition, options.quiescence, limits(options));
     settle_guide(target, report);
     let threads = moved?;
@@ -630,6 +641,7 @@ fn recover(
     let store = target.store.as_mut().ok_or(Error::NoWord(process.pid()))?;
     let mut mover = mover(session, &process, modules, store, &view, &[], report)?;
     mover.faults.clone_from(&options.faults);
+    mover.allow_suspended = options.allow_suspended_frames;
     let completed = mover.recover(&open, forward, limits(options));
     settle_guide(target, report);
     Ok(completed? && forward)

@@ -36,14 +36,8 @@ pub(crate) fn check_process(process: &Process, mappings: &[Mapping], modules: &[
     let Some(executable) = modules.iter().find(|m| m.executable) else {
         return unsuitable("maps no executable".into());
     };
-    let Some(dynamic) = Dynamic::of(process.memory(), executable)? else {
+    if Dynamic::of(process.memory(), executable)?.is_none() {
         return unsuitable("is a static executable".into());
-    };
-    // suspended contexts keep frames on stacks that nobody can find
-    let slots = dynamic.bound_slots(|name| [&b"swapcontext"[..], b"makecontext"].contains(&name));
-    if let Some((_, name)) = slots.first() {
-        let name = String::from_utf8_lossy(name);
-        return unsuitable(format!("imports {name}: frames may lie on stacks that cannot be found"));
     }
     Ok(())
 }

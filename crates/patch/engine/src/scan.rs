@@ -81,6 +81,16 @@ impl Forbidden {
         code.or_else(|| within(&self.pending).map(|i| &self.pending[i].name)).or_else(|| self.loop_head(word))
     }
 
+    /// Code that a word of memory points into, for memory that holds other pointers than return addresses: neither the entry nor
+    /// the end, where the next function begins, counts.
+    pub(crate) fn within(&self, word: u64) -> Option<&Arc<str>> {
+        if word < self.lowest || word > self.highest {
+            return None;
+        }
+        let index = self.code.partition_point(|r| r.start < word).checked_sub(1)?;
+        (word < self.code[index].end).then_some(&self.code[index].name)
+    }
+
     /// Where a thread stands. At an entry it has not begun, unless that entry is also a loop's head.
     pub(crate) fn standing(&self, pc: u64) -> Option<&Arc<str>> {
         let pending = |r: &&Range| r.start <= pc && pc < r.end;

@@ -119,6 +119,11 @@ impl Store {
         Ok(self.ledger.appended(record, bytes.len())?)
     }
 
+    /// Address of the ledger in the target.
+    pub(crate) fn at(&self) -> Avma {
+        self.at
+    }
+
     pub(crate) fn view(&self) -> &View {
         &self.ledger.view
     }

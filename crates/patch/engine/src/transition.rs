@@ -19,6 +19,7 @@ use crate::probe::{Prober, Verdict};
 use crate::report::Report;
 use crate::scan::Forbidden;
 use crate::store::Store;
+use crate::suspended;
 use crate::walk::Walker;
 use crate::{Error, Quiescence};
 use std::collections::btree_map::Entry;
@@ -32,6 +33,9 @@ use stillpoint_patch_tracee::{Asked, Birth, Event, Memory, Pid, Process, Session
 pub(crate) const RETRY_FIRST: Duration = Duration::from_micros(500);
 const SHARER: &str = "another process that uses the same memory";
 pub(crate) const RETRY_MAX: Duration = Duration::from_millis(2);
+/// Pause between two searches for suspended frames, at least, and times of a search from one to the next.
+const SEARCH_PAUSE: Duration = Duration::from_millis(20);
+const SEARCH_SHARE: u32 = 5;
 /// So long idle threads go before others at most.
 const IDLE_LIMIT: Duration = Duration::from_millis(50);
 
@@ -74,6 +78,10 @@ pub(crate) struct Mover<'m, 's, 'p, 'r> {
     pub(crate) following: Following,
     /// Where to fail, for tests.
     pub(crate) faults: Vec<FaultPoint>,
+    /// Reason to think that the program switches stacks by itself.
+    pub(crate) switches_stacks: Option<String>,
+    /// Frames on suspended stacks may stay on the old side.
+    pub(crate) allow_suspended: bool,
 }
 
 /// How long the phases may take.
@@ -111,10 +119,14 @@ impl Mover<'_, '_, '_, '_> {
         let armed: Vec<_> = transition.sites.iter().map(|s| (s, s.armed)).collect();
         self.in_phase("arm", |m| m.write_entries(&armed, "arm", deadline))?;
         fault::reach(&self.faults, FaultPoint::Armed)?;
+        if !matches!(how, Quiescence::Probe) {
+            self.await_suspended(transition, deadline)?;
+        }
         let threads = match how {
             Quiescence::Probe => {
                 self.per_thread(transition)?;
                 let threads = self.in_phase("migrate", |m| m.forward_all(transition, deadline))?;
+                self.await_suspended(transition, deadline)?;
                 fault::reach(&self.faults, FaultPoint::Migrated)?;
                 threads
             }
@@ -126,6 +138,41 @@ impl Mover<'_, '_, '_, '_> {
         self.settle_library(Gathered::Released)?;
         self.complete(transition)?;
         Ok(threads)
+    }
+
+    /// Waits until no frame of code that is to be left is found on a suspended stack. Threads that are over bring no new ones.
+    fn await_suspended(&mut self, transition: &Transition, deadline: Instant) -> Result<(), Error> {
+        let Some(why) = self.switches_stacks.clone() else { return Ok(()) };
+        let forbidden = Forbidden::new(&transition.leave, &[], &[]);
+        self.in_phase("search suspended stacks", |m| {
+            let mut told = None;
+            loop {
+                let begun = Instant::now();
+                let search = suspended::search(m.process, &forbidden, Some(m.store.at()))?;
+                if search.left > 0 && search.found.is_none() {
+                    m.report.warn(format!(
+                        "{why}: {} MiB were not searched for suspended frames, which may run old code on",
+                        search.left.div_ceil(1 << 20)
+                    ));
+                }
+                let Some(frame) = search.found else { return Ok(()) };
+                let function = frame.describe();
+                if m.allow_suspended {
+                    m.report.warn(format!("{why}: old code may run on in {function}"));
+                    return Ok(());
+                }
+                let tid = m.process.pid().leader();
+                if Instant::now() > deadline {
+                    return Err(Error::TimedOut { busy: vec![Busy { tid, function }] });
+                }
+                if told.as_ref() != Some(&function) {
+                    m.report.event(EventKind::ThreadBusy { tid: tid.0, function: function.clone() });
+                    told = Some(function);
+                }
+                // most of the time is the program's
+                m.serve((begun + begun.elapsed() * SEARCH_SHARE).max(Instant::now() + SEARCH_PAUSE).min(deadline))?;
+            }
+        })
     }
 
     /// From here on each thread's word decides.
@@ -279,6 +326,12 @@ impl Mover<'_, '_, '_, '_> {
             if !verdict.is_free() {
                 busy.push(Busy { tid, function: verdict.describe() });
             }
+        }
+        // a coroutine may have been suspended since the last search
+        if busy.is_empty() && self.switches_stacks.is_some() && !self.allow_suspended {
+            let search = suspended::search(self.process, forbidden, Some(self.store.at()))?;
+            let found = search.found.map(|frame| frame.describe());
+            busy.extend(found.map(|function| Busy { tid: self.process.pid().leader(), function }));
         }
         if busy.is_empty() {
             self.process.memory().write(transition.state, &[DispatchState::AllThen as u8])?;

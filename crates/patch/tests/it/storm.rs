@@ -3,9 +3,11 @@
 use rustix::process::Signal;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use stillpoint_patch_tests::cli::Stillpoint;
 use stillpoint_patch_tests::kill_at::{Moment, run};
+use stillpoint_patch_tests::server::tied;
 use stillpoint_patch_tests::victim::{Phase, Program, Victim, apply, assert_refused, revert, soak};
-use stillpoint_patch_tests::wait;
+use stillpoint_patch_tests::{skip, wait};
 
 /// How often each storm is patched and reverted.
 fn rounds() -> u32 {
@@ -236,4 +238,68 @@ fn a_program_with_coroutines_is_refused_by_name() {
     assert_refused(&apply(&patch, victim.pid()).run(), "swapcontext");
     before.assert_untouched(victim.pid());
     victim.assert_settled(1);
+    apply(&patch, victim.pid()).arg("--allow-suspended-frames").succeed();
+}
+
+/// Nothing that it imports tells of its coroutine, which is suspended in the function that changes.
+#[test]
+fn a_coroutine_of_the_program_s_own_is_waited_for() {
+    let program = Program::build("fiber").strip();
+    let patch = program.patch(2);
+    let mut victim = program.start(&[]);
+    for quiescence in ["probe", "stop"] {
+        victim.announce(Phase::OverAndBack(1, 2));
+        let run = apply(&patch, victim.pid()).args(["--timeout", "500ms", "--quiescence", quiescence]).run();
+        assert!(run.code != Some(0) && run.stderr.contains("suspends, on a suspended stack"), "{run}");
+        victim.assert_no_residue();
+        victim.assert_settled(1);
+    }
+    let check = Stillpoint::new().args(["patch", "check"]).arg(&patch).arg("--pid").arg(victim.pid().to_string()).run();
+    assert!(check.stdout.contains("suspends, on a suspended stack"), "{check}");
+    let mut other = program.start(&[]);
+    other.announce(Phase::Over(1, 2));
+    let allowed = apply(&patch, other.pid()).arg("--allow-suspended-frames").succeed();
+    assert!(allowed.stderr.contains("old code may run on in suspends"), "{allowed}");
+    other.assert_settled(2);
+    victim.command();
+    victim.announce(Phase::Over(1, 2));
+    apply(&patch, victim.pid()).succeed();
+    victim.assert_settled(2);
+    victim.announce(Phase::Over(2, 1));
+    revert(victim.pid()).succeed();
+    victim.assert_settled(1);
+    victim.assert_no_residue();
+}
+
+/// The kernel kills a process whose group is full when another page of it is touched, by a tool too.
+#[test]
+fn a_patch_that_a_group_s_memory_has_no_room_for_is_refused() {
+    let hierarchy = std::path::Path::new("/sys/fs/cgroup/memory");
+    let group = hierarchy.join(format!("sp-memory-{}", std::process::id()));
+    if !hierarchy.join("memory.limit_in_bytes").exists() || std::fs::create_dir(&group).is_err() {
+        skip!("no memory control group of version 1 can be made")
+    }
+    let (program, patch) = storm();
+    let enter = format!("echo $$ >'{}' && exec \"$@\"", group.join("cgroup.procs").display());
+    let wrap = |elf: &std::path::Path| {
+        let mut command = tied(std::path::Path::new("sh"));
+        command.args(["-c", &enter, "sh"]).arg(elf);
+        command
+    };
+    let mut victim = program.start_in(wrap, &["idle"]);
+    let read = |name: &str| std::fs::read_to_string(group.join(name)).expect("read a group");
+    // as full as it can be made
+    let fill = || {
+        std::fs::write(group.join("memory.force_empty"), "0").ok();
+        std::fs::write(group.join("memory.limit_in_bytes"), read("memory.usage_in_bytes").trim()).ok()
+    };
+    wait::until("the group to be full", fill);
+    assert_refused(&apply(&patch, victim.pid()).run(), "KiB left");
+    victim.assert_settled(1);
+    std::fs::write(group.join("memory.limit_in_bytes"), "-1").expect("take the limit away");
+    victim.announce(Phase::Over(1, 2));
+    apply(&patch, victim.pid()).succeed();
+    victim.assert_settled(2);
+    drop(victim);
+    wait::until("the group to be empty", || std::fs::remove_dir(&group).ok());
 }

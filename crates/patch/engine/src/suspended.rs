@@ -1,0 +1,297 @@
+//! Frames on stacks that no thread executes on: coroutines that a program switches by itself (fibers).
+//!
+//! A thread's own stack tells which code it will return to. A coroutine that is suspended has its frames elsewhere: in the
+//! heap, in memory of its own, in a static array. The kernel knows no such stacks, and neither does the C library. So in
+//! programs that switch stacks, and in these alone, all memory that may be such a stack is searched for return addresses
+//! into code that is to be left, without stopping a thread. A word that is there by chance, or is left from a call that has
+//! ended, counts: the search errs towards "not yet", as the one of threads' stacks does. It is limited in bytes and time; what was
+//! not searched is reported.
+//!
+//! A program switches stacks if it imports a function that does, if a library that offers one is mapped, or if its text loads
+//! the stack pointer as only such functions do.
+
+use crate::Error;
+use crate::image::{Dynamic, text_segments};
+use crate::ledger::Transition;
+use crate::operate::{Options, Target};
+use crate::scan::Forbidden;
+use crate::store::Store;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use stillpoint_patch_format::Avma;
+use stillpoint_patch_tracee::{Mapping, Memory, Module, Pagemap, Process};
+
+/// Functions of the C library that switch stacks, and of libraries for coroutines. A library that defines one of the latter is
+/// mapped for its sake.
+const OF_LIBC: [&str; 2] = ["swapcontext", "makecontext"];
+const OF_LIBRARIES: [&str; 6] =
+    ["jump_fcontext", "ontop_fcontext", "ASYNC_start_job", "co_switch", "aco_resume", "coro_transfer"];
+
+/// Text that is read at once.
+const TEXT_AT_ONCE: u64 = 4 << 20;
+/// Between the instructions that store and load the stack pointer in a function that switches.
+const SWITCH_LEN: usize = 96;
+/// Limits of one search.
+const BYTES_MAX: u64 = 1 << 30;
+const TIME_MAX: Duration = Duration::from_secs(1);
+/// Memory that is read at once.
+const CHUNK: u64 = 1 << 20;
+/// Stack above which a thread's control block is looked for: static thread-local memory lies between.
+const CONTROL_BLOCK_WITHIN: u64 = 256 << 10;
+const PAGE: u64 = 4096;
+
+/// A word that may be the return address of a suspended frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Frame {
+    function: Arc<str>,
+    address: Avma,
+    within: String,
+}
+
+impl Frame {
+    /// For people: `f, on a suspended stack (at 0x... in [heap])`.
+    pub(crate) fn describe(&self) -> String {
+        format!("{}, on a suspended stack (at {} in {})", self.function, self.address, self.within)
+    }
+}
+
+/// Result of a search.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Search {
+    pub(crate) found: Option<Frame>,
+    /// Bytes that the limits did not allow to search.
+    pub(crate) left: u64,
+}
+
+/// Reason to think that a process switches stacks by itself; `None` if there is none.
+///
+/// # Errors
+/// The process has ended.
+pub(crate) fn switches_stacks(process: &Process, modules: &[Module]) -> Result<Option<String>, Error> {
+    let memory = process.memory();
+    for module in modules {
+        let Some(dynamic) = Dynamic::of(memory, module)? else { continue };
+        if module.executable {
+            let known = |name: &[u8]| OF_LIBC.iter().chain(&OF_LIBRARIES).any(|known| known.as_bytes() == name);
+            if let Some((_, name)) = dynamic.bound_slots(known).first() {
+                return Ok(Some(format!("it imports {}", String::from_utf8_lossy(name))));
+            }
+            if let Some(at) = switch_in_text(memory, module)? {
+                return Ok(Some(format!("its text switches stacks at {at}")));
+            }
+        } else if let Some(name) = OF_LIBRARIES.iter().find(|name| dynamic.find(name, None).is_some()) {
+            // libcrypto offers coroutines too, and is in every other process
+            if *name != "ASYNC_start_job" {
+                return Ok(Some(format!("{} defines {name}", module.path)));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Refuses a program whose coroutines are those of the C library, unless its operator allows it: there are some for certain.
+///
+/// # Errors
+/// [`Error::SuspendedFrames`].
+pub(crate) fn refuse_contexts(target: &Target, options: &Options) -> Result<(), Error> {
+    let executable = target.modules.iter().find(|module| module.executable && !options.allow_suspended_frames);
+    let Some(executable) = executable else { return Ok(()) };
+    let Some(dynamic) = Dynamic::of(target.process.memory(), executable)? else { return Ok(()) };
+    let slots = dynamic.bound_slots(|name| OF_LIBC.iter().any(|known| known.as_bytes() == name));
+    let Some((_, name)) = slots.first() else { return Ok(()) };
+    Err(Error::SuspendedFrames {
+        pid: target.process.pid(),
+        why: format!("it imports {}", String::from_utf8_lossy(name)),
+        frames: "frames may be on stacks that cannot be found".to_owned(),
+    })
+}
+
+/// Refuses a transition that moves all threads at once while a frame of code that is to be left is on a suspended stack.
+///
+/// # Errors
+/// [`Error::SuspendedFrames`].
+pub(crate) fn refuse(target: &Target, transition: &Transition, options: &Options) -> Result<(), Error> {
+    if options.allow_suspended_frames {
+        return Ok(());
+    }
+    let Some(why) = switches_stacks(&target.process, &target.modules)? else { return Ok(()) };
+    let forbidden = Forbidden::new(&transition.leave, &[], &[]);
+    let found = search(&target.process, &forbidden, target.store.as_ref().map(Store::at))?.found;
+    let pid = target.process.pid();
+    found.map_or(Ok(()), |frame| Err(Error::SuspendedFrames { pid, why, frames: frame.describe() }))
+}
+
+fn switch_in_text(memory: &Memory, module: &Module) -> Result<Option<Avma>, Error> {
+    for span in text_segments(memory, module)? {
+        let mut at = span.start;
+        while at < span.end() {
+            let mut text = vec![0; (span.end().0 - at.0).min(TEXT_AT_ONCE) as usize];
+            let read = memory.read_some(at, &mut text);
+            if let Some(offset) = switch_in(&text[..read]) {
+                return Ok(Some(Avma(at.0 + offset as u64)));
+            }
+            if read < text.len() {
+                break;
+            }
+            // a function may lie across the end
+            let next = at.0 + text.len() as u64;
+            at = Avma(if next < span.end().0 { next - SWITCH_LEN as u64 } else { next });
+        }
+    }
+    Ok(None)
+}
+
+/// Offset of code that stores the stack pointer and loads another near by. Compilers load it from `%rbp` (frames) and from
+/// registers that a function keeps (arrays of variable length); functions that switch, from memory or an argument.
+fn switch_in(text: &[u8]) -> Option<usize> {
+    let loads = memchr::memmem::find_iter(text, b"\x8b")
+        .filter_map(|i| i.checked_sub(1))
+        .chain(memchr::memmem::find_iter(text, b"\x89").filter_map(|i| i.checked_sub(1)));
+    let mut loads: Vec<usize> = loads.filter(|at| loads_stack_pointer(&text[*at..])).collect();
+    loads.sort_unstable();
+    loads.into_iter().find(|at| {
+        let near = &text[at.saturating_sub(SWITCH_LEN)..(at + SWITCH_LEN).min(text.len())];
+        near.windows(3).any(stores_stack_pointer)
+    })
+}
+
+/// `mov (%reg),%rsp`, `mov disp(%reg),%rsp`, or `mov %reg,%rsp` of a register that calls change.
+fn loads_stack_pointer(code: &[u8]) -> bool {
+    let [prefix, opcode, modrm, ..] = *code else { return false };
+    let (mode, reg, rm) = (modrm >> 6, modrm >> 3 & 7, modrm & 7);
+    let wide = prefix & 0xf8 == 0x48;
+    let (high_reg, high_rm) = (prefix & 4 != 0, prefix & 1 != 0);
+    // rax, rcx, rdx, rsi, rdi, r8 to r11
+    let changed = |high: bool, low: u8| if high { low < 4 } else { matches!(low, 0..=2 | 6 | 7) };
+    match opcode {
+        0x8b if wide && !high_reg && reg == 4 && mode != 3 => rm != 4 && rm != 5,
+        0x8b if wide && !high_reg && reg == 4 => changed(high_rm, rm),
+        0x89 if wide && !high_rm && rm == 4 && mode == 3 => changed(high_reg, reg),
+        _ => false,
+    }
+}
+
+/// `mov %rsp,(%reg)`, `mov %rsp,disp(%reg)`, or `mov %rsp,%rax`.
+fn stores_stack_pointer(code: &[u8]) -> bool {
+    let [prefix, 0x89, modrm] = *code else { return false };
+    let (mode, reg, rm) = (modrm >> 6, modrm >> 3 & 7, modrm & 7);
+    prefix & 0xfc == 0x48 && reg == 4 && (mode != 3 && rm != 4 && rm != 5 || modrm == 0xe0)
+}
+
+/// Searches memory that may be a stack of the program's own for return addresses into that code; `ledger`: an address of ours,
+/// which names that code.
+///
+/// # Errors
+/// The process has ended.
+pub(crate) fn search(process: &Process, forbidden: &Forbidden, ledger: Option<Avma>) -> Result<Search, Error> {
+    let (memory, mut pages) = (process.memory(), Pagemap::of(process.pid()));
+    let end = Instant::now() + TIME_MAX;
+    let (mut result, mut left_to_read) = (Search::default(), BYTES_MAX);
+    let mut buffer = vec![0; CHUNK as usize];
+    let is_ours = |mapping: &Mapping| ledger.is_some_and(|at| mapping.contains(at));
+    let mappings = process.mappings()?;
+    for (i, mapping) in mappings.iter().enumerate().filter(|(_, m)| may_hold_stacks(m) && !is_ours(m)) {
+        let guard = i.checked_sub(1).map(|below| &mappings[below]).filter(|below| is_guard(below, mapping));
+        let mut at = guard.map_or(mapping.start, |_| after_thread_stack(memory, mapping));
+        while at < mapping.end {
+            if !pages.is_held(at) {
+                at = Avma(at.0 + PAGE);
+                continue;
+            }
+            let mut to = at;
+            while to < mapping.end && to.0 - at.0 < CHUNK && pages.is_held(to) {
+                to = Avma((to.0 & !(PAGE - 1)) + PAGE);
+            }
+            let len = to.0.min(mapping.end.0) - at.0;
+            if left_to_read < len || Instant::now() > end {
+                result.left += len;
+                at = to;
+                continue;
+            }
+            left_to_read -= len;
+            let chunk = &mut buffer[..len as usize];
+            let read = memory.read_some(at, chunk);
+            let words = chunk[..read].as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
+            let hit = words.enumerate().find_map(|(i, word)| Some((i, forbidden.within(word)?)));
+            if let Some((i, function)) = hit {
+                let within = mapping.path.clone().unwrap_or_else(|| "memory without a name".to_owned());
+                result.found = Some(Frame { function: function.clone(), address: Avma(at.0 + 8 * i as u64), within });
+                return Ok(result);
+            }
+            at = to;
+        }
+    }
+    if process.is_alive() { Ok(result) } else { Err(Error::Ended(process.pid())) }
+}
+
+fn may_hold_stacks(mapping: &Mapping) -> bool {
+    let special = mapping.path.as_deref().is_some_and(|path| path == "[stack]" || path.starts_with("/dev/"));
+    // a file that others write to is none; a module's data is private
+    mapping.read && mapping.write && !special && !(mapping.shared && mapping.inode != 0)
+}
+
+/// Returns true if `below` guards the end of a stack. The kernel joins other memory to what lies above a stack, but not here.
+fn is_guard(below: &Mapping, mapping: &Mapping) -> bool {
+    below.end == mapping.start && !below.read && !below.write && mapping.path.is_none() && !mapping.shared
+}
+
+/// First address behind the stack of a thread, in use or kept for the next one: it ends in a control block, which
+/// begins with its own address.
+fn after_thread_stack(memory: &Memory, mapping: &Mapping) -> Avma {
+    let from = Avma(mapping.start.0.max(mapping.end.0.saturating_sub(CONTROL_BLOCK_WITHIN)));
+    let Ok(bytes) = memory.read_vec(from, (mapping.end.0 - from.0) as usize) else { return mapping.start };
+    let words = bytes.as_chunks::<8>().0;
+    let word = |i: usize| words.get(i).map(|word| u64::from_le_bytes(*word));
+    let is_own = |i: &usize| {
+        let address = from.0 + 8 * *i as u64;
+        // `tcb` and `self` of glibc
+        word(*i) == Some(address) && word(*i + 2) == Some(address)
+    };
+    (0..words.len()).find(is_own).map_or(mapping.start, |i| Avma(from.0 + 8 * i as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_that_switches_stacks_is_told_from_code_of_compilers() {
+        let switches: [&[u8]; 5] = [
+            // mov %rsp,(%rdi); mov (%rsi),%rsp; ret
+            b"\x48\x89\x27\x48\x8b\x26\xc3",
+            // mov %rsp,8(%rdi); mov 8(%rsi),%rsp
+            b"\x48\x89\x67\x08\x90\x90\x48\x8b\x66\x08",
+            // mov %rsp,%rax; mov %rdi,%rsp
+            b"\x48\x89\xe0\x48\x89\xfc",
+            // mov %rsp,(%r8); mov %rsi,%rsp, by the other opcode
+            b"\x49\x89\x20\x48\x8b\xe6",
+            // mov %rsp,(%rdi); mov %r8,%rsp
+            b"\x48\x89\x27\x4c\x89\xc4",
+        ];
+        for code in switches {
+            let text = [&[0x90; 200], code, &[0x90; 200]].concat();
+            assert!(switch_in(&text).is_some_and(|at| (200..200 + code.len()).contains(&at)), "{code:x?}");
+        }
+        let compiled: [&[u8]; 6] = [
+            // push %rbp; mov %rsp,%rbp; ... mov %rbp,%rsp
+            b"\x55\x48\x89\xe5\x48\x89\xec\x5d\xc3",
+            // mov %rsp,%rbx; ... mov %rbx,%rsp (an array of variable length)
+            b"\x48\x89\xe3\x48\x89\xdc",
+            // mov %rsp,%rdi; call; leave
+            b"\x48\x89\xe7\xe8\0\0\0\0\xc9\xc3",
+            // mov 8(%rsp),%rdi; mov %rdi,8(%rsp)
+            b"\x48\x8b\x7c\x24\x08\x48\x89\x7c\x24\x08",
+            // a load without a store: longjmp
+            b"\x48\x8b\x67\x30",
+            // mov %rsp,(%rdi) alone
+            b"\x48\x89\x27\xc3",
+        ];
+        for code in compiled {
+            assert_eq!(switch_in(&[&[0x90; 200], code, &[0x90; 200]].concat()), None, "{code:x?}");
+        }
+        let far = [&b"\x48\x89\x27"[..], &[0x90; 300], b"\x48\x8b\x26"].concat();
+        assert_eq!(switch_in(&far), None);
+        assert_eq!(switch_in(b""), None);
+        assert_eq!(switch_in(b"\x8b"), None);
+    }
+}
