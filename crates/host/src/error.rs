@@ -77,6 +77,13 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Returns true if a file or directory is not there.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Error::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
+    }
+}
+
 /// Attaches an action and a path to an error of the system.
 pub(crate) trait At<T> {
     fn at(self, doing: &'static str, path: &Path) -> Result<T, Error>;

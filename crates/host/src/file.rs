@@ -1,10 +1,11 @@
-//! Files that appear whole or not at all.
+//! Files that appear whole or not at all, and files of other users that are read.
 
 use crate::Error;
 use crate::error::At;
-use std::fs;
-use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use rustix::fs::OFlags;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 /// Readers of a file that is written.
@@ -37,4 +38,49 @@ pub(crate) fn write(path: &Path, bytes: &[u8], readable: Readable, durable: bool
     }
     file.persist(path).map_err(|e| e.error).at("naming", path)?;
     Ok(())
+}
+
+/// Reads a regular file, whose owner may be any user, once and at most `limit` bytes.
+///
+/// # Errors
+/// It is no regular file, is longer, or cannot be read.
+pub fn read_regular(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
+    // a FIFO that nothing writes to would hold the caller
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).at("opening", path)?;
+    if !file.metadata().at("looking at", path)?.is_file() {
+        return Err(Error::Untrusted { path: path.to_owned(), why: "it is no regular file".into() });
+    }
+    bounded(file, path, limit)
+}
+
+/// Reads all of a file, at most `limit` bytes.
+pub(crate) fn bounded(file: File, path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    file.take(limit.saturating_add(1)).read_to_end(&mut bytes).at("reading", path)?;
+    if bytes.len() as u64 > limit {
+        return Err(Error::Untrusted { path: path.to_owned(), why: format!("it has more than {limit} bytes") });
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    #[test]
+    fn files_of_other_users_neither_hold_their_reader_nor_fill_its_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        fs::write(path("text"), "four").unwrap();
+        assert_eq!(read_regular(&path("text"), 4).unwrap(), b"four");
+        assert!(read_regular(&path("text"), 3).unwrap_err().to_string().contains("more than 3 bytes"));
+        File::create(path("sparse")).unwrap().set_len(60 << 30).unwrap();
+        assert!(read_regular(&path("sparse"), 1 << 20).unwrap_err().to_string().contains("more than"));
+        mknodat(CWD, path("fifo"), FileType::Fifo, Mode::RUSR, 0).unwrap();
+        for name in ["fifo", "."] {
+            assert!(read_regular(&path(name), 4).unwrap_err().to_string().contains("no regular file"), "{name}");
+        }
+    }
 }

@@ -2,31 +2,46 @@
 //!
 //! A path is walked from the root, each component opened below the one before and without links (`openat2(2)`). Every one
 //! belongs to root or to this user, and others may write to it only where the sticky bit keeps them from renaming what is
-//! not theirs, as in `/tmp`; never to the last one. What is made is made exclusively, for its owner alone.
+//! not theirs, as in `/tmp`; never to the last one. What is made is made exclusively: the last directory and files for their
+//! owner alone, unless a function says otherwise. Directories that only lead to the last one are made for all to pass, as
+//! several users' things lie below `/var/lib/stillpoint` and `/run/stillpoint`.
 //!
 //! The obvious way is to check a path and then to open it. Between the two another user exchanges a component.
 
 use crate::Error;
 use crate::error::At;
+use crate::file::bounded;
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, mkdirat, openat2, renameat, unlinkat,
+    AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid, chmodat, fchmod, fchown, fstat, fsync,
+    mkdirat, openat2, renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
 /// Permission bits of others.
 const OTHERS_WRITE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
+/// Of a directory and of a file that other users read.
+const READABLE_DIRECTORY: Mode = Mode::from_raw_mode(0o755);
+const READABLE_FILE: Mode = Mode::from_raw_mode(0o644);
+
+/// Users that may own a component of a path, and a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    Root,
+    RootOrCaller,
+}
 
 /// A directory that only root and this user can change.
 #[derive(Debug)]
 pub struct Directory {
     fd: OwnedFd,
     path: PathBuf,
+    owner: Owner,
 }
 
 impl Directory {
@@ -35,15 +50,55 @@ impl Directory {
     /// # Errors
     /// A component is a link, is no directory, or can be changed by another user; or it is not there.
     pub fn open(path: &Path) -> Result<Directory, Error> {
-        walk(path, false)
+        walk(path, Owner::RootOrCaller, None)
     }
 
-    /// The same, and makes what is not there, for its owner alone (0700).
+    /// The same, where root alone decides: this user counts as another one, unless it is root.
+    ///
+    /// # Errors
+    /// As [`Directory::open`].
+    pub fn open_of_root(path: &Path) -> Result<Directory, Error> {
+        walk(path, Owner::Root, None)
+    }
+
+    /// The same as [`Directory::open`], and makes what is not there: the last directory for its owner alone (0700).
     ///
     /// # Errors
     /// As [`Directory::open`], or a component cannot be made.
     pub fn make(path: &Path) -> Result<Directory, Error> {
-        walk(path, true)
+        walk(path, Owner::RootOrCaller, Some(Mode::RWXU))
+    }
+
+    /// Makes one of root's that every user can read (0755, whatever the umask).
+    ///
+    /// # Errors
+    /// As [`Directory::make`].
+    pub fn make_readable(path: &Path) -> Result<Directory, Error> {
+        walk(path, Owner::Root, Some(READABLE_DIRECTORY))
+    }
+
+    /// Checks that [`Directory::make`] would not refuse this path, and makes nothing.
+    ///
+    /// # Errors
+    /// As [`Directory::open`], but for a component that is not there.
+    pub fn check(path: &Path) -> Result<(), Error> {
+        match Directory::open(path) {
+            Err(error) if !error.is_not_found() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Opens the directory of a file; with it the file's name.
+    ///
+    /// # Errors
+    /// As [`Directory::open`], or the path is none of a file.
+    pub fn of_file(path: &Path) -> Result<(Directory, &str), Error> {
+        let Some(name) = path.file_name().and_then(OsStr::to_str) else {
+            return untrusted(path, "this is not the name of a file");
+        };
+        // of a name alone it is empty
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        Ok((Directory::open(directory)?, name))
     }
 
     /// Its absolute path.
@@ -51,47 +106,171 @@ impl Directory {
         &self.path
     }
 
+    /// Names of what is in it, sorted. Bytes that are no UTF-8 become U+FFFD: no file of ours has such a name.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn names(&self) -> Result<Vec<String>, Error> {
+        let mut names = Vec::new();
+        for entry in Dir::new(self.opened()?).at("listing", &self.path)? {
+            let name = entry.at("listing", &self.path)?.file_name().to_string_lossy().into_owned();
+            if name != "." && name != ".." {
+                names.push(name);
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// Kind of what has this name, without following a link.
+    ///
+    /// # Errors
+    /// Nothing has this name.
+    pub fn kind(&self, name: &str) -> Result<FileType, Error> {
+        let path = self.path_of(name)?;
+        let stat = statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW).at("looking at", &path)?;
+        Ok(FileType::from_raw_mode(stat.st_mode))
+    }
+
+    /// Closes it to all users but its owner (0700).
+    ///
+    /// # Errors
+    /// It belongs to another user.
+    pub fn close(&self) -> Result<(), Error> {
+        fchmod(self.opened()?, Mode::RWXU).at("closing to other users", &self.path)
+    }
+
     /// Writes a file for its owner alone (0600), whole or not at all, in the place of one of that name; returns its path.
     ///
     /// # Errors
     /// The name is none of a file, or the file cannot be written.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, Error> {
-        let path = self.file(name)?;
+        self.put(name, bytes, &Form { mode: None, owner: None, synced: false })
+    }
+
+    /// The same; on disk when this returns.
+    ///
+    /// # Errors
+    /// As [`Directory::write`].
+    pub fn write_synced(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, Error> {
+        self.put(name, bytes, &Form { mode: None, owner: None, synced: true })
+    }
+
+    /// The same for every user to read (0644, whatever the umask).
+    ///
+    /// # Errors
+    /// As [`Directory::write`].
+    pub fn write_readable(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, Error> {
+        self.put(name, bytes, &Form { mode: Some(READABLE_FILE), owner: None, synced: true })
+    }
+
+    /// Writes a file in the place of one that is there, with that one's owner, group and permissions.
+    ///
+    /// # Errors
+    /// As [`Directory::write`], or there is no regular file of that name.
+    pub fn replace(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, Error> {
+        let path = self.path_of(name)?;
+        let was = statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW).at("looking at", &path)?;
+        if FileType::from_raw_mode(was.st_mode) != FileType::RegularFile {
+            return untrusted(&path, "it is no regular file");
+        }
+        let mode = Mode::from_raw_mode(was.st_mode & 0o777);
+        let owner = (Uid::from_raw(was.st_uid), Gid::from_raw(was.st_gid));
+        self.put(name, bytes, &Form { mode: Some(mode), owner: Some(owner), synced: true })
+    }
+
+    fn put(&self, name: &str, bytes: &[u8], form: &Form) -> Result<PathBuf, Error> {
+        let path = self.path_of(name)?;
         let half = format!(".{name}.{}", std::process::id());
         // left by a process of this number that was killed
         let _ = unlinkat(&self.fd, &half, AtFlags::empty());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mut file = File::from(self.open_file(&half, flags, Mode::RUSR | Mode::WUSR).at("making", &path)?);
         file.write_all(bytes).at("writing", &path)?;
+        if let Some((user, group)) = form.owner {
+            fchown(&file, Some(user), Some(group)).at("giving away", &path)?;
+        }
+        if let Some(mode) = form.mode {
+            fchmod(&file, mode).at("setting the mode of", &path)?;
+        }
+        if form.synced {
+            file.sync_all().at("writing", &path)?;
+        }
         renameat(&self.fd, &half, &self.fd, name).at("naming", &path)?;
+        if form.synced {
+            fsync(self.opened()?).at("writing", &self.path)?;
+        }
         Ok(path)
     }
 
-    /// Reads a regular file of root's or this user's that no other can write to, once and at most `limit` bytes.
+    /// Makes an empty file for its owner alone (0600), to be read and written, in the place of one of that name.
     ///
     /// # Errors
-    /// It is not such a file, or is longer.
-    pub fn read(&self, name: &str, limit: u64) -> Result<Vec<u8>, Error> {
-        let path = self.file(name)?;
+    /// The name is none of a file, or the file cannot be made.
+    pub fn create(&self, name: &str) -> Result<File, Error> {
+        let path = self.path_of(name)?;
+        match unlinkat(&self.fd, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(error).at("removing", &path),
+        }
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        self.open_file(name, flags, Mode::RUSR | Mode::WUSR).map(File::from).at("making", &path)
+    }
+
+    /// Opens a file to be locked: makes it where it is not there, and leaves it as it is otherwise.
+    ///
+    /// # Errors
+    /// As [`Directory::file`], or it cannot be made.
+    pub fn lock_file(&self, name: &str) -> Result<File, Error> {
+        match self.file(name) {
+            Err(error) if error.is_not_found() => {}
+            opened => return opened,
+        }
+        let path = self.path_of(name)?;
+        // another process may be first: both are to have the same file
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+        self.open_file(name, flags, Mode::RUSR | Mode::WUSR).at("making", &path)?;
+        self.file(name)
+    }
+
+    /// Opens a regular file of root's or this user's that no other can write to. Of root's alone where the directory was opened
+    /// so.
+    ///
+    /// # Errors
+    /// It is not such a file.
+    pub fn file(&self, name: &str) -> Result<File, Error> {
+        let path = self.path_of(name)?;
         // a FIFO that nothing writes to would hold the caller
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = self.open_file(name, flags, Mode::empty());
         let file = File::from(fd.map_err(|errno| link_or(errno, "opening", &path))?);
         let stat = fstat(&file).at("looking at", &path)?;
-        is_safe(&path, &stat, false)?;
+        is_safe(&path, &stat, self.owner, false)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return untrusted(&path, "it is no regular file");
         }
-        let mut bytes = Vec::new();
-        file.take(limit.saturating_add(1)).read_to_end(&mut bytes).at("reading", &path)?;
-        if bytes.len() as u64 > limit {
-            return untrusted(&path, format!("it has more than {limit} bytes"));
-        }
-        Ok(bytes)
+        Ok(file)
+    }
+
+    /// Reads such a file, once and at most `limit` bytes.
+    ///
+    /// # Errors
+    /// As [`Directory::file`], or it is longer.
+    pub fn read(&self, name: &str, limit: u64) -> Result<Vec<u8>, Error> {
+        bounded(self.file(name)?, &self.path_of(name)?, limit)
+    }
+
+    /// Removes a file.
+    ///
+    /// # Errors
+    /// There is none of that name, or it cannot be removed.
+    pub fn remove(&self, name: &str) -> Result<(), Error> {
+        let path = self.path_of(name)?;
+        unlinkat(&self.fd, name, AtFlags::empty()).at("removing", &path)
     }
 
     /// Path of a file of that name.
-    fn file(&self, name: &str) -> Result<PathBuf, Error> {
+    fn path_of(&self, name: &str) -> Result<PathBuf, Error> {
         let path = self.path.join(name);
         let mut parts = Path::new(name).components();
         match (parts.next(), parts.next()) {
@@ -100,9 +279,25 @@ impl Directory {
         }
     }
 
+    /// Opens it for what a descriptor that only stands for a path cannot do.
+    fn opened(&self) -> Result<OwnedFd, Error> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        openat2(&self.fd, ".", flags, Mode::empty(), ResolveFlags::NO_SYMLINKS).at("opening", &self.path)
+    }
+
     fn open_file(&self, name: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
         openat2(&self.fd, name, flags | OFlags::NOFOLLOW, mode, ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS)
     }
+}
+
+/// Form of a file that is written.
+struct Form {
+    /// Instead of 0600.
+    mode: Option<Mode>,
+    /// Instead of this user.
+    owner: Option<(Uid, Gid)>,
+    /// It is on disk when the write returns.
+    synced: bool,
 }
 
 fn untrusted<T>(path: &Path, why: impl Into<String>) -> Result<T, Error> {
@@ -111,8 +306,9 @@ fn untrusted<T>(path: &Path, why: impl Into<String>) -> Result<T, Error> {
 
 /// The error for what could not be opened.
 fn link_or(errno: Errno, doing: &'static str, path: &Path) -> Error {
+    let why = "it is a symbolic link: name the directory or file that it leads to";
     match errno {
-        Errno::LOOP => Error::Untrusted { path: path.to_owned(), why: "it is a symbolic link".into() },
+        Errno::LOOP => Error::Untrusted { path: path.to_owned(), why: why.into() },
         _ => Error::Io { doing, path: path.to_owned(), source: errno.into() },
     }
 }
@@ -123,36 +319,48 @@ fn open_component(parent: impl AsFd, name: impl rustix::path::Arg) -> Result<Own
     openat2(parent, name, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
 }
 
-fn walk(path: &Path, makes: bool) -> Result<Directory, Error> {
+/// Opens a path component by component; with `made` it makes what is not there, the last directory with these permissions.
+fn walk(path: &Path, owner: Owner, made: Option<Mode>) -> Result<Directory, Error> {
     let absolute = std::path::absolute(path).at("looking for", path)?;
+    let mut names = Vec::new();
+    for component in absolute.components() {
+        match component {
+            Component::RootDir | Component::CurDir => {}
+            Component::Normal(name) => names.push(name),
+            Component::ParentDir | Component::Prefix(_) => return untrusted(&absolute, "it leads upwards"),
+        }
+    }
     let mut at = PathBuf::from("/");
     let mut fd = open_component(CWD, "/").at("opening", &at)?;
     let mut last = fstat(&fd).at("looking at", &at)?;
-    for component in absolute.components() {
-        let name = match component {
-            Component::RootDir | Component::CurDir => continue,
-            Component::Normal(name) => name,
-            Component::ParentDir | Component::Prefix(_) => return untrusted(&absolute, "it leads upwards"),
-        };
-        is_safe(&at, &last, true)?;
+    for (place, name) in names.iter().enumerate() {
+        is_safe(&at, &last, owner, true)?;
         at.push(name);
-        if makes {
-            match mkdirat(&fd, name, Mode::RWXU) {
-                Ok(()) | Err(Errno::EXIST) => {}
-                Err(error) => return Err(error).at("making", &at),
-            }
+        if let Some(mode) = made {
+            let mode = if place + 1 == names.len() { mode } else { READABLE_DIRECTORY };
+            make_component(&fd, name, mode).at("making", &at)?;
         }
-        fd = open_component(&fd, name).map_err(|errno| link_or(errno, "opening", &at))?;
+        fd = open_component(&fd, *name).map_err(|errno| link_or(errno, "opening", &at))?;
         last = fstat(&fd).at("looking at", &at)?;
     }
-    is_safe(&at, &last, false)?;
-    Ok(Directory { fd, path: at })
+    is_safe(&at, &last, owner, false)?;
+    Ok(Directory { fd, path: at, owner })
+}
+
+fn make_component(parent: &OwnedFd, name: &OsStr, mode: Mode) -> Result<(), Errno> {
+    match mkdirat(parent, name, mode) {
+        // the umask has no part in it; only its owner can rename it, also below a sticky directory
+        Ok(()) => chmodat(parent, name, mode, AtFlags::empty()),
+        Err(Errno::EXIST) => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 /// Refuses what another user can change; `passed`: a directory on the way to another one.
-fn is_safe(path: &Path, stat: &Stat, passed: bool) -> Result<(), Error> {
+fn is_safe(path: &Path, stat: &Stat, owner: Owner, passed: bool) -> Result<(), Error> {
     let user = rustix::process::geteuid().as_raw();
-    if stat.st_uid != 0 && stat.st_uid != user {
+    let is_trusted = stat.st_uid == 0 || (owner == Owner::RootOrCaller && stat.st_uid == user);
+    if !is_trusted {
         return untrusted(path, format!("it belongs to uid {}", stat.st_uid));
     }
     let mode = stat.st_mode & 0o7777;
@@ -166,7 +374,7 @@ fn is_safe(path: &Path, stat: &Stat, passed: bool) -> Result<(), Error> {
 mod tests {
     use super::*;
     use std::fs;
-    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 
     /// Reason why a directory is not used.
     fn why<T>(result: Result<T, Error>) -> String {
@@ -189,13 +397,94 @@ mod tests {
     fn what_is_made_is_for_its_owner_alone() {
         let dir = tempfile::tempdir().unwrap();
         let made = Directory::make(&dir.path().join("a/b")).unwrap();
-        assert_eq!((mode(made.path()), mode(&dir.path().join("a"))), (0o700, 0o700));
+        // what only leads to it is passed by others, whose things may lie beside it
+        assert_eq!((mode(made.path()), mode(&dir.path().join("a"))), (0o700, 0o755));
         let path = made.write("text", b"one").unwrap();
         made.write("text", b"two").unwrap();
         assert_eq!((mode(&path), fs::read(&path).unwrap()), (0o600, b"two".to_vec()));
         assert_eq!(fs::read_dir(made.path()).unwrap().count(), 1);
         assert_eq!(Directory::open(made.path()).unwrap().read("text", 3).unwrap(), b"two");
         assert!(why(made.read("text", 2)).contains("more than 2 bytes"));
+    }
+
+    #[test]
+    fn what_others_are_to_read_is_readable_whatever_the_umask() {
+        let dir = tempfile::tempdir().unwrap();
+        // one that is made by another command, with any umask
+        let made = Directory::make(&dir.path().join("own")).unwrap();
+        set(made.path(), 0o755);
+        made.close().unwrap();
+        assert_eq!(mode(made.path()), 0o700);
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let shown = Directory::make_readable(&dir.path().join("a/b")).unwrap();
+        let path = shown.write_readable("text", b"x").unwrap();
+        assert_eq!((mode(&dir.path().join("a")), mode(shown.path()), mode(&path)), (0o755, 0o755, 0o644));
+        assert_eq!(Directory::open_of_root(shown.path()).unwrap().read("text", 1).unwrap(), b"x");
+    }
+
+    #[test]
+    fn what_replaces_a_file_has_its_owner_and_mode() {
+        let dir = tempfile::tempdir().unwrap();
+        let made = Directory::make(&dir.path().join("own")).unwrap();
+        assert!(made.replace("text", b"x").unwrap_err().is_not_found());
+        let path = made.write("text", b"one").unwrap();
+        set(&path, 0o640);
+        let owner = if rustix::process::geteuid().is_root() { 4711 } else { fs::metadata(&path).unwrap().uid() };
+        chown(&path, Some(owner), None).unwrap();
+        // one that is planted where the half file goes is not followed
+        let outside = dir.path().join("outside");
+        fs::write(&outside, "stays").unwrap();
+        symlink(&outside, made.path().join(format!(".text.{}", std::process::id()))).unwrap();
+        made.replace("text", b"two").unwrap();
+        let found = fs::metadata(&path).unwrap();
+        assert_eq!((found.uid(), found.mode() & 0o7777, fs::read(&path).unwrap()), (owner, 0o640, b"two".to_vec()));
+        assert_eq!(fs::read(&outside).unwrap(), b"stays");
+        assert_eq!(made.names().unwrap(), ["text"]);
+        symlink(&outside, made.path().join("link")).unwrap();
+        assert!(why(made.replace("link", b"x")).contains("no regular file"));
+    }
+
+    #[test]
+    fn a_file_that_is_made_is_a_new_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let made = Directory::make(&dir.path().join("own")).unwrap();
+        let outside = dir.path().join("outside");
+        fs::write(&outside, "stays").unwrap();
+        symlink(&outside, made.path().join("dump")).unwrap();
+        made.create("dump").unwrap().write_all(b"secret").unwrap();
+        assert_eq!((mode(&made.path().join("dump")), made.read("dump", 6).unwrap()), (0o600, b"secret".to_vec()));
+        assert_eq!(fs::read(&outside).unwrap(), b"stays");
+        assert_eq!(made.kind("dump").unwrap(), FileType::RegularFile);
+        made.remove("dump").unwrap();
+        assert!(made.read("dump", 6).unwrap_err().is_not_found());
+    }
+
+    #[test]
+    fn what_is_not_there_yet_is_checked_as_far_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let shared = dir.path().join("shared");
+        fs::create_dir(&shared).unwrap();
+        set(&shared, 0o1777);
+        Directory::check(&shared.join("a/b")).unwrap();
+        assert!(!shared.join("a").exists());
+        set(&shared, 0o777);
+        assert!(why(Directory::check(&shared.join("a/b"))).contains("others can write"));
+    }
+
+    #[test]
+    fn where_root_decides_this_user_is_another_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let made = Directory::make(&dir.path().join("keys")).unwrap();
+        made.write("text", b"x").unwrap();
+        if rustix::process::geteuid().is_root() {
+            let keys = Directory::open_of_root(made.path()).unwrap();
+            chown(made.path().join("text"), Some(4711), None).unwrap();
+            assert!(why(keys.read("text", 10)).contains("uid 4711"));
+        } else {
+            assert!(why(Directory::open_of_root(made.path())).contains("belongs to uid"));
+        }
     }
 
     #[test]
