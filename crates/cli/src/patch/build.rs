@@ -1,7 +1,7 @@
 //! `stillpoint patch build`: build a live patch from source diffs.
 
 use super::building::{Integration, Workplace, hint, with_builder};
-use super::processes::ViewArg;
+use super::processes::{ViewArg, read_patch};
 use crate::output::{Failure, Output};
 use anyhow::Context;
 use serde::Serialize;
@@ -230,7 +230,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
 fn statement(args: &Args) -> anyhow::Result<Statement> {
     let mut earlier = Vec::new();
     for path in &args.earlier {
-        let bytes = std::fs::read(path).with_context(|| format!("patch file {}", path.display()))?;
+        let bytes = read_patch(path)?;
         earlier.push(decode(&bytes).with_context(|| format!("patch file {}", path.display()))?.patch);
     }
     let by_generations = matches!(args.view, ViewArg::Generation);

@@ -1,7 +1,7 @@
 //! `stillpoint patch enable`, `disable`, `enabled`: patches that are in force again whenever a service starts.
 
 use super::bases::{Missing, Stack};
-use super::enabled::{self, Enabled, Root};
+use super::enabled::{self, Enabled, Root, Stored};
 use super::processes::{Policy, Trust};
 use super::refresh::Request;
 use super::unit_file::{self, Service};
@@ -11,8 +11,13 @@ use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use stillpoint_host::file::read_regular;
 use stillpoint_host::systemd::ServiceName;
+use stillpoint_host::trusted::Directory;
 use stillpoint_patch_format::Patch;
+
+/// Bytes of a program whose build-id is read: a service's own user may have put it there.
+const PROGRAM_MAX: u64 = 2 << 30;
 
 /// Arguments of `stillpoint patch enable`.
 #[derive(clap::Args)]
@@ -79,8 +84,8 @@ struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    fn new(event: &'static str, unit: &'a ServiceName, file: &Path) -> Self {
-        let read = decode(file);
+    fn new(event: &'static str, unit: &'a ServiceName, stored: &Stored) -> Self {
+        let read = stored.patch();
         let (patch, error) = match &read {
             Ok(patch) => (Some(patch), None),
             Err(error) => (None, Some(format!("{error:#}"))),
@@ -89,7 +94,7 @@ impl<'a> Line<'a> {
             v: stillpoint_events::VERSION,
             event,
             unit: unit.as_str(),
-            file: file.display().to_string(),
+            file: stored.path.display().to_string(),
             patch: patch.map(|p| p.name.clone()),
             cves: patch.map(|p| p.cves.clone()).unwrap_or_default(),
             build_id: patch.map(|p| p.target.build_id.to_string()),
@@ -104,11 +109,6 @@ impl<'a> Line<'a> {
         let error = self.error.as_ref().map(|e| format!(": {e}")).unwrap_or_default();
         output.line(format_args!("{}: {} {name}{cves}{error}", self.unit, self.event));
     }
-}
-
-fn decode(file: &Path) -> anyhow::Result<Patch> {
-    let bytes = fs::read(file).with_context(|| file.display().to_string())?;
-    Ok(stillpoint_patch_format::decode(&bytes).with_context(|| file.display().to_string())?.patch)
 }
 
 /// Runs `stillpoint patch enable`.
@@ -126,25 +126,28 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
     };
     let text = unit_file::text(&service, &request).map_err(Failure::refused)?;
     let enabled = Enabled::of(&args.root, &unit);
-    let there = enabled.files().map_err(Failure::refused)?;
-    let mut stack = Stack::of(there.iter().filter_map(|file| Some(args.trust.read(file).ok()?.0.patch)));
+    let there = enabled.patches().map_err(Failure::refused)?;
+    let in_force = |stored: &Stored| Some(args.trust.check(&stored.bytes, &stored.path).ok()?.0.patch);
+    let mut stack = Stack::of(there.iter().filter_map(in_force));
     let mut new = Vec::new();
-    for file in &args.files {
-        let (signed, _) = args.trust.read(file).map_err(Failure::refused)?;
-        check_program(&args.root, &service, &signed.patch).map_err(Failure::refused)?;
-        let bytes = fs::read(file).map_err(Failure::refused)?;
-        let known = there.iter().any(|path| fs::read(path).is_ok_and(|other| other == bytes));
-        let taken = there.iter().find(|path| decode(path).is_ok_and(|patch| patch.name == signed.patch.name));
+    for path in &args.files {
+        // once: when it is stored, another file may lie there than the one whose signature was checked
+        let file = Stored::read(path).map_err(Failure::refused)?;
+        let (signed, _) = args.trust.check(&file.bytes, path).map_err(Failure::refused)?;
+        let patch = signed.patch;
+        check_program(&args.root, &service, &patch).map_err(Failure::refused)?;
+        let known = there.iter().any(|stored| stored.bytes == file.bytes);
+        let taken = there.iter().find(|stored| stored.patch().is_ok_and(|other| other.name == patch.name));
         match (known, taken) {
-            (true, _) => output.line(format_args!("{unit}: {} is enabled already", signed.patch.name)),
-            (false, Some(path)) => {
-                let name = &signed.patch.name;
-                let error = anyhow::anyhow!("another patch of the name {name} is enabled: {}", path.display());
+            (true, _) => output.line(format_args!("{unit}: {} is enabled already", patch.name)),
+            (false, Some(stored)) => {
+                let (name, path) = (&patch.name, stored.path.display());
+                let error = anyhow::anyhow!("another patch of the name {name} is enabled: {path}");
                 return Err(Failure::refused(error).hint(format!("stillpoint patch disable {name} --unit {unit}")));
             }
             (false, None) => {
-                new.push((signed.patch.name.clone(), bytes));
-                stack.push(signed.patch).map_err(|missing| base_first(&args, &unit, file, missing))?;
+                stack.push(patch.clone()).map_err(|missing| base_first(&args, &unit, (path, &patch), &missing))?;
+                new.push((patch.name, file.bytes));
             }
         }
     }
@@ -157,20 +160,20 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
         ));
     }
     let drop_in = unit_file::drop_in(&args.root, &unit);
+    Directory::check(drop_in.parent().unwrap_or(&drop_in)).map_err(Failure::refused)?;
     if args.dry_run {
         new.iter().for_each(|(name, _)| output.line(format_args!("{unit}: would enable {name}")));
         output.lines(format_args!("{}:\n{text}", drop_in.display()));
         return Ok(());
     }
     let write = || -> anyhow::Result<()> {
-        for (name, bytes) in &new {
-            Line::new("enabled", &unit, &enabled.add(name, bytes)?).show(output);
+        for (name, bytes) in new {
+            let path = enabled.add(&name, &bytes)?;
+            Line::new("enabled", &unit, &Stored { path, bytes }).show(output);
         }
         if fs::read_to_string(&drop_in).is_ok_and(|there| there == text) {
             return Ok(());
         }
-        enabled::make_directory(drop_in.parent().context("a drop-in lies in a directory")?)
-            .with_context(|| drop_in.display().to_string())?;
         enabled::write(&drop_in, text.as_bytes())?;
         reload(&args.root, output);
         Ok(())
@@ -179,12 +182,9 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
 }
 
 /// Refuses a patch whose base would not be in force at a start, and names what to enable first.
-fn base_first(args: &EnableArgs, unit: &ServiceName, file: &Path, missing: Missing) -> Failure {
-    let above = decode(file);
-    let brings = |other: &&PathBuf| match (decode(other), &above) {
-        (Ok(below), Ok(above)) => missing.is_brought_by(&below, above),
-        _ => false,
-    };
+fn base_first(args: &EnableArgs, unit: &ServiceName, (file, above): (&Path, &Patch), missing: &Missing) -> Failure {
+    let read = |other: &PathBuf| Stored::read(other).and_then(|other| other.patch());
+    let brings = |other: &&PathBuf| read(other).is_ok_and(|below| missing.is_brought_by(&below, above));
     let hint = match args.files.iter().find(brings) {
         Some(base) => format!("stillpoint patch enable {} {} --unit {unit}", base.display(), file.display()),
         None => {
@@ -228,9 +228,9 @@ fn check_program(root: &Root, service: &Service, patch: &Patch) -> anyhow::Resul
 
 fn build_id(path: &Path) -> anyhow::Result<Option<Vec<u8>>> {
     use object::Object;
-    let bytes = match fs::read(path) {
+    let bytes = match read_regular(path, PROGRAM_MAX) {
         // Said by the service itself, when it starts.
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.is_not_found() => return Ok(None),
         bytes => bytes?,
     };
     // A script starts something else: nothing can be said about that.
@@ -253,12 +253,12 @@ pub(crate) fn disable(args: DisableArgs, output: &Output) -> Result<(), Failure>
         None => Enabled::units(&args.root).map_err(Failure::refused)?,
     };
     let wanted =
-        |file: &PathBuf| args.names.is_empty() || decode(file).is_ok_and(|patch| args.names.contains(&patch.name));
+        |stored: &Stored| args.names.is_empty() || stored.patch().is_ok_and(|patch| args.names.contains(&patch.name));
     let mut plan = Vec::new();
     for unit in &units {
         let enabled = Enabled::of(&args.root, unit);
-        let (go, stay): (Vec<PathBuf>, Vec<PathBuf>) =
-            enabled.files().map_err(Failure::refused)?.into_iter().partition(wanted);
+        let (go, stay): (Vec<Stored>, Vec<Stored>) =
+            enabled.patches().map_err(Failure::refused)?.into_iter().partition(wanted);
         if let Some(missing) = stranded(&go, &stay) {
             let hint = format!("stillpoint patch disable {} {} --unit {unit}", missing.patch, args.names.join(" "));
             return Err(Failure::refused(anyhow::anyhow!("{unit}: {missing} then")).hint(hint));
@@ -286,12 +286,12 @@ pub(crate) fn disable(args: DisableArgs, output: &Output) -> Result<(), Failure>
 }
 
 /// The first base that a patch which stays loses with those that go.
-fn stranded(go: &[PathBuf], stay: &[PathBuf]) -> Option<Missing> {
-    let mut all: Vec<&PathBuf> = go.iter().chain(stay).collect();
+fn stranded(go: &[Stored], stay: &[Stored]) -> Option<Missing> {
+    let mut all: Vec<&Stored> = go.iter().chain(stay).collect();
     all.sort();
-    let before = Stack::of(all.into_iter().filter_map(|file| decode(file).ok()));
+    let before = Stack::of(all.into_iter().filter_map(|stored| stored.patch().ok()));
     let mut after = Stack::default();
-    let mut missing = stay.iter().filter_map(|file| after.push(decode(file).ok()?).err());
+    let mut missing = stay.iter().filter_map(|stored| after.push(stored.patch().ok()?).err());
     missing.find(|missing| before.holds(&missing.patch))
 }
 
@@ -314,8 +314,8 @@ pub(crate) fn list(args: ListArgs, output: &Output) -> Result<(), Failure> {
         None => Enabled::units(&args.root).map_err(Failure::refused)?,
     };
     for unit in &units {
-        let files = Enabled::of(&args.root, unit).files().map_err(Failure::refused)?;
-        files.iter().for_each(|file| Line::new("enabled", unit, file).show(output));
+        let patches = Enabled::of(&args.root, unit).patches().map_err(Failure::refused)?;
+        patches.iter().for_each(|stored| Line::new("enabled", unit, stored).show(output));
     }
     Ok(())
 }

@@ -5,14 +5,13 @@
 //! /etc/systemd/system/redis-server.service.d/90-stillpoint.conf
 //! ```
 
-use super::exec::patch_files;
-use super::processes::owned_by_root;
+use super::processes::{PATCH_MAX, read_patch};
 use anyhow::Context;
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use stillpoint_host::systemd::ServiceName;
-use stillpoint_patch_builder::{Readable, write_whole};
+use stillpoint_host::trusted::Directory;
+use stillpoint_patch_format::Patch;
 
 /// Below which directory everything lies.
 #[derive(Debug, Clone, clap::Args)]
@@ -36,6 +35,45 @@ impl Root {
 
 const STORE: &str = "/var/lib/stillpoint/enabled";
 
+/// A patch file that was read: what is checked of it is what is used of it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Stored {
+    pub(crate) path: PathBuf,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Stored {
+    /// Reads a file that any user may own.
+    ///
+    /// # Errors
+    /// It is no regular file, is larger than a patch can be, or cannot be read.
+    pub(crate) fn read(path: &Path) -> anyhow::Result<Stored> {
+        Ok(Stored { path: path.to_owned(), bytes: read_patch(path)? })
+    }
+
+    /// Reads the `*.patch` files of a directory that root alone can change, in the order of their names.
+    ///
+    /// # Errors
+    /// Another user can change the directory or one of the files, or one cannot be read.
+    pub(crate) fn all_in(directory: &Directory) -> anyhow::Result<Vec<Stored>> {
+        let names = directory.names()?.into_iter().filter(|name| name.ends_with(".patch"));
+        let read = |name: String| {
+            let bytes = directory.read(&name, PATCH_MAX)?;
+            Ok(Stored { path: directory.path().join(name), bytes })
+        };
+        names.map(read).collect()
+    }
+
+    /// The patch, whoever signed it.
+    ///
+    /// # Errors
+    /// It is no patch.
+    pub(crate) fn patch(&self) -> anyhow::Result<Patch> {
+        let decoded = stillpoint_patch_format::decode(&self.bytes);
+        Ok(decoded.with_context(|| self.path.display().to_string())?.patch)
+    }
+}
+
 /// The directory of one unit's patches.
 #[derive(Debug)]
 pub(crate) struct Enabled {
@@ -50,43 +88,40 @@ impl Enabled {
 
     /// Every unit that has a directory.
     pub(crate) fn units(root: &Root) -> anyhow::Result<Vec<ServiceName>> {
-        let store = root.at(STORE);
-        let entries = match fs::read_dir(&store) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries.with_context(|| store.display().to_string())?,
-        };
-        let name = |entry: fs::DirEntry| ServiceName::complete(&entry.file_name().to_string_lossy()).ok();
-        let mut names: Vec<ServiceName> = entries.flatten().filter_map(name).collect();
+        let Some(store) = opened(&root.at(STORE))? else { return Ok(Vec::new()) };
+        let mut names: Vec<ServiceName> =
+            store.names()?.iter().filter_map(|name| ServiceName::complete(name).ok()).collect();
         names.sort();
         Ok(names)
     }
 
-    /// The patch files in the order in which they are applied; refused when others than root could have put them there.
-    pub(crate) fn files(&self) -> anyhow::Result<Vec<PathBuf>> {
-        if !self.directory.exists() {
-            return Ok(Vec::new());
-        }
-        owned_by_root(&self.directory)?;
-        let files = patch_files(&self.directory)?;
-        files.iter().try_for_each(|file| owned_by_root(file))?;
-        Ok(files)
+    /// The patches in the order in which they are applied.
+    ///
+    /// # Errors
+    /// Others than root can change the directory or one of its files, or one cannot be read.
+    pub(crate) fn patches(&self) -> anyhow::Result<Vec<Stored>> {
+        opened(&self.directory)?.map_or(Ok(Vec::new()), |directory| Stored::all_in(&directory))
     }
 
-    /// Adds a patch behind the others.
+    /// Adds a patch behind the others; returns its path.
+    ///
+    /// # Errors
+    /// Others than root can change the directory, or the file cannot be written.
     pub(crate) fn add(&self, name: &str, bytes: &[u8]) -> anyhow::Result<PathBuf> {
-        let at = || self.directory.display().to_string();
-        make_directory(&self.directory).with_context(at)?;
-        owned_by_root(&self.directory)?;
-        let last = self.files()?.iter().filter_map(|file| number(file)).max().unwrap_or(0);
-        let path = self.directory.join(format!("{:04}-{}.patch", last + 1, file_name(name)));
-        write(&path, bytes)?;
-        Ok(path)
+        let directory = Directory::make_readable(&self.directory)?;
+        let last = directory.names()?.iter().filter_map(|name| number(name)).max().unwrap_or(0);
+        Ok(directory.write_readable(&format!("{:04}-{}.patch", last + 1, file_name(name)), bytes)?)
     }
 
-    /// Removes one of its files, and the directory with the last.
-    pub(crate) fn remove(&self, file: &Path) -> anyhow::Result<()> {
-        fs::remove_file(file).with_context(|| file.display().to_string())?;
-        if patch_files(&self.directory)?.is_empty() {
+    /// Removes one of its patches, and the directory with the last.
+    ///
+    /// # Errors
+    /// Others than root can change the directory, or the file cannot be removed.
+    pub(crate) fn remove(&self, stored: &Stored) -> anyhow::Result<()> {
+        let directory = Directory::open_of_root(&self.directory)?;
+        let name = stored.path.file_name().and_then(|name| name.to_str()).context("a patch file has a name")?;
+        directory.remove(name)?;
+        if !directory.names()?.iter().any(|name| name.ends_with(".patch")) {
             // Something else that lies there is somebody else's.
             let _ = fs::remove_dir(&self.directory);
         }
@@ -94,28 +129,32 @@ impl Enabled {
     }
 }
 
-fn number(file: &Path) -> Option<u32> {
-    file.file_name()?.to_str()?.split_once('-')?.0.parse().ok()
+/// A directory of root's, if it is there.
+fn opened(path: &Path) -> anyhow::Result<Option<Directory>> {
+    match Directory::open_of_root(path) {
+        Err(error) if error.is_not_found() => Ok(None),
+        opened => Ok(Some(opened?)),
+    }
+}
+
+/// The number that a patch's file name begins with.
+fn number(name: &str) -> Option<u32> {
+    name.strip_suffix(".patch")?.split_once('-')?.0.parse().ok()
 }
 
 fn file_name(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.+".contains(c) { c } else { '_' }).collect()
 }
 
-/// A directory that a service's own user can read, whatever the mask.
-pub(crate) fn make_directory(path: &Path) -> std::io::Result<()> {
-    if path.is_dir() {
-        return Ok(());
-    }
-    path.parent().map_or(Ok(()), make_directory)?;
-    fs::create_dir(path)?;
-    fs::set_permissions(path, Permissions::from_mode(0o755))
-}
-
-/// Writes a file that appears whole or not at all, and that a service's own user can read.
+/// Writes a file that appears whole or not at all, in a directory that root alone can change. A service's own user can read both.
+///
+/// # Errors
+/// Others than root can change the directory, or the file cannot be written.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    write_whole(path, bytes, Readable::ByOthers)?;
-    fs::set_permissions(path, Permissions::from_mode(0o644)).with_context(|| path.display().to_string())
+    let directory = path.parent().context("a file lies in a directory")?;
+    let name = path.file_name().and_then(|name| name.to_str()).context("a file has a name")?;
+    Directory::make_readable(directory)?.write_readable(name, bytes)?;
+    Ok(())
 }
 
 #[cfg(test)]
@@ -126,15 +165,17 @@ mod tests {
     fn patches_keep_the_order_in_which_they_were_added() {
         let directory = std::env::temp_dir().join(format!("stillpoint-enabled-{}", std::process::id()));
         let enabled = Enabled { directory: directory.clone() };
-        assert_eq!(enabled.files().unwrap(), Vec::<PathBuf>::new());
+        let names = || enabled.patches().unwrap().into_iter().map(|stored| stored.path).collect::<Vec<_>>();
+        assert_eq!(names(), Vec::<PathBuf>::new());
         let first = enabled.add("zz/z", b"1").unwrap();
         let second = enabled.add("aa", b"2").unwrap();
         assert!(first.ends_with("0001-zz_z.patch") && second.ends_with("0002-aa.patch"));
-        enabled.remove(&first).unwrap();
+        let remove = |path: &PathBuf| enabled.remove(&Stored::read(path).unwrap()).unwrap();
+        remove(&first);
         let third = enabled.add("bb", b"3").unwrap();
-        assert_eq!(enabled.files().unwrap(), [second.clone(), third.clone()]);
-        enabled.remove(&second).unwrap();
-        enabled.remove(&third).unwrap();
+        assert_eq!(names(), [second.clone(), third.clone()]);
+        remove(&second);
+        remove(&third);
         assert!(!directory.exists());
     }
 }

@@ -4,18 +4,18 @@
 //! point meanwhile (see `stillpoint_patch_tracee::launch`). All that is said goes to standard error: standard output is
 //! the program's.
 
-use super::enabled::{Enabled, Root};
+use super::enabled::{Enabled, Root, Stored};
 use super::exec_helper::Executables;
-use super::processes::{Trust, duration, owned_by_root};
+use super::processes::{Trust, duration};
 use super::refresh;
 use crate::output::{Failure, Output};
-use anyhow::Context;
 use std::ffi::OsString;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use stillpoint_host::systemd::ServiceName;
+use stillpoint_host::trusted::Directory;
 use stillpoint_patch_engine::{self as engine, Landing, Options, Outcome, Quiescence};
 use stillpoint_patch_format::Signed;
 use stillpoint_patch_tracee::launch::{self, Gate, Launch, Program, Reached, Side, Waiting};
@@ -117,7 +117,7 @@ fn read(args: &Args) -> Result<Patches, Failure> {
     let mut files = Vec::new();
     if let Some(unit) = &args.unit {
         let unit = ServiceName::parse(unit).map_err(anyhow::Error::new);
-        match unit.and_then(|unit| Enabled::of(&args.root, &unit).files()) {
+        match unit.and_then(|unit| Enabled::of(&args.root, &unit).patches()) {
             Ok(enabled) => files.extend(enabled),
             Err(error) => drop(error)?,
         }
@@ -129,7 +129,7 @@ fn read(args: &Args) -> Result<Patches, Failure> {
         }
     }
     for file in files {
-        match args.trust.read(&file) {
+        match args.trust.check(&file.bytes, &file.path) {
             Ok(read) => patches.push(read),
             Err(error) => drop(error)?,
         }
@@ -137,26 +137,8 @@ fn read(args: &Args) -> Result<Patches, Failure> {
     Ok(patches)
 }
 
-fn expand(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    if !path.is_dir() {
-        return Ok(vec![path.to_owned()]);
-    }
-    owned_by_root(path)?;
-    patch_files(path)
-}
-
-/// The `*.patch` files of a directory, in the order of their names.
-pub(super) fn patch_files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let at = || directory.display().to_string();
-    let mut files = Vec::new();
-    for entry in std::fs::read_dir(directory).with_context(at)? {
-        let path = entry.with_context(at)?.path();
-        if path.extension().is_some_and(|e| e == "patch") {
-            files.push(path);
-        }
-    }
-    files.sort();
-    Ok(files)
+fn expand(path: &Path) -> anyhow::Result<Vec<Stored>> {
+    if path.is_dir() { Stored::all_in(&Directory::open_of_root(path)?) } else { Ok(vec![Stored::read(path)?]) }
 }
 
 /// Splits the helper off; returns in the process that is to become the program.

@@ -104,8 +104,8 @@ impl Wanted {
         // the stricter of the two
         let trust = if args.trust.policy == Policy::Signed { &args.trust } else { &recorded.trust };
         let mut patches = Patches::new();
-        for file in Enabled::of(&args.root, unit).files()? {
-            match trust.read(&file) {
+        for file in Enabled::of(&args.root, unit).patches()? {
+            match trust.check(&file.bytes, &file.path) {
                 Ok(read) => patches.push(read),
                 // The program's own process names it, and refuses where it must.
                 Err(error) => tell(format_args!("warning: {unit}: dropped: {error:#}")),

@@ -3,14 +3,13 @@
 use crate::output::{Exit, Failure, Output};
 use anyhow::Context;
 use std::collections::BTreeSet;
-use std::fs;
-use std::io::Read;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 use stillpoint_events::Event;
+use stillpoint_host::file::read_regular;
 use stillpoint_host::systemd::ControlGroup;
+use stillpoint_host::trusted::Directory;
 use stillpoint_patch_engine::{self as engine, Landing, Quiescence, ThreadView};
 use stillpoint_patch_format::{PublicKey, Signed};
 use stillpoint_patch_tracee::Pid;
@@ -190,15 +189,18 @@ pub(crate) struct Trust {
     /// Whom patches are accepted from.
     #[arg(long, value_enum, default_value = "any")]
     pub(crate) policy: Policy,
-    /// Directory of trusted public keys, owned by root and writable by nobody else.
+    /// Directory of trusted public keys, which root alone can change, as all directories above it; no symbolic links.
     #[arg(long, value_name = "DIR", default_value = "/etc/stillpoint/keys")]
     pub(crate) keys: PathBuf,
 }
 
 impl Trust {
-    /// Reads one patch file; with it the key that signed it, verified, where the policy asks for one.
-    pub(crate) fn read(&self, path: &Path) -> anyhow::Result<(Signed, Option<String>)> {
-        self.read_with(self.trusted_keys()?.as_deref(), path)
+    /// Decodes what was read of a patch file; with it the key that signed it, verified, where the policy asks for one.
+    ///
+    /// # Errors
+    /// It is no patch, or is not signed as the policy asks.
+    pub(crate) fn check(&self, bytes: &[u8], path: &Path) -> anyhow::Result<(Signed, Option<String>)> {
+        check_with(self.trusted_keys()?.as_deref(), bytes, path)
     }
 
     fn trusted_keys(&self) -> anyhow::Result<Option<Vec<PublicKey>>> {
@@ -207,14 +209,13 @@ impl Trust {
             Policy::Any => Ok(None),
         }
     }
+}
 
-    fn read_with(&self, keys: Option<&[PublicKey]>, path: &Path) -> anyhow::Result<(Signed, Option<String>)> {
-        let at = || path.display().to_string();
-        let bytes = read_limited(path).with_context(at)?;
-        let signed = stillpoint_patch_format::decode(&bytes).with_context(at)?;
-        let signer = keys.map(|keys| signed.verify(keys).with_context(at)).transpose()?.map(|key| key.to_string());
-        Ok((signed, signer))
-    }
+fn check_with(keys: Option<&[PublicKey]>, bytes: &[u8], path: &Path) -> anyhow::Result<(Signed, Option<String>)> {
+    let at = || path.display().to_string();
+    let signed = stillpoint_patch_format::decode(bytes).with_context(at)?;
+    let signer = keys.map(|keys| signed.verify(keys).with_context(at)).transpose()?.map(|key| key.to_string());
+    Ok((signed, signer))
 }
 
 /// Patch files and who may have made them.
@@ -231,44 +232,35 @@ impl Files {
     /// Reads all of them; with each, the key that signed it, verified.
     pub(crate) fn read(&self) -> Result<Vec<(Signed, Option<String>)>, Failure> {
         let keys = self.trust.trusted_keys().map_err(Failure::refused)?;
-        let one = |path: &PathBuf| self.trust.read_with(keys.as_deref(), path).map_err(Failure::refused);
-        self.files.iter().map(one).collect()
+        let one = |path: &PathBuf| check_with(keys.as_deref(), &read_patch(path)?, path);
+        self.files.iter().map(|path| one(path).map_err(Failure::refused)).collect()
     }
 }
 
-/// No patch file is larger: what claims to be is not read at all.
-const FILE_MAX: u64 = 300 << 20;
+/// Bytes of a patch file: what is larger is not read.
+pub(crate) const PATCH_MAX: u64 = 300 << 20;
+/// Bytes of a public key's file.
+const KEY_MAX: u64 = 4 << 10;
 
-fn read_limited(path: &Path) -> anyhow::Result<Vec<u8>> {
-    let file = fs::File::open(path)?;
-    let metadata = file.metadata()?;
-    anyhow::ensure!(metadata.is_file(), "not a regular file");
-    anyhow::ensure!(metadata.len() <= FILE_MAX, "{} bytes are more than any patch file has", metadata.len());
-    let mut bytes = Vec::with_capacity(metadata.len() as usize);
-    file.take(FILE_MAX).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// Refuses a file or directory that others than root could have put there or changed.
-pub(crate) fn owned_by_root(path: &Path) -> anyhow::Result<()> {
-    let metadata = fs::metadata(path)?;
-    anyhow::ensure!(metadata.uid() == 0, "{} does not belong to root", path.display());
-    anyhow::ensure!(metadata.mode() & 0o022 == 0, "{} is writable by others than root", path.display());
-    Ok(())
+/// Reads a patch file once, whoever owns it. Its signature tells whether it is believed.
+///
+/// # Errors
+/// It is no regular file, is larger than a patch can be, or cannot be read.
+pub(crate) fn read_patch(path: &Path) -> anyhow::Result<Vec<u8>> {
+    Ok(read_regular(path, PATCH_MAX)?)
 }
 
 fn trusted(directory: &Path) -> anyhow::Result<Vec<PublicKey>> {
     let at = || format!("key directory {}", directory.display());
-    owned_by_root(directory).with_context(at)?;
+    let opened = Directory::open_of_root(directory).with_context(at)?;
     let mut keys = Vec::new();
-    for entry in fs::read_dir(directory).with_context(at)? {
-        let path = entry.with_context(at)?.path();
-        if path.extension().is_none_or(|e| e != "pub") {
+    for name in opened.names().with_context(at)? {
+        if Path::new(&name).extension().is_none_or(|e| e != "pub") {
             continue;
         }
-        owned_by_root(&path)?;
-        let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        keys.push(PublicKey::parse(&text).with_context(|| path.display().to_string())?);
+        let at = || directory.join(&name).display().to_string();
+        let text = String::from_utf8(opened.read(&name, KEY_MAX)?).with_context(at)?;
+        keys.push(PublicKey::parse(&text).with_context(at)?);
     }
     anyhow::ensure!(!keys.is_empty(), "{} holds no *.pub file", at());
     Ok(keys)

@@ -158,8 +158,6 @@ fn refresh(args: &Args, unit: &ServiceName, output: &Output) -> anyhow::Result<b
         output.line(format_args!("{unit}: {change}\n{}:\n{text}", to.display()));
         return Ok(true);
     }
-    enabled::make_directory(to.parent().context("a drop-in lies in a directory")?)
-        .with_context(|| to.display().to_string())?;
     enabled::write(&to, text.as_bytes())?;
     output.line(format_args!("{unit}: {change}: made {} again", to.display()));
     Ok(true)

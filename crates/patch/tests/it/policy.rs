@@ -1,7 +1,8 @@
 //! `--policy signed`: only patches of a key that root trusts are accepted, and a refusal touches nothing.
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use stillpoint_patch_tests::cli::Stillpoint;
 use stillpoint_patch_tests::victim::{Phase, Program, Victim, apply, assert_refused, revert};
@@ -71,4 +72,42 @@ fn only_patches_of_a_trusted_key_are_accepted() {
     revert(victim.pid()).succeed();
     victim.assert_settled(1);
     victim.assert_pristine();
+}
+
+/// Keys decide what root takes: another user has no part in where they lie, and no file there holds the tool or fills its memory.
+#[test]
+fn keys_are_read_where_root_alone_decides() {
+    let program = Program::build("storm");
+    let ours = key(&program.dir().join("ours"));
+    let mut victim = program.start(&["idle"]);
+    let path = program.dir().join("signed.patch");
+    program.builder(2, &path).arg("--sign").arg(&ours.secret).succeed();
+    let above = program.dir().join("above");
+    let (keys, link) = (above.join("keys"), program.dir().join("link"));
+    symlink(&keys, &link).expect("make a link");
+    let fresh = || {
+        let _ = fs::remove_dir_all(&above);
+        fs::create_dir_all(&keys).expect("make the key directory");
+        fs::copy(&ours.public, keys.join("ours.pub")).expect("trust the key");
+    };
+    let other = keys.join("other.pub");
+    fresh();
+    refused(&path, &mut victim, &link, "symbolic link");
+    symlink(&ours.public, &other).expect("make a link");
+    refused(&path, &mut victim, &keys, "symbolic link");
+    fresh();
+    mknodat(CWD, &other, FileType::Fifo, Mode::RUSR, 0).expect("make a FIFO");
+    refused(&path, &mut victim, &keys, "no regular file");
+    fresh();
+    File::create(&other).and_then(|file| file.set_len(60 << 30)).expect("make a sparse file");
+    refused(&path, &mut victim, &keys, "more than");
+    for foreign in [keys.join("ours.pub"), keys.clone(), above.clone()] {
+        fresh();
+        chown(&foreign, Some(65534), None).expect("give it away");
+        refused(&path, &mut victim, &keys, "belongs to uid 65534");
+    }
+    fresh();
+    victim.announce(Phase::Over(1, 2));
+    signed(&path, &victim, &keys).succeed();
+    victim.assert_settled(2);
 }

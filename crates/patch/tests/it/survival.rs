@@ -1,10 +1,11 @@
 //! Patches that survive a restart: programs that are patched before their first instruction, units that start that way.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use stillpoint_patch_tests::cli::{Stillpoint, binary};
 use stillpoint_patch_tests::control_group::ControlGroup;
@@ -13,6 +14,7 @@ use stillpoint_patch_tests::server::{Guarded, Server};
 use stillpoint_patch_tests::shipped::older;
 use stillpoint_patch_tests::victim::{Kind, Program, apply, assert_refused, residue, soak, status};
 use stillpoint_patch_tests::{effects, skip, wait};
+use stillpoint_testing::long::rounds;
 use tempfile::TempDir;
 
 /// `stillpoint patch exec --patches PATCHES... OPTIONS... --`
@@ -105,7 +107,7 @@ fn several_patches_are_applied_in_order_and_a_directory_in_the_order_of_names() 
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777)).expect("chmod");
     let output = run_with(&mut exec(&[directory.path()], &[]), program.elf());
     assert_eq!(version(&output), 1);
-    assert!(text(&output.stderr).contains("writable by others than root"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("others can write to it"), "{}", text(&output.stderr));
 }
 
 #[track_caller]
@@ -575,6 +577,103 @@ fn what_cannot_be_enabled_is_refused_by_name() {
     let signed = below(&root, &["enable", "--unit", "sp-test", "--policy", "signed"]);
     assert_refused(&signed.arg("--keys").arg(root.path()).arg(&patch).run(), "key directory");
     assert!(!root.path().join("var").exists() && !root.path().join("etc").exists(), "something was written");
+}
+
+/// The file is another one at each look, as its owner may have it.
+#[test]
+fn what_is_enabled_is_what_was_verified() {
+    let program = Program::build("heritage");
+    let unsigned = program.patch(2);
+    let keys = TempDir::with_prefix("stillpoint-keys-").expect("make a directory");
+    Stillpoint::new().args(["patch", "key", "generate", "--output"]).arg(keys.path()).succeed();
+    let secret = fs::read_dir(keys.path()).expect("list").flatten().map(|entry| entry.path());
+    let secret = secret.into_iter().find(|path| path.extension().is_some_and(|e| e == "key")).expect("a key");
+    let signed = program.dir().join("signed.patch");
+    program.builder(2, &signed).arg("--sign").arg(&secret).succeed();
+    let verified = fs::read(&signed).expect("the patch");
+    let (raced, next) = (program.dir().join("raced.patch"), program.dir().join("next.patch"));
+    fs::copy(&signed, &raced).expect("copy");
+    let over = AtomicBool::new(false);
+    let mut enabled = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for from in [&unsigned, &signed].into_iter().cycle() {
+                if over.load(Ordering::Relaxed) {
+                    break;
+                }
+                fs::hard_link(from, &next).and_then(|()| fs::rename(&next, &raced)).expect("exchange the file");
+            }
+        });
+        let ends = Ended(&over);
+        for round in 0..rounds(20, 300) {
+            let root = root_with_unit("sp-test.service", &format!("ExecStart={}", program.elf().display()));
+            let call = below(&root, &["enable", "--unit", "sp-test", "--policy", "signed"]);
+            let run = call.arg("--keys").arg(keys.path()).arg(&raced).run();
+            let store = root.path().join("var/lib/stillpoint/enabled/sp-test.service");
+            let stored = fs::read_dir(store).into_iter().flatten().map(|entry| entry.expect("an entry").path());
+            let stored: Vec<Vec<u8>> = stored.map(|path| fs::read(path).expect("read it")).collect();
+            match run.code {
+                Some(0) => assert!(stored.len() == 1 && stored[0] == verified, "round {round}: an unsigned one: {run}"),
+                Some(3) => assert!(stored.is_empty() && run.stderr.contains("not signed"), "round {round}: {run}"),
+                _ => panic!("round {round}: {run}"),
+            }
+            enabled += usize::from(run.code == Some(0));
+        }
+        drop(ends);
+    });
+    println!("{enabled} were enabled");
+}
+
+/// Ends a thread when the test ends, however that is.
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What lies there runs in the service, as whoever it runs as.
+#[test]
+fn patches_are_enabled_where_root_alone_decides() {
+    let program = Program::build("heritage");
+    let patch = program.patch(2);
+    let root = root_with_unit("sp-test.service", &format!("ExecStart={}", program.elf().display()));
+    let enable = || below(&root, &["enable", "--unit", "sp-test"]).arg(&patch);
+    let state = root.path().join("var/lib/stillpoint");
+    let (store, elsewhere) = (state.join("enabled/sp-test.service"), root.path().join("elsewhere"));
+    let units = root.path().join("etc/systemd/system/sp-test.service.d");
+    fs::create_dir(&elsewhere).expect("make a directory");
+    for planted in [&store, &state.join("enabled"), &state, &units] {
+        let _ = fs::remove_dir_all(planted);
+        fs::create_dir_all(planted.parent().expect("a directory")).expect("make directories");
+        symlink(&elsewhere, planted).expect("make a link");
+        assert_refused(&enable().run(), "symbolic link");
+        fs::remove_file(planted).expect("remove the link");
+        fs::create_dir(planted).expect("make a directory");
+        chown(planted, Some(65534), None).expect("give it away");
+        assert_refused(&enable().run(), "belongs to uid 65534");
+        fs::remove_dir_all(planted).expect("remove it");
+    }
+    assert_eq!(fs::read_dir(&elsewhere).expect("list it").count(), 0, "something was written");
+    enable().succeed();
+    let stored = store.join("0001-heritage-1-2.patch");
+    let place = root.path().display().to_string();
+    let options = ["--unit", "sp-test", "--root", &place, "--helper", "/nonexistent"];
+    let read = || run_with(&mut exec(&[], &options), program.elf());
+    assert_eq!(version(&read()), 2);
+    // and so does what is read at a start
+    let there = fs::read(&stored).expect("read it");
+    chown(&stored, Some(65534), None).expect("give it away");
+    let output = read();
+    assert_eq!(version(&output), 1);
+    assert!(text(&output.stderr).contains("dropped: ") && text(&output.stderr).contains("uid 65534"));
+    fs::remove_file(&stored).expect("remove it");
+    fs::write(elsewhere.join("x.patch"), there).expect("write it");
+    symlink(elsewhere.join("x.patch"), &stored).expect("make a link");
+    let output = read();
+    assert_eq!(version(&output), 1);
+    assert!(text(&output.stderr).contains("symbolic link"), "{}", text(&output.stderr));
 }
 
 /// A service's processes are found by its control group; systemd makes it, here the test does.
