@@ -154,6 +154,9 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// Another user can change where files of a migration lie, or the proxy's configuration.
+    #[error(transparent)]
+    Host(#[from] stillpoint_host::Error),
     /// A journal tells of another database than the one whose name its file has.
     #[error("journal {path} is of database {database:?}, not of {wanted:?}")]
     ForeignJournal {
@@ -205,6 +208,7 @@ impl Error {
             | Error::DefinedSince(_)
             | Error::ServedElsewhere { .. }
             | Error::ForeignJournal { .. }
+            | Error::Host(stillpoint_host::Error::Untrusted { .. })
             | Error::WrongPhase(_)
             | Error::Proxy(_)
             | Error::ProxyGone(_) => true,

@@ -8,12 +8,15 @@ use rustix::process::{Pid, Signal};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use stillpoint_host::trusted::Directory;
 
+/// Bytes of a file beside the journals, or of one of them: definitions of very many tables are some.
+const FILE_MAX: u64 = 1 << 30;
 /// How the file beside a journal ends that tells of definitions.
 const DEFINITIONS: &str = "definitions";
 /// What is older tells of a copy that ended without a word.
@@ -239,10 +242,8 @@ pub struct Copying {
 
 /// Tells others how far a copy is. What cannot be told is left out: nothing depends on it.
 pub(crate) fn tell_copying(state: &Path, database: &str, number: usize, copying: &Copying) {
-    let Ok(path) = copying_of(state, database, number) else { return };
-    let new = path.with_extension(format!("copying-{}-new", number + 1));
-    let written = serde_json::to_vec(copying).map_err(io::Error::from).and_then(|text| fs::write(&new, text));
-    let _ = written.and_then(|()| fs::rename(&new, &path));
+    let (Ok(path), Ok(text)) = (copying_of(state, database, number), serde_json::to_vec(copying)) else { return };
+    let _ = Directory::of_file(&path).and_then(|(directory, name)| directory.write(name, &text));
 }
 
 /// A copy has ended.
@@ -310,28 +311,24 @@ pub(crate) fn definitions(state: &Path, database: &str) -> Result<Option<Definit
 
 fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Error> {
     let wrong = |source| Error::Journal { path: path.into(), source };
-    match fs::read(path) {
+    match Directory::of_file(path).and_then(|(directory, name)| directory.read(name, FILE_MAX)) {
         Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| wrong(error.into())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(wrong(error)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 
 /// Reads all journals of a directory without taking them.
 pub(crate) fn all(state: &Path) -> Result<Vec<Record>, Error> {
-    let wrong = |path: &Path, source| Error::Journal { path: path.into(), source };
-    let entries = match fs::read_dir(state) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(wrong(state, error)),
+    let directory = match Directory::open(state) {
+        Err(error) if error.is_not_found() => return Ok(Vec::new()),
+        opened => opened?,
     };
     let mut records = Vec::new();
-    for entry in entries {
-        let path = entry.map_err(|error| wrong(state, error))?.path();
-        if path.extension().is_some_and(|extension| extension == "json") {
-            let bytes = fs::read(&path).map_err(|error| wrong(&path, error))?;
-            records.push(serde_json::from_slice(&bytes).map_err(|error| wrong(&path, error.into()))?);
-        }
+    for name in directory.names()?.into_iter().filter(|name| name.ends_with(".json")) {
+        let wrong = |source| Error::Journal { path: state.join(&name), source };
+        let bytes = directory.read(&name, FILE_MAX)?;
+        records.push(serde_json::from_slice(&bytes).map_err(|error| wrong(error.into()))?);
     }
     Ok(records)
 }
@@ -367,7 +364,7 @@ fn try_lock(state: &Path, database: &str, patience: Duration) -> Result<Option<(
 
 fn lock_beside(state: &Path, path: &Path, patience: Duration) -> Result<Option<File>, Error> {
     let wrong = |source| Error::Journal { path: path.into(), source };
-    fs::create_dir_all(state).map_err(wrong)?;
+    Directory::make(state)?;
     let held = path.with_extension("lock");
     let mut options = OpenOptions::new();
     let lock = options.write(true).create(true).truncate(false).mode(0o600).open(&held).map_err(wrong)?;
@@ -544,6 +541,18 @@ impl Journal {
         }
     }
 
+    /// Makes the file for them, which no other user may read: definitions hold passwords of foreign servers, and `pg_dump` would
+    /// make it as the umask says.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub(crate) fn make_dump(&self, number: usize) -> Result<PathBuf, Error> {
+        let path = self.dump_of(number);
+        let (directory, name) = Directory::of_file(&path)?;
+        directory.create(name)?;
+        Ok(path)
+    }
+
     /// The migration is over: nothing of it is left.
     pub(crate) fn end(self) -> Result<(), Error> {
         for number in std::iter::once(self.record.number).chain(self.record.others.iter().map(|other| other.number)) {
@@ -637,6 +646,55 @@ mod tests {
         assert_eq!(copying(dir.path(), "a/b", 1), None, "whoever told it has died");
         forget_copying(dir.path(), "a/b", 1);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_lies_beside_a_journal_is_for_its_owner_alone() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        let journal = Journal::begin(&state, record()).unwrap();
+        tell_copying(&state, "a/b", 0, &Copying { bytes: 1, bytes_total: 2, bytes_per_s: 3, estimate_s: None });
+        // one that an earlier version made for all to read, and one that leads elsewhere
+        let outside = dir.path().join("outside");
+        fs::write(&outside, "stays").unwrap();
+        fs::write(journal.dump_of(0), "old").unwrap();
+        symlink(&outside, journal.dump_of(1)).unwrap();
+        let mode = |path: &Path| fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777;
+        for number in [0, 1] {
+            // as pg_dump does
+            fs::write(journal.make_dump(number).unwrap(), "new").unwrap();
+            assert_eq!(
+                (mode(&journal.dump_of(number)), fs::read(journal.dump_of(number)).unwrap()),
+                (0o600, b"new".into())
+            );
+        }
+        assert_eq!(fs::read(&outside).unwrap(), b"stays");
+        assert_eq!(mode(&state), 0o700);
+        for entry in fs::read_dir(&state).unwrap() {
+            let path = entry.unwrap().path();
+            assert_eq!(mode(&path), 0o600, "{}", path.display());
+        }
+    }
+
+    #[test]
+    fn a_directory_that_another_user_can_change_holds_no_journal() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let dir = tempfile::tempdir().unwrap();
+        let (state, link) = (dir.path().join("state"), dir.path().join("link"));
+        drop(Journal::begin(&state, record()).unwrap());
+        symlink("state", &link).unwrap();
+        fs::set_permissions(&state, PermissionsExt::from_mode(0o777)).unwrap();
+        for (at, why) in [(&state, "others can write to it"), (&link, "symbolic link")] {
+            for refused in [
+                peek(at, "a/b").unwrap_err(),
+                all(at).unwrap_err(),
+                Journal::open(at, "a/b").unwrap_err(),
+                Journal::begin(at, record()).unwrap_err(),
+            ] {
+                assert!(refused.is_refusal() && refused.to_string().contains(why), "{refused}");
+            }
+        }
     }
 
     #[test]

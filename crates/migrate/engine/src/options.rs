@@ -180,6 +180,9 @@ impl Failure {
             (Error::ForeignJournal { .. }, _) => {
                 "end the migration of the database that it is of, or give --state another directory"
             }
+            (Error::Host(_), _) => {
+                "--state with a directory that only you and root can change, as /var/lib/stillpoint/migrate"
+            }
             (Error::WrongPhase(_), _) => "`stillpoint migrate status`",
             (_, State::OnTarget) => "`stillpoint migrate status`, then `fallback` or `finish`",
             _ => "mend what is named, and run it again",

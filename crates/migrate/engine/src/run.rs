@@ -356,7 +356,7 @@ async fn create(
     let mut clients = clients.filter(|clients| clients.any());
     // Indexes cannot be held back as rows can.
     let gently = clients.is_some() && options.source.shares_machine_with(&options.target);
-    let dump = journal.lock().dump_of(number);
+    let dump = journal.lock().make_dump(number)?;
     let major = major(&options.target).await?;
     definitions::dump(&options.source, major, &snapshotted.snapshot, &dump).await?;
     journal.lock().reached(number, Phase::Copying)?;

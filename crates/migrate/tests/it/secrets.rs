@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use stillpoint_migrate_testbed::{Cluster, available, until};
@@ -141,6 +142,19 @@ impl Told<'_> {
         self.end(begun, 0)
     }
 
+    /// Checks that no other user can read what a migration keeps on disk: definitions hold passwords of foreign servers.
+    fn assert_private(&self) {
+        let state = self.stage.path("told/state");
+        let mode = |path: &Path| std::fs::metadata(path).expect("look at a file").permissions().mode() & 0o7777;
+        assert_eq!(mode(&state), 0o700);
+        let mut names = Vec::new();
+        look(&state, &mut |path| {
+            assert_eq!(mode(path), 0o600, "{}", path.display());
+            names.extend(path.extension().map(|kind| kind.to_string_lossy().into_owned()));
+        });
+        assert!(names.iter().any(|kind| kind == "dump"), "{names:?}");
+    }
+
     /// Looks for what must not be said in everything that is there now.
     fn search(&self, secrets: &[String]) {
         let mut found = Vec::new();
@@ -206,6 +220,7 @@ fn no_secret_is_told_or_written_down() {
 
     // The target refuses a row that comes after the snapshot.
     let failing = told.stuck();
+    told.assert_private();
     stage.target.sql("shop", &format!("INSERT INTO kept VALUES ('{VALUE}-twice', '')"));
     clients[0].say(&format!("INSERT INTO kept VALUES ('{VALUE}-twice', '{VALUE}');"));
     until("its row", || (stage.source.sql("shop", "SELECT count(*) FROM kept") == "4").then_some(()));

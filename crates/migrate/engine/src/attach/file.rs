@@ -2,10 +2,9 @@
 //! as its owner wrote it.
 
 use crate::{Error, Server};
-use std::fs::{self, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, chown};
+use std::fs;
 use std::path::{Path, PathBuf};
+use stillpoint_host::trusted::Directory;
 use stillpoint_migrate_proxy::{Config, ServerTls};
 
 /// A configuration as it stands in its file.
@@ -21,7 +20,9 @@ fn unusable(path: &Path, why: impl ToString) -> Error {
 }
 
 impl File {
+    /// Reads it from a directory that it can be written to: another user who can change that could lead the write elsewhere.
     pub(super) fn read(path: &Path) -> Result<File, Error> {
+        Directory::of_file(path).map_err(|error| unusable(path, error))?;
         let text = fs::read_to_string(path).map_err(|error| unusable(path, error))?;
         let config = Config::parse(&text).map_err(|error| unusable(path, error))?;
         Ok(File { path: path.into(), text, config })
@@ -85,20 +86,10 @@ impl File {
     }
 
     fn replace(&self, text: &str) -> Result<(), Error> {
-        let write = || {
-            let was = fs::metadata(&self.path)?;
-            let mut name = self.path.as_os_str().to_owned();
-            name.push(".new");
-            let new = PathBuf::from(name);
-            let mut file =
-                OpenOptions::new().write(true).create(true).truncate(true).mode(was.mode() & 0o777).open(&new)?;
-            // Its reader may be another user than we are.
-            chown(&new, Some(was.uid()), Some(was.gid()))?;
-            file.write_all(text.as_bytes())?;
-            file.sync_all()?;
-            fs::rename(&new, &self.path)
-        };
-        write().map_err(|error: std::io::Error| unusable(&self.path, error))
+        // Its reader may be another user than we are.
+        let replaced =
+            Directory::of_file(&self.path).and_then(|(directory, name)| directory.replace(name, text.as_bytes()));
+        replaced.map(drop).map_err(|error| unusable(&self.path, error))
     }
 }
 
@@ -144,6 +135,30 @@ mod tests {
         assert!(extended.text.starts_with("# ours\n") && extended.config.tenants.len() == 3);
         file.restore().unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), PLAIN);
+    }
+
+    /// The proxy's own user may have its configuration, and not have root write where that user likes.
+    #[test]
+    fn a_file_that_another_user_can_lead_elsewhere_is_not_changed() {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+        let dir = tempfile::tempdir().unwrap();
+        let file = file(dir.path(), PLAIN);
+        let path = dir.path().join("proxy.toml");
+        fs::set_permissions(&path, PermissionsExt::from_mode(0o640)).unwrap();
+        let outside = dir.path().join("outside");
+        fs::write(&outside, "stays").unwrap();
+        for planted in ["proxy.toml.new".to_owned(), format!(".proxy.toml.{}", std::process::id())] {
+            symlink(&outside, dir.path().join(planted)).unwrap();
+        }
+        file.extend("# more\n").unwrap();
+        assert_eq!(
+            (fs::read(&outside).unwrap(), fs::metadata(&path).unwrap().mode() & 0o777),
+            (b"stays".into(), 0o640)
+        );
+        fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
+        for refused in [File::read(&path).unwrap_err(), file.restore().unwrap_err()] {
+            assert!(refused.to_string().contains("others can write"), "{refused}");
+        }
     }
 
     #[test]
