@@ -5,6 +5,7 @@ use super::{check, failure};
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
+use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_engine::{CheckpointOptions, Form, Pass, check_end, checkpoint};
 
 /// Arguments of `stillpoint kernel checkpoint`.
@@ -12,7 +13,8 @@ use stillpoint_kernel_engine::{CheckpointOptions, Form, Pass, check_end, checkpo
 pub(crate) struct Args {
     #[command(flatten)]
     program: Program,
-    /// Directory of the image; made if it is not there. On tmpfs or XFS its files are sparse, elsewhere dense.
+    /// Directory of the image, for instance /run/stillpoint/NAME; made if it is not there. Only you and root may be able to
+    /// change it and what leads to it. On tmpfs or XFS its files are sparse, elsewhere dense.
     #[arg(long, value_name = "DIR")]
     image: PathBuf,
     #[command(flatten)]
@@ -67,6 +69,7 @@ impl PassLine {
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let (pid, criu) = (args.program.root()?, args.criu.criu());
     if args.dry_run {
+        Directory::check(&args.image).map_err(|error| failure(error.into(), "nothing was touched"))?;
         let report = stillpoint_kernel_engine::check(pid, &criu).map_err(|e| failure(e, "nothing was touched"))?;
         check::show(&report, output);
         report.accepted().map_err(Failure::refused)?;

@@ -84,6 +84,7 @@ fn failure(error: Error, state: &str) -> Failure {
         Error::Occupied(_) => Some("another --image, or stillpoint kernel discard --image DIR"),
         Error::Unsealed(_) => Some("stillpoint kernel checkpoint --image DIR"),
         Error::Failed { .. } => Some("the logs of criu in the image's directory"),
+        Error::Host(_) => Some("a directory that only you and root can change, for instance below /run/stillpoint"),
         _ => None,
     };
     let failure = match error.is_refusal() {

@@ -246,7 +246,7 @@ pub(crate) fn through_page_server<T>(
 ) -> Result<Served<T>, Error> {
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
         .doing("make a socket for pages")?;
-    let mut worker = options.criu.worker(&[theirs.as_fd()])?;
+    let mut worker = options.criu.private_worker(&[theirs.as_fd()])?;
     worker.spare();
     // while criu starts
     let held = Held::tree(options.pid);

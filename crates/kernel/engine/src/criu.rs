@@ -3,14 +3,16 @@
 use crate::Error;
 use crate::error::At;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::Mode;
 use rustix::io::{Errno, FdFlags};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+use rustix::process::umask;
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use stillpoint_kernel_criu::rpc::{Answer, Features, Request, RequestType, Version};
 
 /// The oldest version that is driven: 4.1 restores memory lazily on the kernels that matter.
@@ -104,6 +106,20 @@ impl Criu {
         }
         let child = child.map_err(|error| self.wrong(&error.to_string()))?;
         Ok(Worker { socket: ours, child, died: false })
+    }
+
+    /// The same for one that makes images: no other user can read what it makes.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub(crate) fn private_worker(&self, inherited: &[BorrowedFd<'_>]) -> Result<Worker, Error> {
+        // the umask is the process's, in which several checkpoints may begin at the same time
+        static UMASK: Mutex<()> = Mutex::new(());
+        let _one_at_a_time = UMASK.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = umask(Mode::RWXG | Mode::RWXO);
+        let worker = self.worker(inherited);
+        umask(before);
+        worker
     }
 
     fn wrong(&self, why: &str) -> Error {

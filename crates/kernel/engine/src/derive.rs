@@ -2,8 +2,9 @@
 //! is ever trusted.
 
 use crate::error::At;
+use crate::store::is_derived;
 use crate::{Error, Image};
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, symlink};
 use std::path::Path;
 use stillpoint_kernel_criu::page_server::{Form, PE_LAZY, PE_PRESENT};
@@ -20,7 +21,14 @@ pub enum Restore {
 }
 
 /// Puts what criu reads into the image's directory.
+///
+/// # Errors
+/// A file cannot be made, or a page is damaged.
 pub(crate) fn for_criu(image: &Image, restore: Restore, form: Form) -> Result<(), Error> {
+    // what an earlier restore made, or came with the image
+    for name in image.directory().names()?.iter().filter(|name| is_derived(name)) {
+        image.directory().remove(name)?;
+    }
     for (number, recorded) in (1u32..).zip(&image.index().memories) {
         let pagemap = match recorded.object {
             Object::Task(pid) => format!("pagemap-{pid}.img"),
@@ -31,7 +39,6 @@ pub(crate) fn for_criu(image: &Image, restore: Restore, form: Form) -> Result<()
         let bytes = encode(form, number, gaps.unwrap_or(Gaps::Closed), ranges);
         write(&image.dir().join(pagemap), &bytes)?;
         let path = image.dir().join(format!("pages-{number}.img"));
-        let _ = fs::remove_file(&path);
         match gaps {
             Some(_) => symlink(recorded.object.file_name(), &path).at("link", &path)?,
             None => copy(image, recorded, restore, &path)?,
@@ -91,7 +98,6 @@ fn copy(image: &Image, recorded: &Recorded, restore: Restore, path: &Path) -> Re
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    let _ = fs::remove_file(path);
     let mut options = OpenOptions::new();
     let file = options.write(true).create_new(true).mode(0o600).open(path).at("make", path)?;
     file.write_all_at(bytes, 0).at("write", path)

@@ -29,6 +29,9 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// Another user can change an image, the state of a switch, or where they lie.
+    #[error(transparent)]
+    Host(#[from] stillpoint_host::Error),
     /// There is a checkpoint where a new one should go.
     #[error("{0} holds a checkpoint already")]
     Occupied(PathBuf),
@@ -130,6 +133,7 @@ impl Error {
                 | Error::NoProcess(_)
                 | Error::Refused(_)
                 | Error::Criu { .. }
+                | Error::Host(stillpoint_host::Error::Untrusted { .. })
         )
     }
 }

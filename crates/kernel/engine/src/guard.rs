@@ -8,9 +8,12 @@ use crate::error::At;
 use crate::netlink::{ACK, DONE, DUMP, ERROR, REQUEST, attributes, messages, put, put_attribute, u32_at};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with};
-use std::fs;
 use std::path::Path;
+use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_criu::image::run_id;
+
+/// Bytes of a file in which a run of criu's is named.
+const FILE_MAX: u64 = 256 << 20;
 
 /// `NFNL_SUBSYS_NFTABLES`.
 const NFTABLES: u16 = 10;
@@ -84,8 +87,10 @@ pub(crate) fn lift(dir: &Path) -> Result<Option<String>, Error> {
 
 /// The runs of criu that dumped into a directory: by its log, and by what it says of itself in the image.
 fn runs(dir: &Path) -> Vec<String> {
-    let log = fs::read(dir.join(crate::checkpoint::DUMP_LOG)).unwrap_or_default();
-    let inventory = fs::read(dir.join("inventory.img")).unwrap_or_default();
+    // in another user's directory the run may be any
+    let Ok(directory) = Directory::open(dir) else { return Vec::new() };
+    let log = directory.read(crate::checkpoint::DUMP_LOG, FILE_MAX).unwrap_or_default();
+    let inventory = directory.read("inventory.img", FILE_MAX).unwrap_or_default();
     let logged: Vec<String> = runs_in(&String::from_utf8_lossy(&log)).map(ToOwned::to_owned).collect();
     logged.into_iter().chain(run_id(&inventory).ok().flatten()).collect()
 }

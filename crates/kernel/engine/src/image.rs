@@ -2,14 +2,15 @@
 
 use crate::Error;
 use crate::error::At;
-use crate::store::{SEAL, digest};
-use rustix::fs::{Advice, fadvise};
+use crate::store::{SEAL, digest, is_ours_or_passing};
+use rustix::fs::{Advice, FileType, fadvise};
 use std::fs::File;
 use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_foam::{Extent, HEADER, Index, Object, PAGE, PRESENT, Recorded, sum};
 
 /// Bytes that are verified at a time.
@@ -20,6 +21,7 @@ const PART: u64 = 1 << 20;
 #[derive(Debug)]
 pub struct Image {
     dir: PathBuf,
+    directory: Directory,
     index: Index,
     files: Vec<File>,
     seal: File,
@@ -28,13 +30,16 @@ pub struct Image {
 }
 
 impl Image {
-    /// Opens a sealed one.
+    /// Opens a sealed one. What is restored runs with the rights that the image says: whoever can write to it is root.
+    ///
+    /// # Errors
+    /// There is none, another user can change it, or its index is damaged.
     pub fn open(dir: &Path) -> Result<Self, Error> {
         let path = dir.join(SEAL);
-        let seal = match File::open(&path) {
-            Ok(seal) => seal,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(Error::Unsealed(dir.to_owned())),
-            Err(error) => return Err(error).at("open", &path),
+        let opened = Directory::open(dir).and_then(|directory| directory.file(SEAL).map(|seal| (directory, seal)));
+        let (directory, seal) = match opened {
+            Err(error) if error.is_not_found() => return Err(Error::Unsealed(dir.to_owned())),
+            opened => opened?,
         };
         let damaged = |why: String| Error::Damaged { path: path.clone(), why };
         let length = seal.metadata().at("look at", &path)?.len();
@@ -47,10 +52,7 @@ impl Image {
         if length != bytes + index.sums() {
             return Err(damaged(format!("the index is not followed by {} bytes of sums", index.sums())));
         }
-        let open = |recorded: &Recorded| {
-            let path = dir.join(recorded.object.file_name());
-            File::open(&path).at("open", path)
-        };
+        let open = |recorded: &Recorded| directory.file(&recorded.object.file_name());
         let files = index.memories.iter().map(open).collect::<Result<_, _>>()?;
         let mut begin = bytes;
         let unread = |recorded: &Recorded| {
@@ -59,7 +61,7 @@ impl Image {
             (at, (0..recorded.sums.len()).map(|_| OnceLock::new()).collect())
         };
         let sums = index.memories.iter().map(unread).collect();
-        Ok(Image { dir: dir.to_owned(), index, files, seal, sums })
+        Ok(Image { dir: dir.to_owned(), directory, index, files, seal, sums })
     }
 
     /// What it holds.
@@ -72,11 +74,32 @@ impl Image {
         &self.dir
     }
 
-    /// Compares criu's files with what they were when the checkpoint was sealed.
+    /// The directory, which no other user can change.
+    pub(crate) fn directory(&self) -> &Directory {
+        &self.directory
+    }
+
+    /// Compares criu's files with what they were when the checkpoint was sealed. One more would be read by criu as well.
+    ///
+    /// # Errors
+    /// One differs, is gone, was not there, or can be changed by another user.
     pub fn verify_beside(&self) -> Result<(), Error> {
+        let is_listed = |name: &String| self.index.beside.iter().any(|file| file.name == *name);
+        for name in self.directory.names()?.iter().filter(|name| !is_ours_or_passing(name) && !is_listed(name)) {
+            match self.directory.kind(name) {
+                // a daemon's
+                Ok(FileType::Socket) => {}
+                Err(error) if error.is_not_found() => {}
+                Ok(_) => {
+                    let why = "it is no part of what was sealed".into();
+                    return Err(Error::Damaged { path: self.dir.join(name), why });
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
         for file in &self.index.beside {
             let path = self.dir.join(&file.name);
-            let (bytes, found) = digest(&path)?;
+            let (bytes, found) = digest(self.directory.file(&file.name)?, &path)?;
             if (bytes, found) != (file.bytes, file.digest) {
                 let why = format!("{bytes} bytes that are not the {} bytes it was sealed with", file.bytes);
                 return Err(Error::Damaged { path, why });

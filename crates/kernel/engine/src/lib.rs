@@ -5,8 +5,9 @@
 //! older than they seem); let the lazy-pages daemon ([`serve`]) run in a process of its own with one thread.
 //!
 //! **Guaranteed:** [`check`] touches nothing. A [`checkpoint`] that fails lets the processes run on as they were: they end
-//! only when the image has been sealed on disk. A [`restore`] refuses what is not as it was sealed, what was made on another
-//! machine or a newer kernel, and what is running already. While memory still comes, no page is ever wrong: a daemon that is
+//! only when the image has been sealed on disk. An image is made, and used, only where no other user can change it.
+//! A [`restore`] refuses what is not as it was sealed, what was made on another machine or a newer kernel, and what is running
+//! already. While memory still comes, no page is ever wrong: a daemon that is
 //! killed is replaced, threads wait for it, and if pages cannot be brought any more the processes are killed before they
 //! could read zeros. Pages that a process gives up stay given up.
 //!
@@ -22,7 +23,7 @@
 //! # fn main() -> Result<(), stillpoint_kernel_engine::Error> {
 //! let options = CheckpointOptions {
 //!     pid: 4121,
-//!     image: "/dev/shm/redis".into(),
+//!     image: "/run/stillpoint/redis".into(),
 //!     criu: Criu::new("criu"),
 //!     leave_running: false,
 //!     form: None,

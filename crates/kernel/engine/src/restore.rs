@@ -27,6 +27,8 @@ use stillpoint_kernel_foam::{Extent, Recorded};
 
 /// criu's log of a restore.
 pub(crate) const RESTORE_LOG: &str = "restore.log";
+/// Bytes of a file of criu's that is looked into.
+const FILE_MAX: u64 = 1 << 30;
 /// What the daemon says.
 const DAEMON_LOG: &str = "lazy-pages.log";
 /// Processes that a checkpoint has ended are heard of by their parents within this.
@@ -101,7 +103,7 @@ fn against(image: &Image, again: bool) -> Result<Vec<Finding>, Error> {
         refuse(format!("kernel {now} is older than {}, on which the image was made", origin.kernel));
     }
     let patience = Instant::now() + REAPED;
-    for process in processes(&read(image.dir(), "pstree.img")?)? {
+    for process in processes(&image.directory().read("pstree.img", FILE_MAX)?)? {
         for tid in process.threads {
             while has_ended(tid) && Instant::now() < patience {
                 std::thread::sleep(Duration::from_millis(5));
@@ -111,7 +113,7 @@ fn against(image: &Image, again: bool) -> Result<Vec<Finding>, Error> {
             }
         }
     }
-    let sockets = inet_sockets(&read(image.dir(), "files.img")?)?;
+    let sockets = inet_sockets(&image.directory().read("files.img", FILE_MAX)?)?;
     for port in sockets.iter().filter(|socket| socket.listens()).map(|socket| socket.src_port) {
         if listens(port) {
             refuse(format!("port {port}, on which the image listens, is in use"));
@@ -367,9 +369,4 @@ fn said(dir: &Path) -> String {
     let said = fs::read_to_string(dir.join(DAEMON_LOG)).unwrap_or_default();
     let error = said.lines().rev().find_map(|line| line.strip_prefix("error: lazy-pages daemon: "));
     error.or(said.lines().last()).unwrap_or("it did not say why").to_owned()
-}
-
-fn read(dir: &Path, name: &str) -> Result<Vec<u8>, Error> {
-    let path = dir.join(name);
-    fs::read(&path).at("read", path)
 }

@@ -12,6 +12,7 @@ use procfs::process::{Process, all_processes};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use stillpoint_host::trusted::Directory;
 
 /// Lines of a journal that are told.
 const LINES: usize = 8;
@@ -65,10 +66,12 @@ pub struct Status {
     pub journal: Vec<Line>,
 }
 
-/// The images whose memory is being brought, by whom.
+/// The images whose memory is being brought, by processes of root's or this user's: any process can look like one.
 pub fn filling() -> BTreeMap<PathBuf, Vec<i32>> {
     let mut images: BTreeMap<PathBuf, Vec<i32>> = BTreeMap::new();
-    for process in all_processes().into_iter().flatten().flatten() {
+    let user = rustix::process::geteuid().as_raw();
+    let is_ours = |process: &Process| process.uid().is_ok_and(|uid| uid == 0 || uid == user);
+    for process in all_processes().into_iter().flatten().flatten().filter(is_ours) {
         let Ok(arguments) = process.cmdline() else { continue };
         if let Some(image) = image_of(&arguments) {
             // as the daemon itself sees it: it may have been started elsewhere
@@ -89,7 +92,11 @@ fn image_of(arguments: &[String]) -> Option<&str> {
 }
 
 /// What is there of one image. Nothing is touched.
+///
+/// # Errors
+/// Another user can change the directory: nothing in it is read.
 pub fn status(dir: &Path) -> Result<Status, Error> {
+    Directory::check(dir)?;
     let whole = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let image = whole(dir);
     let daemons: Vec<i32> =
@@ -173,9 +180,9 @@ mod tests {
     fn a_daemon_is_known_by_its_arguments() {
         let of =
             |text: &str| image_of(&text.split(' ').map(ToOwned::to_owned).collect::<Vec<_>>()).map(ToOwned::to_owned);
-        let daemon = "/usr/bin/stillpoint kernel lazy-pages --fill-rate 512 /dev/shm/i /dev/shm/i/lazy-pages.socket";
-        assert_eq!(of(daemon).as_deref(), Some("/dev/shm/i"));
-        assert_eq!(of("stillpoint kernel restore --image /dev/shm/i"), None);
+        let daemon = "/usr/bin/stillpoint kernel lazy-pages --fill-rate 512 /run/stillpoint/i /run/stillpoint/i/lazy-pages.socket";
+        assert_eq!(of(daemon).as_deref(), Some("/run/stillpoint/i"));
+        assert_eq!(of("stillpoint kernel restore --image /run/stillpoint/i"), None);
         assert_eq!(of("less kernel lazy-pages.socket"), None);
     }
 

@@ -7,8 +7,9 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_foam::{Beside, Form, Index, Memory, Object, Origin, PAGE, Placement, Recorded, is_zero, sum};
 
 /// How the directories of criu's own passes begin.
@@ -46,17 +47,21 @@ struct Growing {
 }
 
 impl Store {
-    /// An empty one in `dir`, which is made if it is not there. `form` is found out where it is not given: sparse, if the
-    /// file system takes files as long as an address space.
+    /// An empty one in `dir`, which is made if it is not there, and closed to other users. `form` is found out where it is not
+    /// given: sparse, if the file system takes files as long as an address space.
+    ///
+    /// # Errors
+    /// Another user made the directory or can change it, or it holds something.
     pub(crate) fn create(dir: &Path, form: Option<Form>) -> Result<Self, Error> {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).at("make", dir)?;
-        if dir.join(SEAL).exists() {
+        let directory = Directory::make(dir)?;
+        let names = directory.names()?;
+        if names.iter().any(|name| name == SEAL) {
             return Err(Error::Occupied(dir.to_owned()));
         }
-        if let Some(entry) = fs::read_dir(dir).at("list", dir)?.next() {
-            let name = entry.at("list", dir)?.file_name();
+        if let Some(name) = names.first() {
             return Err(Error::Refused(vec![format!("{} is not empty: it holds {name:?}", dir.display())]));
         }
+        directory.close()?;
         let form = match form {
             Some(form) => form,
             None if takes_sparse(dir)? => Form::Sparse,
@@ -324,10 +329,14 @@ fn takes_sparse(dir: &Path) -> Result<bool, Error> {
     }
 }
 
-/// Names that are no part of a checkpoint: logs, sockets, what a restore makes anew.
-fn is_ours_or_passing(name: &str) -> bool {
-    let derived = name.starts_with("pagemap-") || name.starts_with("pages-");
-    name.starts_with("foam") || name.starts_with("stats-") || name.ends_with(".log") || derived
+/// Returns true for names that are no part of a checkpoint: logs, and files that a restore makes.
+pub(crate) fn is_ours_or_passing(name: &str) -> bool {
+    name.starts_with("foam") || name.starts_with("stats-") || name.ends_with(".log") || is_derived(name)
+}
+
+/// Returns true for names of files that a restore makes from the image for criu.
+pub(crate) fn is_derived(name: &str) -> bool {
+    name.starts_with("pagemap-") || name.starts_with("pages-")
 }
 
 fn beside(dir: &Path) -> Result<Vec<Beside>, Error> {
@@ -339,8 +348,9 @@ fn beside(dir: &Path) -> Result<Vec<Beside>, Error> {
             continue;
         }
         let path = entry.path();
-        File::open(&path).and_then(|file| file.sync_all()).at("write to disk", &path)?;
-        let (bytes, digest) = digest(&path)?;
+        let file = File::open(&path).at("open", &path)?;
+        file.sync_all().at("write to disk", &path)?;
+        let (bytes, digest) = digest(file, &path)?;
         files.push(Beside { name, bytes, digest });
     }
     files.sort_by(|a, b| a.name.cmp(&b.name));
@@ -348,8 +358,10 @@ fn beside(dir: &Path) -> Result<Vec<Beside>, Error> {
 }
 
 /// Length and SHA-256 of a file.
-pub(crate) fn digest(path: &Path) -> Result<(u64, [u8; 32]), Error> {
-    let mut file = File::open(path).at("open", path)?;
+///
+/// # Errors
+/// It cannot be read.
+pub(crate) fn digest(mut file: File, path: &Path) -> Result<(u64, [u8; 32]), Error> {
     let (mut hasher, mut buffer, mut bytes) = (Sha256::new(), vec![0; 1 << 16], 0);
     loop {
         match file.read(&mut buffer).at("read", path)? {

@@ -2,14 +2,13 @@
 //! would bring back a program that does not know what it wrote to them.
 
 use crate::Error;
-use crate::error::At;
 use crate::journal::now_s;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use stillpoint_host::trusted::Directory;
 
+/// Bytes of a mark.
+const MARK_MAX: u64 = 64 << 10;
 /// Begins like all that is no part of what the seal names.
 const NAME: &str = "foam.used";
 
@@ -24,11 +23,13 @@ pub struct Used {
 
 impl Used {
     /// The mark of an image, if there is one; one that cannot be read is one.
+    ///
+    /// # Errors
+    /// Another user can change the image.
     pub fn of(dir: &Path) -> Result<Option<Used>, Error> {
-        let path = dir.join(NAME);
-        match fs::read(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error).at("read", &path),
+        match Directory::open(dir).and_then(|directory| directory.read(NAME, MARK_MAX)) {
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error.into()),
             Ok(bytes) => {
                 let torn = |_| Used { at_s: 0, why: "its mark cannot be read".into() };
                 Ok(Some(serde_json::from_slice(&bytes).unwrap_or_else(torn)))
@@ -39,17 +40,16 @@ impl Used {
 
 /// Marks an image. The mark is on disk when this comes back.
 pub(crate) fn mark(dir: &Path, why: &str) -> Result<(), Error> {
-    let (path, used) = (dir.join(NAME), Used { at_s: now_s(), why: why.to_owned() });
+    let used = Used { at_s: now_s(), why: why.to_owned() };
     let text = serde_json::to_string(&used).map_err(|error| Error::Daemon(error.to_string()))?;
-    let mut file =
-        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path).at("make", &path)?;
-    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).at("write", &path)?;
-    File::open(dir).and_then(|dir| dir.sync_all()).at("write to disk", dir)
+    Directory::open(dir)?.write_synced(NAME, text.as_bytes())?;
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn a_mark_stays_and_a_torn_one_counts() {

@@ -6,14 +6,13 @@
 //! dropped it, waits to probe a window that he takes for closed (RFC 9293 3.8.6.1): an acknowledgement lets him send.
 
 use crate::Error;
-use crate::error::At;
 use crate::packet::{acknowledgement, unreachable};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, sendto, socket_with};
-use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
+use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_criu::tcp::{Connection, Progress, connections, progress};
 
 /// Each message takes one doubling back, and Linux counts up to fifteen of them (`net.ipv4.tcp_retries2`); one may be lost.
@@ -21,6 +20,9 @@ const TIMES: u32 = 16;
 const EVERY: Duration = Duration::from_millis(10);
 /// Acknowledgements come in so many of these rounds: three alike would say that something was lost.
 const ACKNOWLEDGED: [u32; 2] = [0, TIMES / 2];
+
+/// Bytes of a file of criu's about connections.
+const FILE_MAX: u64 = 1 << 30;
 
 /// What one end is told.
 struct Message {
@@ -74,10 +76,11 @@ fn raw(family: AddressFamily) -> rustix::io::Result<OwnedFd> {
 
 /// Messages for both ends of each connection of an image.
 fn collect(image: &Path, into: &mut Vec<Message>) -> Result<(), Error> {
-    let path = image.join("files.img");
-    for connection in connections(&fs::read(&path).at("read", path)?)? {
-        // one that nobody has accepted has no stream
-        let Ok(stream) = fs::read(image.join(format!("tcp-stream-{:x}.img", connection.ino))) else { continue };
+    let directory = Directory::open(image)?;
+    for connection in connections(&directory.read("files.img", FILE_MAX)?)? {
+        // one that no process has accepted has no stream
+        let name = format!("tcp-stream-{:x}.img", connection.ino);
+        let Ok(stream) = directory.read(&name, FILE_MAX) else { continue };
         match progress(&stream) {
             Ok(at) => into.extend(messages(&connection, &at)),
             Err(error) => tracing::warn!("{} is not told: {error}", connection.peer),

@@ -1,11 +1,12 @@
 //! How far the memory of an image has come, in a file beside it that is replaced as a whole.
 
 use serde::{Deserialize, Serialize};
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use stillpoint_host::trusted::Directory;
 
+/// Bytes of the file.
+const FILE_MAX: u64 = 64 << 10;
 const NAME: &str = "foam.fill";
 const EVERY: Duration = Duration::from_millis(200);
 
@@ -59,11 +60,9 @@ impl Report {
     /// What cannot be written is only not known: memory comes all the same.
     pub(super) fn write(&mut self, fill: &Fill) {
         self.last = Some(Instant::now());
-        let new = self.path.with_extension("fill.new");
         let text = serde_json::to_string(fill).unwrap_or_default();
-        let written = fs::write(&new, text)
-            .and_then(|()| fs::set_permissions(&new, PermissionsExt::from_mode(0o600)))
-            .and_then(|()| fs::rename(&new, &self.path));
+        let written =
+            Directory::of_file(&self.path).and_then(|(directory, name)| directory.write(name, text.as_bytes()));
         if let Err(error) = written {
             tracing::debug!("{}: {error}", self.path.display());
         }
@@ -79,7 +78,8 @@ pub(super) fn failed(dir: &Path) {
 
 /// What a daemon said last.
 pub(crate) fn read(dir: &Path) -> Option<Fill> {
-    fs::read(dir.join(NAME)).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok())
+    let bytes = Directory::open(dir).and_then(|directory| directory.read(NAME, FILE_MAX)).ok()?;
+    serde_json::from_slice(&bytes).ok()
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use crate::Error;
 use crate::error::At;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_handover::{DEVICE, Device, Session, keep, memory, take};
 
 /// The kernels know it by this name.
@@ -138,7 +138,7 @@ impl Handover {
 
     fn mount(&self, device: &Device) -> Result<(), Error> {
         device.fill().at("prepare", &device.path)?;
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.at).at("make", &self.at)?;
+        Directory::make(&self.at)?;
         let arguments = ["-t", KIND, "-o", OPTIONS, &device.path.to_string_lossy(), &self.at.to_string_lossy()];
         run("mount what the images lie in", "mount", &arguments, None).map(|_| ())
     }

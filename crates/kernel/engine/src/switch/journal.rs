@@ -9,13 +9,15 @@ use crate::error::At;
 use crate::{Directory, Error};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
+use stillpoint_host::trusted;
 
 const NAME: &str = "journal.json";
+const LOCK: &str = "lock";
+/// Bytes of a journal.
+const JOURNAL_MAX: u64 = 64 << 20;
 /// The old kernel is the last that can restore: what fails there for a reason that may not last is tried so often.
 const TRIES: usize = 2;
 
@@ -233,43 +235,35 @@ impl Journal {
 
     /// The lock of whoever writes it; none where another one has it.
     pub(super) fn lock(state: &Path) -> Result<Option<File>, Error> {
-        let path = state.join("lock");
-        // a switch that was killed may have left a disk that cannot be written
-        let lock = File::open(&path).or_else(|_| {
-            fs::DirBuilder::new().recursive(true).mode(0o700).create(state)?;
-            OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path)
-        });
-        let lock = lock.at("open", &path)?;
+        // only what is not there is made: a switch that was killed may have left a disk that cannot be written
+        let lock = trusted::Directory::make(state)?.lock_file(LOCK)?;
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Some(lock)),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(error).at("lock", path),
+            Err(error) => Err(error).at("lock", state.join(LOCK)),
         }
     }
 
     /// Reads it, if there is one.
+    ///
+    /// # Errors
+    /// Another user can change it: it names images that are restored, and commands that are run. Or it is damaged.
     pub fn read(state: &Path) -> Result<Option<Journal>, Error> {
-        let path = state.join(NAME);
-        let bytes = match fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error).at("read", path),
+        let bytes = match trusted::Directory::open(state).and_then(|directory| directory.read(NAME, JOURNAL_MAX)) {
+            Err(error) if error.is_not_found() => return Ok(None),
+            bytes => bytes?,
         };
-        serde_json::from_slice(&bytes).map(Some).map_err(|error| Error::Damaged { path, why: error.to_string() })
+        let damaged = |why: String| Error::Damaged { path: state.join(NAME), why };
+        serde_json::from_slice(&bytes).map(Some).map_err(|error| damaged(error.to_string()))
     }
 
     /// Writes it whole: after a crash there is the old one or the new one.
     pub fn write(&self) -> Result<(), Error> {
         let state = &self.config.state;
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(state).at("make", state)?;
-        let (path, new) = (state.join(NAME), state.join("journal.new"));
-        let bytes = serde_json::to_vec_pretty(self)
-            .map_err(|error| Error::Damaged { path: path.clone(), why: error.to_string() })?;
-        let mut options = OpenOptions::new();
-        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new).at("make", &new)?;
-        file.write_all(&bytes).and_then(|()| file.sync_all()).at("write", &new)?;
-        fs::rename(&new, &path).at("name", &path)?;
-        File::open(state).and_then(|dir| dir.sync_all()).at("write to disk", state)
+        let damaged = |why: String| Error::Damaged { path: state.join(NAME), why };
+        let bytes = serde_json::to_vec_pretty(self).map_err(|error| damaged(error.to_string()))?;
+        trusted::Directory::make(state)?.write_synced(NAME, &bytes)?;
+        Ok(())
     }
 
     /// Goes on to the next state; on disk when this comes back.
@@ -330,6 +324,7 @@ impl Unit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn journal(state: State, begun_on: &[&str]) -> Journal {
         let begun_on = begun_on.iter().map(ToString::to_string).collect();
@@ -434,5 +429,27 @@ mod tests {
         assert_eq!(Journal::read(&journal.config.state).unwrap(), Some(journal.clone()));
         fs::write(journal.config.state.join(NAME), "{").unwrap();
         assert!(Journal::read(&journal.config.state).is_err());
+    }
+
+    /// It names images that are restored, and commands that root runs.
+    #[test]
+    fn a_journal_that_another_user_can_change_is_not_read() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = journal(State::Sealed, &[]);
+        let (state, link) = (dir.path().join("state"), dir.path().join("link"));
+        journal.config.state.clone_from(&state);
+        journal.write().unwrap();
+        symlink("state", &link).unwrap();
+        let refused = |at: &Path| match Journal::read(at) {
+            Err(error) if error.is_refusal() => error.to_string(),
+            read => panic!("{read:?}"),
+        };
+        assert!(refused(&link).contains("symbolic link"));
+        fs::set_permissions(state.join(NAME), PermissionsExt::from_mode(0o666)).unwrap();
+        assert!(refused(&state).contains("others can write to it"));
+        fs::set_permissions(&state, PermissionsExt::from_mode(0o777)).unwrap();
+        assert!(refused(&state).contains("others can write to it"));
+        assert!(journal.write().is_err() && Journal::lock(&state).is_err());
     }
 }

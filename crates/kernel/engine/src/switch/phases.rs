@@ -14,7 +14,6 @@ use super::system::{Disks, Kernel, Wall, jump, lower, missing, raise, reset, sti
 use super::unit::{dropin_of, dropin_path, ports, properties, sockets, waiting};
 use super::watchdog::{self, Armed, Watchdog};
 use crate::checkpoint::{DUMP_LOG, needed, room};
-use crate::error::At;
 use crate::progress::now_ns;
 use crate::tree::{full, of_unit, tree};
 use crate::volatile::Volatile;
@@ -22,13 +21,13 @@ use crate::{Checkpoint, CheckpointOptions, Criu, Error, Guard, Moment, Observer,
 use procfs::process::Process;
 use rustix::process::{Signal, getpid, kill_process};
 use std::fs::{self, File};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use stillpoint_events::{Event, EventKind};
+use stillpoint_host::trusted::Directory;
 
 /// Connections that are being made have so long to come to their end before the freeze.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -85,6 +84,8 @@ const PHASES: &[Phase] = &[
 pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
     let (config, from) = (&plan.config, host::kernel());
     let mut refused = missing(config);
+    let places = [config.state.clone(), config.images()];
+    refused.extend(places.iter().filter_map(|dir| Some(Directory::check(dir).err()?.to_string())));
     if let Err(why) = Kernel::find(&config.boot, &plan.to) {
         refused.push(why);
     }
@@ -243,7 +244,7 @@ pub fn switch(plan: &Plan, observer: Observer<'_>) -> Result<std::convert::Infal
     let images = plan.config.images();
     let _ = fs::remove_dir_all(&images);
     let handed = hand_over(&mut journal, observer)?;
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(&images).at("make", &images)?;
+    Directory::make(&images)?;
     let guardian = Guardian::start(state, &lock)?;
     journal.write()?;
     let mut switch = Switch {

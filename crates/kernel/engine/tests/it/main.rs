@@ -6,5 +6,6 @@ mod faults;
 mod footprint;
 mod images;
 mod live;
+mod ownership;
 mod support;
 mod wake;
