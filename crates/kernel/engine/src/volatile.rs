@@ -4,6 +4,7 @@ use crate::Error;
 use crate::error::At;
 use crate::tree::tree;
 use procfs::process::Process;
+use rustix::fs::{Gid, Mode, OFlags, Uid, fchmod, fchown, open};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Metadata};
@@ -147,14 +148,23 @@ fn made_again(directory: &Path) -> Vec<(PathBuf, Directory)> {
     found
 }
 
-/// Makes the directories that are not there.
+/// Makes the directories that are not there, those above others first.
+///
+/// # Errors
+/// One cannot be made, or another user has put something else in its place.
 pub(crate) fn make_again(directories: &[Directory]) -> Result<(), Error> {
-    for Directory { path, mode, uid, gid } in directories {
-        if !path.exists() {
-            fs::DirBuilder::new().mode(0o700).create(path).at("make", path)?;
-            std::os::unix::fs::chown(path, Some(*uid), Some(*gid)).at("give away", path)?;
-            fs::set_permissions(path, fs::Permissions::from_mode(*mode)).at("open", path)?;
-        }
+    let mut made = Vec::new();
+    for directory in directories.iter().filter(|directory| !directory.path.exists()) {
+        let path = &directory.path;
+        fs::DirBuilder::new().mode(0o700).create(path).at("make", path)?;
+        // what it lies in may be the unit's own user's, who can exchange it for a link
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        made.push((directory, open(path, flags, Mode::empty()).at("open", path)?));
+    }
+    // those above are given away last: until then no other user can change what is in them
+    for (Directory { path, mode, uid, gid }, opened) in made.iter().rev() {
+        fchown(opened, Some(Uid::from_raw(*uid)), Some(Gid::from_raw(*gid))).at("give away", path)?;
+        fchmod(opened, Mode::from_raw_mode(*mode)).at("set the mode of", path)?;
     }
     Ok(())
 }
