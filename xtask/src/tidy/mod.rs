@@ -1,6 +1,7 @@
 //! Rules of the tree. Each rule is a function from a [`Tree`] to [`Finding`]s, so that tests hand it small wrong trees.
 
 mod docs;
+mod files;
 mod layers;
 mod lexer;
 mod purity;
@@ -45,6 +46,7 @@ fn findings(tree: &Tree) -> Vec<Finding> {
         layers::manifests,
         purity::pure_crates,
         purity::unsafe_only_at_the_edge,
+        files::opened_in_one_place,
         text::markers,
         text::host_names,
         docs::crate_headers,
