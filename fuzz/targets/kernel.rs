@@ -78,7 +78,7 @@ fn dump(mut bytes: &[u8]) {
 
 /// An index whose checksum is right, so that what lies behind it is reached.
 fn index(body: &[u8]) {
-    let mut bytes = b"STPFOAM2".to_vec();
+    let mut bytes = b"STPFOAM3".to_vec();
     bytes.extend_from_slice(&(body.len() as u64).to_le_bytes());
     bytes.extend_from_slice(&Sha256::digest(body));
     bytes.extend_from_slice(body);

@@ -13,7 +13,7 @@ use crate::error::At;
 use crate::file::bounded;
 use rustix::fs::{
     AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid, chmodat, fchmod, fchown, fstat, fsync,
-    mkdirat, openat2, renameat, statat, unlinkat,
+    linkat, mkdirat, openat2, renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
 use std::ffi::OsStr;
@@ -21,6 +21,7 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Permission bits of others.
 const OTHERS_WRITE: u32 = 0o022;
@@ -179,9 +180,40 @@ impl Directory {
         self.put(name, bytes, &Form { mode: Some(mode), owner: Some(owner), synced: true })
     }
 
+    /// Writes a file for its owner alone (0600), whole or not at all, where there is none of that name; on disk when this
+    /// returns. Returns false if there is one.
+    ///
+    /// # Errors
+    /// The name is none of a file, or the file cannot be written.
+    pub fn write_new(&self, name: &str, bytes: &[u8]) -> Result<bool, Error> {
+        let path = self.path_of(name)?;
+        let half = self.half(name, bytes, &Form { mode: None, owner: None, synced: true })?;
+        // unlike a rename it leaves what is there
+        let linked = linkat(&self.fd, &half, &self.fd, name, AtFlags::empty());
+        let _ = unlinkat(&self.fd, &half, AtFlags::empty());
+        match linked {
+            Ok(()) => fsync(self.opened()?).at("writing", &self.path).map(|()| true),
+            Err(Errno::EXIST) => Ok(false),
+            Err(error) => Err(error).at("naming", &path),
+        }
+    }
+
     fn put(&self, name: &str, bytes: &[u8], form: &Form) -> Result<PathBuf, Error> {
         let path = self.path_of(name)?;
-        let half = format!(".{name}.{}", std::process::id());
+        let half = self.half(name, bytes, form)?;
+        renameat(&self.fd, &half, &self.fd, name).at("naming", &path)?;
+        if form.synced {
+            fsync(self.opened()?).at("writing", &self.path)?;
+        }
+        Ok(path)
+    }
+
+    /// Writes a file beside its final name; returns the name that it has there.
+    fn half(&self, name: &str, bytes: &[u8], form: &Form) -> Result<String, Error> {
+        // two threads may write the same file
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let path = self.path_of(name)?;
+        let half = format!(".{name}.{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         // left by a process of this number that was killed
         let _ = unlinkat(&self.fd, &half, AtFlags::empty());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
@@ -196,11 +228,7 @@ impl Directory {
         if form.synced {
             file.sync_all().at("writing", &path)?;
         }
-        renameat(&self.fd, &half, &self.fd, name).at("naming", &path)?;
-        if form.synced {
-            fsync(self.opened()?).at("writing", &self.path)?;
-        }
-        Ok(path)
+        Ok(half)
     }
 
     /// Makes an empty file for its owner alone (0600), to be read and written, in the place of one of that name.
@@ -433,17 +461,15 @@ mod tests {
         set(&path, 0o640);
         let owner = if rustix::process::geteuid().is_root() { 4711 } else { fs::metadata(&path).unwrap().uid() };
         chown(&path, Some(owner), None).unwrap();
-        // one that is planted where the half file goes is not followed
         let outside = dir.path().join("outside");
         fs::write(&outside, "stays").unwrap();
-        symlink(&outside, made.path().join(format!(".text.{}", std::process::id()))).unwrap();
         made.replace("text", b"two").unwrap();
         let found = fs::metadata(&path).unwrap();
         assert_eq!((found.uid(), found.mode() & 0o7777, fs::read(&path).unwrap()), (owner, 0o640, b"two".to_vec()));
-        assert_eq!(fs::read(&outside).unwrap(), b"stays");
         assert_eq!(made.names().unwrap(), ["text"]);
         symlink(&outside, made.path().join("link")).unwrap();
         assert!(why(made.replace("link", b"x")).contains("no regular file"));
+        assert_eq!(fs::read(&outside).unwrap(), b"stays");
     }
 
     #[test]
@@ -459,6 +485,20 @@ mod tests {
         assert_eq!(made.kind("dump").unwrap(), FileType::RegularFile);
         made.remove("dump").unwrap();
         assert!(made.read("dump", 6).unwrap_err().is_not_found());
+    }
+
+    #[test]
+    fn of_several_that_make_a_file_one_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let made = Directory::make(&dir.path().join("own")).unwrap();
+        let write = |n: u8| made.write_new("key", &[n; 32]).unwrap().then_some(n);
+        let first: Vec<u8> = std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..8).map(|n| scope.spawn(move || write(n))).collect();
+            writers.into_iter().filter_map(|writer| writer.join().unwrap()).collect()
+        });
+        assert_eq!(first.len(), 1);
+        assert_eq!(made.read("key", 32).unwrap(), [first[0]; 32]);
+        assert_eq!((made.names().unwrap(), mode(&made.path().join("key"))), (vec!["key".to_owned()], 0o600));
     }
 
     #[test]

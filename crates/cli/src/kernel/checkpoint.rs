@@ -1,6 +1,6 @@
 //! `stillpoint kernel checkpoint`: a running program into an image.
 
-use super::program::{GuardArg, PASSES, Program, WithCriu};
+use super::program::{GuardArg, PASSES, Program, WithCriu, machine_key};
 use super::{check, failure};
 use crate::output::{Failure, Output};
 use serde::Serialize;
@@ -83,6 +83,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         form: args.dense.then_some(Form::Dense),
         guard: args.guard.into(),
         passes: args.passes,
+        key: machine_key(),
         fail_before_seal: args.fail_before_seal,
     };
     let done = checkpoint(&options, &|event| output.event(event))

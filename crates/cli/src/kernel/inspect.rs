@@ -1,10 +1,11 @@
 //! `stillpoint kernel inspect`: what an image holds.
 
 use super::failure;
+use super::program::machine_key;
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::path::PathBuf;
-use stillpoint_kernel_engine::{Form, Image, LAZY, PRESENT};
+use stillpoint_kernel_engine::{Form, Image, LAZY, MachineKey, PRESENT};
 
 /// Arguments of `stillpoint kernel inspect`.
 #[derive(clap::Args)]
@@ -33,6 +34,7 @@ struct Line {
     passes: u32,
     memories: Vec<Memory>,
     files: usize,
+    sealed_here: bool,
     verified: bool,
 }
 
@@ -69,13 +71,16 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         })
         .collect();
     let origin = index.origin.clone();
+    let key = MachineKey::read(&machine_key()).map_err(untouched)?;
+    let sealed_here = key.is_some_and(|key| image.is_sealed_by(&key));
     output.line(format_args!(
-        "{} (process {}), machine {}, kernel {}, criu {}; {:?}, {} passes, {} files beside{}",
+        "{} (process {}), machine {}, kernel {}, criu {}; {}; {:?}, {} passes, {} files beside{}",
         origin.name,
         origin.pid,
         origin.machine,
         origin.kernel,
         origin.criu,
+        if sealed_here { "sealed by this machine" } else { "not sealed by this machine" },
         index.form,
         index.passes,
         index.beside.len(),
@@ -106,6 +111,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
             .into_iter()
             .map(|memory| Memory { extents: if args.extents { memory.extents } else { Vec::new() }, ..memory })
             .collect(),
+        sealed_here,
         verified: args.verify,
     });
     Ok(())

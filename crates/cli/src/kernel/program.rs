@@ -3,7 +3,7 @@
 use super::failure;
 use crate::output::Failure;
 use std::path::PathBuf;
-use stillpoint_kernel_engine::{Criu, Guard, of_unit};
+use stillpoint_kernel_engine::{Criu, Guard, MACHINE_KEY, of_unit};
 
 /// Passes over memory before a freeze, at most, where nothing else is said.
 pub(super) const PASSES: u32 = 4;
@@ -44,6 +44,11 @@ impl WithCriu {
         let named = self.criu.clone().or_else(|| std::env::var_os("STILLPOINT_CRIU").map(PathBuf::from));
         Criu::new(named.unwrap_or_else(|| "criu".into()))
     }
+}
+
+/// The file of the machine's key: `$STILLPOINT_IMAGE_KEY`, for tests, or the usual one.
+pub(super) fn machine_key() -> PathBuf {
+    std::env::var_os("STILLPOINT_IMAGE_KEY").map_or_else(|| MACHINE_KEY.into(), PathBuf::from)
 }
 
 /// What keeps the network from sockets that nobody holds.

@@ -2,7 +2,7 @@
 
 use super::checkpoint::PassLine;
 use super::failure;
-use super::program::{GuardArg, PASSES};
+use super::program::{GuardArg, PASSES, machine_key};
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -35,6 +35,7 @@ pub(super) fn run(pid: i32, criu: Criu, scratch: &Path, guard: GuardArg, output:
         form: None,
         guard: guard.into(),
         passes: PASSES,
+        key: machine_key(),
         fail_before_seal: false,
     };
     let done = checkpoint(&options, &|event| output.event(event));

@@ -1,12 +1,12 @@
 //! `stillpoint kernel restore`: a program back from its image.
 
 use super::failure;
-use super::program::{GuardArg, WithCriu};
+use super::program::{GuardArg, WithCriu, machine_key};
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use stillpoint_kernel_engine::{Image, Restore, RestoreOptions, Used, check_restore, restore};
+use stillpoint_kernel_engine::{Finding, Image, Restore, RestoreOptions, Used, Weight, check_restore, restore};
 
 /// Arguments of `stillpoint kernel restore`.
 #[derive(clap::Args)]
@@ -31,6 +31,10 @@ pub(crate) struct Args {
     /// Restore it although its program has run on since: its files are newer than what it remembers of them.
     #[arg(long)]
     again: bool,
+    /// Restore an image that this machine did not seal, or that was changed since. Its programs run with the rights that it says,
+    /// those of root too: whoever made it is trusted as root is.
+    #[arg(long)]
+    trust_image: bool,
     /// Do everything short of touching: check and verify.
     #[arg(long)]
     dry_run: bool,
@@ -57,17 +61,6 @@ struct Line {
 /// Runs `stillpoint kernel restore`.
 pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     let untouched = |error| failure(error, "nothing was touched");
-    if args.dry_run {
-        let image = Image::open(&args.image).map_err(untouched)?;
-        image.verify_beside().and_then(|()| image.verify_pages()).map_err(untouched)?;
-        let findings = check_restore(&image, &args.criu.criu(), args.again).map_err(untouched)?;
-        let texts: Vec<String> = findings.into_iter().map(|found| found.text).collect();
-        if !texts.is_empty() {
-            return Err(Failure::refused(anyhow::anyhow!(texts.join("; "))));
-        }
-        output.line(format_args!("{}: can be restored", args.image.display()));
-        return Ok(());
-    }
     let program = std::env::current_exe().map_err(|error| Failure::failed(error, "nothing was touched"))?;
     let mut daemon: Vec<OsString> = vec![program.into(), "kernel".into(), "lazy-pages".into()];
     daemon.extend(["--fill-rate".into(), args.fill_rate.to_string().into()]);
@@ -81,9 +74,25 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         verify: !args.verify_on_demand,
         guard: args.guard.into(),
         again: args.again,
+        key: machine_key(),
+        trust_image: args.trust_image,
         daemon,
         unit: None,
     };
+    if args.dry_run {
+        let image = Image::open(&args.image).map_err(untouched)?;
+        image.verify_beside().and_then(|()| image.verify_pages()).map_err(untouched)?;
+        let findings = check_restore(&image, &options).map_err(untouched)?;
+        let (refused, told): (Vec<Finding>, Vec<Finding>) =
+            findings.into_iter().partition(|found| found.weight == Weight::Refusal);
+        told.iter().for_each(|found| output.warn(&found.text));
+        let texts: Vec<String> = refused.into_iter().map(|found| found.text).collect();
+        if !texts.is_empty() {
+            return Err(Failure::refused(anyhow::anyhow!(texts.join("; "))));
+        }
+        output.line(format_args!("{}: can be restored", args.image.display()));
+        return Ok(());
+    }
     let done = restore(&options, &|event| output.event(event)).map_err(|error| failure(error, left(&args.image)))?;
     let duration_us = done.duration_ns / 1000;
     let (v, pid, keeper) = (stillpoint_events::VERSION, done.pid, done.keeper);

@@ -41,6 +41,10 @@ impl Finding {
     pub(crate) fn refusal(pid: Option<i32>, text: String) -> Self {
         Finding { weight: Weight::Refusal, pid, text }
     }
+
+    pub(crate) fn warning(text: String) -> Self {
+        Finding { weight: Weight::Warning, pid: None, text }
+    }
 }
 
 /// Everything that was found.

@@ -10,7 +10,7 @@ use crate::passes::{self, Pass};
 use crate::progress::{Observer, Progress, now_ns};
 use crate::store::{Store, discard};
 use crate::tree::{Held, tree};
-use crate::{Error, guard, host, sockets};
+use crate::{Error, MachineKey, guard, host, sockets};
 use rustix::event::Timespec;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::fs::File;
@@ -53,6 +53,8 @@ pub struct CheckpointOptions {
     pub guard: Guard,
     /// Passes while the processes run, at most; what is left when they stop is written while they stand.
     pub passes: u32,
+    /// File of the machine's key, made if it is not there: [`crate::MACHINE_KEY`].
+    pub key: PathBuf,
     /// A test's: fail when everything has been dumped, before the seal.
     pub fail_before_seal: bool,
 }
@@ -102,16 +104,17 @@ pub fn checkpoint_then(
 ) -> Result<Checkpoint, Error> {
     let progress = Progress::new("checkpoint", Some(options.pid), observer);
     let version = options.criu.version()?;
-    progress.phase("check", || {
+    let key = progress.phase("check", || {
         check(options.pid, &options.criu)?.accepted()?;
-        room([options.pid], &options.image)
+        room([options.pid], &options.image)?;
+        MachineKey::read_or_make(&options.key)
     })?;
     let store = Store::create(&options.image, options.form)?;
     progress.journal_in(&options.image);
     let done = passes::make(options, &progress, store)
         .and_then(|(store, passes, parent)| {
             at(Moment::Freezing)?;
-            progress.phase("dump", || dump(options, store, (passes, parent), version, at, &progress))
+            progress.phase("dump", || dump(options, store, (passes, parent), (version, &key), at, &progress))
         })
         .inspect_err(|_| undo(options));
     progress.end(&done);
@@ -172,7 +175,7 @@ fn dump(
     options: &CheckpointOptions,
     store: Store,
     (passes, parent): (Vec<Pass>, Option<PathBuf>),
-    version: Version,
+    (version, key): (Version, &MachineKey),
     at: &dyn Fn(Moment) -> Result<(), Error>,
     progress: &Progress<'_>,
 ) -> Result<Checkpoint, Error> {
@@ -189,7 +192,7 @@ fn dump(
             return Err(Error::Failed { what: "seal the image", said: vec!["a test made it fail".into()] });
         }
         let (written, zeros) = store.written();
-        let index = progress.phase("seal", || store.seal(host::origin(options.pid, version)))?;
+        let index = progress.phase("seal", || store.seal(host::origin(options.pid, version), key))?;
         let frozen_ns = now_ns() - begun;
         at(Moment::Sealed)?;
         Ok((index, written - before.0, zeros - before.1, frozen_ns))

@@ -1,8 +1,9 @@
 //! A sealed checkpoint: opened, verified, read.
 
-use crate::Error;
 use crate::error::At;
+use crate::machine_key::SEAL as BY_KEY;
 use crate::store::{SEAL, digest, is_ours_or_passing};
+use crate::{Error, MachineKey};
 use rustix::fs::{Advice, FileType, fadvise};
 use std::fs::File;
 use std::num::NonZeroU64;
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use stillpoint_host::trusted::Directory;
-use stillpoint_kernel_foam::{Extent, HEADER, Index, Object, PAGE, PRESENT, Recorded, sum};
+use stillpoint_kernel_foam::{Extent, HEADER, Index, Object, PAGE, PRESENT, PageSum, Recorded, sum};
 
 /// Bytes that are verified at a time.
 const PART: u64 = 1 << 20;
@@ -25,8 +26,11 @@ pub struct Image {
     index: Index,
     files: Vec<File>,
     seal: File,
+    /// Of the index.
+    header: Vec<u8>,
+    by_key: [u8; BY_KEY],
     /// Where the sums of each memory begin in the seal, and those that have been read, group by group.
-    sums: Vec<(u64, Vec<OnceLock<Vec<u32>>>)>,
+    sums: Vec<(u64, Vec<OnceLock<Vec<PageSum>>>)>,
 }
 
 impl Image {
@@ -47,11 +51,16 @@ impl Image {
             let mut all = vec![0; usize::try_from(bytes.min(length)).unwrap_or(usize::MAX)];
             seal.read_exact_at(&mut all, 0).map(|()| all).at("read", &path)
         };
-        let bytes = Index::length(&read(HEADER as u64)?).map_err(|error| damaged(error.to_string()))?;
+        let header = read(HEADER as u64)?;
+        let bytes = Index::length(&header).map_err(|error| damaged(error.to_string()))?;
         let index = Index::decode(&read(bytes)?).map_err(|error| damaged(error.to_string()))?;
-        if length != bytes + index.sums() {
-            return Err(damaged(format!("the index is not followed by {} bytes of sums", index.sums())));
+        let end = bytes + index.sums();
+        if length != end + BY_KEY as u64 {
+            let sums = index.sums();
+            return Err(damaged(format!("the index is not followed by {sums} bytes of sums and {BY_KEY} of a seal")));
         }
+        let mut by_key = [0; BY_KEY];
+        seal.read_exact_at(&mut by_key, end).at("read", &path)?;
         let open = |recorded: &Recorded| directory.file(&recorded.object.file_name());
         let files = index.memories.iter().map(open).collect::<Result<_, _>>()?;
         let mut begin = bytes;
@@ -61,7 +70,13 @@ impl Image {
             (at, (0..recorded.sums.len()).map(|_| OnceLock::new()).collect())
         };
         let sums = index.memories.iter().map(unread).collect();
-        Ok(Image { dir: dir.to_owned(), directory, index, files, seal, sums })
+        Ok(Image { dir: dir.to_owned(), directory, index, files, seal, header, by_key, sums })
+    }
+
+    /// Returns true if the machine of this key sealed it, as it is now: all that it holds is compared with what the index says
+    /// of it before it is used.
+    pub fn is_sealed_by(&self, key: &MachineKey) -> bool {
+        key.made(&self.by_key, &self.header)
     }
 
     /// What it holds.
@@ -202,7 +217,7 @@ impl Image {
     }
 
     /// The sum of a page as it was sealed; its group is read when the first of it is asked for.
-    fn sum(&self, memory: usize, address: u64) -> Result<Option<u32>, Error> {
+    fn sum(&self, memory: usize, address: u64) -> Result<Option<PageSum>, Error> {
         let groups = &self.index.memories[memory].sums;
         let Some((group, within)) = groups.place(address) else { return Ok(None) };
         let (begin, known) = &self.sums[memory];
@@ -288,7 +303,7 @@ mod tests {
         store.carry(object, STACK, 1).unwrap();
         store.end_pass().unwrap();
         let (written, _) = store.written();
-        store.seal(origin()).unwrap();
+        store.seal(origin(), &MachineKey::plain()).unwrap();
         (Image::open(dir).unwrap(), written / PAGE)
     }
 
@@ -322,7 +337,7 @@ mod tests {
         store.add(object, HEAP, pages, PRESENT).unwrap();
         store.put(object, HEAP, &page(3).repeat(pages as usize)).unwrap();
         store.end_pass().unwrap();
-        store.seal(origin()).unwrap();
+        store.seal(origin(), &MachineKey::plain()).unwrap();
         let (image, path) = (Image::open(&dir).unwrap(), dir.join(object.file_name()));
         image.forget_all();
         if cached(&path) != 0 {
@@ -392,11 +407,29 @@ mod tests {
                 }
                 store.end_pass().unwrap();
             }
-            store.seal(origin()).unwrap();
+            store.seal(origin(), &MachineKey::plain()).unwrap();
             let image = Image::open(&dir).unwrap();
             let found: Vec<Option<u8>> = (0..24).map(|n| read(&image, HEAP + n * PAGE)).collect();
             assert_eq!(found, plain, "seed {seed}");
             assert_eq!(image.verify_pages().unwrap(), plain.iter().flatten().count() as u64, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_part_of_an_image_damages_it_but_not_what_is_written_beside_it() {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("image");
+        let (image, _) = two_passes(&dir, Form::Dense);
+        // the daemon's, in the middle of a write, or left when it was killed there
+        for name in ["foam.fill", ".foam.fill.4121-7", "restore.log", "stats-restore", "pages-1.img"] {
+            fs::write(dir.join(name), "x").unwrap();
+            image.verify_beside().unwrap();
+        }
+        for name in ["ids-7.img", ".inventory.img"] {
+            fs::write(dir.join(name), "x").unwrap();
+            let error = image.verify_beside().unwrap_err();
+            assert!(error.is_refusal() && error.to_string().contains("no part of what was sealed"), "{error}");
+            fs::remove_file(dir.join(name)).unwrap();
         }
     }
 
@@ -430,7 +463,7 @@ mod tests {
             }
             data.write_all_at(&whole, place + 100).unwrap();
             // a sum is looked at with its page
-            let error = turned(seal.len() - 1);
+            let error = turned(seal.len() - 1 - BY_KEY);
             assert!(error.contains("foam.seal is damaged: the sums of pages near 0x7ff"), "{form:?}: {error}");
         }
     }
@@ -455,6 +488,27 @@ mod tests {
         assert_eq!(error.to_string(), format!("page {STACK:#x} of process 7 is damaged"));
     }
 
+    /// Everything is made as the tool makes it, but for what takes the key.
+    #[test]
+    fn an_image_that_was_made_without_the_key_lacks_the_seal_of_this_machine() {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("image");
+        let (image, _) = two_passes(&dir, Form::Dense);
+        let (ours, theirs) = (MachineKey::plain(), MachineKey::read_or_make(&parent.path().join("key")).unwrap());
+        assert!(image.is_sealed_by(&ours) && !image.is_sealed_by(&theirs));
+        let by_key = image.by_key;
+        // one that says the same of its pages, or says something else, with the old seal
+        for pid in [7, 8] {
+            let mut index = image.index().clone();
+            index.origin.pid = pid;
+            let bytes = index.encode().unwrap();
+            let sums = fs::read(dir.join(SEAL)).unwrap()[image.index().encode().unwrap().len()..].to_vec();
+            fs::write(dir.join(SEAL), [bytes, sums].concat()).unwrap();
+            let found = Image::open(&dir).unwrap();
+            assert_eq!((found.is_sealed_by(&ours), found.by_key), (pid == 7, by_key));
+        }
+    }
+
     #[test]
     fn without_a_seal_there_is_no_checkpoint() {
         let parent = tempfile::tempdir().unwrap();
@@ -464,7 +518,7 @@ mod tests {
         store.open(Object::Task(7)).unwrap();
         assert!(matches!(Image::open(&dir), Err(Error::Unsealed(_))));
         store.end_pass().unwrap();
-        store.seal(origin()).unwrap();
+        store.seal(origin(), &MachineKey::plain()).unwrap();
         assert!(Image::open(&dir).is_ok());
         assert!(matches!(Store::create(&dir, None), Err(Error::Occupied(_))));
     }

@@ -6,8 +6,8 @@
 //!
 //! **Guaranteed:** [`check`] touches nothing. A [`checkpoint`] that fails lets the processes run on as they were: they end
 //! only when the image has been sealed on disk. An image is made, and used, only where no other user can change it.
-//! A [`restore`] refuses what is not as it was sealed, what was made on another machine or a newer kernel, and what is running
-//! already. While memory still comes, no page is ever wrong: a daemon that is
+//! A [`restore`] refuses what is not as it was sealed, what this machine did not seal, what was made on a newer kernel, and what is
+//! running already. While memory still comes, no page is ever wrong: a daemon that is
 //! killed is replaced, threads wait for it, and if pages cannot be brought any more the processes are killed before they
 //! could read zeros. Pages that a process gives up stay given up.
 //!
@@ -19,7 +19,7 @@
 //! ```
 //!
 //! ```no_run
-//! use stillpoint_kernel_engine::{CheckpointOptions, Criu, Guard, checkpoint};
+//! use stillpoint_kernel_engine::{CheckpointOptions, Criu, Guard, MACHINE_KEY, checkpoint};
 //! # fn main() -> Result<(), stillpoint_kernel_engine::Error> {
 //! let options = CheckpointOptions {
 //!     pid: 4121,
@@ -29,6 +29,7 @@
 //!     form: None,
 //!     guard: Guard::Nftables,
 //!     passes: 4,
+//!     key: MACHINE_KEY.into(),
 //!     fail_before_seal: false,
 //! };
 //! println!("{} pages", checkpoint(&options, &|event| println!("{:?}", event.kind))?.pages);
@@ -53,6 +54,7 @@ mod image;
 mod ipc;
 mod journal;
 mod lazy;
+mod machine_key;
 mod netlink;
 mod packet;
 mod page_server;
@@ -79,6 +81,7 @@ pub use guard::{guard_of, guards};
 pub use image::Image;
 pub use journal::Line;
 pub use lazy::{Fill, LazyOptions, State, Tally, serve};
+pub use machine_key::{MACHINE_KEY, MachineKey};
 pub use passes::Pass;
 pub use progress::Observer;
 pub use restore::{READY, RestoreOptions, Restored, check_restore, restore, restore_then};

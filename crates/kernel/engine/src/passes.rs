@@ -206,7 +206,7 @@ pub(crate) fn own(entries: &[u8]) -> Vec<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Image;
+    use crate::{Image, MachineKey};
     use std::io::Read;
     use stillpoint_kernel_foam::{Form, Origin};
 
@@ -255,7 +255,8 @@ mod tests {
         assert!(first >= 8_000_000, "{first}");
         assert!(second < first / 10, "{second} of {first}");
         let (machine, kernel, processor, criu, name) = Default::default();
-        store.seal(Origin { machine, kernel, processor, criu, made_s: 0, pid, name }).unwrap();
+        let origin = Origin { machine, kernel, processor, criu, made_s: 0, pid, name };
+        store.seal(origin, &MachineKey::plain()).unwrap();
         let image = Image::open(&dir).unwrap();
         assert!(image.verify_pages().unwrap() >= 8_000_000 / PAGE);
         let passes: std::collections::BTreeSet<u32> =

@@ -52,6 +52,11 @@ impl<'o> Progress<'o> {
         }
     }
 
+    /// Tells of something that does not stand against it.
+    pub(crate) fn warn(&self, text: String) {
+        self.tell(EventKind::Warning { text });
+    }
+
     /// Tells of something.
     fn tell(&self, kind: EventKind) {
         (self.observer)(&Event::new(now_ns(), self.pid, kind));

@@ -1,14 +1,14 @@
 //! Processes out of an image.
 
 use crate::apart;
-use crate::check::Finding;
+use crate::check::{Finding, Weight};
 use crate::criu::{Criu, Worker, errors_in};
 use crate::derive::{Restore, by_criu, for_criu};
 use crate::error::At;
 use crate::progress::{Observer, Progress, now_ns};
 use crate::tree::Held;
 use crate::wake::both_ends;
-use crate::{Error, Image, Used, host, used};
+use crate::{Error, Image, MachineKey, Used, host, used};
 use procfs::process::Process;
 use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
 use std::ffi::OsString;
@@ -53,6 +53,10 @@ pub struct RestoreOptions {
     pub guard: crate::Guard,
     /// Restore it although its processes have run on since, and its files with them.
     pub again: bool,
+    /// File of the machine's key: [`crate::MACHINE_KEY`].
+    pub key: PathBuf,
+    /// Restore it although this machine did not seal it.
+    pub trust_image: bool,
     /// Program and arguments of the lazy-pages daemon; the image's directory and the socket's path follow.
     pub daemon: Vec<OsString>,
     /// The systemd unit in whose control group this runs: the daemon must not be ended together with it.
@@ -70,25 +74,43 @@ pub struct Restored {
     pub duration_ns: u64,
 }
 
-/// What stands against restoring an image here and now. Nothing is touched.
-pub fn check_restore(image: &Image, criu: &Criu, again: bool) -> Result<Vec<Finding>, Error> {
-    let findings = against(image, again)?;
-    criu.version()?;
+/// What stands against restoring an image here and now, and what must be known of it. Nothing is touched.
+///
+/// # Errors
+/// The image or the key of this machine cannot be read, or criu cannot be started.
+pub fn check_restore(image: &Image, options: &RestoreOptions) -> Result<Vec<Finding>, Error> {
+    let findings = against(image, options)?;
+    options.criu.version()?;
     Ok(findings)
 }
 
-fn against(image: &Image, again: bool) -> Result<Vec<Finding>, Error> {
-    let mut findings = Vec::new();
-    if let Some(used) = Used::of(image.dir())?.filter(|_| !again) {
+/// Finds an image that this machine did not seal: its program runs with the rights that the image says.
+fn sealed_here(image: &Image, options: &RestoreOptions) -> Result<Option<Finding>, Error> {
+    let origin = &image.index().origin;
+    let is_ours = MachineKey::read(&options.key)?.is_some_and(|key| image.is_sealed_by(&key));
+    let text = match (origin.machine == host::machine(), is_ours) {
+        (true, true) => return Ok(None),
+        (false, _) => format!("the image is of another machine ({})", origin.machine),
+        (true, false) => format!(
+            "this machine did not seal the image: it was made or changed elsewhere, or {} is another key than then",
+            options.key.display()
+        ),
+    };
+    Ok(Some(match options.trust_image {
+        true => Finding::warning(format!("{text}; its program runs all the same, with the rights that the image says")),
+        false => Finding::refusal(None, format!("{text} (--trust-image takes it all the same)")),
+    }))
+}
+
+fn against(image: &Image, options: &RestoreOptions) -> Result<Vec<Finding>, Error> {
+    let mut findings: Vec<Finding> = sealed_here(image, options)?.into_iter().collect();
+    if let Some(used) = Used::of(image.dir())?.filter(|_| !options.again) {
         let text =
             format!("the image is older than the files of its program: {} (--again takes it all the same)", used.why);
         findings.push(Finding::refusal(None, text));
     }
     let origin = &image.index().origin;
     let mut refuse = |text: String| findings.push(Finding::refusal(None, text));
-    if origin.machine != host::machine() {
-        refuse(format!("the image is of another machine ({})", origin.machine));
-    }
     // Kernels have names for different features: only under the same one do the lists mean the same.
     let same_kernel = host::kernel() == origin.kernel;
     let processor = |text: &str| match text.rsplit_once(", features") {
@@ -152,11 +174,12 @@ pub fn restore_then(
     let image = Image::open(&options.image)?;
     let mut worker = worker?;
     let (version, daemon) = progress.phase("check", || {
-        let findings = against(&image, options.again)?;
-        let refused: Vec<String> = findings.into_iter().map(|found| found.text).collect();
+        let (refused, told): (Vec<Finding>, Vec<Finding>) =
+            against(&image, options)?.into_iter().partition(|found| found.weight == Weight::Refusal);
         if !refused.is_empty() {
-            return Err(Error::Refused(refused));
+            return Err(Error::Refused(refused.into_iter().map(|found| found.text).collect()));
         }
+        told.into_iter().for_each(|found| progress.warn(found.text));
         // it opens the image while criu starts
         let daemon = (options.restore == Restore::OnDemand).then(|| Daemon::start(options)).transpose()?;
         Ok((options.criu.version_of(&mut worker)?, daemon))

@@ -1,8 +1,8 @@
 //! A checkpoint on its way to disk: FOAM files that grow, and the seal that makes them one.
 
-use crate::Error;
 use crate::error::At;
 use crate::image::read_with_holes;
+use crate::{Error, MachineKey};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -10,7 +10,9 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use stillpoint_host::trusted::Directory;
-use stillpoint_kernel_foam::{Beside, Form, Index, Memory, Object, Origin, PAGE, Placement, Recorded, is_zero, sum};
+use stillpoint_kernel_foam::{
+    Beside, Form, HEADER, Index, Memory, Object, Origin, PAGE, PageSum, Placement, Recorded, is_zero, sum,
+};
 
 /// How the directories of criu's own passes begin.
 pub(crate) const PASS: &str = "pass-";
@@ -34,6 +36,8 @@ pub(crate) struct Store {
     tracked: bool,
     /// What earlier passes stored, while it is compared with what comes.
     stored: Vec<u8>,
+    /// The sum of a page of zeros.
+    zero: PageSum,
 }
 
 #[derive(Debug)]
@@ -76,6 +80,7 @@ impl Store {
             zeros: 0,
             tracked: true,
             stored: Vec::new(),
+            zero: sum(&[0; PAGE as usize]),
         })
     }
 
@@ -124,7 +129,7 @@ impl Store {
 
     /// Stores whole pages in their place. Zeros become holes; what an earlier pass has stored like that stays as it is.
     pub(crate) fn put(&mut self, object: Object, start: u64, bytes: &[u8]) -> Result<(), Error> {
-        let first_pass = self.passes == 1;
+        let (first_pass, zero) = (self.passes == 1, self.zero);
         let mut stored = std::mem::take(&mut self.stored);
         let growing = self.growing(object)?;
         let known = if first_pass { Vec::new() } else { growing.read_before(start, bytes.len(), &mut stored)? };
@@ -150,7 +155,7 @@ impl Store {
                 continue;
             }
             for (page, place) in run.chunks(PAGE as usize).zip((address..).step_by(PAGE as usize)) {
-                growing.memory.sums.set(place, sum(page));
+                growing.memory.sums.set(place, if now == What::Zero { zero } else { sum(page) });
             }
             match now {
                 What::New => {
@@ -199,8 +204,14 @@ impl Store {
         (self.written, self.zeros)
     }
 
-    /// Puts everything on disk, and then the seal. From then on it is a checkpoint.
-    pub(crate) fn seal(self, origin: Origin) -> Result<Index, Error> {
+    /// Puts everything on disk, and then the seal. From then on it is a checkpoint, of this machine by its key.
+    ///
+    /// The processes stand meanwhile, so little is digested here: criu's files, and sums of pages that changed in the last
+    /// pass. Sums are made when pages are written, of most pages while the program ran.
+    ///
+    /// # Errors
+    /// A file cannot be written or read, or a page was never stored.
+    pub(crate) fn seal(self, origin: Origin, key: &MachineKey) -> Result<Index, Error> {
         for growing in self.memories.values() {
             growing.file.sync_all().at("write to disk", &growing.path)?;
         }
@@ -214,7 +225,8 @@ impl Store {
         let (new, seal) = (self.dir.join("foam.seal.new"), self.dir.join(SEAL));
         let mut options = OpenOptions::new();
         let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new).at("make", &new)?;
-        let mut parts = std::iter::once(&encoded).chain(&sums);
+        let by_key = key.seal(&encoded[..HEADER]).to_vec();
+        let mut parts = std::iter::once(&encoded).chain(&sums).chain([&by_key]);
         parts.try_for_each(|part| file.write_all(part)).and_then(|()| file.sync_all()).at("write", &new)?;
         // all names are on disk before the one that makes them count
         sync_directory(&self.dir)?;
@@ -331,7 +343,9 @@ fn takes_sparse(dir: &Path) -> Result<bool, Error> {
 
 /// Returns true for names that are no part of a checkpoint: logs, and files that a restore makes.
 pub(crate) fn is_ours_or_passing(name: &str) -> bool {
-    name.starts_with("foam") || name.starts_with("stats-") || name.ends_with(".log") || is_derived(name)
+    // a file of ours that is written whole has a dot before its name until it is
+    let ours = name.strip_prefix('.').unwrap_or(name).starts_with("foam");
+    ours || name.starts_with("stats-") || name.ends_with(".log") || is_derived(name)
 }
 
 /// Returns true for names of files that a restore makes from the image for criu.

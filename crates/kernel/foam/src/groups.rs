@@ -3,8 +3,8 @@
 //! The obvious way is to read all of them with the index, under one digest. Then a restore begins the later the more memory
 //! there is, before anything has been asked for. So the index has a digest for each group.
 
-use crate::sums::{BYTES, Digested, GROUP, digest, place};
-use crate::{Error, Extents, Object, PRESENT, Sums};
+use crate::sums::{BYTES, Digested, GROUP, SUM, digest, place};
+use crate::{Error, Extents, Object, PRESENT, PageSum, Sums};
 
 /// Which groups a memory has, and where they lie.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -75,12 +75,11 @@ impl SumGroups {
     }
 
     /// The sums of a group, if these are the bytes that it was sealed with.
-    pub fn decode(&self, group: usize, bytes: &[u8]) -> Option<Vec<u32>> {
+    pub fn decode(&self, group: usize, bytes: &[u8]) -> Option<Vec<PageSum>> {
         if self.digests.get(group) != Some(&digest(bytes)) {
             return None;
         }
-        let words = bytes.chunks_exact(4).filter_map(<[u8]>::first_chunk);
-        Some(words.map(|word| u32::from_le_bytes(*word)).collect())
+        Some(bytes.chunks_exact(SUM).filter_map(<[u8]>::first_chunk).copied().collect())
     }
 }
 
@@ -116,14 +115,14 @@ mod tests {
         ]);
         let mut sums = Sums::default();
         let stored: Vec<u64> = (500..520).chain(1000..1010).chain([1020, 9000]).collect();
-        stored.iter().for_each(|page| sums.set(page * PAGE, *page as u32));
+        stored.iter().for_each(|page| sums.set(page * PAGE, [*page as u8; SUM]));
         let (groups, bytes) = SumGroups::of(Object::Task(7), &extents, &sums).unwrap();
-        assert_eq!((groups.len(), bytes.len()), (3, 3 * 2048));
+        assert_eq!((groups.len(), bytes.len()), (3, 3 * BYTES));
         for page in stored {
             let (group, within) = groups.place(page * PAGE).unwrap();
             let (at, length) = groups.bytes_of(group);
             let found = groups.decode(group, &bytes[at as usize..][..length]).unwrap();
-            assert_eq!(found[within], page as u32);
+            assert_eq!(found[within], [page as u8; SUM]);
         }
         assert_eq!(groups.place(5000 * PAGE), None);
         assert_eq!(SumGroups::told(&extents, groups.digests().to_vec()), Some(groups.clone()));
@@ -135,7 +134,7 @@ mod tests {
     fn no_byte_of_a_group_can_be_changed() {
         let extents = extents(&[(0, 3, PRESENT)]);
         let mut sums = Sums::default();
-        (0..3).for_each(|page| sums.set(page * PAGE, 9));
+        (0..3).for_each(|page| sums.set(page * PAGE, [9; SUM]));
         let (groups, bytes) = SumGroups::of(Object::Task(7), &extents, &sums).unwrap();
         for at in 0..bytes.len() {
             let mut damaged = bytes.clone();

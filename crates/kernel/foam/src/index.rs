@@ -2,7 +2,7 @@
 //! checkpoint.
 //!
 //! ```text
-//! "STPFOAM2"  length of the body (u64)  SHA-256 of the body  body (postcard)  sums, group by group
+//! "STPFOAM3"  length of the body (u64)  SHA-256 of the body  body (postcard)  sums, group by group
 //! ```
 //!
 //! The body has a digest of each group of sums: these are read when they are needed.
@@ -12,7 +12,7 @@ use crate::{Error, Extent, Extents, Form, Memory, Object, PRESENT, Placement, Su
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-const MAGIC: &[u8; 8] = b"STPFOAM2";
+const MAGIC: &[u8; 8] = b"STPFOAM3";
 /// Bytes from which the length of an index can be told.
 pub const HEADER: usize = 8 + 8 + 32;
 /// Digests of 64 TiB of memory: longer is no index.
@@ -225,7 +225,7 @@ mod tests {
         {
             memory.add(page * PAGE, pages, flags).unwrap();
             for page in (page..page + pages).filter(|_| flags & PRESENT != 0) {
-                memory.sums.set(page * PAGE, page as u32);
+                memory.sums.set(page * PAGE, [page as u8; 16]);
                 placement.assign(page * PAGE);
             }
         }

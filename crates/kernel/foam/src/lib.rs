@@ -55,7 +55,7 @@ pub use index::{Beside, HEADER, Index, Origin, Recorded};
 pub use memory::Memory;
 pub use pending::{Pending, Run};
 pub use placement::{Form, Placement};
-pub use sums::{Sums, is_zero, sum};
+pub use sums::{PageSum, Sums, is_zero, sum};
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

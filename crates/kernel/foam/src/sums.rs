@@ -7,14 +7,23 @@ use std::ops::Range;
 
 /// Pages whose sums lie together: 2 MiB of memory.
 pub(crate) const GROUP: u64 = 512;
-/// Bytes of a group: four for each page by its address, zeros where none is stored.
-pub(crate) const BYTES: usize = GROUP as usize * 4;
+/// Bytes of a group: a sum for each page by its address, zeros where none is stored.
+pub(crate) const BYTES: usize = GROUP as usize * SUM;
+/// Bytes of a sum.
+pub(crate) const SUM: usize = 16;
 
 pub(crate) type Digested = [u8; 32];
-
 /// Checksum of a page.
-pub fn sum(page: &[u8]) -> u32 {
-    crc32fast::hash(page)
+pub type PageSum = [u8; SUM];
+
+/// Checksum of a page: the first half of its SHA-256.
+///
+/// The obvious way is a CRC, which costs a fifth of that. It finds damage, but a page can be made that has the sum of another
+/// one, and memory of a program is code and where it returns to: an image's seal would not be worth anything.
+pub fn sum(page: &[u8]) -> PageSum {
+    let mut sum = [0; SUM];
+    sum.copy_from_slice(&Sha256::digest(page)[..SUM]);
+    sum
 }
 
 /// Whether a page need not be stored: a hole reads as zeros.
@@ -48,8 +57,8 @@ impl Group {
         Group { bytes: Box::new([0; BYTES]), stored: [0; (GROUP / 64) as usize], digest: None }
     }
 
-    fn set(&mut self, within: usize, sum: Option<u32>) {
-        self.bytes[within * 4..][..4].copy_from_slice(&sum.unwrap_or_default().to_le_bytes());
+    fn set(&mut self, within: usize, sum: Option<PageSum>) {
+        self.bytes[within * SUM..][..SUM].copy_from_slice(&sum.unwrap_or_default());
         let (word, bit) = (&mut self.stored[within / 64], 1 << (within % 64));
         *word = if sum.is_some() { *word | bit } else { *word & !bit };
         self.digest = None;
@@ -72,7 +81,7 @@ impl Group {
 
 impl Sums {
     /// Notes the sum of the page at an address.
-    pub fn set(&mut self, address: u64, sum: u32) {
+    pub fn set(&mut self, address: u64, sum: PageSum) {
         let (group, within) = place(address);
         self.groups.entry(group).or_insert_with(Group::empty).set(within, Some(sum));
     }
@@ -136,10 +145,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn another_page_has_another_sum() {
+        let page = vec![7; PAGE as usize];
+        let known: PageSum = Sha256::digest(&page)[..16].try_into().unwrap();
+        assert_eq!(sum(&page), known);
+        let mut other = page.clone();
+        other[4095] = 6;
+        assert_ne!(sum(&other), known);
+    }
+
+    #[test]
     fn a_sum_is_kept_for_its_page_alone() {
         let mut sums = Sums::default();
         let pages = [0, 511, 512, 513, 4 * 512, 1 << 35];
-        pages.iter().for_each(|page| sums.set(page * PAGE, *page as u32));
+        pages.iter().for_each(|page| sums.set(page * PAGE, [*page as u8; SUM]));
         let has = |sums: &Sums, page: u64| sums.missing(page * PAGE, (page + 1) * PAGE).is_none();
         assert!(pages.iter().all(|page| has(&sums, *page)));
         assert_eq!(sums.missing(511 * PAGE, 520 * PAGE), Some(514 * PAGE));
@@ -153,7 +172,7 @@ mod tests {
     fn the_first_page_without_a_sum_is_found_wherever_it_is() {
         for hole in 0..2 * GROUP {
             let mut sums = Sums::default();
-            (0..2 * GROUP).filter(|page| *page != hole).for_each(|page| sums.set(page * PAGE, 1));
+            (0..2 * GROUP).filter(|page| *page != hole).for_each(|page| sums.set(page * PAGE, [1; SUM]));
             for (start, end) in
                 [(0, 2 * GROUP), (hole, hole + 1), (hole / 2, hole + 1), (0, hole), (hole + 1, 2 * GROUP)]
             {
@@ -166,13 +185,13 @@ mod tests {
     #[test]
     fn what_was_done_ahead_is_done_again_for_what_changed() {
         let mut sums = Sums::default();
-        (0..600).for_each(|page| sums.set(page * PAGE, page as u32));
+        (0..600).for_each(|page| sums.set(page * PAGE, [page as u8; SUM]));
         let plain = |sums: &Sums| [0, 1].map(|group| sums.group(group).map(|(bytes, _)| digest(bytes)));
         let told = |sums: &Sums| [0, 1].map(|group| sums.group(group).map(|(_, digest)| digest));
         let before = plain(&sums);
         sums.settle();
         assert_eq!(told(&sums), before);
-        sums.set(3 * PAGE, 77);
+        sums.set(3 * PAGE, [77; SUM]);
         sums.forget(550 * PAGE, 551 * PAGE);
         assert_eq!(told(&sums), plain(&sums));
         assert!(before.iter().zip(told(&sums)).all(|(before, now)| *before != now));

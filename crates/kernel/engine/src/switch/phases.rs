@@ -17,7 +17,9 @@ use crate::checkpoint::{DUMP_LOG, needed, room};
 use crate::progress::now_ns;
 use crate::tree::{full, of_unit, tree};
 use crate::volatile::Volatile;
-use crate::{Checkpoint, CheckpointOptions, Criu, Error, Guard, Moment, Observer, check, checkpoint_then, host};
+use crate::{
+    Checkpoint, CheckpointOptions, Criu, Error, Guard, MACHINE_KEY, Moment, Observer, check, checkpoint_then, host,
+};
 use procfs::process::Process;
 use rustix::process::{Signal, getpid, kill_process};
 use std::fs::{self, File};
@@ -443,6 +445,7 @@ fn passes(switch: &mut Switch<'_>) -> Result<(), Error> {
             form: None,
             guard: Guard::None,
             passes: switch.plan.passes,
+            key: MACHINE_KEY.into(),
             fail_before_seal: false,
         };
         let (go_on, heard) = channel();

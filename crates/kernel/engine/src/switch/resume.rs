@@ -15,7 +15,7 @@ use crate::progress::now_ns;
 use crate::tree::full;
 use crate::volatile::make_again;
 use crate::wake::both_ends;
-use crate::{Criu, Error, Guard, RestoreOptions, host, restore_then};
+use crate::{Criu, Error, Guard, MACHINE_KEY, RestoreOptions, host, restore_then};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::ffi::OsString;
@@ -446,6 +446,8 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
         verify: !journal.config.verify_on_demand,
         guard: Guard::None,
         again: true,
+        key: MACHINE_KEY.into(),
+        trust_image: false,
         daemon: daemon(journal.config.fill_rate)?,
         unit: Some(name.clone()),
     };

@@ -4,10 +4,10 @@ use super::config::{CONFIG, Config};
 use super::crash::Loaded;
 use super::line;
 use super::region::mounted_at;
-use crate::Error;
 use crate::checkpoint::existing;
 use crate::error::At;
 use crate::volatile::is_memory;
+use crate::{Error, MACHINE_KEY};
 use rustix::fs::MemfdFlags;
 use std::fmt::Write as _;
 use std::fs;
@@ -286,7 +286,9 @@ pub(super) fn missing(config: &Config) -> Vec<String> {
     }
     let elsewhere = config.images.as_deref().filter(|_| config.handover().is_none());
     let images = elsewhere.map(|images| (images, "images must be on a disk, or in a region of RAM"));
-    for (dir, what) in [(config.state.as_path(), "the state must be on a disk")].into_iter().chain(images) {
+    let key = Path::new(MACHINE_KEY).parent().map(|dir| (dir, "the key that seals images must be on a disk"));
+    let state = (config.state.as_path(), "the state must be on a disk");
+    for (dir, what) in [state].into_iter().chain(key).chain(images) {
         if is_memory(existing(dir)) {
             missing.push(format!("{} lies in memory, which does not outlive this kernel: {what}", dir.display()));
         }

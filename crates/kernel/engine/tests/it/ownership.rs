@@ -150,3 +150,39 @@ fn what_another_user_put_into_a_directory_is_not_read() {
     chown(&image, Some(OTHER), None).unwrap();
     refused(&criu, &image, &[RESTORE, DRY, INSPECT, STATUS, DISCARD], "belongs to uid 65534");
 }
+
+#[test]
+fn an_image_that_this_machine_did_not_seal_is_restored_only_if_that_is_asked_for() {
+    let (Some(criu), dir) = (criu(), scratch()) else { return };
+    let Some(mut redis) = Redis::start(dir.path()) else { return };
+    let mut client = Client::connect(redis.port);
+    assert_eq!(client.ask("SET key value"), "+OK");
+    let image = dir.path().join("image");
+    let path = image.to_str().unwrap();
+    redis.victim.checkpoint(&criu, &image, &[]);
+    let inspected = |verdict: bool| {
+        let event = kernel(&criu, &["inspect", path]).event("image");
+        assert_eq!(event["sealed_here"].as_bool(), Some(verdict), "{event}");
+    };
+    inspected(true);
+    // what the key made of the index comes last
+    let seal = image.join("foam.seal");
+    let mut bytes = fs::read(&seal).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&seal, &bytes).unwrap();
+    inspected(false);
+    refused(&criu, &image, &[RESTORE, DRY], "this machine did not seal the image");
+    refused(&criu, &image, &[RESTORE, DRY], "--trust-image takes it all the same");
+    let warned = "this machine did not seal the image";
+    let dry = kernel(&criu, &["restore", "--image", path, "--trust-image", "--dry-run"]);
+    assert_eq!((dry.code, dry.err.contains(&format!("warning: {warned}"))), (Some(0), true), "{dry}");
+    // which is not to say that damage is taken
+    let inventory = image.join("inventory.img");
+    let whole = fs::read(&inventory).unwrap();
+    fs::write(&inventory, [&whole[..], b"x"].concat()).unwrap();
+    refused(&criu, &image, &[&["restore", "--image", "IMAGE", "--trust-image"]], "is damaged");
+    fs::write(&inventory, whole).unwrap();
+    let restored = restore(&criu, &image, &["--trust-image"]);
+    assert!(restored.event("warning")["text"].as_str().unwrap().starts_with(warned), "{restored}");
+    assert_eq!(Client::connect(redis.port).ask("GET key"), "$5");
+}

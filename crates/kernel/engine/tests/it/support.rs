@@ -132,6 +132,9 @@ pub(crate) fn kernel_while(criu: &Path, arguments: &[&str], meanwhile: impl FnOn
 fn command(criu: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(stillpoint_testing::binary::stillpoint());
     command.args(["--json", "kernel"]).args(arguments).env("STILLPOINT_CRIU", criu).stdin(Stdio::null());
+    // beside what was built: the machine's own key is none of a test's
+    let key = std::env::current_exe().expect("this program").with_file_name("image.key");
+    command.env("STILLPOINT_IMAGE_KEY", key);
     command
 }
 

@@ -1,0 +1,154 @@
+//! The key of this machine, by which it knows images that it sealed itself.
+//!
+//! An image is code that runs with the rights that it says. Where it lies keeps other users from changing it; one that was
+//! made elsewhere, or lay elsewhere meanwhile, lacks a seal of this machine. The seal is a keyed digest of the header of the
+//! index. The header has the digest of the index, and the index has those of criu's files and of the sums of pages, which are
+//! digests themselves: what is under the key is all of the image, and under it in the freeze are the bytes of the header alone.
+
+use crate::Error;
+use hmac::{Hmac, KeyInit, Mac};
+use rustix::rand::{GetRandomFlags, getrandom};
+use sha2::Sha256;
+use std::fmt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use stillpoint_host::trusted::Directory;
+
+/// File of the key.
+pub const MACHINE_KEY: &str = "/var/lib/stillpoint/image.key";
+
+/// Bytes of a key.
+const KEY: usize = 32;
+/// Bytes of a seal.
+pub(crate) const SEAL: usize = 32;
+/// The use of the key: another one would have another text.
+const PURPOSE: &[u8] = b"stillpoint image\0";
+
+/// The key of a machine.
+#[derive(Clone, PartialEq, Eq)]
+pub struct MachineKey([u8; KEY]);
+
+impl fmt::Debug for MachineKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MachineKey")
+    }
+}
+
+impl MachineKey {
+    /// Reads a key; none where none has been made.
+    ///
+    /// # Errors
+    /// Another user can read or change it, or it is none.
+    pub fn read(path: &Path) -> Result<Option<MachineKey>, Error> {
+        let opened =
+            Directory::of_file(path).and_then(|(directory, name)| Ok((directory.file(name)?, directory, name)));
+        let (file, directory, name) = match opened {
+            Err(error) if error.is_not_found() => return Ok(None),
+            opened => opened?,
+        };
+        let damaged = |why: &str| Error::Damaged { path: path.to_owned(), why: why.into() };
+        if file.metadata().is_ok_and(|file| file.mode() & 0o077 != 0) {
+            return Err(damaged("other users can read it: remove it, and a new one is made"));
+        }
+        let bytes = directory.read(name, KEY as u64)?;
+        let key = bytes.try_into().map_err(|_| damaged("it is no key: remove it, and a new one is made"))?;
+        Ok(Some(MachineKey(key)))
+    }
+
+    /// Does the same, and makes one at its first use.
+    ///
+    /// # Errors
+    /// As [`MachineKey::read`], or it cannot be made.
+    pub(crate) fn read_or_make(path: &Path) -> Result<MachineKey, Error> {
+        if let Some(key) = MachineKey::read(path)? {
+            return Ok(key);
+        }
+        let mut key = [0_u8; KEY];
+        let given = getrandom(&mut key[..], GetRandomFlags::empty());
+        if given.map_err(|error| Error::System { doing: "make a key", source: error.into() })? != KEY {
+            return Err(Error::Step { what: "make a key", why: "the kernel gave too few bytes".into() });
+        }
+        if let Some(parent) = path.parent().filter(|parent| !parent.exists()) {
+            // enabled patches lie there too, which services read
+            Directory::make_readable(parent)?;
+        }
+        let (directory, name) = Directory::of_file(path)?;
+        // of several checkpoints that begin at the same time one makes it
+        directory.write_new(name, &key)?;
+        let lost = || Error::Step { what: "make a key", why: format!("{} has gone again", path.display()) };
+        MachineKey::read(path)?.ok_or_else(lost)
+    }
+
+    /// The seal of an image whose index has this header.
+    pub(crate) fn seal(&self, header: &[u8]) -> [u8; SEAL] {
+        self.mac(header).finalize().into_bytes().into()
+    }
+
+    /// Returns true if this key made the seal. It takes the same time wherever a difference is.
+    pub(crate) fn made(&self, seal: &[u8; SEAL], header: &[u8]) -> bool {
+        self.mac(header).verify_slice(seal).is_ok()
+    }
+
+    fn mac(&self, header: &[u8]) -> Hmac<Sha256> {
+        let mac = Hmac::<Sha256>::new_from_slice(&self.0);
+        let mut mac = mac.unwrap_or_else(|_| unreachable!("any length is a key"));
+        mac.update(PURPOSE);
+        mac.update(header);
+        mac
+    }
+}
+
+#[cfg(test)]
+impl MachineKey {
+    /// One that all tests know.
+    pub(crate) fn plain() -> Self {
+        MachineKey([7; KEY])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_key_is_made_once_and_for_its_owner_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image.key");
+        assert_eq!(MachineKey::read(&path).unwrap(), None);
+        let keys: Vec<MachineKey> = std::thread::scope(|scope| {
+            let makers: Vec<_> = (0..4).map(|_| scope.spawn(|| MachineKey::read_or_make(&path).unwrap())).collect();
+            makers.into_iter().map(|maker| maker.join().unwrap()).collect()
+        });
+        assert!(keys.iter().all(|key| *key == keys[0]));
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
+        let other = MachineKey::read_or_make(&dir.path().join("other.key")).unwrap();
+        assert_ne!(other, keys[0]);
+        let refused = |why: &str| {
+            let error = MachineKey::read_or_make(&path).unwrap_err();
+            assert!(error.is_refusal() && error.to_string().contains(why), "{error}");
+        };
+        fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        refused("other users can read it");
+        fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        fs::write(&path, "short").unwrap();
+        refused("it is no key");
+        fs::write(&path, [0; 33]).unwrap();
+        refused("more than 32 bytes");
+    }
+
+    #[test]
+    fn a_seal_is_of_one_key_and_one_header() {
+        let (ours, theirs) = (MachineKey::plain(), MachineKey([8; KEY]));
+        let seal = ours.seal(b"header");
+        assert!(ours.made(&seal, b"header"));
+        assert!(!theirs.made(&seal, b"header") && !ours.made(&seal, b"heades"));
+        for at in 0..SEAL {
+            let mut other = seal;
+            other[at] ^= 1;
+            assert!(!ours.made(&other, b"header"), "byte {at}");
+        }
+        assert_eq!(format!("{ours:?}"), "MachineKey");
+    }
+}
