@@ -9,7 +9,7 @@ use crate::{Error, Libc, Mapping, Memory, Module, Pid, Status, ThreadActivity, T
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -233,7 +233,11 @@ impl Process {
             Err(error) => error,
         };
         // Without CAP_CHECKPOINT_RESTORE the link cannot be followed; the path can, in the process's own root.
-        let file = File::open(self.memory_path("root").join(path.trim_start_matches('/')))
+        // What lies there now may be a pipe that nothing writes to.
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(self.memory_path("root").join(path.trim_start_matches('/')))
             .map_err(|error| refuse(format!("{first}; by path: {error}")))?;
         let found = file.metadata().map_err(|error| refuse(error.to_string()))?;
         let device = (libc::major(found.dev()), libc::minor(found.dev()));

@@ -4,10 +4,13 @@ use crate::Error;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use stillpoint_host::trusted::Directory;
 
 /// Where it is looked for.
 pub const CONFIG: &str = "/etc/stillpoint/kernel.toml";
 
+/// Bytes of the file.
+const CONFIG_MAX: u64 = 1 << 20;
 /// What `images` says of memory that this kernel hands over to the next one.
 const HANDOVER: &str = "handover";
 
@@ -97,13 +100,17 @@ impl Default for Config {
 
 impl Config {
     /// Reads a file; one that is not there says nothing.
+    ///
+    /// # Errors
+    /// Another user can change it: it names programs that root runs. Or it does not parse.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        match std::fs::read_to_string(path) {
-            Ok(text) => Config::parse(&text)
-                .map_err(|why| Error::Refused(vec![format!("{}: {}", path.display(), why.trim_end())])),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Config::default()),
-            Err(source) => Err(Error::File { doing: "read", path: path.to_owned(), source }),
-        }
+        let bytes = match Directory::of_file(path).and_then(|(directory, name)| directory.read(name, CONFIG_MAX)) {
+            Err(error) if error.is_not_found() => return Ok(Config::default()),
+            bytes => bytes?,
+        };
+        let refused = |why: &str| Error::Refused(vec![format!("{}: {}", path.display(), why.trim_end())]);
+        let text = std::str::from_utf8(&bytes).map_err(|error| refused(&error.to_string()))?;
+        Config::parse(text).map_err(|why| refused(&why))
     }
 
     /// The directory that holds the images of units, and nothing else.
@@ -135,6 +142,23 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_another_user_can_change_names_no_program() {
+        use std::fs::{self, Permissions};
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("kernel.toml");
+        assert_eq!(Config::read(&path).unwrap(), Config::default());
+        fs::write(&path, "fill-rate = 7\n").unwrap();
+        assert_eq!(Config::read(&path).unwrap().fill_rate, 7);
+        fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
+        let error = Config::read(&path).unwrap_err();
+        assert!(error.is_refusal() && error.to_string().contains("others can write to it"), "{error}");
+        fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        fs::write(&path, [0xff]).unwrap();
+        assert!(Config::read(&path).unwrap_err().is_refusal());
+    }
 
     #[test]
     fn a_file_says_what_differs_and_nothing_unknown() {

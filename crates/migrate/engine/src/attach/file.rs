@@ -2,10 +2,13 @@
 //! as its owner wrote it.
 
 use crate::{Error, Server};
-use std::fs;
 use std::path::{Path, PathBuf};
+use stillpoint_host::file::read_regular;
 use stillpoint_host::trusted::Directory;
 use stillpoint_migrate_proxy::{Config, ServerTls};
+
+/// Bytes of a file that the proxy's own user may have written.
+pub(super) const FILE_MAX: u64 = 64 << 20;
 
 /// A configuration as it stands in its file.
 #[derive(Debug)]
@@ -23,7 +26,8 @@ impl File {
     /// Reads it from a directory that it can be written to: another user who can change that could lead the write elsewhere.
     pub(super) fn read(path: &Path) -> Result<File, Error> {
         Directory::of_file(path).map_err(|error| unusable(path, error))?;
-        let text = fs::read_to_string(path).map_err(|error| unusable(path, error))?;
+        let bytes = read_regular(path, FILE_MAX).map_err(|error| unusable(path, error))?;
+        let text = String::from_utf8(bytes).map_err(|error| unusable(path, error))?;
         let config = Config::parse(&text).map_err(|error| unusable(path, error))?;
         Ok(File { path: path.into(), text, config })
     }
@@ -101,6 +105,7 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     const PLAIN: &str = "# ours\nlisten = [\"127.0.0.1:1\"]\ncontrol = \"/c\"\nroutes = \"/r\"\n[servers.old]\nhost = \"h\"\n\
                          port = 7\n[tenants.shop]\nserver = \"old\"\n";

@@ -20,13 +20,14 @@ use crate::journal;
 use crate::link::{Link, Purpose};
 use crate::server::Address;
 use crate::{APPLICATION, Error, Server};
-use file::File;
+use file::{FILE_MAX, File};
 use rules::Lead;
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use stillpoint_host::file::read_regular;
 use stillpoint_migrate_proxy::Config;
 use stillpoint_migrate_proxy::control::{Client, Reply, Request, Status};
 use tokio::net::UnixStream;
@@ -376,9 +377,10 @@ fn moved_away(options: &DetachOptions, config: &Config) -> Result<Vec<String>, E
 /// Where the proxy's tenants have moved; read from its file, since it may not run.
 fn routes(path: &Path) -> Result<BTreeMap<String, stillpoint_migrate_proxy::Server>, Error> {
     let wrong = |why: String| Error::Proxy(format!("routes file {}: {why}", path.display()));
-    match std::fs::read(path) {
+    // the proxy's user wrote it
+    match read_regular(path, FILE_MAX) {
         Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string())),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+        Err(error) if error.is_not_found() => Ok(BTreeMap::new()),
         Err(error) => Err(wrong(error.to_string())),
     }
 }
