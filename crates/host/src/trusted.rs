@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Permission bits of others.
 const OTHERS_WRITE: u32 = 0o022;
 const STICKY: u32 = 0o1000;
-/// Of a directory and of a file that other users read.
+/// Permissions of a directory and of a file that other users read.
 const READABLE_DIRECTORY: Mode = Mode::from_raw_mode(0o755);
 const READABLE_FILE: Mode = Mode::from_raw_mode(0o644);
 

@@ -32,7 +32,7 @@ pub(crate) struct Args {
     #[arg(long)]
     again: bool,
     /// Restore an image that this machine did not seal, or that was changed since. Its programs run with the rights that it says,
-    /// those of root too: whoever made it is trusted as root is.
+    /// those of root too: the maker of the image is trusted like root.
     #[arg(long)]
     trust_image: bool,
     /// Do everything short of touching: check and verify.

@@ -64,7 +64,7 @@ impl Stored {
         names.map(read).collect()
     }
 
-    /// The patch, whoever signed it.
+    /// Decodes the patch; its signature is not looked at.
     ///
     /// # Errors
     /// It is no patch.

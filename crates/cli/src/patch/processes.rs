@@ -242,7 +242,7 @@ pub(crate) const PATCH_MAX: u64 = 300 << 20;
 /// Bytes of a public key's file.
 const KEY_MAX: u64 = 4 << 10;
 
-/// Reads a patch file once, whoever owns it. Its signature tells whether it is believed.
+/// Reads a patch file once; any user may own it. Its signature tells whether it is believed.
 ///
 /// # Errors
 /// It is no regular file, is larger than a patch can be, or cannot be read.

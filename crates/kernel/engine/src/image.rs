@@ -26,7 +26,7 @@ pub struct Image {
     index: Index,
     files: Vec<File>,
     seal: File,
-    /// Of the index.
+    /// Header of the index, which the seal is made of.
     header: Vec<u8>,
     by_key: [u8; BY_KEY],
     /// Where the sums of each memory begin in the seal, and those that have been read, group by group.
@@ -34,7 +34,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// Opens a sealed one. What is restored runs with the rights that the image says: whoever can write to it is root.
+    /// Opens a sealed one. A restored program has the rights that the image says: a user who can write to it has root's.
     ///
     /// # Errors
     /// There is none, another user can change it, or its index is damaged.

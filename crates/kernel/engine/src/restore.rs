@@ -74,7 +74,7 @@ pub struct Restored {
     pub duration_ns: u64,
 }
 
-/// What stands against restoring an image here and now, and what must be known of it. Nothing is touched.
+/// Finds everything that stands against restoring an image here and now, or must be known of it. Nothing is touched.
 ///
 /// # Errors
 /// The image or the key of this machine cannot be read, or criu cannot be started.

@@ -633,7 +633,7 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// What lies there runs in the service, as whoever it runs as.
+/// Patches that lie there run in the service, with its rights.
 #[test]
 fn patches_are_enabled_where_root_alone_decides() {
     let program = Program::build("heritage");
