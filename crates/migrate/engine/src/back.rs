@@ -1,5 +1,6 @@
 //! After the switch: going back, or deciding that it stays.
 
+use crate::catalogs::{self, Definitions};
 use crate::fault::{FaultPoint, reach};
 use crate::follow::{Feed, Follower, Plan};
 use crate::front::is_served;
@@ -9,7 +10,7 @@ use crate::link::{Link, Purpose};
 use crate::options::{Failure, Options, State};
 use crate::outfit::{self, PUBLICATIONS};
 use crate::progress::{Observer, Teller};
-use crate::run::{Following, Outcome, catch_up, compare_between, fingerprint, with_any_proxy};
+use crate::run::{Following, Outcome, catch_up, compare_between, with_any_proxy};
 use crate::switch::{self, Direction, Side};
 use crate::{Error, fence, several, since, undo};
 use std::time::Duration;
@@ -53,12 +54,12 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
             Err(error) => return Err(Failure { state: State::Unknown(error.to_string()), error }),
         }
     }
-    let fingerprint = nothing_is_lost(options, teller).await.map_err(|error| match journal.record.phase {
+    let definitions = nothing_is_lost(options, teller).await.map_err(|error| match journal.record.phase {
         Phase::Switched => Failure::untouched(error),
         _ => Failure::on_target(error),
     })?;
     let ended = tokio::select! {
-        ended = steps(options, &mut journal, fingerprint, teller) => ended,
+        ended = steps(options, &mut journal, definitions, teller) => ended,
         () = options.interrupt.notified() => Err(Error::Interrupted),
     };
     let returned = match (&ended, journal.record.phase) {
@@ -94,26 +95,26 @@ async fn taken_away(options: &Options, journal: Journal, outcome: Outcome) -> Re
 }
 
 /// The target's definitions, unless something of them would be lost; they are to be the same until clients are back.
-async fn nothing_is_lost(options: &Options, teller: &Teller) -> Result<String, Error> {
+async fn nothing_is_lost(options: &Options, teller: &Teller) -> Result<Definitions, Error> {
     let mut target = Link::connect(&options.target, Purpose::Statements, &[]).await?;
-    let fingerprint = fingerprint(&mut target).await?;
-    let lost = since::the_switch(options, &mut target).await?;
+    let definitions = catalogs::read(&mut target).await?;
+    let lost = since::the_switch(options, &definitions)?;
     match (lost.is_empty(), options.accepted.definitions_dropped) {
         (true, _) => {}
         (false, true) => teller.warn(format!("with the target's database will be dropped: {}", lost.join("; "))),
         (false, false) => return Err(Error::DefinedSince(lost)),
     }
-    Ok(fingerprint)
+    Ok(definitions)
 }
 
 async fn steps(
     options: &Options,
     journal: &mut Journal,
-    fingerprint: String,
+    definitions: Definitions,
     teller: &Teller,
 ) -> Result<Duration, Error> {
     let direction = Direction::back(options);
-    let following = teller.phase("catch-up", follow_back(options, journal, fingerprint, teller)).await?;
+    let following = teller.phase("catch-up", follow_back(options, journal, definitions, teller)).await?;
     let following =
         teller.phase("compare", compare_between(options, following, &direction.from, &direction.to, teller)).await?;
     journal.update(|record| record.phase = Phase::Returning)?;
@@ -130,7 +131,7 @@ async fn steps(
 async fn follow_back(
     options: &Options,
     journal: &mut Journal,
-    fingerprint: String,
+    definitions: Definitions,
     teller: &Teller,
 ) -> Result<Following, Error> {
     fence::open(&options.source).await?;
@@ -150,7 +151,7 @@ async fn follow_back(
         pace: std::sync::Arc::new(crate::throttle::Throttle::free()),
     })
     .await?;
-    let mut following = Following { follower, inventory, fingerprint, guide: None };
+    let mut following = Following { follower, inventory, definitions, guide: None };
     catch_up(&mut following, &mut target, teller).await?;
     Ok(following)
 }

@@ -112,6 +112,9 @@ pub enum Error {
     /// Definitions on the source are not what they were when the migration began.
     #[error("definitions changed during the migration: {0}")]
     SchemaChanged(String),
+    /// Catalogs of the side that is left are not what they were before the pause.
+    #[error("definitions changed while clients were paused, in {}", .0.join(", "))]
+    CatalogsChanged(Vec<String>),
     /// Somebody waits for a lock that the copy holds.
     #[error("the copy stands in the way of {0}")]
     InTheWay(String),

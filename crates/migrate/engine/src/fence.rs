@@ -71,14 +71,22 @@ pub(crate) struct Grant {
 /// Who can connect to the database: what [`shut`] takes and [`lift`] gives back. Whoever passed a right on comes behind whoever
 /// gave it to him.
 pub(crate) async fn grants(beside: &mut Link, database: &str) -> Result<Vec<Grant>, Error> {
-    let sql = format!(
+    Ok(in_order(&beside.query(&rights(database)).await?))
+}
+
+/// A question for all rights to connect.
+fn rights(database: &str) -> String {
+    format!(
         "SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END, \
          quote_ident(pg_get_userbyid(a.grantor)), a.grantor = d.datdba, a.is_grantable \
          FROM pg_database d, aclexplode(coalesce(d.datacl, acldefault('d', d.datdba))) a \
-         WHERE d.datname = {} AND a.privilege_type = 'CONNECT'",
+         WHERE d.datname = {} AND a.privilege_type = 'CONNECT' ORDER BY 1, 2",
         literal(database)
-    );
-    let rows = beside.query(&sql).await?;
+    )
+}
+
+/// Rights of which none comes before the one from which it was passed on.
+fn in_order(rows: &[Row]) -> Vec<Grant> {
     let is = |row: &Row, at| text(row, at) == "t";
     let grant = |row: &Row| Grant { to: text(row, 0), by: text(row, 1), by_owner: is(row, 2), grantable: is(row, 3) };
     let mut left: Vec<Grant> = rows.iter().map(grant).collect();
@@ -94,7 +102,7 @@ pub(crate) async fn grants(beside: &mut Link, database: &str) -> Result<Vec<Gran
         }
         grants.append(&mut next);
     }
-    Ok(grants)
+    grants
 }
 
 /// Those rights that can be taken and given still, and for people whose others are: who was dropped or renamed meanwhile has
@@ -125,16 +133,39 @@ pub(crate) async fn shut_again(beside: &mut Link, database: &str, grants: &[Gran
 ///
 /// No right and no setting keeps a superuser out, so connections are not allowed at all; the rest holds while the door is
 /// open for us.
-pub(crate) async fn shut(beside: &mut Link, database: &str, grants: &[Grant]) -> Result<(), Error> {
-    let name = identifier(database);
-    let mut sql = format!(
-        "ALTER DATABASE {name} ALLOW_CONNECTIONS false; ALTER DATABASE {name} SET default_transaction_read_only = on"
-    );
-    // What was passed on goes with it.
-    for Grant { to, .. } in grants.iter().filter(|grant| grant.by_owner) {
-        sql += &format!("; REVOKE CONNECT ON DATABASE {name} FROM {to} CASCADE");
+async fn shut(beside: &mut Link, database: &str, grants: &[Grant]) -> Result<(), Error> {
+    beside.query(&format!("{}{}", shutting(database), revoking(database, grants))).await.map(drop)
+}
+
+/// The same where rights to connect still are these. Otherwise nothing is done, and they are returned as they are now: giving
+/// back the old ones later would undo what another session did.
+pub(crate) async fn shut_unless_changed(
+    beside: &mut Link,
+    database: &str,
+    grants: &[Grant],
+) -> Result<Option<Vec<Grant>>, Error> {
+    // From the first of these on no other session can give or take a right.
+    let found = in_order(&beside.query(&format!("BEGIN; {}{}", shutting(database), rights(database))).await?);
+    if found != grants {
+        beside.query("ROLLBACK").await?;
+        return Ok(Some(found));
     }
-    beside.query(&sql).await.map(drop)
+    beside.query(&format!("{}COMMIT", revoking(database, grants))).await?;
+    Ok(None)
+}
+
+fn shutting(database: &str) -> String {
+    let name = identifier(database);
+    format!(
+        "ALTER DATABASE {name} ALLOW_CONNECTIONS false; ALTER DATABASE {name} SET default_transaction_read_only = on; "
+    )
+}
+
+/// Takes rights to connect, and with each what was passed on of it.
+fn revoking(database: &str, grants: &[Grant]) -> String {
+    let name = identifier(database);
+    let given = grants.iter().filter(|grant| grant.by_owner);
+    given.map(|Grant { to, .. }| format!("REVOKE CONNECT ON DATABASE {name} FROM {to} CASCADE; ")).collect()
 }
 
 /// Takes back what an earlier attempt has shut, if it came to that; harmless where the door is open again already. For people,

@@ -1,9 +1,9 @@
 //! The journal of a migration: one small file, replaced as a whole, on disk before what it tells of is done.
 
 use crate::Error;
+use crate::catalogs::Definitions;
 use crate::fence::Grant;
 use crate::outfit::IdentityChange;
-use crate::since::Definitions;
 use rustix::process::{Pid, Signal};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -74,9 +74,9 @@ pub struct Other {
     pub server: String,
     /// Whether a database of ours may be there.
     pub made_database: bool,
-    /// The definitions with which it follows, as [`Record::fingerprint`]; none while it does not.
+    /// It holds the snapshot, and repeats what commits on the source.
     #[serde(default)]
-    pub(crate) follows: Option<String>,
+    following: bool,
     /// As [`Record::horizon`].
     #[serde(default)]
     horizon: u64,
@@ -87,12 +87,12 @@ pub struct Other {
 impl Other {
     /// One that was named, and of which nothing has been done.
     pub(crate) fn named(number: usize, server: String) -> Other {
-        Other { number, server, made_database: false, follows: None, horizon: 0, dropped: None }
+        Other { number, server, made_database: false, following: false, horizon: 0, dropped: None }
     }
 
     /// Whether it holds the snapshot, and repeats what commits on the source.
     pub fn is_following(&self) -> bool {
-        self.follows.is_some()
+        self.following
     }
 }
 
@@ -136,8 +136,6 @@ pub struct Record {
     pub(crate) served_from: Option<(String, u16)>,
     #[serde(default)]
     pub(crate) leads_to: Option<(String, u16)>,
-    /// Of all definitions, as the snapshot saw them.
-    pub(crate) fingerprint: String,
     /// Where in the source's log rows are there that the copy has left to the log: up to there a change may meet no row, and
     /// then foreign keys are made. 0 when that is done, or the copy has left none.
     #[serde(default)]
@@ -171,12 +169,10 @@ impl Record {
         std::iter::once(self.slot()).chain(self.others.iter().map(|other| self.slot_of(other.number)))
     }
 
-    /// The definitions with which a target follows; none while it does not.
-    pub(crate) fn followed_by(&self, number: usize) -> Option<&str> {
-        if number == self.number {
-            return (self.phase == Phase::Following).then_some(&self.fingerprint);
-        }
-        self.others.iter().find(|other| other.number == number)?.follows.as_deref()
+    /// Returns true if this target follows.
+    pub(crate) fn is_followed_by(&self, number: usize) -> bool {
+        let other = || self.others.iter().any(|other| other.number == number && other.following);
+        if number == self.number { self.phase == Phase::Following } else { other() }
     }
 
     /// How far the log must have brought a target that follows; see [`Record::horizon`].
@@ -189,13 +185,14 @@ impl Record {
     fn put_first(&mut self, number: usize) {
         let Some(at) = self.others.iter().position(|other| other.number == number) else { return };
         let next = self.others.remove(at);
-        let follows = (self.phase == Phase::Following).then(|| std::mem::take(&mut self.fingerprint));
+        let following = self.phase == Phase::Following;
         let (number, made_database, horizon) = (self.number, self.made_database, self.horizon);
-        self.others.push(Other { number, server: self.target.clone(), made_database, follows, horizon, dropped: None });
+        let (server, dropped) = (self.target.clone(), None);
+        self.others.push(Other { number, server, made_database, following, horizon, dropped });
         self.others.sort_by_key(|other| other.number);
         (self.number, self.target, self.made_database) = (next.number, next.server, next.made_database);
-        self.phase = if next.follows.is_some() { Phase::Following } else { Phase::Begun };
-        (self.fingerprint, self.horizon) = (next.follows.unwrap_or_default(), next.horizon);
+        self.phase = if next.following { Phase::Following } else { Phase::Begun };
+        self.horizon = next.horizon;
     }
 
     /// Name of the slot on the target, for the way back.
@@ -458,17 +455,28 @@ impl Journal {
         })
     }
 
-    /// A target follows, with these definitions, and with this horizon before it.
-    pub(crate) fn follows(&mut self, number: usize, fingerprint: &str, horizon: u64) -> Result<(), Error> {
+    /// A target follows, made of these definitions, and with this horizon before it.
+    pub(crate) fn follows(&mut self, number: usize, made_of: &Definitions, horizon: u64) -> Result<(), Error> {
+        self.replace(&self.definitions_of(number), made_of)?;
         self.update(|record| {
             if number == record.number {
-                (record.phase, record.fingerprint) = (Phase::Following, fingerprint.into());
-                record.horizon = horizon;
+                (record.phase, record.horizon) = (Phase::Following, horizon);
             }
             if let Some(other) = record.others.iter_mut().find(|other| other.number == number) {
-                (other.follows, other.horizon) = (Some(fingerprint.into()), horizon);
+                (other.following, other.horizon) = (true, horizon);
             }
         })
+    }
+
+    /// The definitions of which a target was made that follows.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such file, or it cannot be read.
+    pub(crate) fn made_of(&self, number: usize) -> Result<Definitions, Error> {
+        let path = self.definitions_of(number);
+        let missing = || Error::Journal { path: path.clone(), source: io::ErrorKind::NotFound.into() };
+        read(&path)?.ok_or_else(missing)
     }
 
     /// The horizon of a target is behind it.
@@ -493,7 +501,7 @@ impl Journal {
                 record.put_first(next);
             }
             if let Some(other) = record.others.iter_mut().find(|other| other.number == number) {
-                (other.dropped, other.follows) = (Some(reason), None);
+                (other.dropped, other.following) = (Some(reason), false);
             }
         })
     }
@@ -502,7 +510,7 @@ impl Journal {
     pub(crate) fn is_gone(&mut self, number: usize) -> Result<(), Error> {
         self.update(|record| {
             if let Some(other) = record.others.iter_mut().find(|other| other.number == number) {
-                (other.made_database, other.follows) = (false, None);
+                (other.made_database, other.following) = (false, false);
             }
         })
     }
@@ -553,10 +561,16 @@ impl Journal {
         Ok(path)
     }
 
+    /// Path of the definitions of which a target was made.
+    fn definitions_of(&self, number: usize) -> PathBuf {
+        self.path.with_extension(format!("{DEFINITIONS}-{}", number + 1))
+    }
+
     /// The migration is over: nothing of it is left.
     pub(crate) fn end(self) -> Result<(), Error> {
         for number in std::iter::once(self.record.number).chain(self.record.others.iter().map(|other| other.number)) {
             let _ = fs::remove_file(self.dump_of(number));
+            let _ = fs::remove_file(self.definitions_of(number));
             let _ = fs::remove_file(self.path.with_extension(format!("copying-{}", number + 1)));
         }
         let _ = fs::remove_file(self.path.with_extension(DEFINITIONS));
@@ -586,7 +600,6 @@ mod tests {
             settled: false,
             served_from: None,
             leads_to: None,
-            fingerprint: String::new(),
             horizon: 0,
             identities: Vec::new(),
             fenced: None,
@@ -604,34 +617,37 @@ mod tests {
     #[test]
     fn the_next_target_takes_the_place_of_one_that_is_dropped() {
         let (dir, mut journal) = of_three();
-        journal.follows(0, "e", 0).unwrap();
+        let made_of = Definitions::new();
+        journal.follows(0, &made_of, 0).unwrap();
         journal.reached(2, Phase::Copying).unwrap();
         journal.drop_target(1, "slow".into()).unwrap();
         assert_eq!((&journal.record.target[..], journal.record.phase), ("t", Phase::Following));
         journal.drop_target(0, "gone".into()).unwrap();
         let record = &journal.record;
         assert_eq!((&record.target[..], record.made_database, &record.slot()[..]), ("t2", true, "stillpoint_abc_3"));
-        assert_eq!((record.phase, &record.fingerprint[..]), (Phase::Begun, ""), "it is being copied");
+        assert_eq!(record.phase, Phase::Begun, "it is being copied");
         let dropped: Vec<_> =
             record.others.iter().map(|other| (&other.server[..], other.dropped.as_deref().unwrap())).collect();
         assert_eq!(dropped, [("t", "gone"), ("t1", "slow")]);
         assert_eq!(peek(dir.path(), "a/b").unwrap().as_ref(), Some(record), "all of it is on disk");
-        journal.follows(2, "f", 0).unwrap();
-        assert_eq!((journal.record.phase, &journal.record.fingerprint[..]), (Phase::Following, "f"));
+        assert!(journal.made_of(2).is_err(), "it is not told of what it is made");
+        journal.follows(2, &made_of, 0).unwrap();
+        assert_eq!((journal.record.phase, journal.made_of(2).unwrap()), (Phase::Following, made_of));
     }
 
     #[test]
     fn one_that_follows_comes_before_one_that_is_being_copied_until_both_do() {
         let (_dir, mut journal) = of_three();
-        journal.follows(2, "f", 0).unwrap();
+        let made_of = Definitions::new();
+        journal.follows(2, &made_of, 0).unwrap();
         journal.drop_target(0, "gone".into()).unwrap();
         let record = &journal.record;
-        assert_eq!((record.number, record.phase, &record.fingerprint[..]), (2, Phase::Following, "f"));
-        journal.follows(1, "e", 0).unwrap();
+        assert_eq!((record.number, record.phase), (2, Phase::Following));
+        journal.follows(1, &made_of, 0).unwrap();
         journal.choose(1).unwrap();
         let record = &journal.record;
-        assert_eq!((record.number, record.phase, &record.fingerprint[..]), (1, Phase::Following, "e"));
-        assert_eq!(record.others[1].follows.as_deref(), Some("f"), "{record:?}");
+        assert_eq!((record.number, record.phase), (1, Phase::Following));
+        assert!(record.others[1].is_following() && record.is_followed_by(2), "{record:?}");
     }
 
     #[test]

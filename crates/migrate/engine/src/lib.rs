@@ -60,6 +60,7 @@
 
 mod attach;
 mod back;
+mod catalogs;
 mod check;
 mod checksum;
 mod clients;

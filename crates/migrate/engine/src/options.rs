@@ -173,7 +173,9 @@ impl Failure {
             }
             (Error::TimedOut { .. }, State::OnTarget) => "end what is named, and call it again",
             (Error::TimedOut { .. }, _) => "end what is named, or give it longer, and run it again",
-            (Error::SchemaChanged(_) | Error::InTheWay(_), _) => "run it again when definitions rest",
+            (Error::SchemaChanged(_) | Error::CatalogsChanged(_) | Error::InTheWay(_), _) => {
+                "run it again when definitions rest"
+            }
             (Error::Outrun { .. }, _) => "more players (--players), or run it when there is less load",
             (Error::Capture(_), _) => "run it again without what is named, or with wal_level=logical on the source",
             (Error::Proxy(_) | Error::ProxyGone(_), _) => "see that the proxy runs and knows the tenant",

@@ -9,6 +9,7 @@
 //! Where the log captures changes, most rows are copied without the snapshot (see [`copy`](mod@crate::copy)), and until the
 //! replay has passed the copy's horizon some are missing: foreign keys are made behind it, where the replay stands.
 
+use crate::catalogs::{self, Definitions};
 use crate::checksum::Comparison;
 use crate::clients::{Clients, Guide};
 use crate::copy::{Copied, View, copy, tells_apart};
@@ -70,14 +71,15 @@ struct Snapshotted {
     /// A lock on every table against changed definitions, and no snapshot.
     locks: Link,
     inventory: Inventory,
-    /// Of all definitions.
-    fingerprint: String,
+    /// All of them, seen by the snapshot.
+    definitions: Definitions,
 }
 
 /// Step 2 is done: the target is there, up to what the log brings.
 struct Created {
     inventory: Inventory,
-    fingerprint: String,
+    /// Those of which the target was made.
+    definitions: Definitions,
     /// What the proxy captured meanwhile, where it does.
     captured: Option<(Recording, SourceSnapshot)>,
     /// As [`Record::horizon`].
@@ -96,8 +98,8 @@ enum Kept {
 pub(crate) struct Following {
     pub(crate) follower: Follower,
     pub(crate) inventory: Inventory,
-    /// Of all definitions.
-    pub(crate) fingerprint: String,
+    /// Those of which the side that follows was made.
+    pub(crate) definitions: Definitions,
     /// Holds it back for the sake of clients.
     pub(crate) guide: Option<Guide>,
 }
@@ -198,11 +200,14 @@ pub(crate) async fn bring_up(
     teller: &Teller,
 ) -> Result<Following, Error> {
     let followed = {
-        let record = &journal.lock().record;
-        record.followed_by(number).map(|fingerprint| (fingerprint.to_owned(), record.horizon_of(number)))
+        let journal = journal.lock();
+        let follows = journal.record.is_followed_by(number);
+        follows
+            .then(|| journal.made_of(number).map(|made_of| (made_of, journal.record.horizon_of(number))))
+            .transpose()?
     };
-    let Created { inventory, fingerprint, captured, horizon } = if let Some((fingerprint, horizon)) = followed {
-        Created { inventory: inventory_of(&options.source).await?, fingerprint, captured: None, horizon }
+    let Created { inventory, definitions, captured, horizon } = if let Some((definitions, horizon)) = followed {
+        Created { inventory: inventory_of(&options.source).await?, definitions, captured: None, horizon }
     } else {
         let snapshotted = teller.phase("snapshot", snapshot(options, number, journal)).await?;
         teller.phase("copy", create(options, number, journal, snapshotted, clients.as_mut(), teller)).await?
@@ -216,7 +221,7 @@ pub(crate) async fn bring_up(
         Some((recording, seen)) => Feed::Proxy(recording, seen, schedule),
         None => Feed::Log { slot: &slot, publications: &PUBLICATIONS, from: 0, horizon },
     };
-    let following = follow(options, feed, inventory, fingerprint, clients, teller);
+    let following = follow(options, feed, inventory, definitions, clients, teller);
     let mut following = teller.phase("catch-up", following).await?;
     if horizon > 0 {
         let dump = journal.lock().dump_of(number);
@@ -265,7 +270,6 @@ async fn begin(options: &Options, teller: &Teller) -> Result<Journal, Error> {
         settled: false,
         served_from: Some(served_from),
         leads_to: None,
-        fingerprint: String::new(),
         horizon: 0,
         identities: Vec::new(),
         fenced: None,
@@ -322,10 +326,8 @@ async fn snapshot(options: &Options, number: usize, journal: &Shared<'_>) -> Res
     for table in &inventory.tables {
         locks.query(&format!("LOCK TABLE ONLY {} IN ACCESS SHARE MODE", table.qualified())).await?;
     }
-    let before = fingerprint(&mut holder).await?;
-    if before != fingerprint(&mut locks).await? {
-        return Err(Error::SchemaChanged("something was created, altered or dropped".into()));
-    }
+    let definitions = catalogs::read(&mut holder).await?;
+    catalogs::changed(catalogs::changes(&definitions, &catalogs::read(&mut locks).await?))?;
     if capture == Capture::Log {
         outfit::all_published(&mut locks, &inventory).await?;
     }
@@ -341,7 +343,7 @@ async fn snapshot(options: &Options, number: usize, journal: &Shared<'_>) -> Res
     };
     journal.lock().reached(number, Phase::Snapshotted)?;
     reach(&options.faults, FaultPoint::Snapshotted)?;
-    Ok(Snapshotted { kept, snapshot, holder, since, locks, inventory, fingerprint: before })
+    Ok(Snapshotted { kept, snapshot, holder, since, locks, inventory, definitions })
 }
 
 /// Step 2: definitions, rows, then indexes and constraints.
@@ -368,7 +370,7 @@ async fn create(
     let copied = copy_rows(options, &mut snapshotted, clients.as_deref_mut(), teller).await;
     journal::forget_copying(&options.state, &options.source.database, number);
     let horizon = copied?;
-    let Snapshotted { kept, mut locks, inventory, fingerprint, .. } = snapshotted;
+    let Snapshotted { kept, mut locks, inventory, definitions, .. } = snapshotted;
     locks.query("COMMIT").await?;
     reach(&options.faults, FaultPoint::Copied)?;
     let behind = Behind::read(major, &dump).await?;
@@ -387,9 +389,9 @@ async fn create(
     let statistics = async { target.query("ANALYZE").await.map(drop) };
     teller.phase("statistics", yielding(&options.target, &ours, weight, teller, statistics)).await?;
     on_disk(&mut target).await?;
-    journal.lock().follows(number, &fingerprint, horizon)?;
+    journal.lock().follows(number, &definitions, horizon)?;
     let captured = if let Kept::Proxy(recording, seen) = kept { Some((recording, seen)) } else { None };
-    Ok(Created { inventory, fingerprint, captured, horizon })
+    Ok(Created { inventory, definitions, captured, horizon })
 }
 
 async fn major(server: &Server) -> Result<u32, Error> {
@@ -557,7 +559,7 @@ async fn follow(
     options: &Options,
     feed: Feed<'_>,
     inventory: Inventory,
-    fingerprint: String,
+    definitions: Definitions,
     clients: Option<Clients>,
     teller: &Teller,
 ) -> Result<Following, Error> {
@@ -580,7 +582,7 @@ async fn follow(
         None => None,
     };
     let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await?;
-    let mut following = Following { follower, inventory, fingerprint, guide };
+    let mut following = Following { follower, inventory, definitions, guide };
     catch_up(&mut following, &mut link, teller).await?;
     reach(&options.faults, FaultPoint::CaughtUp)?;
     Ok(following)
@@ -656,46 +658,6 @@ pub(crate) async fn compare_between(
     teller.tell(EventKind::Compared { tables: compared.tables as u64, rows: compared.rows });
     catch_up(&mut following, &mut link, teller).await?;
     Ok(following)
-}
-
-/// One value for all definitions of the user. Rows of catalogues by who wrote them last, but for pg_class, which TRUNCATE
-/// and VACUUM FULL write without changing a definition.
-pub(crate) async fn fingerprint(link: &mut Link) -> Result<String, Error> {
-    let of = |catalogue: &str, of_class: &str| {
-        format!(
-            "SELECT '{catalogue}' || x.xmin::text || x.ctid::text FROM {catalogue} x JOIN pg_class c ON c.oid = x.{of_class} \
-             JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relpersistence <> 't' AND {}",
-            crate::inventory::USER_SCHEMA
-        )
-    };
-    let user = crate::inventory::USER_SCHEMA;
-    let parts = [
-        format!(
-            "SELECT concat_ws(' ', 'c', c.oid, c.relname, n.nspname, c.relkind, c.relowner, c.relacl, c.reloptions, \
-             c.relrowsecurity, c.relforcerowsecurity, c.relreplident, c.relpersistence) FROM pg_class c \
-             JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relpersistence <> 't' AND {user}"
-        ),
-        of("pg_attribute", "attrelid"),
-        of("pg_attrdef", "adrelid"),
-        of("pg_constraint", "conrelid"),
-        of("pg_trigger", "tgrelid"),
-        of("pg_rewrite", "ev_class"),
-        of("pg_policy", "polrelid"),
-        format!(
-            "SELECT 'p' || p.xmin::text || p.oid FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE {user}"
-        ),
-        format!(
-            "SELECT 't' || t.xmin::text || t.oid FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace WHERE {user}"
-        ),
-        "SELECT 'e' || xmin::text || oid FROM pg_enum".into(),
-        "SELECT 'x' || xmin::text || oid FROM pg_extension".into(),
-        "SELECT concat_ws(' ', 'd', xmin, classoid, objoid, objsubid) FROM pg_description WHERE objoid >= 16384".into(),
-    ];
-    let sql = format!(
-        "SELECT md5(coalesce(string_agg(d, ',' ORDER BY d), '')) FROM ({}) AS all_of_it(d)",
-        parts.join(" UNION ALL ")
-    );
-    link.text(&sql).await
 }
 
 /// Statements that set every sequence to its value on this side; nothing where there is none.

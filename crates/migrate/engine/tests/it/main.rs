@@ -5,6 +5,7 @@
 mod attach;
 mod check;
 mod compared;
+mod definitions;
 mod faults;
 mod holds;
 mod names;

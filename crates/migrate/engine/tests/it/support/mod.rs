@@ -35,6 +35,8 @@ pub(crate) struct FakeFront {
     pub(crate) refuse: Vec<&'static str>,
     /// Clients whose statements the proxy counts.
     pub(crate) clients: Option<FakeClients>,
+    /// Statements of a session beside the proxy, one for each pause, made in `shop` once clients stand.
+    pub(crate) at_pause: Vec<&'static str>,
 }
 
 /// Clients as the proxy counts them.
@@ -119,6 +121,7 @@ impl Bench {
             asked: Vec::new(),
             refuse: Vec::new(),
             clients: None,
+            at_pause: Vec::new(),
         };
         let front = Arc::new(Mutex::new(front));
         let listener = UnixListener::bind(dir.path().join("control")).expect("bind the control socket");
@@ -231,6 +234,17 @@ impl FakeFront {
         });
     }
 
+    fn beside(&mut self) {
+        if self.at_pause.is_empty() {
+            return;
+        }
+        let sql = self.at_pause.remove(0);
+        let place = format!("host=127.0.0.1 port={} user=postgres dbname=shop", self.serving.1);
+        let mut psql = std::process::Command::new("psql");
+        let output = psql.args(["-X", "-q", "-d", &place, "-c", sql]).output().expect("run psql");
+        assert!(output.status.success(), "{sql}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
     fn answer(&mut self, request: &Request) -> Reply {
         let kind = match request {
             Request::Status => return Reply::Status(self.status()),
@@ -258,6 +272,7 @@ impl FakeFront {
                     self.loads.drain(..).for_each(Load::end);
                     self.until_quiet();
                 }
+                self.beside();
                 self.paused = true;
                 Reply::Drained { waited_us: 1 }
             }

@@ -1,0 +1,766 @@
+//! Definitions: everything that a database holds beside the rows of its tables, compared with itself at a later moment.
+//!
+//! The server says which catalogs there are, and each of them is compared, known here or not, but for [`NO_DEFINITIONS`]. A row
+//! of a catalog counts as the thing that it is of: a column as its table, a comment as what it is on. [`read`] has a sum for
+//! each thing, by its name. That takes about a second for ten thousand tables, too long for a pause: for that there are marks,
+//! one for each catalog, which tell whether a row came, went or changed since a [`Look`], but not of which thing.
+//!
+//! ```text
+//!  snapshot of the copy        before the pause            in the pause, the door shut
+//!  read: names and sums   ==   Look: names and sums, marks   ==   marks
+//!        |  differs: ends by name                                  |  differs: clients go on, and another Look says
+//! ```
+//!
+//! Left out are temporary and TOAST relations, our own schema and publications, columns that the server changes when it looks
+//! after itself (VACUUM, ANALYZE, REINDEX, TRUNCATE), and of the catalogs that all databases share the rows that are of others.
+
+use crate::Error;
+use crate::inventory::text;
+use crate::link::{Link, Row};
+use crate::outfit::PUBLICATIONS;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Catalogs whose rows define nothing.
+const NO_DEFINITIONS: [&str; 4] = [
+    // What ANALYZE found.
+    "pg_statistic",
+    "pg_statistic_ext_data",
+    // Owners, rights and tablespaces once more, which are compared where they are given.
+    "pg_shdepend",
+    // How far subscriptions are, of all databases.
+    "pg_replication_origin",
+];
+
+/// Columns that change while the definition stays: the server's own bookkeeping, and the door that we shut and open.
+const PASSING: [(&str, &[&str]); 7] = [
+    (
+        "pg_class",
+        &[
+            "relfilenode",
+            "relpages",
+            "reltuples",
+            "relallvisible",
+            "relallfrozen",
+            "reltoastrelid",
+            "relhasindex",
+            "relhasrules",
+            "relhastriggers",
+            "relhassubclass",
+            "relrewrite",
+            "relfrozenxid",
+            "relminmxid",
+        ],
+    ),
+    ("pg_attribute", &["attcacheoff", "atthasmissing", "attmissingval"]),
+    ("pg_index", &["indcheckxmin", "indisready", "indislive"]),
+    ("pg_constraint", &["conindid"]),
+    ("pg_database", &["datallowconn", "datacl", "datfrozenxid", "datminmxid"]),
+    ("pg_db_role_setting", &["setconfig"]),
+    ("pg_subscription_rel", &["srsubstate", "srsublsn"]),
+];
+
+/// Columns that name the thing of which a row is part, in catalogs whose rows have numbers of their own.
+const PART_OF: [&str; 9] =
+    ["adrelid", "tgrelid", "ev_class", "polrelid", "enumtypid", "prpubid", "pnpubid", "amopfamily", "amprocfamily"];
+
+/// Catalogs of things that `pg_identify_object` names.
+const NAMED: [&str; 36] = [
+    "pg_am",
+    "pg_attrdef",
+    "pg_authid",
+    "pg_cast",
+    "pg_class",
+    "pg_collation",
+    "pg_constraint",
+    "pg_conversion",
+    "pg_database",
+    "pg_default_acl",
+    "pg_event_trigger",
+    "pg_extension",
+    "pg_foreign_data_wrapper",
+    "pg_foreign_server",
+    "pg_language",
+    "pg_largeobject",
+    "pg_namespace",
+    "pg_opclass",
+    "pg_operator",
+    "pg_opfamily",
+    "pg_parameter_acl",
+    "pg_policy",
+    "pg_proc",
+    "pg_publication",
+    "pg_rewrite",
+    "pg_statistic_ext",
+    "pg_subscription",
+    "pg_tablespace",
+    "pg_transform",
+    "pg_trigger",
+    "pg_ts_config",
+    "pg_ts_dict",
+    "pg_ts_parser",
+    "pg_ts_template",
+    "pg_type",
+    "pg_user_mapping",
+];
+
+/// Catalogs whose rows our door, or a TRUNCATE, writes again without another definition: their marks are of what rows hold.
+const REWRITTEN: [&str; 3] = ["pg_class", "pg_database", "pg_db_role_setting"];
+
+/// Shared catalogs whose things go with the database.
+const OF_DATABASE: [&str; 2] = ["pg_database", "pg_subscription"];
+
+/// Settings, without the database's that is part of the door.
+const SETTINGS: &str = "ARRAY(SELECT s FROM unnest(x.setconfig) s WHERE x.setdatabase = 0 OR x.setrole <> 0 \
+     OR s !~ '^default_transaction_read_only=' ORDER BY 1)";
+
+/// Manner in which a thing comes and goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Belonging {
+    /// With the database.
+    Database,
+    /// With an extension, which is named.
+    Extension,
+    /// A role, which is looked at while something in the database is its own or open to it.
+    Role,
+    /// With the cluster.
+    Cluster,
+}
+
+/// One thing that is defined.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Definition {
+    sum: String,
+    belonging: Belonging,
+}
+
+/// Definitions by kind and name.
+pub(crate) type Definitions = BTreeMap<String, Definition>;
+
+/// A column of a catalog.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Column {
+    name: String,
+    /// The catalog of which its values are numbers; empty where they are none.
+    refers_to: String,
+    /// It holds numbers of functions, which the server writes by their names: that takes long.
+    of_functions: bool,
+}
+
+/// A catalog of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Catalog {
+    name: String,
+    /// It holds rows of all databases.
+    shared: bool,
+    columns: Vec<Column>,
+}
+
+impl Catalog {
+    /// All catalogs of the server but those without definitions.
+    async fn all(link: &mut Link) -> Result<Vec<Catalog>, Error> {
+        let rows = link
+            .query(
+                "SELECT c.relname, c.relisshared, a.attname, coalesce(k.pktable::text, ''), \
+                 a.atttypid = 'regproc'::regtype FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid \
+                 LEFT JOIN pg_get_catalog_foreign_keys() k ON k.fktable = c.oid AND k.fkcols = ARRAY[a.attname::text] \
+                 WHERE c.relkind = 'r' AND c.oid < 16384 AND c.relnamespace = 'pg_catalog'::regnamespace \
+                 AND a.attnum > 0 AND NOT a.attisdropped ORDER BY c.relname, a.attnum",
+            )
+            .await?;
+        let mut catalogs: Vec<Catalog> = Vec::new();
+        for row in rows.iter().filter(|row| !NO_DEFINITIONS.contains(&text(row, 0).as_str())) {
+            let name = text(row, 0);
+            let column = Column { name: text(row, 2), refers_to: text(row, 3), of_functions: text(row, 4) == "t" };
+            match catalogs.last_mut().filter(|last| last.name == name) {
+                Some(last) => last.columns.push(column),
+                None => catalogs.push(Catalog { name, shared: text(row, 1) == "t", columns: vec![column] }),
+            }
+        }
+        Ok(catalogs)
+    }
+
+    fn has(&self, column: &str) -> bool {
+        self.columns.iter().any(|known| known.name == column)
+    }
+
+    /// The column that names the thing of which a row is part.
+    fn owner(&self) -> Option<&Column> {
+        let first = self.columns.first().filter(|first| !self.has("oid") && !first.refers_to.is_empty());
+        self.columns.iter().find(|column| PART_OF.contains(&column.name.as_str())).or(first)
+    }
+
+    /// The column that names the schema in which things are.
+    fn schema(&self) -> Option<&str> {
+        self.columns.iter().find(|column| column.refers_to == "pg_namespace").map(|column| column.name.as_str())
+    }
+
+    /// Number of the catalog of the thing that a row is of, and its number there, as expressions.
+    fn thing(&self) -> [String; 2] {
+        let of = |catalog: &str, column: &str| [class(catalog), format!("x.{column}::oid")];
+        match self.name.as_str() {
+            // Rows of tables and arrays have types that go with what they are of.
+            "pg_type" => {
+                let relation = "coalesce(e.typrelid, x.typrelid)";
+                [
+                    format!("CASE {relation} WHEN 0 THEN x.tableoid ELSE {} END", class("pg_class")),
+                    format!("CASE {relation} WHEN 0 THEN coalesce(e.oid, x.oid) ELSE {relation} END"),
+                ]
+            }
+            "pg_constraint" => [
+                format!("CASE x.conrelid WHEN 0 THEN {} ELSE {} END", class("pg_type"), class("pg_class")),
+                "CASE x.conrelid WHEN 0 THEN x.contypid ELSE x.conrelid END".into(),
+            ],
+            // For all roles, and so for each database.
+            "pg_db_role_setting" => [
+                format!(
+                    "CASE WHEN x.setdatabase = 0 AND x.setrole <> 0 THEN {} ELSE {} END",
+                    class("pg_authid"),
+                    class("pg_database")
+                ),
+                "CASE WHEN x.setdatabase = 0 AND x.setrole <> 0 THEN x.setrole ELSE (SELECT oid FROM here) END".into(),
+            ],
+            "pg_auth_members" => of("pg_authid", "member"),
+            // An extension is what belongs to it.
+            "pg_depend" => {
+                ["class", "obj"].map(|part| format!("CASE x.deptype WHEN 'e' THEN x.ref{part}id ELSE x.{part}id END"))
+            }
+            "pg_largeobject" => of("pg_largeobject", "loid"),
+            "pg_largeobject_metadata" => of("pg_largeobject", "oid"),
+            _ if self.has("objoid") => ["x.classoid".into(), "x.objoid".into()],
+            _ => match self.owner() {
+                Some(owner) => of(&owner.refers_to, &owner.name),
+                None if self.has("oid") => ["x.tableoid".into(), "x.oid".into()],
+                None => ["x.tableoid".into(), "0::oid".into()],
+            },
+        }
+    }
+
+    /// The rows of which definitions are made, as conditions.
+    fn conditions(&self) -> String {
+        let roles = "(SELECT role FROM roles)";
+        let here = "(SELECT oid FROM here)";
+        let mut conditions = match self.name.as_str() {
+            "pg_authid" => vec![format!("x.oid IN {roles}")],
+            "pg_auth_members" => vec![format!("x.member IN {roles}")],
+            "pg_database" => vec![format!("x.oid = {here}")],
+            "pg_subscription" => vec![format!("x.subdbid = {here}")],
+            "pg_db_role_setting" => vec![
+                format!("(x.setdatabase = {here} OR x.setdatabase = 0 AND (x.setrole = 0 OR x.setrole IN {roles}))"),
+                format!("cardinality({SETTINGS}) > 0"),
+            ],
+            "pg_shdescription" | "pg_shseclabel" => vec![format!(
+                "CASE x.classoid WHEN {} THEN x.objoid = {here} WHEN {} THEN x.objoid IN {roles} ELSE true END",
+                class("pg_database"),
+                class("pg_authid")
+            )],
+            // System columns come with their table.
+            "pg_attribute" => vec!["(x.attnum > 0 OR x.attacl IS NOT NULL)".into()],
+            // The rest follows from what things are made of.
+            "pg_depend" => {
+                let both = ["x.classid", "x.refclassid"].map(|column| format!("{column} = {}", class("pg_class")));
+                vec![format!("(x.deptype IN ('e', 'x') OR {})", both.join(" AND "))]
+            }
+            _ => Vec::new(),
+        };
+        let [class, object] = match self.schema() {
+            Some(schema) => [class("pg_namespace"), format!("x.{schema}")],
+            None if self.has("objid") => ["x.classid".into(), "x.objid".into()],
+            None => self.thing(),
+        };
+        if !self.shared {
+            conditions
+                .push(format!("NOT EXISTS (SELECT FROM left_out l WHERE l.class = {class} AND l.object = {object})"));
+        }
+        if conditions.is_empty() { "true".into() } else { conditions.join(" AND ") }
+    }
+
+    /// All that a row says of its thing, as an expression; rights to connect, which the door takes, if these are wanted.
+    fn content(&self, with_connect: bool) -> String {
+        let passing =
+            PASSING.iter().find(|(name, _)| *name == self.name).map(|(_, columns)| *columns).unwrap_or_default();
+        let owner = self.owner().map(|owner| owner.name.as_str());
+        let says = |column: &&Column| {
+            let name = column.name.as_str();
+            let is_address = ["oid", "objid", "classid", "objoid", "classoid"].contains(&name) || Some(name) == owner;
+            !is_address && !passing.contains(&name)
+        };
+        let value = |column: &Column| {
+            let number = if column.of_functions { "::oid" } else { "" };
+            format!("x.{}{number}", column.name)
+        };
+        let mut columns: Vec<String> = self.columns.iter().filter(says).map(value).collect();
+        match self.name.as_str() {
+            "pg_database" => {
+                let kinds = if with_connect { "" } else { " WHERE a.privilege_type <> 'CONNECT'" };
+                columns.push(format!(
+                    "ARRAY(SELECT a::text FROM aclexplode(coalesce(x.datacl, acldefault('d', x.datdba))) a{kinds} ORDER BY 1)"
+                ));
+            }
+            "pg_db_role_setting" => columns.push(SETTINGS.into()),
+            "pg_depend" => {
+                columns.push("CASE x.deptype WHEN 'e' THEN ROW(x.classid, x.objid, x.objsubid)::text END".into());
+            }
+            _ => {}
+        }
+        format!("hashtextextended(ROW({})::text, 0)", columns.join(", "))
+    }
+
+    /// A question for catalog and number of the thing of each row, and what it says of it.
+    fn definitions(&self) -> String {
+        let ([class, object], content, name) = (self.thing(), self.content(true), &self.name);
+        let elements = match name.as_str() {
+            "pg_type" => " LEFT JOIN pg_type e ON e.oid = x.typelem AND e.typarray = x.oid",
+            _ => "",
+        };
+        format!("SELECT {class}, {object}, {content} FROM {name} x{elements} WHERE {}", self.conditions())
+    }
+
+    /// A question for its mark: how many rows there are, and which of them transactions wrote that were not over when the
+    /// oldest that then ran was this one. Each row is found again by place and writer, whatever becomes of others.
+    fn mark(&self, oldest: u32) -> String {
+        let sum = if REWRITTEN.contains(&self.name.as_str()) {
+            format!("sum({})", self.content(false))
+        } else {
+            format!(
+                "sum(hashtextextended(concat(x.ctid, ' ', x.xmin), 0)) \
+                 FILTER (WHERE age(x.xmin) BETWEEN 0 AND age('{oldest}'::xid))"
+            )
+        };
+        // Of TOAST relations it is enough to know that none was made or dropped: to leave them out everywhere takes as long as
+        // all the rest.
+        let toast = if self.name == "pg_class" { " AND x.relnamespace <> 'pg_toast'::regnamespace" } else { "" };
+        format!("SELECT '{0}', count(*), {sum} FROM {0} x WHERE {1}{toast}", self.name, self.conditions())
+    }
+
+    /// A question for catalog and number of things that are left out, in `schemas` or as our own, where it is a catalog of such.
+    fn left_out(&self, schemas: &str) -> Option<String> {
+        let schemas = format!("(SELECT oid FROM pg_namespace WHERE nspname ~ '{schemas}' OR nspname = 'stillpoint')");
+        let name = &self.name;
+        let condition = match name.as_str() {
+            "pg_namespace" => format!("x.oid IN {schemas}"),
+            "pg_publication" => format!("x.pubname IN ('{}')", PUBLICATIONS.join("', '")),
+            _ => format!("x.{} IN {schemas}", self.schema()?),
+        };
+        self.has("oid").then(|| format!("SELECT x.tableoid, x.oid FROM {name} x WHERE {condition}"))
+    }
+}
+
+/// The number of a catalog, as an expression.
+fn class(name: &str) -> String {
+    format!("'{name}'::regclass::oid")
+}
+
+/// Schemas, as patterns, of what is temporary, and of what holds the large values of tables besides.
+const TEMPORARY: &str = "^pg_(temp|toast_temp)_";
+const TEMPORARY_OR_TOAST: &str = "^pg_(temp_|toast)";
+
+/// A question about each catalog, joined to one that sees them at one moment.
+fn of_all(catalogs: &[Catalog], left_out: &str, question: impl Fn(&Catalog) -> String) -> (String, String) {
+    let left_out: Vec<String> = catalogs.iter().filter_map(|catalog| catalog.left_out(left_out)).collect();
+    let with = format!(
+        "WITH here (oid) AS MATERIALIZED (SELECT oid FROM pg_database WHERE datname = current_database()), \
+         left_out (class, object) AS MATERIALIZED ({}), \
+         roles (role) AS MATERIALIZED (SELECT s.refobjid FROM pg_shdepend s WHERE s.dbid = (SELECT oid FROM here) \
+         AND s.refclassid = 'pg_authid'::regclass AND NOT EXISTS (SELECT FROM left_out l WHERE l.class = s.classid \
+         AND l.object = s.objid) UNION SELECT datdba FROM pg_database WHERE datname = current_database() \
+         UNION SELECT setrole FROM pg_db_role_setting WHERE setdatabase = (SELECT oid FROM here) AND setrole <> 0)",
+        left_out.join(" UNION ALL ")
+    );
+    (with, catalogs.iter().map(question).collect::<Vec<_>>().join(" UNION ALL "))
+}
+
+/// All definitions of the database, as one statement sees them.
+pub(crate) async fn read(link: &mut Link) -> Result<Definitions, Error> {
+    let catalogs = Catalog::all(link).await?;
+    definitions(link, &catalogs).await
+}
+
+async fn definitions(link: &mut Link, catalogs: &[Catalog]) -> Result<Definitions, Error> {
+    let (with, rows) = of_all(catalogs, TEMPORARY_OR_TOAST, Catalog::definitions);
+    let classes = |is: &dyn Fn(&&Catalog) -> bool| {
+        let classes: Vec<String> = catalogs.iter().filter(is).map(|catalog| class(&catalog.name)).collect();
+        classes.join(", ")
+    };
+    let named = classes(&|catalog| NAMED.contains(&catalog.name.as_str()));
+    let cluster = classes(&|catalog| catalog.shared && !OF_DATABASE.contains(&catalog.name.as_str()));
+    let sql = format!(
+        "{with} SELECT concat_ws(' ', coalesce(n.type, t.class::regclass::text), coalesce(n.identity, t.object::text)), \
+         t.sum, CASE WHEN t.class = {role} THEN 'role' WHEN t.class IN ({cluster}) THEN 'cluster' WHEN EXISTS \
+         (SELECT FROM pg_depend d WHERE d.classid = t.class AND d.objid = t.object AND d.deptype = 'e') \
+         THEN 'extension' ELSE 'database' END \
+         FROM (SELECT class, object, sum(said)::text FROM ({rows}) AS r (class, object, said) GROUP BY class, object) \
+         AS t (class, object, sum), \
+         LATERAL pg_identify_object(CASE WHEN t.class IN ({named}) THEN t.class END, t.object, 0) AS n ORDER BY 1, 2",
+        role = class("pg_authid")
+    );
+    let mut definitions = Definitions::new();
+    for row in link.query(&sql).await? {
+        let belonging = match text(&row, 2).as_str() {
+            "role" => Belonging::Role,
+            "cluster" => Belonging::Cluster,
+            "extension" => Belonging::Extension,
+            _ => Belonging::Database,
+        };
+        let (name, sum) = (text(&row, 0), text(&row, 1));
+        // Two of one name are one thing of which nothing is lost.
+        let same = definitions.entry(name).or_insert_with(|| Definition { sum: String::new(), belonging });
+        same.sum = format!("{} {sum}", same.sum).trim_start().into();
+    }
+    Ok(definitions)
+}
+
+/// Names of all that came, went or changed, for people.
+fn differences(
+    then: &Definitions,
+    now: &Definitions,
+    comes: impl Fn(Belonging) -> bool,
+    changes: impl Fn(Belonging) -> bool,
+) -> Vec<String> {
+    let told = now.iter().filter_map(|(name, definition)| match then.get(name) {
+        None => comes(definition.belonging).then(|| format!("new {name}")),
+        Some(before) => (before != definition && changes(definition.belonging)).then(|| format!("changed {name}")),
+    });
+    let gone = then.iter().filter(|(name, definition)| !now.contains_key(*name) && comes(definition.belonging));
+    told.chain(gone.map(|(name, _)| format!("dropped {name}"))).collect()
+}
+
+/// Changes that a copy of the database lacks which was made of its definitions then.
+pub(crate) fn changes(then: &Definitions, now: &Definitions) -> Vec<String> {
+    differences(then, now, |belonging| matches!(belonging, Belonging::Database | Belonging::Cluster), |_| true)
+}
+
+/// Definitions that go with the database now and were not there, or were others, then.
+pub(crate) fn made_since(then: &Definitions, now: &Definitions) -> Vec<String> {
+    let dropped_with_it = |belonging| matches!(belonging, Belonging::Database | Belonging::Extension);
+    differences(then, now, |belonging| belonging == Belonging::Database, dropped_with_it)
+}
+
+/// Changes as a reason to end; many of them are not listed to the last.
+pub(crate) fn changed(mut changes: Vec<String>) -> Result<(), Error> {
+    const LISTED: usize = 30;
+    if changes.is_empty() {
+        return Ok(());
+    }
+    if changes.len() > LISTED {
+        let more = format!("{} more", changes.len() - LISTED);
+        changes.truncate(LISTED);
+        changes.push(more);
+    }
+    Err(Error::SchemaChanged(changes.join("; ")))
+}
+
+/// Definitions at one moment, with what tells of later changes at little cost. It belongs to the connection that took it.
+pub(crate) struct Look {
+    pub(crate) definitions: Definitions,
+    marks: Vec<Row>,
+}
+
+/// Asks for the marks; planned beforehand, as that takes longer than the answer.
+const MARKS: &str = "EXECUTE stillpoint_marks";
+
+impl Look {
+    /// Takes one; once for each connection.
+    pub(crate) async fn take(link: &mut Link) -> Result<Look, Error> {
+        link.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
+        let catalogs = Catalog::all(link).await?;
+        let definitions = definitions(link, &catalogs).await?;
+        // What a subtransaction writes has a number of its own, of which a snapshot does not tell whether it is over: all that
+        // is not older than the oldest that runs is looked at row by row.
+        let oldest = link.text("SELECT pg_snapshot_xmin(pg_current_snapshot())").await?;
+        let oldest =
+            oldest.parse::<u64>().map_err(|_| link.receiver.protocol(format!("`{oldest}` as a transaction")))?;
+        let (with, marks) = of_all(&catalogs, TEMPORARY, |catalog| catalog.mark(oldest as u32));
+        link.query(&format!("PREPARE stillpoint_marks AS {with} {marks}")).await?;
+        let marks = link.query(MARKS).await?;
+        link.query("COMMIT").await?;
+        Ok(Look { definitions, marks })
+    }
+
+    /// The catalogs in which a row came, went or changed since; by the connection that took it.
+    pub(crate) async fn outdated(&self, link: &mut Link) -> Result<Vec<String>, Error> {
+        let now = link.query(MARKS).await?;
+        Ok(now.iter().filter(|mark| !self.marks.contains(mark)).map(|mark| text(mark, 0)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Server;
+    use crate::link::Purpose;
+    use std::collections::BTreeSet;
+    use stillpoint_migrate_testbed::{Cluster, NEWER, available, newer_available};
+
+    const SETUP: &str = "CREATE TABLE goods (id serial PRIMARY KEY, note text, price numeric); CREATE SEQUENCE tickets; \
+         CREATE FUNCTION e() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END'; \
+         CREATE FUNCTION t() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; \
+         CREATE TYPE mood AS ENUM ('ok'); CREATE FOREIGN DATA WRAPPER far; CREATE TABLE parts (a int) PARTITION BY LIST (a)";
+
+    /// Statements that define something, and a name by which each is told.
+    const DEFINING: &[(&str, &str)] = &[
+        ("SELECT lo_create(4711)", "new large object 4711"),
+        ("SELECT lo_put(4711, 0, 'x')", "changed large object 4711"),
+        ("ALTER DATABASE shop SET work_mem = '5MB'", "changed database shop"),
+        ("ALTER ROLE guest IN DATABASE shop SET work_mem = '5MB'", "changed database shop"),
+        ("ALTER ROLE ALL SET work_mem = '7MB'", "changed database shop"),
+        ("ALTER DATABASE shop CONNECTION LIMIT 99", "changed database shop"),
+        ("GRANT CREATE ON DATABASE shop TO guest", "changed database shop"),
+        ("GRANT CONNECT ON DATABASE shop TO guest", "changed database shop"),
+        ("COMMENT ON DATABASE shop IS 'x'", "changed database shop"),
+        ("GRANT CREATE ON SCHEMA public TO guest", "changed schema public"),
+        ("ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO guest", "new default acl for role postgres on tables"),
+        ("CREATE TEXT SEARCH CONFIGURATION words (COPY = simple)", "new text search configuration public.words"),
+        (
+            "ALTER TEXT SEARCH CONFIGURATION words DROP MAPPING FOR word",
+            "changed text search configuration public.words",
+        ),
+        ("CREATE TEXT SEARCH DICTIONARY d (TEMPLATE = simple)", "new text search dictionary public.d"),
+        (
+            "CREATE TEXT SEARCH PARSER p (START = prsd_start, GETTOKEN = prsd_nexttoken, END = prsd_end, \
+             LEXTYPES = prsd_lextype)",
+            "new text search parser public.p",
+        ),
+        ("CREATE TEXT SEARCH TEMPLATE l (LEXIZE = dsimple_lexize)", "new text search template public.l"),
+        ("CREATE COLLATION c (locale = 'C')", "new collation public.c"),
+        (
+            "CREATE OPERATOR === (LEFTARG = int, RIGHTARG = int, FUNCTION = int4eq)",
+            "new operator public.===(integer,integer)",
+        ),
+        ("CREATE OPERATOR FAMILY f USING btree", "new operator family public.f USING btree"),
+        (
+            "ALTER OPERATOR FAMILY f USING btree ADD OPERATOR 1 < (int4, int8), FUNCTION 1 btint48cmp(int4, int8)",
+            "changed operator family public.f USING btree",
+        ),
+        (
+            "CREATE OPERATOR CLASS o FOR TYPE int4 USING hash AS OPERATOR 1 =, FUNCTION 1 hashint4(int4)",
+            "new operator class public.o USING hash",
+        ),
+        ("CREATE SERVER there FOREIGN DATA WRAPPER far", "new server there"),
+        ("CREATE USER MAPPING FOR guest SERVER there", "new user mapping guest on server there"),
+        ("CREATE FOREIGN TABLE afar (a int) SERVER there", "new foreign table public.afar"),
+        ("CREATE FOREIGN DATA WRAPPER farther", "new foreign-data wrapper farther"),
+        ("CREATE STATISTICS s ON id, note FROM goods", "new statistics object public.s"),
+        ("ALTER SEQUENCE tickets INCREMENT 5", "changed sequence public.tickets"),
+        ("ALTER SEQUENCE tickets OWNED BY goods.id", "changed sequence public.tickets"),
+        ("CREATE PUBLICATION p FOR TABLE goods", "new publication p"),
+        ("CREATE PUBLICATION s FOR TABLES IN SCHEMA public", "new publication s"),
+        ("CREATE SCHEMA more", "new schema more"),
+        ("CREATE CAST (mood AS int) WITH INOUT", "new cast (public.mood AS integer)"),
+        ("COMMENT ON TABLE goods IS 'x'", "changed table public.goods"),
+        ("COMMENT ON COLUMN goods.note IS 'x'", "changed table public.goods"),
+        ("ALTER TABLE goods ALTER note SET DEFAULT 'x'", "changed table public.goods"),
+        ("ALTER TABLE goods ALTER note SET STATISTICS 7", "changed table public.goods"),
+        ("ALTER TABLE goods ADD CHECK (price > 0)", "changed table public.goods"),
+        ("CREATE TRIGGER t BEFORE INSERT ON goods EXECUTE FUNCTION t()", "changed table public.goods"),
+        ("CREATE POLICY p ON goods", "changed table public.goods"),
+        ("GRANT SELECT ON goods TO guest", "changed table public.goods"),
+        ("GRANT SELECT (note) ON goods TO guest", "changed table public.goods"),
+        ("CREATE INDEX by_note ON goods (note)", "new index public.by_note"),
+        ("CREATE VIEW seen AS SELECT * FROM goods", "new view public.seen"),
+        ("CREATE TABLE heir () INHERITS (goods)", "new table public.heir"),
+        ("CREATE TABLE part PARTITION OF parts DEFAULT", "new table public.part"),
+        ("DROP TABLE parts", "dropped table public.parts"),
+        ("ALTER TYPE mood ADD VALUE 'bad'", "changed type public.mood"),
+        ("CREATE TYPE span AS RANGE (subtype = int)", "new type public.span"),
+        ("CREATE AGGREGATE total (int) (SFUNC = int4pl, STYPE = int)", "new aggregate public.total(integer)"),
+        ("CREATE FUNCTION two() RETURNS int LANGUAGE sql AS 'SELECT 2'", "new function public.two()"),
+        ("REVOKE EXECUTE ON FUNCTION pg_sleep FROM PUBLIC", "changed function pg_catalog.pg_sleep(double precision)"),
+        ("CREATE CONVERSION c FOR 'LATIN1' TO 'UTF8' FROM iso8859_1_to_utf8", "new conversion public.c"),
+        ("CREATE LANGUAGE l HANDLER plpgsql_call_handler", "new language l"),
+        (
+            "CREATE TRANSFORM FOR int LANGUAGE sql (FROM SQL WITH FUNCTION prsd_lextype(internal), \
+             TO SQL WITH FUNCTION int4recv(internal))",
+            "new transform for integer on language sql",
+        ),
+        ("CREATE ACCESS METHOD heap2 TYPE TABLE HANDLER heap_tableam_handler", "new access method heap2"),
+        ("CREATE EXTENSION citext", "new extension citext"),
+        ("ALTER EXTENSION citext DROP FUNCTION replace(citext, citext, citext)", "changed extension citext"),
+        ("ALTER ROLE guest VALID UNTIL '2040-01-01'", "changed role guest"),
+        ("ALTER ROLE guest SET work_mem = '6MB'", "changed role guest"),
+        ("GRANT pg_monitor TO guest", "changed role guest"),
+        ("ALTER TABLESPACE pg_default SET (random_page_cost = 2)", "changed tablespace pg_default"),
+        ("GRANT SET ON PARAMETER work_mem TO guest", "new parameter ACL work_mem"),
+        (
+            "CREATE SUBSCRIPTION s CONNECTION 'dbname=nowhere' PUBLICATION p WITH (connect = false)",
+            "new subscription s",
+        ),
+        // What takes a module of the server's, or another server.
+        (
+            "SET allow_system_table_mods = on; INSERT INTO pg_seclabel VALUES ('goods'::regclass, 'pg_class'::regclass, \
+             0, 'p', 'x')",
+            "changed table public.goods",
+        ),
+        (
+            "SET allow_system_table_mods = on; INSERT INTO pg_shseclabel SELECT oid, 'pg_database'::regclass, 'p', 'x' \
+             FROM pg_database WHERE datname = 'shop'",
+            "changed database shop",
+        ),
+        (
+            "SET allow_system_table_mods = on; INSERT INTO pg_init_privs VALUES ('goods'::regclass, 'pg_class'::regclass, \
+             0, 'e', '{=r/postgres}'); INSERT INTO pg_subscription_rel SELECT oid, 'goods'::regclass, 'r' FROM \
+             pg_subscription",
+            "changed table public.goods",
+        ),
+        ("CREATE EVENT TRIGGER e ON ddl_command_end EXECUTE FUNCTION e()", "new event trigger e"),
+    ];
+
+    /// Statements of servers, and of clients that define nothing.
+    const PASSING_BY: [&str; 9] = [
+        "ANALYZE",
+        "VACUUM",
+        "TRUNCATE goods",
+        "SELECT nextval('tickets')",
+        "CREATE TEMP TABLE passing (a serial PRIMARY KEY, b text DEFAULT 'x' CHECK (b <> '')); COMMENT ON TABLE passing IS 'x'",
+        "CREATE TEMP VIEW passing AS SELECT 1 AS a",
+        "CREATE TYPE pg_temp.passing AS ENUM ('x'); CREATE FUNCTION pg_temp.f() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+        "SET ROLE other; CREATE TEMP TABLE passing (a int)",
+        "INSERT INTO goods (note) VALUES ('x'); BEGIN; CREATE TABLE passing (a int); ROLLBACK",
+    ];
+
+    async fn shop(cluster: &Cluster) -> Link {
+        let server = Server::parse("source", &cluster.conninfo("shop"), None).unwrap();
+        Link::connect(&server, Purpose::Statements, &[("max_parallel_workers_per_gather", "0")]).await.unwrap()
+    }
+
+    fn cluster(major: Option<u32>) -> Cluster {
+        let settings = ["wal_level=logical", "autovacuum=off"];
+        let cluster = major.map_or_else(|| Cluster::start(&settings), |major| Cluster::of_major(major, &settings));
+        for sql in ["CREATE ROLE guest; CREATE ROLE other", "CREATE DATABASE elsewhere", "CREATE DATABASE shop"] {
+            cluster.sql("postgres", sql);
+        }
+        cluster.sql("shop", SETUP);
+        cluster
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn whatever_is_defined_is_told_by_name_and_no_catalog_is_left_out() {
+        if !available() {
+            return;
+        }
+        let cluster = cluster(None);
+        let (mut seen, mut untold) = (BTreeSet::new(), Vec::new());
+        for &(sql, name) in DEFINING {
+            let mut link = shop(&cluster).await;
+            let look = Look::take(&mut link).await.unwrap();
+            assert_eq!(look.outdated(&mut link).await.unwrap(), Vec::<String>::new(), "before {sql}");
+            cluster.sql("shop", sql);
+            let outdated = look.outdated(&mut link).await.unwrap();
+            let told = changes(&look.definitions, &read(&mut link).await.unwrap());
+            // The door takes and gives this one; it is compared when it is shut.
+            let marked = !outdated.is_empty() || sql.starts_with("GRANT CONNECT");
+            if !marked || !told.iter().any(|told| told == name) {
+                untold.push(format!("{sql}: {told:?}, in {outdated:?}"));
+            }
+            seen.extend(outdated);
+        }
+        assert_eq!(untold, Vec::<String>::new());
+        // One that is struck from the list is missing here.
+        let there = "SELECT relname FROM pg_class WHERE relnamespace = 11 AND relkind = 'r' ORDER BY relname";
+        let there: BTreeSet<String> = cluster.sql("shop", there).lines().map(str::to_owned).collect();
+        let kept: BTreeSet<String> = seen.iter().cloned().chain(NO_DEFINITIONS.map(str::to_owned)).collect();
+        assert_eq!(kept, there, "a change of each catalog was seen");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_defines_nothing_is_no_change() {
+        if !available() {
+            return;
+        }
+        let cluster = cluster(None);
+        let mut link = shop(&cluster).await;
+        let look = Look::take(&mut link).await.unwrap();
+        for sql in PASSING_BY {
+            // Seen while its session lives, and afterwards.
+            let mut psql = cluster.client("psql");
+            psql.args(["-X", "-q", "-d", "shop", "-c", sql, "-c", "SELECT 'ready', pg_sleep(600)"]);
+            let mut session = psql.stdout(std::process::Stdio::null()).spawn().unwrap();
+            let slept = "SELECT pid FROM pg_stat_activity WHERE query ~ 'pg_sleep' AND pid <> pg_backend_pid() AND state = 'active'";
+            let pid = stillpoint_migrate_testbed::until("a session to be done", || {
+                let pid = cluster.sql("postgres", slept);
+                assert!(session.try_wait().unwrap().is_none(), "{sql} fails");
+                (!pid.is_empty()).then_some(pid)
+            });
+            assert_eq!(look.outdated(&mut link).await.unwrap(), Vec::<String>::new(), "{sql}");
+            assert_eq!(changes(&look.definitions, &read(&mut link).await.unwrap()), Vec::<String>::new(), "{sql}");
+            cluster.sql("postgres", &format!("SELECT pg_terminate_backend({pid}, 10000)"));
+            session.wait().unwrap();
+            assert_eq!(look.outdated(&mut link).await.unwrap(), Vec::<String>::new(), "behind {sql}");
+        }
+        // These write rows of catalogs again, so that another look is needed; it finds nothing.
+        for sql in ["VACUUM FULL", "REINDEX TABLE goods", "CLUSTER goods USING goods_pkey; CLUSTER goods"] {
+            let before = read(&mut link).await.unwrap();
+            cluster.sql("shop", sql);
+            let told = changes(&before, &read(&mut link).await.unwrap());
+            assert!(told.is_empty() || sql.starts_with("CLUSTER") && told.len() == 1, "{sql}: {told:?}");
+        }
+        // Other databases are none of ours, nor are roles that own nothing here.
+        let before = read(&mut link).await.unwrap();
+        cluster.sql("postgres", "ALTER DATABASE elsewhere SET work_mem = '5MB'; COMMENT ON DATABASE elsewhere IS 'x'");
+        cluster.sql("postgres", "CREATE ROLE passing LOGIN PASSWORD 'x'; ALTER ROLE guest PASSWORD 'y'");
+        assert_eq!(changes(&before, &read(&mut link).await.unwrap()), Vec::<String>::new());
+    }
+
+    /// A transaction that is not over may have done anything, also in subtransactions.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_is_under_way_while_it_is_looked_is_found_afterwards() {
+        if !available() {
+            return;
+        }
+        let cluster = cluster(None);
+        let (maker, connection) =
+            tokio_postgres::connect(&cluster.conninfo("shop"), tokio_postgres::NoTls).await.unwrap();
+        tokio::spawn(connection);
+        for (sql, in_catalog) in [
+            ("SAVEPOINT a; COMMENT ON TABLE goods IS 'one'; RELEASE a", "pg_description"),
+            ("SAVEPOINT a; COMMENT ON TABLE goods IS 'two'; RELEASE a", "pg_description"),
+            ("DROP SEQUENCE tickets", "pg_sequence"),
+        ] {
+            maker.batch_execute(&format!("BEGIN; {sql}")).await.unwrap();
+            let mut link = shop(&cluster).await;
+            let look = Look::take(&mut link).await.unwrap();
+            maker.batch_execute("COMMIT").await.unwrap();
+            let outdated = look.outdated(&mut link).await.unwrap();
+            assert!(outdated.iter().any(|catalog| catalog == in_catalog), "{sql}: {outdated:?}");
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_newer_server_is_looked_at_too() {
+        if !newer_available() {
+            return;
+        }
+        let cluster = cluster(Some(NEWER));
+        let mut link = shop(&cluster).await;
+        let look = Look::take(&mut link).await.unwrap();
+        cluster.sql("shop", "COMMENT ON TABLE goods IS 'x'");
+        assert_eq!(look.outdated(&mut link).await.unwrap(), ["pg_description"]);
+        assert_eq!(changes(&look.definitions, &read(&mut link).await.unwrap()), ["changed table public.goods"]);
+    }
+
+    #[test]
+    fn new_changed_and_dropped_are_told_apart() {
+        let of = |all: &[(&str, &str, Belonging)]| -> Definitions {
+            let all = all.iter();
+            all.map(|(name, sum, belonging)| ((*name).into(), Definition { sum: (*sum).into(), belonging: *belonging }))
+                .collect()
+        };
+        use Belonging::{Cluster, Database, Extension, Role};
+        let then = of(&[("a", "1", Database), ("b", "1", Database), ("c", "1", Database), ("r", "1", Role)]);
+        let now = of(&[
+            ("a", "1", Database),
+            ("b", "2", Database),
+            ("d", "1", Database),
+            ("e", "1", Extension),
+            ("r", "2", Role),
+            ("s", "1", Role),
+            ("t", "1", Cluster),
+        ]);
+        assert_eq!(changes(&then, &now), ["changed b", "new d", "changed r", "new t", "dropped c"]);
+        assert_eq!(made_since(&then, &now), ["changed b", "new d", "dropped c"]);
+        assert!(changes(&then, &then).is_empty() && changed(Vec::new()).is_ok());
+        let many = (0..99).map(|number| format!("new {number}")).collect();
+        assert!(changed(many).unwrap_err().to_string().ends_with("; new 29; 69 more"));
+    }
+}
