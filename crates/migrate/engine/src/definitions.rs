@@ -2,16 +2,17 @@
 
 use crate::conninfo::of_database;
 use crate::link::{Link, literal};
-use crate::{Error, Server};
+use crate::{Error, Server, settings};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-/// Reads all definitions as the snapshot sees them.
-pub(crate) async fn dump(source: &Server, major: u32, snapshot: &str, into: &Path) -> Result<(), Error> {
+/// Reads all definitions as the snapshot sees them, from a source of major version `from` for a target of `major`.
+pub(crate) async fn dump(source: &Server, from: u32, major: u32, snapshot: &str, into: &Path) -> Result<(), Error> {
     let mut command = client("pg_dump", major, source);
+    command.env("PGOPTIONS", settings::options(from, &[]));
     command.args(["--format=custom", "--schema-only", "--no-publications", "--no-subscriptions"]);
     command.args(["--exclude-schema=stillpoint", "--lock-wait-timeout=2000"]).arg(format!("--snapshot={snapshot}"));
     command.arg("--file").arg(into).arg(format!("--dbname={}", of_database(&source.database)));
@@ -23,7 +24,7 @@ pub(crate) async fn create(target: &Server, major: u32, dump: &Path) -> Result<(
     let mut command = client("pg_restore", major, target);
     // It connects to the database that the dump names by that name, and not as a connection string.
     command.args(["--create", "--section=pre-data", "--exit-on-error", "--dbname=postgres", "--"]).arg(dump);
-    command.env("PGAPPNAME", maker(target)).env("PGOPTIONS", LAZY);
+    command.env("PGAPPNAME", maker(target)).env("PGOPTIONS", settings::options(major, &[LAZY]));
     run(command, "pg_restore", "").await.map(drop)
 }
 
@@ -47,7 +48,7 @@ pub(crate) async fn end(target: &Server, link: &mut Link) -> Result<(), Error> {
 }
 
 /// Nothing waits for the disk: a later commit does, before anything is made of what was written.
-const LAZY: &str = "-c synchronous_commit=off";
+const LAZY: (&str, &str) = ("synchronous_commit", "off");
 
 /// What comes behind the rows: the lines of the dump's list, but for foreign keys with what belongs to them, and these.
 pub(crate) struct Behind {
@@ -93,15 +94,16 @@ impl Behind {
         alone: bool,
     ) -> Result<(), Error> {
         let jobs = if alone { 1 } else { jobs };
-        let processes = if alone { " -c max_parallel_maintenance_workers=0" } else { "" };
+        let alone = alone.then_some(("max_parallel_maintenance_workers", "0"));
+        let settings: Vec<_> = [LAZY].into_iter().chain(alone).collect();
         let list = if too { format!("{}{}", self.most, self.foreign_keys) } else { self.most.clone() };
-        restore(target, major, dump, &list, &format!("--jobs={jobs}"), format!("{LAZY}{processes}")).await
+        restore(target, major, dump, &list, &format!("--jobs={jobs}"), &settings).await
     }
 
     /// Makes foreign keys, all or none; on disk when this returns.
     pub(crate) async fn tie(&self, target: &Server, major: u32, dump: &Path, alone: bool) -> Result<(), Error> {
-        let processes = if alone { "-c max_parallel_workers_per_gather=0" } else { "" };
-        restore(target, major, dump, &self.foreign_keys, "--single-transaction", processes.into()).await
+        let settings = alone.then_some(("max_parallel_workers_per_gather", "0"));
+        restore(target, major, dump, &self.foreign_keys, "--single-transaction", settings.as_slice()).await
     }
 }
 
@@ -112,12 +114,12 @@ async fn restore(
     dump: &Path,
     list: &str,
     how: &str,
-    settings: String,
+    own: &[(&str, &str)],
 ) -> Result<(), Error> {
     let mut command = client("pg_restore", major, target);
     command.args(["--use-list=/dev/stdin", "--exit-on-error", how]);
     command.arg(format!("--dbname={}", of_database(&target.database))).arg("--").arg(dump);
-    command.env("PGAPPNAME", maker(target)).env("PGOPTIONS", settings);
+    command.env("PGAPPNAME", maker(target)).env("PGOPTIONS", settings::options(major, own));
     run(command, "pg_restore", list).await.map(drop)
 }
 

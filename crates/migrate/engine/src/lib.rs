@@ -85,6 +85,7 @@ mod progress;
 mod recording;
 mod run;
 mod server;
+mod settings;
 mod several;
 mod since;
 mod switch;

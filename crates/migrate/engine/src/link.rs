@@ -4,8 +4,8 @@
 //! own buffers; here a replayed transaction is one batch with one Sync, COPY data passes through as it came, and the
 //! replication stream is one more mode of the same connection. Log-in and message encoding are `postgres-protocol`'s.
 
-use crate::Error;
 use crate::server::{Address, Server};
+use crate::{Error, settings};
 use bytes::{Buf, Bytes, BytesMut};
 use postgres_protocol::authentication::{md5_hash, sasl};
 use postgres_protocol::message::frontend;
@@ -228,38 +228,38 @@ impl Link {
         })
     }
 
-    async fn log_in(&mut self, server: &Server, purpose: Purpose, settings: &[(&str, &str)]) -> Result<(), Error> {
+    async fn log_in(&mut self, server: &Server, purpose: Purpose, own: &[(&str, &str)]) -> Result<(), Error> {
         let mut parameters = vec![
             ("user", server.user.as_str()),
             ("database", server.database.as_str()),
             ("application_name", crate::APPLICATION),
-            ("client_encoding", "UTF8"),
-            ("DateStyle", "ISO"),
-            ("IntervalStyle", "postgres"),
-            ("TimeZone", "UTC"),
-            ("extra_float_digits", "3"),
-            // A database, or a role, whose default this is (a fenced one) must still take what is replayed.
-            ("default_transaction_read_only", "off"),
-            ("statement_timeout", "0"),
-            ("idle_in_transaction_session_timeout", "0"),
-            ("search_path", "pg_catalog"),
         ];
         if purpose == Purpose::Replication {
             parameters.push(("replication", "database"));
         }
-        parameters.extend_from_slice(settings);
+        parameters.extend(settings::at_login(own));
         self.sender.put(|buffer| frontend::startup_message(parameters, buffer))?;
         self.sender.flush().await?;
-        let mut scram = None;
+        let (mut scram, mut major, mut superuser) = (None, 0, false);
         loop {
-            let frame = self.receiver.frame().await?;
+            let frame = self.receiver.any_frame().await?;
             match frame.tag {
                 b'R' => self.authenticate(server, &frame.body, &mut scram).await?,
+                b'S' => match parameter(&frame.body) {
+                    Some(("server_version", version)) => major = leading_number(version),
+                    Some(("is_superuser", value)) => superuser = value == "on",
+                    _ => {}
+                },
+                b'N' => {}
                 b'K' if frame.body.len() >= 4 => self.pid = (&frame.body[..4]).get_i32(),
-                b'Z' => return Ok(()),
+                b'Z' => break,
                 b'E' => return Err(self.receiver.sql_error(&frame.body, "")),
                 tag => return Err(self.receiver.protocol(format!("`{}` at log-in", char::from(tag)))),
             }
+        }
+        match settings::after_login(major, superuser, own) {
+            Some(rest) => self.query(&rest).await.map(drop),
+            None => Ok(()),
         }
     }
 
@@ -452,6 +452,18 @@ fn narrow(stream: &TcpStream) -> io::Result<()> {
     Ok(sockopt::set_socket_recv_buffer_size(stream, WINDOW)?)
 }
 
+/// Name and value of a ParameterStatus.
+fn parameter(body: &[u8]) -> Option<(&str, &str)> {
+    let (name, value) = std::str::from_utf8(body).ok()?.split_once('\0')?;
+    Some((name, value.trim_end_matches('\0')))
+}
+
+/// The major version of `17.2 (Debian 17.2-1)` or `18beta1`, 0 of what is none.
+fn leading_number(version: &str) -> u32 {
+    let end = version.find(|c: char| !c.is_ascii_digit()).unwrap_or(version.len());
+    version[..end].parse().unwrap_or(0)
+}
+
 /// The columns of a DataRow.
 fn row(body: &Bytes) -> Option<Row> {
     let mut rest = body.clone();
@@ -491,6 +503,18 @@ mod tests {
         assert_eq!(row(&good), Some(vec![Some("x".into()), None]));
         for end in 0..good.len() {
             assert_eq!(row(&good.slice(..end)), None, "cut at {end}");
+        }
+    }
+
+    #[test]
+    fn a_server_says_who_it_is() {
+        assert_eq!(
+            parameter(b"server_version\x0017.2 (Debian 17.2-1)\0"),
+            Some(("server_version", "17.2 (Debian 17.2-1)"))
+        );
+        assert_eq!((parameter(b"is_superuser"), parameter(b"\xff\0\0")), (None, None));
+        for (version, major) in [("17.2 (Debian 17.2-1)", 17), ("18beta1", 18), ("15", 15), ("", 0), ("x", 0)] {
+            assert_eq!(leading_number(version), major, "{version}");
         }
     }
 

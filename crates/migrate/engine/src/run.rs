@@ -360,7 +360,8 @@ async fn create(
     let gently = clients.is_some() && options.source.shares_machine_with(&options.target);
     let dump = journal.lock().make_dump(number)?;
     let major = major(&options.target).await?;
-    definitions::dump(&options.source, major, &snapshotted.snapshot, &dump).await?;
+    let from = self::major(&options.source).await?;
+    definitions::dump(&options.source, from, major, &snapshotted.snapshot, &dump).await?;
     journal.lock().reached(number, Phase::Copying)?;
     definitions::create(&options.target, major, &dump).await?;
     let mut target = Link::connect(&options.target, Purpose::Statements, &[("synchronous_commit", "on")]).await?;

@@ -11,6 +11,7 @@ mod holds;
 mod names;
 mod regress;
 mod run;
+mod settings;
 mod since;
 mod statements;
 mod support;

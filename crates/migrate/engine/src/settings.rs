@@ -1,0 +1,347 @@
+//! Settings of our own sessions and of the programs that we start, pinned in one place.
+//!
+//! An ALTER DATABASE or ALTER ROLE that is meant for clients gives its settings to our sessions too: a time-out ends them, another
+//! isolation level or another role has them fail or do something else. What a session is told at log-in comes before these. Each
+//! setting that a session may have is pinned here, or known to do no harm: a test compares both with the server's own list.
+
+/// Condition under which a server can be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum When {
+    /// Nothing: every supported server takes it from every role.
+    AtLogin,
+    /// The server is of this major version, or newer.
+    Since(u32),
+    /// Our role is a superuser.
+    AsSuperuser,
+}
+
+/// A setting with the value that our sessions have.
+struct Pinned {
+    name: &'static str,
+    value: &'static str,
+    when: When,
+}
+
+const fn pinned(name: &'static str, value: &'static str, when: When) -> Pinned {
+    Pinned { name, value, when }
+}
+
+/// Settings that would end a session, have a statement fail, or make it another one.
+const BEHAVIOUR: [Pinned; 22] = [
+    pinned("statement_timeout", "0", When::AtLogin),
+    pinned("lock_timeout", "0", When::AtLogin),
+    pinned("idle_session_timeout", "0", When::AtLogin),
+    pinned("idle_in_transaction_session_timeout", "0", When::AtLogin),
+    pinned("transaction_timeout", "0", When::Since(17)),
+    pinned("tcp_user_timeout", "0", When::AtLogin),
+    // PostgreSQL's own value: with none a sender whose reader is gone would keep its slot.
+    pinned("wal_sender_timeout", "60s", When::AtLogin),
+    pinned("exit_on_error", "off", When::AtLogin),
+    pinned("temp_file_limit", "-1", When::AsSuperuser),
+    pinned("default_transaction_isolation", "read committed", When::AtLogin),
+    // A database, or a role, whose default this is (a fenced one) must still take what is replayed.
+    pinned("default_transaction_read_only", "off", When::AtLogin),
+    pinned("default_transaction_deferrable", "off", When::AtLogin),
+    pinned("role", "none", When::AtLogin),
+    pinned("row_security", "off", When::AtLogin),
+    pinned("session_replication_role", "origin", When::AsSuperuser),
+    pinned("default_tablespace", "", When::AtLogin),
+    pinned("default_table_access_method", "heap", When::AtLogin),
+    pinned("xmloption", "content", When::AtLogin),
+    pinned("icu_validation_level", "warning", When::Since(16)),
+    // Its time to compile is one of the pause.
+    pinned("jit", "off", When::AtLogin),
+    pinned("zero_damaged_pages", "off", When::AsSuperuser),
+    pinned("ignore_checksum_failure", "off", When::AsSuperuser),
+];
+
+/// Settings of the form in which values are written and read, which both servers have. Programs of PostgreSQL choose theirs.
+const FORM: [(&str, &str); 13] = [
+    ("client_encoding", "UTF8"),
+    ("DateStyle", "ISO"),
+    ("IntervalStyle", "postgres"),
+    ("TimeZone", "UTC"),
+    ("extra_float_digits", "3"),
+    ("bytea_output", "hex"),
+    ("lc_monetary", "C"),
+    ("array_nulls", "on"),
+    ("standard_conforming_strings", "on"),
+    ("transform_null_equals", "off"),
+    ("quote_all_identifiers", "off"),
+    ("xmlbinary", "base64"),
+    ("search_path", "pg_catalog"),
+];
+
+/// Settings for the log-in of a session of ours; `own` are its own, and come before what is pinned.
+pub(crate) fn at_login<'s>(own: &[(&'s str, &'s str)]) -> Vec<(&'s str, &'s str)> {
+    let behaviour = BEHAVIOUR.iter().filter(|pinned| pinned.when == When::AtLogin);
+    let all = FORM.into_iter().chain(behaviour.map(|pinned| (pinned.name, pinned.value)));
+    let mut settings: Vec<(&'s str, &'s str)> = all.filter(|(name, _)| !is_among(own, name)).collect();
+    settings.extend_from_slice(own);
+    settings
+}
+
+/// A statement for the rest, of which a server is told only when it is known who it is and who we are there. One alone: a
+/// session that sends changes takes no more at a time.
+pub(crate) fn after_login(major: u32, superuser: bool, own: &[(&str, &str)]) -> Option<String> {
+    let may = |pinned: &&Pinned| match pinned.when {
+        When::AtLogin => false,
+        When::Since(first) => major >= first,
+        When::AsSuperuser => superuser,
+    };
+    let due = BEHAVIOUR.iter().filter(may).filter(|pinned| !is_among(own, pinned.name));
+    let each: Vec<String> =
+        due.map(|Pinned { name, value, .. }| format!("set_config('{name}', '{value}', false)")).collect();
+    (!each.is_empty()).then(|| format!("SELECT {}", each.join(", ")))
+}
+
+/// `PGOPTIONS` of a program that connects to a server of this major version, as a superuser; `own` comes before what is pinned.
+pub(crate) fn options(major: u32, own: &[(&str, &str)]) -> String {
+    let known = BEHAVIOUR.iter().filter(|pinned| !matches!(pinned.when, When::Since(first) if major < first));
+    let known = known.map(|pinned| (pinned.name, pinned.value)).filter(|(name, _)| !is_among(own, name));
+    let option = |(name, value): (&str, &str)| format!("-c {name}={}", value.replace('\\', "\\\\").replace(' ', "\\ "));
+    known.chain(own.iter().copied()).map(option).collect::<Vec<_>>().join(" ")
+}
+
+fn is_among(own: &[(&str, &str)], name: &str) -> bool {
+    own.iter().any(|(known, _)| *known == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Server;
+    use crate::inventory::text;
+    use crate::link::{Link, Purpose};
+    use std::collections::BTreeSet;
+    use stillpoint_migrate_testbed::{Cluster, NEWER, available, newer_available};
+
+    /// Kinds of settings that tell how something is done, logged or counted, and of which none ends or changes a session.
+    const HARMLESS_KINDS: [&str; 9] = [
+        "Customized Options",
+        "Preset Options",
+        "Query Tuning / ",
+        "Reporting and Logging / ",
+        "Resource Usage / Asynchronous Behavior",
+        "Resource Usage / Cost-Based Vacuum Delay",
+        "Resource Usage / I/O",
+        "Resource Usage / Memory",
+        "Statistics / ",
+    ];
+
+    /// The others that a session may have, and that do no harm to ours.
+    const HARMLESS: &[&str] = &[
+        // How our own connections are called, and what is said to them.
+        "application_name",
+        "client_min_messages",
+        "lc_messages",
+        "escape_string_warning",
+        // What our statements do not use.
+        "default_text_search_config",
+        "gin_fuzzy_search_limit",
+        "lc_numeric",
+        "lc_time",
+        "backslash_quote",
+        "lo_compat_privileges",
+        "password_encryption",
+        "scram_iterations",
+        "createrole_self_grant",
+        // Times are written with their distance from UTC.
+        "timezone_abbreviations",
+        // Of one transaction, which begins with the defaults of the session.
+        "transaction_deferrable",
+        "transaction_isolation",
+        "transaction_read_only",
+        // Programs of PostgreSQL set them, and our statements make no functions.
+        "check_function_bodies",
+        "restrict_nonsystem_relation_kind",
+        // Event triggers are refused by the check.
+        "event_triggers",
+        // How a server stores and looks after what is written.
+        "default_toast_compression",
+        "gin_pending_list_limit",
+        "temp_tablespaces",
+        "synchronize_seqscans",
+        "vacuum_failsafe_age",
+        "vacuum_freeze_min_age",
+        "vacuum_freeze_table_age",
+        "vacuum_multixact_failsafe_age",
+        "vacuum_multixact_freeze_min_age",
+        "vacuum_multixact_freeze_table_age",
+        // Sessions whose commits must be on disk, or need not be, say so; a standby of the source's that is gone would have all
+        // others wait.
+        "synchronous_commit",
+        "commit_delay",
+        "commit_siblings",
+        "wal_compression",
+        "wal_init_zero",
+        "wal_recycle",
+        "wal_skip_threshold",
+        "deadlock_timeout",
+        // They find a peer that is gone.
+        "client_connection_check_interval",
+        "tcp_keepalives_count",
+        "tcp_keepalives_idle",
+        "tcp_keepalives_interval",
+        // Which libraries a server loads, and where it finds them; pgoutput is its own.
+        "dynamic_library_path",
+        "extension_destdir",
+        "jit_provider",
+        "local_preload_libraries",
+        "output_plugin_libraries",
+        "session_preload_libraries",
+        // For those who develop PostgreSQL.
+        "allow_in_place_tablespaces",
+        "allow_system_table_mods",
+        "backtrace_functions",
+        "composite_type_mismatch",
+        "debug_deadlocks",
+        "debug_discard_caches",
+        "debug_logical_replication_streaming",
+        "debug_parallel_query",
+        "force_parallel_mode",
+        "ignore_system_indexes",
+        "jit_debugging_support",
+        "jit_dump_bitcode",
+        "jit_expressions",
+        "jit_profiling_support",
+        "jit_tuple_deforming",
+        "log_btree_build_stats",
+        "logical_replication_mode",
+        "optimize_bounded_sort",
+        "post_auth_delay",
+        "send_abort_for_crash",
+        "send_abort_for_kill",
+        "stats_fetch_consistency",
+        "trace_connection_negotiation",
+        "trace_lock_oidmin",
+        "trace_lock_table",
+        "trace_locks",
+        "trace_lwlocks",
+        "trace_notify",
+        "trace_sort",
+        "trace_syncscan",
+        "trace_userlocks",
+        "wal_consistency_checking",
+    ];
+
+    const SESSIONS_OWN: &str = "SELECT name, category FROM pg_settings \
+         WHERE context IN ('user', 'superuser', 'backend', 'superuser-backend') ORDER BY name";
+
+    async fn compared(cluster: &Cluster) {
+        let server = Server::parse("source", &cluster.conninfo("postgres"), None).unwrap();
+        let mut link = Link::connect(&server, Purpose::Statements, &[]).await.unwrap();
+        let ours = BEHAVIOUR.iter().map(|pinned| pinned.name).chain(FORM.iter().map(|(name, _)| *name));
+        let ours: BTreeSet<&str> = ours.collect();
+        let mut unknown = Vec::new();
+        for row in link.query(SESSIONS_OWN).await.unwrap() {
+            let (name, kind) = (text(&row, 0), text(&row, 1));
+            let harmless = HARMLESS.contains(&&name[..]) || HARMLESS_KINDS.iter().any(|known| kind.starts_with(known));
+            if !harmless && !ours.contains(&&name[..]) {
+                unknown.push(format!("{name} ({kind})"));
+            }
+        }
+        assert_eq!(unknown, Vec::<String>::new(), "neither pinned nor known to do no harm");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn every_setting_of_a_session_is_pinned_or_harmless() {
+        if !available() {
+            return;
+        }
+        compared(&Cluster::start(&[])).await;
+        if newer_available() {
+            compared(&Cluster::of_major(NEWER, &[])).await;
+        }
+    }
+
+    async fn have_what_is_pinned(cluster: &Cluster, major: u32) {
+        cluster.sql("postgres", "CREATE ROLE mover SUPERUSER LOGIN; CREATE ROLE guest; CREATE ROLE plain LOGIN");
+        let other = |pinned: &Pinned| match pinned.name {
+            "default_transaction_isolation" => "serializable",
+            "role" => "guest",
+            "session_replication_role" => "replica",
+            "default_tablespace" => "pg_global",
+            "default_table_access_method" => "other",
+            "xmloption" => "document",
+            "icu_validation_level" => "error",
+            "temp_file_limit" | "wal_sender_timeout" => "10000",
+            _ => match pinned.value {
+                "off" => "on",
+                _ => "10000",
+            },
+        };
+        cluster.sql("postgres", "CREATE ACCESS METHOD other TYPE TABLE HANDLER heap_tableam_handler");
+        let known: Vec<&Pinned> =
+            BEHAVIOUR.iter().filter(|pinned| !matches!(pinned.when, When::Since(first) if major < first)).collect();
+        for pinned in &known {
+            cluster.sql("postgres", &format!("ALTER ROLE mover SET {} = '{}'", pinned.name, other(pinned)));
+        }
+        cluster
+            .sql("postgres", "ALTER ROLE mover SET DateStyle = 'SQL, DMY'; ALTER ROLE mover SET search_path = public");
+        let place = format!("host=127.0.0.1 port={} dbname=postgres user=", cluster.port());
+        let server = |user: &str| Server::parse("source", &format!("{place}{user}"), None).unwrap();
+        for purpose in [Purpose::Statements, Purpose::Replication] {
+            let mut link = Link::connect(&server("mover"), purpose, &[("lock_timeout", "2s")]).await.unwrap();
+            for pinned in &known {
+                let expected = if pinned.name == "lock_timeout" { "2s" } else { pinned.value };
+                let sql = format!("SELECT current_setting('{}')", pinned.name);
+                let value = link.text(&sql).await.unwrap();
+                assert_eq!(value.replace("1min", "60s"), expected, "{} ({purpose:?})", pinned.name);
+            }
+            assert_eq!(link.text("SHOW search_path").await.unwrap(), "pg_catalog");
+        }
+        // A role that may not set all of it is let in: the check says what it lacks.
+        let mut link = Link::connect(&server("plain"), Purpose::Statements, &[]).await.unwrap();
+        assert_eq!(link.text("SHOW is_superuser").await.unwrap(), "off");
+
+        let mut psql = cluster.client("psql");
+        psql.env("PGOPTIONS", options(major, &[("lock_timeout", "2s")])).env("PGUSER", "mover");
+        for pinned in &known {
+            psql.args(["-c", &format!("SELECT current_setting('{}')", pinned.name)]);
+        }
+        let output = psql.args(["-X", "-A", "-t", "-d", "postgres"]).output().unwrap();
+        let told = String::from_utf8(output.stdout).unwrap().replace("1min", "60s");
+        let expected = known.iter().map(|pinned| match pinned.name {
+            "lock_timeout" => "2s",
+            _ => pinned.value,
+        });
+        let told: Vec<&str> = told.lines().collect();
+        assert_eq!(told, expected.collect::<Vec<_>>(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn sessions_and_programs_have_what_is_pinned_whatever_their_role_is_given() {
+        if !available() {
+            return;
+        }
+        have_what_is_pinned(&Cluster::start(&[]), 15).await;
+        if newer_available() {
+            have_what_is_pinned(&Cluster::of_major(NEWER, &[]), NEWER).await;
+        }
+    }
+
+    #[test]
+    fn a_session_s_own_settings_come_before_what_is_pinned() {
+        let settings = at_login(&[("search_path", "a, b"), ("lock_timeout", "5")]);
+        let of = |name: &str| {
+            settings.iter().filter(|(known, _)| *known == name).map(|(_, value)| *value).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (of("search_path"), of("lock_timeout"), of("statement_timeout")),
+            (vec!["a, b"], vec!["5"], vec!["0"])
+        );
+        assert_eq!(of("transaction_timeout"), Vec::<&str>::new(), "not every server knows it");
+        assert_eq!(after_login(15, false, &[]), None);
+        let told = after_login(17, false, &[]).unwrap();
+        assert!(told.starts_with("SELECT set_config('transaction_timeout', '0', false), "), "{told}");
+        let own = [("session_replication_role", "replica")];
+        assert!(!after_login(15, true, &own).unwrap().contains("session_replication_role"));
+        let options = options(16, &[("synchronous_commit", "off")]);
+        assert!(options.contains("-c default_transaction_isolation=read\\ committed "), "{options}");
+        assert!(
+            options.ends_with("-c synchronous_commit=off") && !options.contains(" transaction_timeout="),
+            "{options}"
+        );
+    }
+}
