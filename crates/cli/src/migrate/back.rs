@@ -1,7 +1,7 @@
 //! `stillpoint migrate fallback`, `finish` and `abort`: how a migration ends when it does not simply go on.
 
 use super::run::How;
-use super::servers::{Servers, failure, guarded, quietly, watched};
+use super::servers::{REACH, Servers, failure, guarded, quietly, watched};
 use crate::output::{Failure, Output};
 use serde::Serialize;
 use stillpoint_migrate_engine as engine;
@@ -109,6 +109,12 @@ fn dry(options: &engine::Options, output: &Output, what: &str) -> Result<(), Fai
     let status = quietly(engine::status(options))?.map_err(Failure::refused)?;
     match status.record {
         Some(record) => output.line(format_args!("migration {} ({:?}): {what}", record.migration, record.phase)),
+        None if !status.is_known() => {
+            let why = status.unasked.unwrap_or_default();
+            return Err(
+                Failure::refused(anyhow::anyhow!("whether there is a migration is not known: {why}")).hint(REACH)
+            );
+        }
         None => output.line(format_args!("{}: there is no migration", options.source.database_name())),
     }
     Ok(())

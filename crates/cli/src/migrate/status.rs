@@ -1,7 +1,7 @@
 //! `stillpoint migrate status`: where a migration stands.
 
 use super::servers::{REACH, Servers, quietly};
-use crate::output::{Failure, Output, copied};
+use crate::output::{Exit, Failure, Output, copied};
 use serde::Serialize;
 use stillpoint_migrate_engine::{Copying, Phase, Status, status};
 
@@ -27,6 +27,14 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         quietly(status(&options))?.map_err(|error| Failure::failed(error, "nothing was touched").hint(REACH))?;
     output.json(&Line { v: stillpoint_events::VERSION, event: "migration", status: &status });
     let database = options.source.database_name();
+    if let Some(why) = &status.unasked
+        && !status.is_known()
+    {
+        let dir = options.state.display();
+        let error = anyhow::anyhow!("{database}: there is no journal in {dir}, and its server cannot be asked: {why}");
+        let state = "nothing was touched; whether a migration is under way is not known".into();
+        return Err(Failure { exit: Exit::Unknown, error, state, hint: Some(REACH.into()) });
+    }
     match &status.record {
         None => output.line(format_args!("{database}: no migration")),
         Some(record) => {
@@ -57,6 +65,12 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         Some(side) => output.line(format_args!("clients are on the {side}")),
         None => output.line("the proxy does not say where clients are"),
     }
+    if let Some(who) = &status.at_work {
+        output.line(format_args!("a command is at work on it: {who}"));
+    }
+    if let Some(why) = &status.unasked {
+        output.line(format_args!("its server cannot be asked: {why}"));
+    }
     if let Some(advice) = status.advice() {
         output.line(advice);
     }
@@ -64,7 +78,9 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         output.line(format_args!("`fallback` would drop what was defined on the target since: {what}"));
     }
     for orphan in &status.orphans {
-        output.line(format_args!("slot {orphan} belongs to no migration: `stillpoint migrate abort` drops it"));
+        output.line(format_args!(
+            "slot {orphan} belongs to no migration of this journal: `stillpoint migrate abort` drops it"
+        ));
     }
     Ok(())
 }

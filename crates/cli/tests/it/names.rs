@@ -23,8 +23,11 @@ fn text(bytes: &[u8]) -> String {
 #[test]
 fn a_name_of_a_database_is_shown_and_not_obeyed() {
     let status = migrate(&["migrate", "status"]);
-    let said = text(&status.stdout);
-    assert!(said.contains("shop\\u{1b}[2K\\u{9b}A\\rstate: forged\\nstate: forged\\u{202e}: no migration\n"), "{said}");
+    let (said, why) = (text(&status.stdout), text(&status.stderr));
+    assert!(why.contains("shop\\u{1b}[2K\\u{9b}A\\rstate: forged") && why.contains("there is no journal"), "{why}");
+    assert_eq!(why.lines().filter(|line| line.starts_with("state:")).count(), 1, "{why}");
+    // Neither server can be asked.
+    assert!(status.status.code() == Some(5) && !said.contains("no migration"), "{said}");
 
     let check = migrate(&["migrate", "check"]);
     assert!(!check.status.success());

@@ -30,6 +30,8 @@ pub async fn fallback(options: &Options, observer: Observer) -> Result<Outcome, 
 async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<Option<Outcome>, Failure> {
     let options = &options.recorded().map_err(Failure::untouched)?;
     let mut journal = Journal::open(&options.state, &options.source.database).map_err(Failure::untouched)?;
+    let held = fence::hold_if_there(&options.source, &journal.record.migration).await;
+    let _held = held.map_err(Failure::untouched)?;
     match journal.record.phase {
         Phase::Returned => return taken_away(options, journal, Outcome::AlreadyThere).await.map(Some),
         Phase::Switched | Phase::Returning if journal.record.way_back => {}
@@ -181,6 +183,8 @@ pub async fn finish(options: &Options) -> Result<(), Failure> {
         let text = "clients are not on the target yet: there is nothing to finish";
         return Err(Failure::untouched(Error::WrongPhase(text.into())));
     }
+    let held = fence::hold_if_there(&options.source, &journal.record.migration).await;
+    let _held = held.map_err(Failure::untouched)?;
     take_away(options, &mut journal).await.map_err(Failure::on_target)?;
     journal.end().map_err(Failure::on_target)
 }

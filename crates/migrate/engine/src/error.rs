@@ -170,6 +170,14 @@ pub enum Error {
         /// The one that was looked for.
         wanted: String,
     },
+    /// A command is at work on the migration of a database, perhaps with a journal in another directory.
+    #[error("another command is at work on the migration of {server}: {who}")]
+    AtWork {
+        /// The source of that migration.
+        server: String,
+        /// The command's session there.
+        who: String,
+    },
     /// A migration is, or is not, in the phase that a command needs.
     #[error("{0}")]
     WrongPhase(String),
@@ -212,6 +220,7 @@ impl Error {
             | Error::ServedElsewhere { .. }
             | Error::ForeignJournal { .. }
             | Error::Host(stillpoint_host::Error::Untrusted { .. })
+            | Error::AtWork { .. }
             | Error::WrongPhase(_)
             | Error::Proxy(_)
             | Error::ProxyGone(_) => true,

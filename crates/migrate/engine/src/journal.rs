@@ -475,7 +475,7 @@ impl Journal {
     /// When there is no such file, or it cannot be read.
     pub(crate) fn made_of(&self, number: usize) -> Result<Definitions, Error> {
         let path = self.definitions_of(number);
-        let missing = || Error::Journal { path: path.clone(), source: io::ErrorKind::NotFound.into() };
+        let missing = || Error::Journal { path: path.clone(), source: std::io::ErrorKind::NotFound.into() };
         read(&path)?.ok_or_else(missing)
     }
 

@@ -1,8 +1,7 @@
 //! Moves a PostgreSQL database to another server while it is in use, clients and all.
 //!
 //! **The caller must** name both servers with roles that are superusers there; have the proxy
-//! (`stillpoint-migrate-proxy`) in front, directly before the servers; run one migration of a database at a
-//! time (the journal's lock sees to it on one machine); call from a tokio runtime.
+//! (`stillpoint-migrate-proxy`) in front, directly before the servers; call from a tokio runtime.
 //!
 //! **Guaranteed:** [`check`] changes nothing, and names everything that [`run`] would refuse. Until clients change sides
 //! every failure, interruption and time-out leaves them on the source, and takes away what was put on either server: schema,
@@ -23,8 +22,11 @@
 //! ([`Capture::Statements`]) has the statements themselves repeated, in one of the paper's schedules, where all of them can
 //! be. The way back reads the target's log in any case.
 //!
-//! **It does not** repeat definitions (DDL ends the migration, clients unharmed), move large objects, or hold back clients
-//! whose load the target cannot follow: it tells of that.
+//! One command at a time is at work on a database: it holds the journal, and a lock on the source by which another command
+//! is refused that was given another directory for its journal.
+//!
+//! **It does not** repeat definitions (whatever is defined on the source, or written to a large object, ends the migration by
+//! name, clients unharmed), move large objects, or hold back clients whose load the target cannot follow: it tells of that.
 //!
 //! ```text
 //!  Begun --> Snapshotted --> Copying --> Following --> Switching --> Switched --> (finish)

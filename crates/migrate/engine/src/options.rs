@@ -185,6 +185,9 @@ impl Failure {
             (Error::Host(_), _) => {
                 "--state with a directory that only you and root can change, as /var/lib/stillpoint/migrate"
             }
+            (Error::AtWork { .. }, _) => {
+                "wait for it, or end it where it runs; its session on the source tells from where it came"
+            }
             (Error::WrongPhase(_), _) => "`stillpoint migrate status`",
             (_, State::OnTarget) => "`stillpoint migrate status`, then `fallback` or `finish`",
             _ => "mend what is named, and run it again",

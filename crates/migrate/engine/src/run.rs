@@ -29,7 +29,7 @@ use crate::recording::Recording;
 use crate::switch::{self, Side};
 use crate::throttle::{Bounds, COPIED, Throttle};
 use crate::weight::yielding;
-use crate::{Error, Server, several, undo};
+use crate::{Error, Server, fence, several, undo};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -131,7 +131,7 @@ pub(crate) async fn with_any_proxy(
 async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<Option<Outcome>, Failure> {
     let options = &options.recorded().map_err(Failure::untouched)?;
     let there = journal::peek(&options.state, &options.source.database).map_err(Failure::untouched)?;
-    let mut journal = match there.map(|record| record.phase) {
+    let (mut journal, _held) = match there.map(|record| record.phase) {
         None => begin(options, teller).await.map_err(Failure::untouched)?,
         Some(Phase::Switched) => {
             switch::settle_again(options, teller).await.map_err(Failure::on_target)?;
@@ -142,7 +142,7 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
             return Err(Failure::on_target(Error::WrongPhase(text.into())));
         }
         Some(_) => match undo::recover(options, teller).await? {
-            undo::Recovered::Following(journal) => *journal,
+            undo::Recovered::Following(journal, held) => (*journal, held),
             undo::Recovered::Switched => return Ok(Some(Outcome::AlreadyThere)),
             undo::Recovered::Nothing => begin(options, teller).await.map_err(Failure::untouched)?,
         },
@@ -231,8 +231,13 @@ pub(crate) async fn bring_up(
     teller.phase("compare", compare_sides(options, following, teller)).await
 }
 
-/// Checks, and writes down that something begins.
-async fn begin(options: &Options, teller: &Teller) -> Result<Journal, Error> {
+/// Checks, and writes down that something begins; with what keeps other commands from the database.
+async fn begin(options: &Options, teller: &Teller) -> Result<(Journal, Link), Error> {
+    let mut random = [0u8; 4];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| Error::Journal { path: options.state.clone(), source: error.into() })?;
+    let migration: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    let held = fence::hold(&options.source, Some(&migration)).await?;
     let checking = crate::check(options);
     let report = teller.phase("check", checking).await?;
     report.accepted()?;
@@ -248,14 +253,11 @@ async fn begin(options: &Options, teller: &Teller) -> Result<Journal, Error> {
         teller.warn(format!("slot {orphan} of an abandoned migration is dropped"));
         outfit::drop_slot(&mut link, &orphan).await?;
     }
-    let mut random = [0u8; 4];
-    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
-        .map_err(|error| Error::Journal { path: options.state.clone(), source: error.into() })?;
     let others = options.others.iter().zip(1..);
     let others = others.map(|(server, number)| Other::named(number, server.to_string())).collect();
     let record = Record {
         v: 1,
-        migration: random.iter().map(|byte| format!("{byte:02x}")).collect(),
+        migration,
         database: options.source.database.clone(),
         tenant: options.tenant.clone(),
         source: options.source.to_string(),
@@ -275,7 +277,7 @@ async fn begin(options: &Options, teller: &Teller) -> Result<Journal, Error> {
         fenced: None,
         fenced_target: None,
     };
-    Journal::begin(&options.state, record)
+    Ok((Journal::begin(&options.state, record)?, held))
 }
 
 /// Puts on the source what all targets need of it.

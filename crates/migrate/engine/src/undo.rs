@@ -11,14 +11,15 @@ use crate::switch::{Side, serves, side_of};
 use crate::{Error, Server, definitions, fence, outfit, since};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::error::Error as _;
 use std::time::Duration;
 
 const LOCK_LIMIT: Duration = Duration::from_secs(10);
 
 /// What the next run makes of a migration that was cut off.
 pub(crate) enum Recovered {
-    /// It goes on from where the target follows.
-    Following(Box<Journal>),
+    /// It goes on from where the target follows; with what keeps other commands from the database.
+    Following(Box<Journal>, Link),
     /// Clients are on the target.
     Switched,
     /// It was taken away.
@@ -38,13 +39,22 @@ pub struct Status {
     pub kept_for_others: BTreeMap<String, u64>,
     /// Log that the slot in use keeps on its server, in bytes.
     pub kept_bytes: Option<u64>,
-    /// Slots of ours that no journal knows.
+    /// Slots of ours that this journal does not know.
     pub orphans: Vec<String>,
+    /// The session on the source of the command that is at work on it, perhaps with another journal.
+    pub at_work: Option<String>,
+    /// Error of the server that would know the rest, and could not be asked.
+    pub unasked: Option<String>,
     /// What was defined on the target since the switch, and `fallback` would drop.
     pub defined_since: Vec<String>,
 }
 
 impl Status {
+    /// Returns true if there is a migration, or none; false where only a server would know, and could not be asked.
+    pub fn is_known(&self) -> bool {
+        self.record.is_some() || self.unasked.is_none()
+    }
+
     /// What can be done now, for people; nothing when there is no migration.
     pub fn advice(&self) -> Option<&'static str> {
         let record = self.record.as_ref()?;
@@ -69,6 +79,10 @@ impl Status {
 pub(crate) async fn recover(options: &Options, teller: &Teller) -> Result<Recovered, Failure> {
     let mut journal = Journal::open(&options.state, &options.source.database).map_err(Failure::untouched)?;
     let unknown = |error: Error| Failure { state: State::Unknown(error.to_string()), error };
+    let held = match fence::hold(&options.source, Some(&journal.record.migration)).await {
+        Err(error @ Error::AtWork { .. }) => return Err(Failure::untouched(error)),
+        held => held,
+    };
     // Not as it was before the lock was had: a guardian may have been at work.
     let phase = journal.record.phase;
     if phase == Phase::Switched {
@@ -90,8 +104,9 @@ pub(crate) async fn recover(options: &Options, teller: &Teller) -> Result<Recove
         lifted.map_err(|error| Failure { state: State::OnSourceWithRemains(error.to_string()), error })?;
     }
     if journal.record.phase == Phase::Following && is_kept(options, &journal.record.slot()).await {
+        let held = held.map_err(Failure::untouched)?;
         teller.warn("a migration was cut off: it goes on from where the target follows".into());
-        return Ok(Recovered::Following(Box::new(journal)));
+        return Ok(Recovered::Following(Box::new(journal), held));
     }
     teller.warn(match phase {
         Phase::Returned => {
@@ -194,6 +209,8 @@ pub async fn abort(options: &Options) -> Result<State, Failure> {
         }
         Err(error) => return abort_orphans(options, error).await,
     };
+    let held = fence::hold_if_there(&options.source, &journal.record.migration).await;
+    let _held = held.map_err(Failure::untouched)?;
     let phase = journal.record.phase;
     let switching = matches!(phase, Phase::Switching | Phase::Returning);
     let over = phase == Phase::Switched
@@ -217,6 +234,7 @@ async fn abort_orphans(options: &Options, error: Error) -> Result<State, Failure
     if journal::peek(&options.state, &options.source.database).map_err(untouched)?.is_some() {
         return Err(Failure::untouched(error));
     }
+    let _held = fence::hold(&options.source, None).await.map_err(untouched)?;
     let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await.map_err(untouched)?;
     let orphans = outfit::our_slots(&mut link, &options.source.database).await.map_err(untouched)?;
     if orphans.is_empty() {
@@ -252,6 +270,8 @@ pub async fn status(options: &Options) -> Result<Status, Error> {
         kept_for_others: BTreeMap::new(),
         kept_bytes: None,
         orphans: Vec::new(),
+        at_work: None,
+        unasked: None,
         defined_since: Vec::new(),
     };
     if let Some(record) = &status.record {
@@ -271,7 +291,15 @@ pub async fn status(options: &Options) -> Result<Status, Error> {
         });
     let others: BTreeMap<String, String> = others.unwrap_or_default();
     let server = if back { &options.target } else { &options.source };
-    let Ok(mut link) = fence::beside(server).await else { return Ok(status) };
+    let mut link = match fence::beside(server).await {
+        Ok(link) => link,
+        Err(error) => {
+            let cause = error.source().map_or_else(String::new, |cause| format!(": {cause}"));
+            status.unasked = Some(format!("{error}{cause}"));
+            return Ok(status);
+        }
+    };
+    status.at_work = fence::at_work(&mut link, server.database_name()).await?;
     let rows = link
         .query(&format!(
             "SELECT slot_name, pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint FROM pg_replication_slots \

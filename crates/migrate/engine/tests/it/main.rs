@@ -9,6 +9,7 @@ mod definitions;
 mod faults;
 mod holds;
 mod names;
+mod operators;
 mod regress;
 mod run;
 mod settings;
