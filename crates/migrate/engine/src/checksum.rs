@@ -29,6 +29,8 @@ const PIECE_PAGES: u64 = 128;
 const PAGE: u64 = 8192;
 /// Rows of a range of keys that come to about as much.
 const PIECE_ROWS: std::ops::RangeInclusive<u64> = 64..=16384;
+/// Bytes of a value that is compared by a sum of its own.
+const LARGE: u64 = 100_000;
 /// Bytes a second, at least, while a snapshot is held for all of a table.
 const LEAST_HELD: u64 = 32 << 20;
 /// How long both sides are seen as they were at one moment, where a range may follow at a later one.
@@ -140,12 +142,20 @@ impl<'a> Comparison<'a> {
     }
 
     /// All columns of a table, generated ones too, in the source's order: one that inherits may have them in another order
-    /// where it was made anew.
+    /// where it was made once more. Large values are compared by a sum, as no text holds more than a gigabyte and bytes become
+    /// two digits each; how long they are is known without reading them.
     async fn columns(&mut self, table: &str) -> Result<String, Error> {
         let columns = format!(
-            "SELECT coalesce(string_agg('_stillpoint_row.' || quote_ident(attname), ', ' ORDER BY attnum), '') \
-             FROM pg_attribute WHERE attrelid = {}::regclass AND attnum > 0 AND NOT attisdropped",
-            literal(table)
+            "SELECT coalesce(string_agg(format(CASE coalesce(nullif(t.typbasetype, 0), t.oid) \
+             WHEN 'bytea'::regtype THEN 'CASE WHEN octet_length(%1$s) > {LARGE} THEN decode(md5(%1$s), ''hex'') ELSE %1$s END' \
+             WHEN 'text'::regtype THEN {text} WHEN 'varchar'::regtype THEN {text} WHEN 'json'::regtype THEN {text} \
+             WHEN 'xml'::regtype THEN {text} ELSE '%1$s' END, '_stillpoint_row.' || quote_ident(attname)), ', ' \
+             ORDER BY attnum), '') FROM pg_attribute JOIN pg_type t ON t.oid = atttypid \
+             WHERE attrelid = {}::regclass AND attnum > 0 AND NOT attisdropped",
+            literal(table),
+            text = literal(&format!(
+                "CASE WHEN octet_length(%1$s::text) > {LARGE} THEN md5(%1$s::text) ELSE %1$s::text END"
+            ))
         );
         self.source.text(&columns).await
     }

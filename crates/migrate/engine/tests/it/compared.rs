@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
-use stillpoint_migrate_engine::{Error, Observer, Options, State, run};
+use stillpoint_migrate_engine::{Error, Observer, Options, State, fallback, run};
 use stillpoint_migrate_testbed::available;
 
 /// Several ranges of keys each, but for some of the last: their keys are sorted by a library, or are none, or there is no row. `heir` has
@@ -137,4 +137,55 @@ async fn no_snapshot_is_held_until_all_is_compared() {
     assert!((ROWS - 10_000..=ROWS + 30_000).contains(&rows), "{rows}");
     let (source, target) = bench.sums("shop");
     assert_eq!(source, target);
+}
+
+/// A value whose text would be longer than a server can make one: it is compared, and does not keep clients from coming back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn values_of_more_than_half_a_gigabyte_are_compared() {
+    if !available() {
+        return;
+    }
+    let bench = Bench::start();
+    bench.source.sql("postgres", "CREATE DATABASE shop");
+    bench.source.sql(
+        "shop",
+        "CREATE DOMAIN blob AS bytea; CREATE TABLE wide (id int PRIMARY KEY, b blob, t text, j json); \
+         INSERT INTO wide SELECT 1, convert_to(repeat('x', 600000000), 'UTF8'); \
+         INSERT INTO wide SELECT 2, 'x', repeat('\"', 300000000), to_json(repeat('y', 200000))",
+    );
+    let options = Options { share: 0.0, ..bench.options("shop") };
+    run(&options, crate::support::observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    bench.target.sql("shop", "UPDATE wide SET t = 'less' WHERE id = 2");
+    fallback(&options, crate::support::observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    let lengths =
+        "SELECT string_agg(octet_length(b) || ' ' || octet_length(coalesce(t, '')), ',' ORDER BY id) FROM wide";
+    assert_eq!(bench.source.sql("shop", lengths), "600000000 0,1 4");
+    bench.assert_clean("shop");
+}
+
+/// Long values are told apart as short ones are.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_values_that_differ_are_found() {
+    if !available() {
+        return;
+    }
+    let bench = Arc::new(Bench::start());
+    bench.source.sql("postgres", "CREATE DATABASE shop");
+    for (number, kind) in ["bytea", "text", "varchar", "json", "xml", "jsonb"].iter().enumerate() {
+        let table = format!("CREATE TABLE of_{kind} (id int PRIMARY KEY, v {kind})");
+        let value = format!("INSERT INTO of_{kind} VALUES ({number}, ('\"' || repeat('x', 200000) || '\"')::{kind})");
+        bench.source.sql("shop", &format!("{table}; {value}"));
+    }
+    let meddling = Arc::clone(&bench);
+    let observer: Observer = Arc::new(move |event: Event| {
+        if matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "compare") {
+            for kind in ["bytea", "text", "varchar", "json", "xml", "jsonb"] {
+                let other = format!("UPDATE of_{kind} SET v = ('\"' || repeat('x', 199999) || 'y\"')::{kind}");
+                meddling.target.sql("shop", &other);
+            }
+        }
+    });
+    let failure = run(&Options { share: 0.0, ..bench.options("shop") }, observer).await.unwrap_err();
+    let Error::Differs(named) = &failure.error else { panic!("{failure:?}") };
+    assert_eq!(named.len(), 6, "{named:?}");
 }
