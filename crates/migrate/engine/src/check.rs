@@ -6,7 +6,7 @@
 use crate::front::Front;
 use crate::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA, number, text};
 use crate::link::{Link, Purpose, literal};
-use crate::{Capture, Error, Options, Server, fence};
+use crate::{Capture, Error, Options, Server, fence, surroundings};
 use serde::Serialize;
 use std::collections::HashSet;
 use stillpoint_migrate_proxy::{Capturable, capturable, capturable_question};
@@ -154,6 +154,10 @@ pub async fn check(options: &Options) -> Result<Report, Error> {
         }
         clusters.push(cluster);
         there_needed(&mut link, &mut there, &mut of_target).await?;
+        let superuser = "SHOW is_superuser";
+        if link.text(superuser).await? == "on" && there.text(superuser).await? == "on" {
+            surroundings::compare(&mut link, &mut there, source, &mut of_target).await?;
+        }
         if wanted > 1 {
             of_target.iter_mut().for_each(|finding| finding.note = format!("{target}: {}", finding.note));
         }

@@ -90,6 +90,7 @@ mod server;
 mod settings;
 mod several;
 mod since;
+mod surroundings;
 mod switch;
 mod throttle;
 mod undo;

@@ -258,6 +258,50 @@ async fn everything_is_listed_with_what_becomes_of_it() {
     }
 }
 
+/// Settings and roles of the server, which do not go with the database.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_clients_find_changed_is_said_before() {
+    if !available() {
+        return;
+    }
+    let source = Cluster::start(&["wal_level=logical"]);
+    let target = Cluster::start(&["wal_level=logical", "max_connections=50"]);
+    source.sql("postgres", "CREATE DATABASE shop");
+    let same = report(&source, &source, "shop", Accepted::default()).await;
+    let outside = |report: &Report| -> Vec<(String, String)> {
+        let findings = report.findings.iter().filter(|found| found.verdict == Verdict::NotMoved);
+        let findings = findings.filter(|found| ["setting", "limit", "role"].contains(&&found.kind[..]));
+        findings.map(|found| (found.name.clone(), found.note.clone())).collect()
+    };
+    assert_eq!(outside(&same), Vec::new());
+    for sql in [
+        "ALTER SYSTEM SET timezone = 'Asia/Tokyo'",
+        "ALTER SYSTEM SET default_transaction_isolation = 'serializable'",
+        "ALTER SYSTEM SET lock_timeout = '7s'",
+        "ALTER SYSTEM SET search_path = 'other'",
+    ] {
+        target.sql("postgres", sql);
+    }
+    target.sql("postgres", "SELECT pg_reload_conf()");
+    let alice = "CREATE ROLE staff; CREATE ROLE alice LOGIN PASSWORD 'one' IN ROLE staff; ALTER ROLE alice SET work_mem = '5MB'";
+    source.sql("postgres", &format!("{alice}; CREATE ROLE bob LOGIN; CREATE ROLE carol"));
+    target.sql("postgres", "CREATE ROLE alice PASSWORD 'two'");
+    stillpoint_migrate_testbed::until("the configuration to be read again", || {
+        (target.sql("postgres", "SHOW search_path") == "other").then_some(())
+    });
+    let report = report(&source, &target, "shop", Accepted::default()).await;
+    assert!(report.accepted().is_ok(), "{:?}", report.refusals());
+    let found = outside(&report);
+    let names: Vec<&str> = found.iter().map(|(name, _)| &name[..]).collect();
+    let settings = ["TimeZone", "default_transaction_isolation", "lock_timeout", "search_path"];
+    assert_eq!(names, [&["max_connections", "alice", "bob"], &settings[..]].concat(), "{found:?}");
+    let note = |name: &str| &found.iter().find(|(known, _)| known == name).expect("it is found").1;
+    for part in ["LOGIN f instead of t", "another password", "memberships none instead of staff", "work_mem=5MB"] {
+        assert!(note("alice").contains(part), "{part}: {}", note("alice"));
+    }
+    assert!(note("TimeZone").contains("\"Asia/Tokyo\" on the target"), "{}", note("TimeZone"));
+}
+
 async fn report(source: &Cluster, target: &Cluster, database: &str, accepted: Accepted) -> Report {
     report_by(source, target, database, accepted, None).await
 }
