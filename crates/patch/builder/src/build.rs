@@ -6,7 +6,9 @@ use crate::elf::Reproduced;
 use crate::error::At;
 use crate::includes::Includes;
 use crate::preprocess::Text;
-use crate::tree::{self, Tree, UNITS, Wanted};
+use crate::tree::{self, Parts, Tree, Wanted, is_unit};
+use crate::twins::Search;
+use crate::verdict::{ChangedFile, Evidence, Readers, Verdict};
 use crate::{Builder, Error};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -63,6 +65,8 @@ pub struct Report {
     pub diffs: Vec<String>,
     /// Diffs that they stand on.
     pub based_on: Vec<String>,
+    /// Files that the diffs change, and what each is to the target.
+    pub files: Vec<ChangedFile>,
     /// What the author should know.
     pub warnings: Vec<String>,
 }
@@ -82,8 +86,8 @@ pub(crate) struct Job<'a> {
     pub(crate) base: Vec<Diff>,
     pub(crate) diffs: Vec<Diff>,
     pub(crate) target: PathBuf,
-    /// Whether `project` holds exactly the units of the target.
-    pub(crate) units_known: bool,
+    /// Units to look at, as path prefixes; all when empty.
+    pub(crate) unit_filter: &'a [String],
     pub(crate) package: Option<(String, String)>,
     pub(crate) statement: &'a Statement,
     pub(crate) report: Report,
@@ -100,7 +104,36 @@ struct Unit {
 /// Where a header changes more units than this, those that the diffs themselves touch are looked at first.
 const MANY_UNITS: usize = 16;
 
+/// Limit of units that are compiled to find out whether the target was made from this source.
+const PROBES_MAX: usize = 8;
+
 type Command<'a> = &'a (String, crate::commands::CompileCommand);
+/// A unit that may read a changed file, and its texts before and after.
+type Looked<'a> = (Command<'a>, Text, Text);
+
+/// The sources before and after, and what is known of the files that differ.
+struct Sides {
+    before: Tree,
+    after: Tree,
+    /// Other names of changed files, and the file that each stands for.
+    names: BTreeMap<String, String>,
+    /// Changed files of which the build may have made another one.
+    unclear: BTreeMap<String, String>,
+    /// Files that the patch's own diffs change and that no compiler reads.
+    others: BTreeSet<String>,
+    /// Files that the patch's own diffs change and that are left out, as asked.
+    left_out: BTreeSet<String>,
+}
+
+/// The units that may read a changed file.
+struct Units<'a> {
+    /// With other text.
+    changed: Vec<Looked<'a>>,
+    /// With the same text.
+    same: Vec<Looked<'a>>,
+    /// With other text, of which the target's link took nothing.
+    needless: Vec<Looked<'a>>,
+}
 
 impl Builder<'_> {
     /// Builds the patch of a job.
@@ -111,30 +144,31 @@ impl Builder<'_> {
         job.report.units = job.project.commands.len();
         let compiler = Compiler::new(&job.project, &self.cache, job.statement.shadow_variables)?;
         let inputs = self.recorded_inputs(&compiler);
-        let (before, after) = self.trees(&job, &inputs)?;
-        let mut warnings = after.warnings.clone();
-        let changed = self.changed_units(&compiler, &before, &after, &inputs, &mut job.report)?;
-        job.report.changed = changed.iter().map(|((path, _), _, _)| path.clone()).collect();
-        job.report.changed.dedup();
-        warnings.extend(left_out(&job, &before, &after, &changed));
+        let sides = self.sides(&job, &inputs)?;
         let bytes = fs::read(&job.target).at("reading", &job.target)?;
         let file_name = job.target.file_name().unwrap_or(job.target.as_os_str()).to_string_lossy().into_owned();
         let target = TargetElf::parse(&bytes, &file_name).map_err(|r| Error::Refused(vec![r]))?;
         check_earlier(&job.statement.earlier, &target)?;
-        if job.units_known && changed.len() > MANY_UNITS {
+        let looked = self.texts(&compiler, &sides, &inputs, &mut job.report)?;
+        let found = self.sorted(&compiler, &target, looked)?;
+        job.report.files = self.judge(&job, &compiler, &target, &sides, &found)?;
+        let (before, after, changed) = (&sides.before, &sides.after, &found.changed);
+        job.report.changed = changed.iter().map(|((path, _), _, _)| path.clone()).collect();
+        job.report.changed.dedup();
+        job.report.warnings.extend(after.warnings.iter().cloned().chain(left_out(&job.report.files, &file_name)));
+        if job.project.account.exact && changed.len() > MANY_UNITS {
             let (touched, _): (Vec<_>, Vec<_>) =
                 changed.iter().cloned().partition(|((path, _), ..)| after.touched.contains(path));
-            let touched = self.objects(&compiler, &before, &after, &touched)?;
+            let touched = self.objects(&compiler, before, after, &touched)?;
             refuse_early(&target, &touched, job.statement.in_place)?;
         }
-        let mut units = self.objects(&compiler, &before, &after, &changed)?;
-        if !job.units_known {
+        let mut units = self.objects(&compiler, before, after, changed)?;
+        if !job.project.account.exact {
             units = choose_variants(&target, units)?;
         }
-        units.extend(self.extra_units(&compiler, &after, &changed, job.statement)?);
-        job.report.warnings.extend(warnings);
+        units.extend(self.extra_units(&compiler, after, changed, job.statement)?);
         if units.is_empty() {
-            return Ok(Built { patch: None, report: job.report });
+            return nothing(&job.project, &sides.others, &file_name, job.report);
         }
         self.progress(&format!("comparing {} units", units.len()));
         let compiled_by = match changed.first().map(|(command, ..)| *command).or(job.project.commands.first()) {
@@ -143,15 +177,17 @@ impl Builder<'_> {
         };
         let root = job.project.root.as_deref().unwrap_or(Path::new("/"));
         let options = options(&job, compiled_by, crate::elf::imports(&bytes, root)?);
-        let patch = match self.compare(&compiler, &target, units, &options)? {
-            Outcome::NothingToPatch => None,
+        match self.compare(&compiler, &target, units, &options)? {
+            Outcome::NothingToPatch => {
+                same_code(&mut job.report.files);
+                nothing(&job.project, &sides.others, &file_name, job.report)
+            }
             Outcome::Patch(mut patch) => {
                 job.report.warnings.extend(doubts(&patch));
                 patch.warnings.extend(job.report.warnings.iter().cloned());
-                Some(*patch)
+                Ok(Built { patch: Some(*patch), report: job.report })
             }
-        };
-        Ok(Built { patch, report: job.report })
+        }
     }
 
     /// Compares the units. When the new code refers to globals of other units that its own unit did not use before,
@@ -211,28 +247,45 @@ impl Builder<'_> {
         compiler.project.commands.iter().map(|(_, command)| compiler.shipped_files(command)).collect()
     }
 
-    fn trees(&self, job: &Job, inputs: &[Option<BTreeSet<String>>]) -> Result<(Tree, Tree), Error> {
+    fn sides(&self, job: &Job, inputs: &[Option<BTreeSet<String>>]) -> Result<Sides, Error> {
         self.progress("applying the diffs");
         let read: BTreeSet<&str> = inputs.iter().flatten().flatten().map(String::as_str).collect();
         let is_input = |file: &str| read.contains(file);
         let (project, all) = (&job.project, [&job.base[..], &job.diffs[..]].concat());
         let left_out = |file: &str| job.statement.leave_out.iter().any(|place| Path::new(file).starts_with(place));
         let wanted = Wanted { is_input: &is_input, left_out: &left_out };
-        let tree = |diffs: &[Diff]| tree::patched(&project.trees, &project.shipped, &project.identity, diffs, &wanted);
-        Ok((tree(&job.base)?, tree(&all)?))
+        let (base, own, all) =
+            (Parts::of(&job.base, &wanted)?, Parts::of(&job.diffs, &wanted)?, Parts::of(&all, &wanted)?);
+        let has = |file: &str| project.original.as_ref().is_some_and(|original| original.has(file));
+        let is_original: Option<&dyn Fn(&str) -> bool> = match project.original {
+            Some(_) => Some(&has),
+            None => None,
+        };
+        let search = Search { tree: &project.shipped, source: &project.source, is_original, touched: &all.touched };
+        let twins = search.run()?;
+        let tree =
+            |parts: &Parts| tree::patched(&project.trees, &project.shipped, &project.identity, parts, &twins.copies);
+        let (before, after) = (tree(&base)?, tree(&all)?);
+        let mut names = after.copies.clone();
+        names.extend(twins.links);
+        let (others, left_out) = (own.others, own.left_out);
+        Ok(Sides { before, after, names, unclear: twins.unclear, others, left_out })
     }
 
-    /// Units whose preprocessed text differs, with both texts. Only units that read a file that differs from the
-    /// shipped tree, or could find a new file in place of one they read, need a look.
-    fn changed_units<'p>(
+    /// Both preprocessed texts of each unit that may read a changed file. Only units that read a file that differs from
+    /// the shipped tree, or could find a new file in place of one they read, need a look.
+    fn texts<'p>(
         &self,
         compiler: &Compiler<'p>,
-        before: &Tree,
-        after: &Tree,
+        sides: &Sides,
         inputs: &[Option<BTreeSet<String>>],
         report: &mut Report,
-    ) -> Result<Vec<(Command<'p>, Text, Text)>, Error> {
-        let touched = differing(&compiler.project.shipped, &before.path, &after.path, &after.touched);
+    ) -> Result<Vec<Looked<'p>>, Error> {
+        let (before, after) = (&sides.before, &sides.after);
+        let mut touched = differing(&compiler.project.shipped, &before.path, &after.path, &after.touched);
+        let twins = sides.names.iter().filter(|(_, file)| touched.contains(*file)).map(|(name, _)| name.clone());
+        let twins: Vec<String> = twins.collect();
+        touched.extend(twins);
         let name = |path: &str| path.rsplit('/').next().unwrap_or(path).to_owned();
         let names: BTreeSet<String> = touched.iter().map(|f| name(f)).collect();
         let looks = |files: &Option<BTreeSet<String>>| {
@@ -254,14 +307,75 @@ impl Builder<'_> {
             let two = compiler.text(&after.path, unit, command)?.map_err(failed("after"))?;
             Ok::<_, Error>((one, two))
         });
-        let mut changed = Vec::new();
-        for (command, texts) in candidates.into_iter().zip(texts) {
+        let together = |(command, texts): (Command<'p>, Result<(Text, Text), Error>)| {
             let (one, two) = texts?;
-            if one.text != two.text {
-                changed.push((command, one, two));
+            Ok::<_, Error>((command, one, two))
+        };
+        candidates.into_iter().zip(texts).map(together).collect()
+    }
+
+    /// Sorts units by what became of them.
+    fn sorted<'p>(
+        &self,
+        compiler: &Compiler<'p>,
+        target: &TargetElf,
+        looked: Vec<Looked<'p>>,
+    ) -> Result<Units<'p>, Error> {
+        let (differ, same): (Vec<_>, Vec<_>) = looked.into_iter().partition(|(_, one, two)| one.text != two.text);
+        let (mut changed, mut needless) = (Vec::new(), Vec::new());
+        let mut reproduces = None;
+        for unit in differ {
+            let is_sure = compiler.project.account.always_takes(unit.0.1.object.as_ref());
+            let mut is_absent = !is_sure && functions_found(compiler, target, unit.0)? == Some(0);
+            if is_absent {
+                is_absent = match reproduces {
+                    Some(known) => known,
+                    None => *reproduces.insert(reproduces_target(compiler, target)?),
+                };
             }
+            if is_absent { needless.push(unit) } else { changed.push(unit) }
         }
-        Ok(changed)
+        Ok(Units { changed, same, needless })
+    }
+
+    /// The verdict on each file that the patch's own diffs change; one that cannot be attributed refuses the patch.
+    fn judge(
+        &self,
+        job: &Job,
+        compiler: &Compiler,
+        target: &TargetElf,
+        sides: &Sides,
+        units: &Units,
+    ) -> Result<Vec<ChangedFile>, Error> {
+        let (before, after) = (&sides.before.path, &sides.after.path);
+        let (account, name) = (&job.project.account, &target.identity().file_name);
+        let differs = |file: &&String| fs::read(before.join(file)).ok() != fs::read(after.join(file)).ok();
+        let mut files = Vec::new();
+        for file in sides.after.touched.iter().filter(differs) {
+            let twins = sides.names.iter().filter(|(_, of)| *of == file).map(|(name, _)| name);
+            let names: Vec<&String> = twins.chain([file]).collect();
+            let changed = readers(&units.changed, &names);
+            let same = readers(&units.same, &names);
+            let needless = readers(&units.needless, &names);
+            let is_attributed = account.is_complete() || !changed.is_empty() || is_found(compiler, target, &same)?;
+            let evidence = Evidence {
+                target: name,
+                account,
+                readers: Readers { changed: paths(&changed), same: paths(&same), needless: paths(&needless) },
+                is_attributed,
+                is_wanted: job.unit_filter.is_empty() || job.unit_filter.iter().any(|f| file.starts_with(f.as_str())),
+                made_of_it: sides.unclear.get(file).map(String::as_str),
+            };
+            files.push(evidence.verdict(file));
+        }
+        let stated = |path: &String, verdict, reason: &str| ChangedFile {
+            path: path.clone(),
+            verdict,
+            reason: reason.to_owned(),
+        };
+        files.extend(sides.others.iter().map(|path| stated(path, Verdict::NoPart, "no compiler reads it")));
+        files.extend(sides.left_out.iter().map(|path| stated(path, Verdict::LeftOut, "as asked")));
+        attributed(&job.project, name, files)
     }
 
     fn objects(
@@ -269,7 +383,7 @@ impl Builder<'_> {
         compiler: &Compiler,
         before: &Tree,
         after: &Tree,
-        changed: &[(Command, Text, Text)],
+        changed: &[Looked],
     ) -> Result<Vec<Unit>, Error> {
         use crate::commands::Job::Sections;
         let done = std::sync::atomic::AtomicUsize::new(0);
@@ -292,7 +406,7 @@ impl Builder<'_> {
         &self,
         compiler: &Compiler,
         after: &Tree,
-        changed: &[(Command, Text, Text)],
+        changed: &[Looked],
         statement: &Statement,
     ) -> Result<Vec<Unit>, Error> {
         let mut sources = statement.extra_units.clone();
@@ -350,19 +464,88 @@ fn differing(shipped: &Path, before: &Path, after: &Path, touched: &BTreeSet<Str
     touched.iter().filter(differs).cloned().collect()
 }
 
-/// Changed sources that make no difference to the target: parts of other programs, tests, code left out by `#if`.
-fn left_out(job: &Job, before: &Tree, after: &Tree, changed: &[(Command, Text, Text)]) -> Vec<String> {
-    let read: BTreeSet<&str> =
-        changed.iter().flat_map(|(_, one, two)| one.files.iter().chain(&two.files)).map(String::as_str).collect();
-    let is_unit = |file: &str| Path::new(file).extension().and_then(|e| e.to_str()).is_some_and(|e| UNITS.contains(&e));
-    let differs = |file: &&String| fs::read(before.path.join(file)).ok() != fs::read(after.path.join(file)).ok();
-    let target = job.target.file_name().unwrap_or_default().to_string_lossy();
-    let missing = after.touched.iter().filter(differs).filter(|f| is_unit(f) && !read.contains(f.as_str()));
-    let why = |file: &String| match job.project.commands.iter().any(|(unit, _)| unit == file) {
-        true => format!("{file} changes only where {target} has no code of it: left out"),
-        false => format!("{file} changes too and is no part of {target}: left out"),
+/// Changed units that make no difference to the target: parts of other programs, tests, code left out by `#if`.
+fn left_out(files: &[ChangedFile], target: &str) -> Vec<String> {
+    let why = |file: &ChangedFile| match file.verdict {
+        Verdict::NoDifference => Some(format!("{} changes only where {target} has no code of it: left out", file.path)),
+        Verdict::NoPart => Some(format!("{} changes too and is no part of {target}: left out", file.path)),
+        Verdict::LeftOut | Verdict::Compiled | Verdict::Unaccounted => None,
     };
-    missing.map(why).collect()
+    files.iter().filter(|file| is_unit(&file.path)).filter_map(why).collect()
+}
+
+/// Refuses files that cannot be attributed.
+fn attributed(project: &Project, target: &str, files: Vec<ChangedFile>) -> Result<Vec<ChangedFile>, Error> {
+    if files.iter().all(|file| file.verdict != Verdict::Unaccounted) {
+        return Ok(files);
+    }
+    let account = &project.account;
+    let missing = account.missing.iter().cloned().collect();
+    Err(Error::Unaccounted { target: target.to_owned(), files, missing, inputs: account.inputs })
+}
+
+/// There is nothing to patch, if no generator may read what no compiler reads.
+fn nothing(project: &Project, others: &BTreeSet<String>, target: &str, mut report: Report) -> Result<Built, Error> {
+    let tree = project.original.as_ref().map_or(&project.shipped, |original| &original.tree);
+    let named = crate::generators::naming(tree, others)?;
+    for file in &mut report.files {
+        if let Some(by) = named.get(&file.path) {
+            file.verdict = Verdict::Unaccounted;
+            file.reason = format!("no compiler reads it, and {by} names it: sources may be made of it");
+        }
+    }
+    report.files = attributed(project, target, report.files)?;
+    Ok(Built { patch: None, report })
+}
+
+/// Both sides turned out to be the same machine code.
+fn same_code(files: &mut [ChangedFile]) {
+    for file in files.iter_mut().filter(|file| file.verdict == Verdict::Compiled) {
+        file.verdict = Verdict::NoDifference;
+        file.reason = format!("the same machine code, though there is {}", file.reason);
+    }
+}
+
+/// The units that read a file of one of these names.
+fn readers<'a>(units: &[Looked<'a>], names: &[&String]) -> Vec<Command<'a>> {
+    let reads = |text: &Text| names.iter().any(|name| text.files.contains(*name));
+    units.iter().filter(|(_, one, two)| reads(one) || reads(two)).map(|(command, ..)| *command).collect()
+}
+
+fn paths<'a>(commands: &[Command<'a>]) -> Vec<&'a str> {
+    let mut paths: Vec<&str> = commands.iter().map(|(path, _)| path.as_str()).collect();
+    paths.dedup();
+    paths
+}
+
+/// Number of functions of a unit, compiled as shipped, that are in the target; `None` for a unit that has none.
+fn functions_found(compiler: &Compiler, target: &TargetElf, (path, command): Command) -> Result<Option<u32>, Error> {
+    let shipped = compiler.shipped_object(path, command)?;
+    let placement = place(target, path, &shipped).ok().filter(|placement| placement.functions_total > 0);
+    Ok(placement.map(|placement| placement.functions_placed))
+}
+
+/// Returns true if the target has code of one of the first units, or if these have no code that could tell.
+fn is_found(compiler: &Compiler, target: &TargetElf, units: &[Command]) -> Result<bool, Error> {
+    for unit in units.iter().take(PROBES_MAX) {
+        if functions_found(compiler, target, unit)? != Some(0) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Returns true if units that are certainly part of the target are found there: it was made from this source by this
+/// compiler, and code that is not found is not there.
+fn reproduces_target(compiler: &Compiler, target: &TargetElf) -> Result<bool, Error> {
+    let account = &compiler.project.account;
+    let sure = compiler.project.commands.iter().filter(|(_, c)| account.always_takes(c.object.as_ref()));
+    for unit in sure.take(PROBES_MAX) {
+        if functions_found(compiler, target, unit)?.is_some_and(|found| found > 0) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Units of which a part is not in the target. That is legal: linkers drop unused functions.

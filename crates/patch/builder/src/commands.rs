@@ -2,7 +2,8 @@
 
 use crate::Error;
 use crate::error::At;
-use crate::tree::UNITS;
+use crate::link::{self, Archiver, Input, Link};
+use crate::tree::is_unit;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -107,9 +108,8 @@ fn is_dropped(argument: &str) -> bool {
     DROPPED.contains(&argument) || joined || through || output || argument.starts_with("-save-temps=")
 }
 
-fn is_unit(argument: &str) -> bool {
-    !argument.starts_with('-')
-        && Path::new(argument).extension().and_then(|e| e.to_str()).is_some_and(|e| UNITS.contains(&e))
+fn names_unit(argument: &str) -> bool {
+    !argument.starts_with('-') && is_unit(argument)
 }
 
 fn value_of<'a>(argv: &'a [String], option: &str) -> Option<&'a str> {
@@ -136,7 +136,7 @@ pub(crate) fn compile(directory: &Path, argv: Vec<String>, env: Vec<(String, OsS
     if !argv.iter().any(|a| a == "-c") || argv.iter().any(|a| stops.contains(&a.as_str())) {
         return None;
     }
-    let mut units = argv.iter().skip(1).filter(|a| is_unit(a));
+    let mut units = argv.iter().skip(1).filter(|a| names_unit(a));
     let (unit, more) = (units.next()?, units.next());
     if more.is_some() {
         return None;
@@ -148,6 +148,43 @@ pub(crate) fn compile(directory: &Path, argv: Vec<String>, env: Vec<(String, OsS
     };
     let dependency_files = dependency_files(directory, &argv, &object);
     Some(CompileCommand { directory: directory.to_owned(), file, object: Some(object), argv, env, dependency_files })
+}
+
+/// Suffixes of files that a compiler driver hands to the linker.
+const LINKED: [&str; 8] = ["o", "lo", "os", "So", "pico", "obj", "a", "so"];
+
+/// Returns true if a file is named as those are that a linker takes code from.
+pub(crate) fn is_linked(path: &Path) -> bool {
+    path.extension().and_then(|e| e.to_str()).is_some_and(|e| LINKED.contains(&e))
+}
+
+/// Makes a command of each unit that a driver compiles and links at once. Its object has no name that lasts: it gets
+/// one that no build would choose.
+fn one_step(directory: &Path, output: &Path, argv: &[String], env: &[(String, OsString)]) -> Vec<CompileCommand> {
+    let units: Vec<&String> = argv.iter().skip(1).filter(|a| names_unit(a)).collect();
+    let of_unit = |unit: &&String| {
+        let is_other = |a: &str| a != unit.as_str() && !a.starts_with('-') && (is_unit(a) || is_linked(Path::new(a)));
+        let file = resolve(directory, Path::new(unit));
+        let mut object = output.as_os_str().to_owned();
+        object.push(format!("({})", file.display()));
+        let (mut own, mut rest) = (Vec::new(), argv.iter());
+        while let Some(argument) = rest.next() {
+            if argument == "-o" {
+                rest.next();
+            } else if !is_other(argument) {
+                own.push(argument.clone());
+            }
+        }
+        CompileCommand {
+            directory: directory.to_owned(),
+            file,
+            object: Some(object.into()),
+            argv: own,
+            env: env.to_vec(),
+            dependency_files: Vec::new(),
+        }
+    };
+    units.iter().map(of_unit).collect()
 }
 
 /// Where the compiler wrote what it read. Automake gives the file another name when the compilation succeeded.
@@ -213,10 +250,12 @@ pub(crate) fn read_json(path: &Path) -> Result<Vec<CompileCommand>, Error> {
 /// What was run while a package was built.
 #[derive(Debug, Default)]
 pub(crate) struct Recording {
-    /// Compilations, each object once.
+    /// Compilations. An object that was compiled in several ways has several.
     pub(crate) commands: Vec<CompileCommand>,
-    /// Output of a link or of `ar`, and what went into it.
-    links: BTreeMap<PathBuf, BTreeSet<PathBuf>>,
+    /// Output of a link or of an archiver, and what went into it.
+    pub(crate) links: BTreeMap<PathBuf, Link>,
+    /// Directories into which members of archives were extracted.
+    pub(crate) extracted: BTreeMap<PathBuf, BTreeSet<PathBuf>>,
 }
 
 /// Names under which the recording program stands in the way.
@@ -243,8 +282,8 @@ pub(crate) const RECORDED: [&str; 20] = [
     "clang",
 ];
 
-/// The recording program: notes directory, name, variables and arguments, and becomes the real one. Where nothing
-/// else asks for the files a compilation reads, it does.
+/// The recording program: notes directory, name, variables, arguments and the text of response files, which many builds
+/// remove afterwards, and becomes the real one. Where nothing else asks for the files a compilation reads, it does.
 pub(crate) const RECORDER: &str = r#"#!/bin/sh
 name=${0##*/}
 record=/stillpoint/records/$$
@@ -253,6 +292,11 @@ while [ -e "$record.command" ]; do record=$record+; done
     printf '%s\0' "$PWD" "$name" "$SOURCE_DATE_EPOCH" "$CPATH" "$C_INCLUDE_PATH" "$CPLUS_INCLUDE_PATH"
     for argument; do printf '%s\0' "$argument"; done
 } > "$record.command"
+for argument; do
+    case $argument in
+        @?*) [ -r "${argument#@}" ] && { cat "${argument#@}"; echo; } >> "$record.response" ;;
+    esac
+done
 case " $* " in
     *" -M"* | *" -Wp,-M"*) ;;
     *" -c "*) exec "/usr/bin/$name" "$@" -MMD -MF "$record.d" ;;
@@ -264,7 +308,6 @@ impl Recording {
     /// Reads the records of a directory, which was seen as `/stillpoint/records`.
     pub(crate) fn read(directory: &Path) -> Result<Self, Error> {
         let mut recording = Recording::default();
-        let mut objects = BTreeMap::new();
         let mut paths = Vec::new();
         for entry in fs::read_dir(directory).at("reading", directory)? {
             let path = entry.at("reading", directory)?.path();
@@ -280,60 +323,75 @@ impl Recording {
             let [at, name, env @ ..] = &fields[..] else { continue };
             let Some((values, arguments)) = env.split_at_checked(ENV.len()) else { continue };
             let set = ENV.iter().zip(values).filter(|(_, value)| !value.is_empty());
-            let env = set.map(|(name, value)| (name.to_string(), OsString::from(value))).collect();
+            let env: Vec<_> = set.map(|(name, value)| (name.to_string(), OsString::from(value))).collect();
             let mut argv = vec![name.to_string()];
             argv.extend(arguments.iter().map(|a| a.to_string()));
-            match compile(Path::new(at), argv.clone(), env) {
+            // the texts of all of a command's response files stand in one file
+            let mut response = fs::read_to_string(path.with_extension("response")).ok();
+            let compiled = compile(Path::new(at), argv.clone(), env.clone());
+            if compiled.is_none() {
+                argv = link::expanded(argv, |_| response.as_mut().map(std::mem::take));
+            }
+            match compiled.or_else(|| compile(Path::new(at), argv.clone(), env.clone())) {
                 Some(mut command) => {
                     if command.dependency_files.is_empty() {
                         command.dependency_files.push(path.with_extension("d"));
                     }
-                    objects.insert(command.object.clone(), command);
+                    recording.commands.push(command);
                 }
-                None => recording.link(Path::new(at), &argv),
+                None => recording.link(Path::new(at), &argv, &env),
             }
         }
-        recording.commands = objects.into_values().collect();
+        recording.sort();
         Ok(recording)
     }
 
-    /// Takes note of a link, if it is one.
-    pub(crate) fn link(&mut self, directory: &Path, argv: &[String]) {
+    /// Orders the commands, and keeps one of those that differ in nothing.
+    fn sort(&mut self) {
+        let same = |c: &CompileCommand| (c.object.clone(), c.file.clone(), c.identity());
+        self.commands.sort_by_cached_key(same);
+        self.commands.dedup_by(|one, other| same(one) == same(other));
+    }
+
+    /// Takes note of a link, or of what an archiver did, if it is one.
+    pub(crate) fn link(&mut self, directory: &Path, argv: &[String], env: &[(String, OsString)]) {
         let Some(program) = argv.first().filter(|p| !p.ends_with("ranlib")) else { return };
-        let is_ar = program.ends_with("ar");
-        let (output, inputs) = if is_ar {
-            let Some(output) = argv.get(2) else { return };
-            (output.as_str(), &argv[3.min(argv.len())..])
-        } else if argv.iter().any(|a| matches!(a.as_str(), "-c" | "-E" | "-S" | "-M" | "-MM")) {
+        if program.ends_with("ar") {
+            match link::archiver(directory, argv) {
+                Some(Archiver::Adds { archive, files }) => {
+                    let made = self.links.entry(archive).or_default();
+                    made.kind = link::Kind::Archive;
+                    made.inputs.extend(files.into_iter().map(|path| match path.starts_with("/") {
+                        true => Input::File { path, whole: true },
+                        false => Input::Response(path),
+                    }));
+                }
+                Some(Archiver::Extracts { archive }) => {
+                    self.extracted.entry(directory.to_owned()).or_default().insert(archive);
+                }
+                None => {}
+            }
             return;
-        } else {
-            (value_of(argv, "-o").unwrap_or("a.out"), &argv[1..])
-        };
-        let is_input = |a: &&String| [".o", ".lo", ".a", ".os", ".So"].iter().any(|s| a.ends_with(s));
-        let inputs = inputs.iter().filter(is_input).map(|a| resolve(directory, Path::new(a)));
-        let inputs: BTreeSet<PathBuf> = inputs.collect();
+        }
+        if argv.iter().any(|a| matches!(a.as_str(), "-c" | "-E" | "-S" | "-M" | "-MM" | "-fsyntax-only")) {
+            return;
+        }
+        let (output, Link { kind, mut inputs }) = link::linker(directory, argv);
+        inputs.retain(|input| !matches!(input, Input::File { path, .. } if is_unit(&path.to_string_lossy())));
+        for command in one_step(directory, &output, argv, env) {
+            inputs.extend(command.object.clone().map(|path| Input::File { path, whole: false }));
+            self.commands.push(command);
+        }
         if !inputs.is_empty() {
-            self.links.entry(resolve(directory, Path::new(output))).or_default().extend(inputs);
+            let made = self.links.entry(output).or_default();
+            made.kind = kind;
+            made.inputs.extend(inputs);
         }
     }
 
     /// Everything that was linked.
     pub(crate) fn outputs(&self) -> impl Iterator<Item = &Path> {
         self.links.keys().map(PathBuf::as_path)
-    }
-
-    /// Objects that went into an output, through archives.
-    pub(crate) fn objects_of(&self, output: &Path) -> BTreeSet<PathBuf> {
-        let mut found = BTreeSet::new();
-        let mut open = vec![output.to_owned()];
-        while let Some(path) = open.pop() {
-            for input in self.links.get(&path).into_iter().flatten() {
-                if found.insert(input.clone()) {
-                    open.push(input.clone());
-                }
-            }
-        }
-        found
     }
 }
 
@@ -385,15 +443,31 @@ mod tests {
     }
 
     #[test]
-    fn links_are_followed_through_archives() {
+    fn a_program_made_in_one_step_has_a_command_for_each_unit() {
         let mut recording = Recording::default();
-        recording.link(Path::new("/b/lib"), &words("ar rcu liba.a x.o y.o"));
-        recording.link(Path::new("/b"), &words("gcc -o prog main.o lib/liba.a -lm"));
-        let objects = recording.objects_of(Path::new("/b/prog"));
-        for object in ["/b/main.o", "/b/lib/x.o", "/b/lib/y.o"] {
-            assert!(objects.contains(Path::new(object)), "{object}");
-        }
-        assert_eq!(recording.objects_of(Path::new("/b/other")).len(), 0);
+        recording.link(Path::new("/b"), &words("gcc -O2 -o prog a.c sub/b.c c.o libd.a -lm"), &[]);
+        let commands: Vec<(&Path, String)> =
+            recording.commands.iter().map(|c| (c.file.as_path(), c.argv.join(" "))).collect();
+        assert_eq!(
+            commands,
+            [
+                (Path::new("/b/a.c"), "gcc -O2 a.c -lm".to_owned()),
+                (Path::new("/b/sub/b.c"), "gcc -O2 sub/b.c -lm".to_owned())
+            ]
+        );
+        let inputs = &recording.links[Path::new("/b/prog")].inputs;
+        let is_input = |path: &Path| inputs.contains(&Input::File { path: path.to_owned(), whole: false });
+        assert!(recording.commands.iter().all(|c| is_input(c.object.as_deref().unwrap())), "{inputs:?}");
+        assert!(is_input(Path::new("/b/c.o")) && !is_input(Path::new("/b/a.c")), "{inputs:?}");
+    }
+
+    #[test]
+    fn an_object_that_is_compiled_in_two_ways_has_two_commands() {
+        let command = |line: &str| compile(Path::new("/b"), words(line), Vec::new()).unwrap();
+        let lines = ["gcc -DONE -c -o a.o a.c", "gcc -DTWO -c -o a.o a.c", "gcc -DONE -MMD -c -o a.o a.c"];
+        let mut recording = Recording { commands: lines.map(command).into(), ..Recording::default() };
+        recording.sort();
+        assert_eq!(recording.commands.len(), 2);
     }
 
     #[test]

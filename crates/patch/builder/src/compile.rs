@@ -1,5 +1,6 @@
 //! Compiling units of one program in several trees: the same commands, at the same paths, nothing twice.
 
+use crate::account::Account;
 use crate::commands::{CompileCommand, Job, parse_dependencies, resolve};
 use crate::error::At;
 use crate::includes::Includes;
@@ -15,6 +16,22 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use stillpoint_host::cache::key;
 
+/// A source as its package brings it.
+#[derive(Debug)]
+pub(crate) struct Original {
+    /// The package, unpacked.
+    pub(crate) tree: PathBuf,
+    /// Files that diffs of its series make.
+    pub(crate) created: BTreeSet<String>,
+}
+
+impl Original {
+    /// Returns true if no build made the file.
+    pub(crate) fn has(&self, file: &str) -> bool {
+        self.created.contains(file) || self.tree.join(file).symlink_metadata().is_ok()
+    }
+}
+
 /// A program that can be compiled unit by unit.
 #[derive(Debug)]
 pub(crate) struct Project {
@@ -24,12 +41,16 @@ pub(crate) struct Project {
     pub(crate) source: PathBuf,
     /// The tree as shipped.
     pub(crate) shipped: PathBuf,
+    /// The source before any build; `None` where only the tree is at hand.
+    pub(crate) original: Option<Original>,
     /// Tells shipped trees apart.
     pub(crate) identity: String,
     /// Where patched trees are kept.
     pub(crate) trees: Cache,
     /// Units, by their path relative to the source directory.
     pub(crate) commands: Vec<(String, CompileCommand)>,
+    /// What is known of the target's objects.
+    pub(crate) account: Account,
     /// Whether the shipped tree holds the objects of its own build.
     pub(crate) built: bool,
     /// Who includes what, where no build has recorded what its units read.
@@ -181,9 +202,9 @@ impl<'a> Compiler<'a> {
         if let Some(known) = self.hashes.lock().expect("no panic holds it").get(&path) {
             return known.clone();
         }
-        // builds leave links with the path that the tree has while it is compiled
-        let linked = || fs::read_link(&path).ok()?.strip_prefix(&self.project.source).ok().map(|to| tree.join(to));
-        let bytes = fs::read(&path).ok().or_else(|| fs::read(linked()?).ok());
+        // builds leave links with the path that the tree has while it is compiled, at which another tree may lie now
+        let followed = crate::twins::followed(tree, &self.project.source, file).map(|to| tree.join(to));
+        let bytes = fs::read(followed.as_deref().unwrap_or(&path)).ok();
         let hash = bytes.map(|bytes| key([&bytes[..]]));
         self.hashes.lock().expect("no panic holds it").insert(path, hash.clone());
         hash
@@ -274,7 +295,8 @@ impl<'a> Compiler<'a> {
 
     /// The object that the shipped build itself made, or one made exactly as it was.
     pub(crate) fn shipped_object(&self, unit: &str, command: &CompileCommand) -> Result<Vec<u8>, Error> {
-        let recorded = command.object.as_ref().and_then(|path| path.strip_prefix(&self.project.source).ok());
+        let recorded = command.object.as_ref().filter(|object| self.has_one_command(object));
+        let recorded = recorded.and_then(|path| path.strip_prefix(&self.project.source).ok());
         if let (true, Some(path)) = (self.project.built, recorded)
             && let Ok(bytes) = fs::read(self.project.shipped.join(path))
             && has_debug_information(&bytes)
@@ -284,6 +306,11 @@ impl<'a> Compiler<'a> {
         let failed = |output| Error::Compile { unit: unit.to_owned(), side: "shipped", output };
         let text = self.text(&self.project.shipped, unit, command)?.map_err(failed)?;
         self.object(&self.project.shipped, unit, command, Job::Shipped, &text, "shipped")
+    }
+
+    /// Returns true if no other command made an object of the same name.
+    fn has_one_command(&self, object: &Path) -> bool {
+        self.project.commands.iter().filter(|(_, command)| command.object.as_deref() == Some(object)).count() == 1
     }
 
     /// Compiles a source of ours or of the user's beside the project, with the flags of one of its units. Headers

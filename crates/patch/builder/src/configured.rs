@@ -106,7 +106,9 @@ fn recording(tree: &Path, build_path: &Path, recipe: &Recipe, epoch: &Path) -> R
         // DIRECTORY/CMakeFiles/NAME.dir/link.txt is run in DIRECTORY
         let Some(Ok(at)) = path.ancestors().nth(3).map(|d| d.strip_prefix(tree)) else { continue };
         for line in script.lines() {
-            recording.link(&build_path.join(at), &shlex::split(line).unwrap_or_default());
+            let response = |name: &str| fs::read_to_string(tree.join(at).join(name)).ok();
+            let argv = crate::link::expanded(shlex::split(line).unwrap_or_default(), response);
+            recording.link(&build_path.join(at), &argv, &[]);
         }
     }
     Ok(recording)
@@ -132,6 +134,7 @@ fn link_scripts(directory: &Path) -> Result<Vec<PathBuf>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::account::{Account, Place};
 
     /// What CMake leaves of a library, a program and one unit that is compiled for both.
     #[test]
@@ -162,8 +165,12 @@ mod tests {
         assert_eq!(recording.commands[0].env, [(EPOCH.to_owned(), OsString::from("77"))]);
         let outputs: Vec<_> = recording.outputs().collect();
         assert_eq!(outputs, [Path::new("/b/builddir/sql/libsql.a"), Path::new("/b/builddir/srv/d")]);
-        let objects = recording.objects_of(Path::new("/b/builddir/srv/d"));
-        let of_unit = |c: &&crate::commands::CompileCommand| c.object.as_ref().is_some_and(|o| objects.contains(o));
-        assert_eq!(recording.commands.iter().filter(of_unit).count(), 1, "the embedded copy is no part of it");
+        let place = Place { root: dir.path(), source: Path::new("/b"), tree: &tree };
+        let account = Account::of(&recording, Path::new("/b/builddir/srv/d"), &place);
+        let objects: Vec<&Path> = account.objects.keys().map(PathBuf::as_path).collect();
+        let wanted = Path::new("/b/builddir/sql/CMakeFiles/sql.dir/a.cc.o");
+        assert_eq!(objects, [wanted], "the embedded copy is no part of it");
+        let missing = account.missing.iter().map(String::as_str);
+        assert!(missing.eq(["builddir/srv/CMakeFiles/d.dir/m.o"]), "no command makes it: {account:?}");
     }
 }

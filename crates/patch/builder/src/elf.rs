@@ -18,6 +18,56 @@ pub(crate) fn is_loadable(path: &Path) -> bool {
         })
 }
 
+/// One object: a file of its own, or a member of an archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Piece<'a> {
+    /// Name of the member; empty for a file of its own.
+    pub(crate) member: String,
+    pub(crate) bytes: &'a [u8],
+    /// Base names of the sources that it was compiled from, as its symbol table has them.
+    pub(crate) sources: BTreeSet<String>,
+    pub(crate) has_code: bool,
+}
+
+/// The objects of an object file or an archive; `None` for a file that is neither.
+pub(crate) fn pieces(bytes: &[u8]) -> Option<Vec<Piece<'_>>> {
+    use object::read::archive::ArchiveFile;
+    if let Ok(archive) = ArchiveFile::parse(bytes) {
+        let mut found = Vec::new();
+        for member in archive.members().filter_map(Result::ok) {
+            let name = String::from_utf8_lossy(member.name()).into_owned();
+            found.extend(member.data(bytes).ok().and_then(|object| piece(name, object)));
+        }
+        return Some(found);
+    }
+    piece(String::new(), bytes).map(|one| vec![one])
+}
+
+fn piece(member: String, bytes: &[u8]) -> Option<Piece<'_>> {
+    use object::{ObjectSection, SectionKind};
+    let file = object::File::parse(bytes).ok().filter(|file| file.kind() == ObjectKind::Relocatable)?;
+    let has_code = file.sections().any(|section| section.kind() == SectionKind::Text && section.size() > 0);
+    Some(Piece { member, bytes, sources: sources(&file).into_iter().collect(), has_code })
+}
+
+/// Base names of the sources that the objects in a linked file were compiled from, as often as its symbol table has
+/// them; empty when it has no symbol table.
+pub(crate) fn linked_sources(bytes: &[u8]) -> Vec<String> {
+    object::File::parse(bytes).map(|file| sources(&file)).unwrap_or_default()
+}
+
+fn sources(file: &object::File<'_>) -> Vec<String> {
+    use object::{ObjectSymbol, SymbolKind};
+    let names = file.symbols().filter(|s| s.kind() == SymbolKind::File).filter_map(|s| s.name().ok());
+    names.filter(|name| !name.is_empty()).map(|name| name.rsplit('/').next().unwrap_or(name).to_owned()).collect()
+}
+
+/// Returns true if two libraries have the same `DT_SONAME`.
+pub(crate) fn have_one_soname(one: &[u8], other: &[u8]) -> bool {
+    let name = dynamic_strings(one, object::elf::DT_SONAME);
+    !name.is_empty() && name == dynamic_strings(other, object::elf::DT_SONAME)
+}
+
 /// The GNU build-id of an ELF file.
 pub(crate) fn build_id(bytes: &[u8]) -> Option<Vec<u8>> {
     object::File::parse(bytes).ok()?.build_id().ok()?.map(<[u8]>::to_vec)
@@ -106,13 +156,18 @@ fn undefined(bytes: &[u8]) -> Vec<String> {
 
 /// `DT_NEEDED` of an ELF file.
 fn needed(bytes: &[u8]) -> Vec<String> {
+    dynamic_strings(bytes, object::elf::DT_NEEDED)
+}
+
+/// Strings that entries of one kind of the dynamic section name.
+fn dynamic_strings(bytes: &[u8], kind: object::elf::DynamicTag) -> Vec<String> {
     use object::read::elf::{Dyn, ElfFile64};
     let Ok(file) = ElfFile64::<object::Endianness>::parse(bytes) else { return Vec::new() };
     let endian = file.endianness();
     let sections = file.elf_section_table();
     let Ok(Some((entries, strings))) = sections.dynamic(endian, bytes) else { return Vec::new() };
     let strings = sections.strings(endian, bytes, strings).unwrap_or_default();
-    let names = entries.iter().filter(|e| e.d_tag(endian) == object::elf::DT_NEEDED);
+    let names = entries.iter().filter(|e| e.d_tag(endian) == kind);
     let names = names.filter_map(|e| strings.get(u32::try_from(e.d_val(endian)).ok()?).ok());
     names.map(|name| String::from_utf8_lossy(name).into_owned()).collect()
 }

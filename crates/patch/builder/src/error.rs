@@ -1,5 +1,6 @@
 //! Why no patch was built.
 
+use crate::verdict::{Bounded, ChangedFile, Verdict};
 use std::path::{Path, PathBuf};
 use stillpoint_patch_differ::Refusal;
 
@@ -114,6 +115,18 @@ pub enum Error {
         /// The target.
         target: String,
     },
+    /// Changed files may be a part of the target, and no command is known that compiles them there.
+    #[error("{}", unaccounted(.target, .files, .missing, .inputs))]
+    Unaccounted {
+        /// The target.
+        target: String,
+        /// Every changed file, with its verdict.
+        files: Vec<ChangedFile>,
+        /// Inputs of the target's link that no recorded command made.
+        missing: Vec<String>,
+        /// Number of inputs of the target's link, where it is known.
+        inputs: usize,
+    },
     /// A unit could not be compiled.
     #[error("compiling {unit} ({side}) failed:\n{output}")]
     Compile {
@@ -153,10 +166,28 @@ fn list(refusals: &[Refusal]) -> String {
     }
 }
 
+fn unaccounted(target: &str, files: &[ChangedFile], missing: &[String], inputs: &usize) -> String {
+    let files = files.iter().filter(|file| file.verdict == Verdict::Unaccounted);
+    let lines: Vec<String> = files.map(|file| format!("{}: {}", file.path, file.reason)).collect();
+    let many = if lines.len() == 1 { "file" } else { "files" };
+    let mut text = format!("{} changed {many} cannot be attributed to {target}: {}", lines.len(), Bounded(&lines));
+    if !missing.is_empty() {
+        text += &format!(
+            "; no recorded command made {} of {inputs} inputs of its link: {}",
+            missing.len(),
+            Bounded(missing)
+        );
+    }
+    text
+}
+
 impl Error {
-    /// Whether the change itself is refused, as against something that did not work.
+    /// Returns true if the change itself is refused, as against something that did not work.
     pub fn is_refusal(&self) -> bool {
-        matches!(self, Error::Refused(_) | Error::ChangesBuild { .. } | Error::NotInTarget { .. })
+        matches!(
+            self,
+            Error::Refused(_) | Error::ChangesBuild { .. } | Error::NotInTarget { .. } | Error::Unaccounted { .. }
+        )
     }
 }
 

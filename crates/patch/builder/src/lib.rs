@@ -18,6 +18,11 @@
 //! shipped with ([`numbering`]), so that `__LINE__` in an assert makes no difference. Every tree stands at the same path while it is compiled, in a private mount namespace; for
 //! packages inside a clean root that holds the build dependencies and nothing else.
 //!
+//! Each file that a diff changes gets a verdict ([`Verdict`]). A file that no unit of the target reads is left out only if
+//! the target's objects are all accounted for ([`account`]): each input of its link was made by a recorded command. Files
+//! are the same file under other names too: links, and copies that the build made (`twins`). What cannot be attributed
+//! refuses the patch ([`Error::Unaccounted`]), so that "nothing to patch" is said of what is known alone.
+//!
 //! **The caller must guarantee** that the source is the one the program was built from. The differ checks it: machine
 //! code that is not in the target, byte for byte, refuses the patch.
 //!
@@ -54,7 +59,10 @@
 //! The idea of comparing objects follows kpatch; recovering a stripped program's names by compiling it again is ours.
 #![forbid(unsafe_code)]
 
+mod account;
 mod apt;
+#[cfg(test)]
+mod attribution_tests;
 mod build;
 mod commands;
 mod compile;
@@ -66,9 +74,11 @@ mod error;
 mod event;
 mod exclusions;
 mod fetch_failure;
+mod generators;
 mod includes;
 mod integrated;
 mod keys;
+mod link;
 pub mod numbering;
 mod outline;
 mod package;
@@ -78,7 +88,9 @@ mod root;
 mod sandbox;
 mod sources;
 mod tree;
+mod twins;
 mod unused;
+mod verdict;
 
 pub use build::{Built, Report, Statement};
 pub use debian::{Diff, Series};
@@ -93,6 +105,7 @@ pub use request::{DebianRequest, ShippedAs, SourceRequest};
 pub use stillpoint_host::Cache;
 pub use stillpoint_host::file::{Readable, write_whole};
 pub use stillpoint_patch_differ::{HookNames, Refusal};
+pub use verdict::{ChangedFile, Verdict};
 
 /// Header and source of shadow variables, for hooks.
 pub const SHADOW_SOURCES: [(&str, &str); 2] = [

@@ -178,7 +178,10 @@ mod tests {
         }
         let recording = Recording::read(&records).unwrap();
         assert_eq!(recording.commands.len(), 2);
-        let objects = recording.objects_of(&at.join("x.so"));
-        assert!(objects.contains(&at.join("a.o")) && objects.contains(&at.join("b.o")), "{objects:?}");
+        let place = crate::account::Place { root: Path::new("/"), source: at, tree: at };
+        let account = crate::account::Account::of(&recording, &at.join("x.so"), &place);
+        let objects: Vec<_> = account.objects.keys().cloned().collect();
+        assert_eq!(objects, [at.join("a.o"), at.join("b.o")], "{account:?}");
+        assert!(account.is_complete(), "{account:?}");
     }
 }

@@ -1,8 +1,9 @@
 //! Source and binary packages: fetched, unpacked, built as the archive builds them, never installed.
 
+use crate::account::{Account, Place};
 use crate::apt::{Apt, SourceStanza, find_with_suffix, no_version};
-use crate::commands::{RECORDED, RECORDER, Recording};
-use crate::compile::Project;
+use crate::commands::{CompileCommand, RECORDED, RECORDER, Recording};
+use crate::compile::{Original, Project};
 use crate::debian::{Diff, Series};
 use crate::error::At;
 use crate::includes::Includes;
@@ -44,6 +45,11 @@ impl SourcePackage {
         let version = self.version();
         let version = version.split_once(':').map_or(version, |(_, rest)| rest);
         version.rsplit_once('-').map_or(version, |(upstream, _)| upstream)
+    }
+
+    /// The package, unpacked.
+    pub(crate) fn tree(&self) -> &Path {
+        &self.tree
     }
 
     /// Where it stands while it is built.
@@ -149,31 +155,46 @@ impl BuiltPackage {
         outputs.filter(counts).collect()
     }
 
-    /// Units that went into an output, by their path relative to the source directory; all of them when the output
-    /// is not known.
-    pub(crate) fn project(&self, output: Option<&Path>, trees: stillpoint_host::Cache) -> Project {
-        let objects = output.map(|o| self.recording.objects_of(o)).filter(|objects| !objects.is_empty());
-        let is_part = |object: &Option<PathBuf>| match (&objects, object) {
-            (Some(objects), Some(object)) => {
-                // libtool's .lo stands for the object beside it or in .libs
-                let lo = object.with_extension("lo");
-                objects.contains(object) || objects.contains(&lo)
-            }
-            _ => true,
-        };
+    /// The account of an output.
+    pub(crate) fn account(&self, output: &Path) -> Account {
+        let place = Place { root: &self.root, source: &self.source, tree: &self.tree };
+        Account::of(&self.recording, output, &place)
+    }
+
+    /// Units that went into an output, by their path relative to the source directory; all of them when none is known.
+    /// `original` is the package, unpacked. The error says why the output is not known.
+    pub(crate) fn project(
+        &self,
+        output: Result<&Path, String>,
+        original: &Path,
+        trees: stillpoint_host::Cache,
+    ) -> Project {
+        let mut account = output.map_or_else(Account::unknown, |output| self.account(output));
+        let is_known = !account.objects.is_empty();
+        account.exact &= is_known;
         let mut commands = Vec::new();
-        for command in self.recording.commands.iter().filter(|c| is_part(&c.object)) {
-            if let Ok(unit) = command.file.strip_prefix(&self.source) {
+        for command in &self.recording.commands {
+            let Ok(unit) = command.file.strip_prefix(&self.source) else { continue };
+            let is_part = match &command.object {
+                Some(object) if is_known => account.objects.contains_key(object),
+                // a configuration step compiles files that it removes
+                _ => self.tree.join(unit).exists(),
+            };
+            if is_part {
                 commands.push((unit.to_string_lossy().into_owned(), command.clone()));
             }
         }
+        let created = self.shipped.iter().flat_map(|diff| crate::diff::split(&diff.text)).filter(|file| file.creates);
+        let original = Original { tree: original.to_owned(), created: created.map(|file| file.path).collect() };
         Project {
             root: Some(self.root.clone()),
             source: self.source.clone(),
             shipped: self.tree.clone(),
+            original: Some(original),
             identity: self.identity.clone(),
             trees,
             commands,
+            account,
             built: true,
             includes: self.includes.clone(),
         }
@@ -181,9 +202,10 @@ impl BuiltPackage {
 
     /// Paths of the units that went into an output.
     pub(crate) fn units_of(&self, output: &Path) -> std::collections::BTreeSet<String> {
-        let objects = self.recording.objects_of(output);
-        let parts = self.recording.commands.iter().filter(|c| c.object.as_ref().is_some_and(|o| objects.contains(o)));
-        let units = parts.filter_map(|c| c.file.strip_prefix(&self.source).ok());
+        let account = self.account(output);
+        let is_part = |c: &&CompileCommand| c.object.as_ref().is_some_and(|o| account.objects.contains_key(o));
+        let units =
+            self.recording.commands.iter().filter(is_part).filter_map(|c| c.file.strip_prefix(&self.source).ok());
         units.map(|u| u.to_string_lossy().into_owned()).collect()
     }
 

@@ -1,5 +1,6 @@
 //! What a patch is built from: a Debian source package, or a source directory of the user.
 
+use crate::account::Account;
 use crate::build::{Built, Job, Report, Statement};
 use crate::commands::{self, CompileCommand};
 use crate::compile::Project;
@@ -7,8 +8,11 @@ use crate::debian::{Diff, Series};
 use crate::error::At;
 use crate::package::{BuiltPackage, Shipped, SourcePackage};
 use crate::sandbox::{Sandbox, run};
-use crate::tree::UNITS;
-use crate::{Builder, Cache, Error, Integrated, Parts, elf};
+use crate::tree::is_unit;
+use crate::verdict::Bounded;
+use crate::{Builder, Cache, Error, Integrated, Parts, Reproduced, elf};
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -110,18 +114,21 @@ impl Builder<'_> {
         };
         let (target, output) = self.find_target(request, shipped_source, &shipped, &built, &diffs)?;
         let mut report = Report::default();
-        if let Some((_, outside)) = output.as_ref().filter(|(_, outside)| outside.exists()) {
+        if let Ok(output) = &output
+            && output.outside.exists()
+        {
             let read = |path: &Path| fs::read(path).at("reading", path);
-            report.reproduced = Some(elf::compare(&read(outside)?, &read(&target)?));
+            report.reproduced = Some(elf::compare(&read(&output.outside)?, &read(&target)?));
         }
-        let inside = output.as_ref().map(|(inside, _)| inside.as_path());
-        let project = built.project(inside, self.cache.clone());
+        let doubt = output.as_ref().ok().and_then(|output| output.doubt.clone());
+        let inside = output.as_ref().map(|output| output.inside.as_path()).map_err(Clone::clone);
+        let mut project = built.project(inside, shipped_source.tree(), self.cache.clone());
+        project.account.unknown = project.account.unknown.or(doubt);
         let package = Some((source.name().to_owned(), source.version().to_owned()));
-        let units_known = inside.is_some();
-        self.build(Job { project, base, diffs, target, units_known, package, statement, report })
+        self.build(Job { project, base, diffs, target, unit_filter: &[], package, statement, report })
     }
 
-    /// The ELF file to be patched, and the output of the build that it is: as seen inside, and where it lies.
+    /// The ELF file to be patched, and the output of the build that it is, or why that is not known.
     fn find_target(
         &self,
         request: &DebianRequest,
@@ -129,9 +136,8 @@ impl Builder<'_> {
         shipped: &Shipped,
         built: &BuiltPackage,
         diffs: &[Diff],
-    ) -> Result<(PathBuf, Option<(PathBuf, PathBuf)>), Error> {
+    ) -> Result<(PathBuf, Result<Output, String>), Error> {
         let outputs = built.outputs();
-        let by_name = |name: &std::ffi::OsStr| outputs.iter().find(|(o, _)| o.file_name() == Some(name)).cloned();
         let asked = match &request.binary {
             Some(path) => path.clone(),
             None => PathBuf::from(only_program(built, &outputs, diffs)?),
@@ -144,20 +150,12 @@ impl Builder<'_> {
             find_in(&self.fetch_binaries(source)?, &asked)?
         } else {
             let name = asked.file_name().unwrap_or_default();
-            match by_name(name) {
-                Some((_, outside)) => outside,
+            match outputs.iter().find(|(inside, _)| inside.file_name() == Some(name)) {
+                Some((_, outside)) => outside.clone(),
                 None => return Err(Error::Target(format!("the build made no {}", asked.display()))),
             }
         };
-        let id = build_id_of(&target)?;
-        let mut output = None;
-        for candidate in &outputs {
-            if id.is_some() && candidate.1.exists() && build_id_of(&candidate.1)? == id {
-                output = Some(candidate.clone());
-            }
-        }
-        let output =
-            output.or_else(|| asked.file_name().and_then(by_name)).or_else(|| target.file_name().and_then(by_name));
+        let output = output_of(&target, &asked, built, outputs)?;
         Ok((target, output))
     }
 
@@ -176,13 +174,16 @@ impl Builder<'_> {
         let base = read_diffs(request.on_top_of.iter().map(PathBuf::as_path))?;
         let diffs = read_diffs(request.diffs.iter().map(PathBuf::as_path))?;
         let all = commands::read_json(&request.compile_commands)?;
-        let commands = units_below(&directory, all, &request.unit_filter);
+        let commands = units_below(&directory, &all, &request.unit_filter);
         if commands.is_empty() {
             let why = format!("no command compiles a file below {}", directory.display());
             return Err(Error::Malformed { what: request.compile_commands.display().to_string(), why });
         }
         can_mount()?;
         let target = request.target.canonicalize().at("resolving", &request.target)?;
+        let linked = elf::linked_sources(&fs::read(&target).at("reading", &target)?);
+        let mut report = Report::default();
+        let account = account_of_source(&directory, &all, &linked, &mut report)?;
         // not kept: the user may change the source at any time
         let scratch = tempfile::tempdir_in(directory.parent().unwrap_or(&directory)).or_else(|_| tempfile::tempdir());
         let scratch = scratch.at("making", Path::new("a temporary directory"))?;
@@ -190,14 +191,16 @@ impl Builder<'_> {
             root: None,
             source: directory.clone(),
             shipped: directory,
+            original: None,
             identity: String::new(),
             trees: Cache::at(scratch.path())?,
             commands,
+            account,
             built: false,
             includes: None,
         };
-        let report = Report::default();
-        self.build(Job { project, base, diffs, target, units_known: false, package: None, statement, report })
+        let unit_filter = &request.unit_filter[..];
+        self.build(Job { project, base, diffs, target, unit_filter, package: None, statement, report })
     }
 }
 
@@ -205,17 +208,52 @@ fn read_diffs<'a>(paths: impl Iterator<Item = &'a Path>) -> Result<Vec<Diff>, Er
     paths.map(Diff::read).collect()
 }
 
-fn units_below(directory: &Path, all: Vec<CompileCommand>, filter: &[String]) -> Vec<(String, CompileCommand)> {
+fn units_below(directory: &Path, all: &[CompileCommand], filter: &[String]) -> Vec<(String, CompileCommand)> {
     let mut units = Vec::new();
     for command in all {
         let Ok(unit) = command.file.strip_prefix(directory) else { continue };
         let unit = unit.to_string_lossy().into_owned();
-        let is_unit = Path::new(&unit).extension().and_then(|e| e.to_str()).is_some_and(|e| UNITS.contains(&e));
-        if is_unit && (filter.is_empty() || filter.iter().any(|f| unit.starts_with(f.as_str()))) {
-            units.push((unit, command));
+        if is_unit(&unit) && (filter.is_empty() || filter.iter().any(|f| unit.starts_with(f.as_str()))) {
+            units.push((unit, command.clone()));
         }
     }
     units
+}
+
+/// The account of a target that the user linked, as far as its symbol table goes.
+fn account_of_source(
+    directory: &Path,
+    commands: &[CompileCommand],
+    linked: &[String],
+    report: &mut Report,
+) -> Result<Account, Error> {
+    if linked.is_empty() {
+        return Ok(Account::unknown("the target has no symbol table that would name its sources".to_owned()));
+    }
+    let units = unit_names(directory)?;
+    Ok(Account::by_symbols(commands, linked, |name| units.contains(name)).unwrap_or_else(|missing| {
+        let names = Bounded(&missing);
+        let warning = "the target has objects that no compile command makes; what changes in headers may concern them";
+        report.warnings.push(format!("{warning}: {names}"));
+        Account::unknown(format!("no compile command makes the target's objects of {names}"))
+    }))
+}
+
+/// Base names of all units in a directory.
+fn unit_names(directory: &Path) -> Result<BTreeSet<String>, Error> {
+    let (mut names, mut open) = (BTreeSet::new(), vec![directory.to_owned()]);
+    while let Some(directory) = open.pop() {
+        for entry in fs::read_dir(&directory).at("reading", &directory)? {
+            let entry = entry.at("reading", &directory)?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if entry.file_type().at("reading", &directory)?.is_dir() {
+                open.push(entry.path());
+            } else if is_unit(&name) {
+                names.insert(name);
+            }
+        }
+    }
+    Ok(names)
 }
 
 /// The other tree stands at the path of the first one while it is compiled: that takes a private mount namespace.
@@ -249,8 +287,54 @@ fn missing(series: &Series, shipped: &[Diff], base: &[Diff]) -> Vec<Diff> {
     series.diffs.iter().filter(|d| !there(d)).cloned().collect()
 }
 
-fn build_id_of(path: &Path) -> Result<Option<Vec<u8>>, Error> {
-    Ok(elf::build_id(&fs::read(path).at("reading", path)?))
+/// An output of the build that is the target.
+pub(crate) struct Output {
+    /// Path that the build sees.
+    pub(crate) inside: PathBuf,
+    /// Path of the file now, or once it is built.
+    outside: PathBuf,
+    /// Reason why it could be another one.
+    pub(crate) doubt: Option<String>,
+}
+
+/// The output that is the target: by its content where the build has made it, else by its name.
+pub(crate) fn output_of(
+    target: &Path,
+    asked: &Path,
+    built: &BuiltPackage,
+    outputs: Vec<(PathBuf, PathBuf)>,
+) -> Result<Result<Output, String>, Error> {
+    let read = |path: &Path| fs::read(path).at("reading", path);
+    let bytes = read(target)?;
+    let id = elf::build_id(&bytes);
+    let (mut by_id, mut by_content, mut by_soname) = (None, None, Vec::new());
+    for output in outputs.iter().filter(|(_, outside)| outside.exists()) {
+        let made = read(&output.1)?;
+        if id.is_some() && elf::build_id(&made) == id {
+            by_id = Some(output);
+        } else if by_content.is_none() && elf::compare(&made, &bytes) != Reproduced::Differs {
+            by_content = Some(output);
+        } else if elf::have_one_soname(&made, &bytes) {
+            by_soname.push(output);
+        }
+    }
+    if let Some((inside, outside)) = by_id.or(by_content) {
+        return Ok(Ok(Output { inside: inside.clone(), outside: outside.clone(), doubt: None }));
+    }
+    let named =
+        |name: Option<&OsStr>| outputs.iter().filter(|(inside, _)| inside.file_name() == name).collect::<Vec<_>>();
+    for likely in [by_soname, named(asked.file_name()), named(target.file_name())] {
+        let Some((inside, outside)) = likely.first() else { continue };
+        let objects = |inside: &Path| built.account(inside).objects;
+        let first = objects(inside);
+        let is_doubtful = likely.iter().any(|(other, _)| objects(other) != first);
+        let doubt = is_doubtful.then(|| {
+            let names: Vec<String> = likely.iter().map(|(inside, _)| inside.display().to_string()).collect();
+            format!("the target could be any of {}", Bounded(&names))
+        });
+        return Ok(Ok(Output { inside: inside.clone(), outside: outside.clone(), doubt }));
+    }
+    Ok(Err(format!("the build step of the package's rules linked no {}", asked.display())))
 }
 
 /// The only linked program that has all units the diffs change directly.

@@ -4,7 +4,7 @@ use crate::debian::Diff;
 use crate::diff::{self, FileDiff};
 use crate::error::At;
 use crate::{Cache, Error, numbering};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
 use std::path::{Component, Path, PathBuf};
@@ -15,7 +15,7 @@ use stillpoint_host::EntryName;
 const SOURCES: [&str; 18] =
     ["c", "cc", "cpp", "cxx", "C", "h", "hh", "hpp", "hxx", "inc", "def", "inl", "ipp", "tcc", "S", "i", "ic", "x"];
 /// Suffixes of files that are compiled by themselves.
-pub(crate) const UNITS: [&str; 6] = ["c", "cc", "cpp", "cxx", "C", "S"];
+const UNITS: [&str; 6] = ["c", "cc", "cpp", "cxx", "C", "S"];
 /// Files that tell how a program is built.
 const BUILD_FILES: [&str; 9] = [
     "Makefile",
@@ -38,6 +38,8 @@ pub(crate) struct Tree {
     pub(crate) path: PathBuf,
     /// Files that the diffs changed, made or removed, relative to it.
     pub(crate) touched: BTreeSet<String>,
+    /// Copies of them that were changed too, and which file each is a copy of.
+    pub(crate) copies: BTreeMap<String, String>,
     /// Things the user should know.
     pub(crate) warnings: Vec<String>,
 }
@@ -49,6 +51,11 @@ fn suffix(path: &str) -> &str {
 /// Whether a compiler may read the file.
 pub(crate) fn is_source(path: &str) -> bool {
     SOURCES.contains(&suffix(path))
+}
+
+/// Returns true if the file is compiled by itself.
+pub(crate) fn is_unit(path: &str) -> bool {
+    UNITS.contains(&suffix(path))
 }
 
 fn is_build_file(path: &str) -> bool {
@@ -64,46 +71,82 @@ pub(crate) struct Wanted<'a> {
     pub(crate) left_out: &'a dyn Fn(&str) -> bool,
 }
 
-/// `shipped` with `diffs` applied in order, kept in the cache.
+/// Diffs, file by file.
+#[derive(Debug, Default)]
+pub(crate) struct Parts<'a> {
+    parts: Vec<(&'a Diff, FileDiff)>,
+    /// Files that a compiler may read.
+    pub(crate) touched: BTreeSet<String>,
+    /// Files that no compiler reads.
+    pub(crate) others: BTreeSet<String>,
+    /// Files that the author of the patch leaves out.
+    pub(crate) left_out: BTreeSet<String>,
+    warnings: Vec<String>,
+}
+
+impl<'a> Parts<'a> {
+    /// Takes the diffs apart.
+    pub(crate) fn of(diffs: &'a [Diff], wanted: &Wanted) -> Result<Self, Error> {
+        let mut all = Parts::default();
+        for diff in diffs {
+            for file in diff::split(&diff.text) {
+                check_path(&diff.name, &file.path)?;
+                if (wanted.left_out)(&file.path) {
+                    all.warnings.push(format!("what {} changes in {} is left out, as asked", diff.name, file.path));
+                    all.left_out.insert(file.path);
+                } else if is_source(&file.path) || (wanted.is_input)(&file.path) {
+                    all.touched.insert(file.path.clone());
+                    all.parts.push((diff, file));
+                } else if is_build_file(&file.path) {
+                    return Err(Error::ChangesBuild { name: diff.name.clone(), file: file.path });
+                } else {
+                    all.others.insert(file.path);
+                }
+            }
+        }
+        if !all.others.is_empty() {
+            tracing::info!(files = ?all.others, "no compiler reads these, left out");
+        }
+        Ok(all)
+    }
+}
+
+/// `shipped` with diffs applied in order, kept in the cache. `copies` are files of the shipped tree that its build
+/// copied, and which file each is a copy of: they change with it.
 pub(crate) fn patched(
     cache: &Cache,
     shipped: &Path,
     identity: &str,
-    diffs: &[Diff],
-    wanted: &Wanted,
+    parts: &Parts,
+    copies: &BTreeMap<String, String>,
 ) -> Result<Tree, Error> {
-    let plain = Tree { path: shipped.to_owned(), touched: BTreeSet::new(), warnings: Vec::new() };
-    if diffs.is_empty() {
-        return Ok(plain);
+    let mut warnings = parts.warnings.clone();
+    let touched = parts.touched.clone();
+    if touched.is_empty() {
+        return Ok(Tree { path: shipped.to_owned(), touched, copies: BTreeMap::new(), warnings });
     }
-    let mut warnings = Vec::new();
-    let mut parts: Vec<(&Diff, FileDiff)> = Vec::new();
-    for diff in diffs {
-        let mut other = Vec::new();
-        for file in diff::split(&diff.text) {
-            check_path(&diff.name, &file.path)?;
-            if (wanted.left_out)(&file.path) {
-                warnings.push(format!("what {} changes in {} is left out, as asked", diff.name, file.path));
-            } else if is_source(&file.path) || (wanted.is_input)(&file.path) {
-                parts.push((diff, file));
-            } else if is_build_file(&file.path) {
-                return Err(Error::ChangesBuild { name: diff.name.clone(), file: file.path });
-            } else {
-                other.push(file.path);
-            }
-        }
-        if !other.is_empty() {
-            tracing::info!(diff = diff.name, files = ?other, "no compiler reads these, left out");
-        }
-    }
-    let touched: BTreeSet<String> = parts.iter().map(|(_, file)| file.path.clone()).collect();
-    let changed = Changed::apply(shipped, &touched, &parts, &mut warnings)?;
-    let name = stillpoint_host::cache::key([identity.as_bytes(), &changed.digest()[..]]);
+    let changed = Changed::apply(shipped, &touched, &parts.parts, &mut warnings)?;
+    let copies = copies_of(shipped, &touched, copies);
+    let places: Vec<&[u8]> = copies.keys().map(String::as_bytes).collect();
+    let digest = changed.digest();
+    let name = stillpoint_host::cache::key([identity.as_bytes(), &digest[..]].into_iter().chain(places));
     let path = cache.entry(&EntryName::new("tree", &name), |into| {
         copy(shipped, into)?;
-        changed.write(shipped, into)
+        changed.write(shipped, into, &copies)
     })?;
-    Ok(Tree { path, touched, warnings })
+    Ok(Tree { path, touched, copies, warnings })
+}
+
+/// The copies of some files. A file that is new has one beside the copies of the others.
+fn copies_of(shipped: &Path, touched: &BTreeSet<String>, known: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let known = known.iter().filter(|(_, file)| touched.contains(*file));
+    let mut copies: BTreeMap<String, String> = known.map(|(copy, file)| (copy.clone(), file.clone())).collect();
+    let of_tree = |(copy, file): (&String, &String)| copy.strip_suffix(file.as_str()).map(str::to_owned);
+    let places: BTreeSet<String> = copies.iter().filter_map(of_tree).filter(|place| place.ends_with('/')).collect();
+    for file in touched.iter().filter(|file| !shipped.join(file).exists()) {
+        copies.extend(places.iter().map(|place| (format!("{place}{file}"), file.clone())));
+    }
+    copies
 }
 
 /// A diff from outside must not lead out of the tree.
@@ -185,9 +228,10 @@ impl Changed {
     }
 
     /// Puts the files into a copy of the shipped tree.
-    fn write(&self, shipped: &Path, into: &Path) -> Result<(), Error> {
-        for file in &self.files {
-            let (from, to) = (self.directory.path().join(file), into.join(file));
+    fn write(&self, shipped: &Path, into: &Path, copies: &BTreeMap<String, String>) -> Result<(), Error> {
+        let places = self.files.iter().map(|file| (file, file)).chain(copies);
+        for (place, file) in places {
+            let (from, to) = (self.directory.path().join(file), into.join(place));
             // the copy shares its files with the shipped tree: never write through
             match fs::remove_file(&to) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e).at("removing", &to),
@@ -251,22 +295,26 @@ mod tests {
         Diff::new("d.patch", text.into())
     }
 
+    fn patched(cache: &Cache, shipped: &Path, diffs: &[Diff], wanted: &Wanted) -> Result<Tree, Error> {
+        super::patched(cache, shipped, "id", &Parts::of(diffs, wanted)?, &BTreeMap::new())
+    }
+
     #[test]
     fn the_users_tree_is_only_read() {
         let (_dir, cache, source) = sample();
         let change = diff("--- a/a.c\n+++ b/a.c\n@@ -1,3 +1,4 @@\n one\n+more\n two\n three\n");
-        let tree = patched(&cache, &source, "id", std::slice::from_ref(&change), &ALL).unwrap();
+        let tree = patched(&cache, &source, std::slice::from_ref(&change), &ALL).unwrap();
         assert_eq!(fs::read_to_string(tree.path.join("a.c")).unwrap(), "one\nmore\n#line 2\ntwo\nthree\n");
         assert_eq!(fs::read_to_string(source.join("a.c")).unwrap(), "one\ntwo\nthree\n");
         let second = diff("--- a/a.c\n+++ b/a.c\n@@ -2,3 +2,2 @@\n more\n-two\n three\n");
-        let tree = patched(&cache, &source, "id", &[change, second], &ALL).unwrap();
+        let tree = patched(&cache, &source, &[change, second], &ALL).unwrap();
         assert_eq!(fs::read_to_string(tree.path.join("a.c")).unwrap(), "one\nmore\nthree\n", "number 3 again");
     }
 
     #[test]
     fn diffs_that_do_not_fit_or_lead_out_or_change_the_build_are_named() {
         let (_dir, cache, source) = sample();
-        let refuse = |text: &str| patched(&cache, &source, "id", &[diff(text)], &ALL).unwrap_err();
+        let refuse = |text: &str| patched(&cache, &source, &[diff(text)], &ALL).unwrap_err();
         let error = refuse("--- a/a.c\n+++ b/a.c\n@@ -1 +1 @@\n-other\n+x\n");
         assert!(
             matches!(&error, Error::DoesNotApply { name, file, .. } if name == "d.patch" && file == "a.c"),
@@ -278,7 +326,7 @@ mod tests {
         assert!(matches!(&error, Error::ChangesBuild { file, .. } if file == "Makefile"), "{error}");
         let wanted = Wanted { left_out: &|file| file == "Makefile", ..ALL };
         let change = diff("--- a/Makefile\n+++ b/Makefile\n@@ -1 +1 @@\n-other\n+x\n");
-        let tree = patched(&cache, &source, "id", &[change], &wanted).unwrap();
+        let tree = patched(&cache, &source, &[change], &wanted).unwrap();
         assert_eq!(tree.warnings, ["what d.patch changes in Makefile is left out, as asked"]);
     }
 
@@ -288,9 +336,29 @@ mod tests {
         let change = diff(
             "--- /dev/null\n+++ b/new/b.h\n@@ -0,0 +1 @@\n+int b;\n--- a/a.c\n+++ /dev/null\n@@ -1,3 +0,0 @@\n-one\n-two\n-three\n",
         );
-        let tree = patched(&cache, &source, "id", &[change], &ALL).unwrap();
+        let tree = patched(&cache, &source, &[change], &ALL).unwrap();
         assert_eq!(fs::read_to_string(tree.path.join("new/b.h")).unwrap(), "int b;\n");
         assert!(!tree.path.join("a.c").exists());
         assert!(source.join("a.c").exists());
+    }
+
+    #[test]
+    fn copies_change_with_their_file_and_new_files_have_copies_beside_them() {
+        let (_dir, cache, source) = sample();
+        fs::create_dir_all(source.join("build/one")).unwrap();
+        fs::copy(source.join("a.c"), source.join("build/one/a.c")).unwrap();
+        let change = [diff(
+            "--- a/a.c\n+++ b/a.c\n@@ -1,3 +1,3 @@\n-one\n+ONE\n two\n three\n--- /dev/null\n+++ b/sub/b.h\n@@ -0,0 +1 @@\n+int b;\n",
+        )];
+        let copies = BTreeMap::from([("build/one/a.c".to_owned(), "a.c".to_owned())]);
+        let parts = Parts::of(&change, &ALL).unwrap();
+        let tree = super::patched(&cache, &source, "id", &parts, &copies).unwrap();
+        let read = |file: &str| fs::read_to_string(tree.path.join(file)).unwrap();
+        assert_eq!(read("build/one/a.c"), read("a.c"));
+        assert_eq!(read("build/one/sub/b.h"), "int b;\n");
+        assert_eq!(tree.touched, BTreeSet::from(["a.c".to_owned(), "sub/b.h".to_owned()]));
+        assert_eq!(fs::read_to_string(source.join("build/one/a.c")).unwrap(), "one\ntwo\nthree\n");
+        let plain = super::patched(&cache, &source, "id", &parts, &BTreeMap::new()).unwrap();
+        assert_ne!(plain.path, tree.path, "a tree without the copies is another one");
     }
 }

@@ -1,0 +1,320 @@
+//! Small packages whose rules hide which command made what. Each change ends with the right patch or with a refusal; "nothing
+//! to patch" is said of what is provably no part of the target.
+
+use crate::build::{Built, Job, Report, Statement};
+use crate::commands::{RECORDER, Recording};
+use crate::debian::Diff;
+use crate::package::BuiltPackage;
+use crate::request::output_of;
+use crate::{Builder, Cache, Error, Verdict};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const LIMIT: &str = "#define LIMIT 100\n";
+const CLAMP: &str = "#include \"limit.h\"\n\nint clamp(int value);\n\n\
+__attribute__((noinline)) int clamp(int value)\n{\n#ifdef WIDE\n    value /= 7;\n#else\n    value *= 3;\n#endif\n    \
+if (value > LIMIT)\n        return LIMIT;\n    return value + 11;\n}\n";
+const MAIN: &str = "#include <stdio.h>\n#include \"limit.h\"\n\nint clamp(int value);\n\n\
+int main(int argc, char **argv)\n{\n    (void)argv;\n    printf(\"%d\\n\", clamp(argc));\n    return argc > LIMIT;\n}\n";
+const OTHER: &str = "#include <stdlib.h>\n\nint spare(int value);\n\n\
+__attribute__((noinline)) int spare(int value)\n{\n    return abs(value) * 17 + rand();\n}\n";
+const OTHER_MAIN: &str = "#include <stdio.h>\n\nint spare(int value);\n\n\
+int main(int argc, char **argv)\n{\n    (void)argv;\n    printf(\"%d\\n\", spare(argc) + 5);\n    return argc * 3;\n}\n";
+
+/// Changes the code of `clamp` in every way it is compiled.
+const FIX: (&str, &str, &str) = ("src/clamp.c", "return value + 11", "return value + 12");
+const HEADER_FIX: (&str, &str, &str) = ("src/limit.h", "100", "50");
+const OTHER_FIX: (&str, &str, &str) = ("src/other.c", "* 17", "* 18");
+
+/// A package that was built by the target `build` of its makefile, with what its compilers did recorded.
+struct Package {
+    directory: tempfile::TempDir,
+}
+
+impl Package {
+    /// Builds a package with these rules. Without a private mount namespace trees cannot stand at one another's path.
+    fn new(test: &str, rules: &str) -> Option<Self> {
+        let mounts = Command::new("unshare").args(["--mount", "--propagation", "private", "true"]).status();
+        if !mounts.is_ok_and(|status| status.success()) {
+            stillpoint_testing::skipped(format!("{test}: no private mount namespace can be made"));
+            return None;
+        }
+        let package = Package { directory: tempfile::tempdir().unwrap() };
+        for name in ["original/src", "tree", "bin", "records", "out"] {
+            fs::create_dir_all(package.path(name)).unwrap();
+        }
+        let makefile = format!("LINK = gcc -Wl,--build-id\n{}\n", rules.replace("\n    ", "\n\t"));
+        let sources = [
+            ("src/limit.h", LIMIT),
+            ("src/clamp.c", CLAMP),
+            ("src/main.c", MAIN),
+            ("src/other.c", OTHER),
+            ("src/other_main.c", OTHER_MAIN),
+            ("Makefile", &makefile),
+            ("src/codes.txt", "1 one\n"),
+            ("src/test.tcl", "puts 1\n"),
+        ];
+        for (name, text) in sources {
+            fs::write(package.path("original").join(name), text).unwrap();
+        }
+        let recorder = RECORDER.replace("/stillpoint/records", package.path("records").to_str().unwrap());
+        for name in ["gcc", "ar"] {
+            let path = package.path("bin").join(name);
+            fs::write(&path, &recorder).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let copy = Command::new("cp").args(["-a", "original/.", "tree"]).current_dir(package.directory.path()).status();
+        assert!(copy.unwrap().success());
+        package.make("build", &format!("{}:/usr/bin:/bin", package.path("bin").display()));
+        Some(package)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn make(&self, target: &str, path: &str) {
+        let mut make = Command::new("make");
+        make.args(["-s", target]).current_dir(self.path("tree")).env("PATH", path).env_remove("MAKEFLAGS");
+        let output = make.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    fn diff(&self, (file, from, to): (&str, &str, &str)) -> Diff {
+        let before = self.path("original").join(file);
+        let text = fs::read_to_string(&before).unwrap();
+        assert!(text.contains(from), "{file} has no {from:?}");
+        let after = self.path("after");
+        fs::write(&after, text.replacen(from, to, 1)).unwrap();
+        let labels = [format!("--label=a/{file}"), format!("--label=b/{file}")];
+        let output = Command::new("diff").arg("-u").args(labels).args([&before, &after]).output().unwrap();
+        Diff::new("fix.patch", output.stdout)
+    }
+
+    /// Builds a patch of the program, as its package would carry it.
+    fn patch(&self, program: &str, change: (&str, &str, &str)) -> Result<Built, Error> {
+        let target = self.path("out").join(Path::new(program).file_name().unwrap());
+        let strip = Command::new("strip").arg("-o").args([&target, &self.path("tree").join(program)]).status();
+        assert!(strip.unwrap().success());
+        let built = BuiltPackage {
+            shipped: Vec::new(),
+            root: PathBuf::from("/"),
+            source: self.path("tree"),
+            tree: self.path("tree"),
+            identity: "test".to_owned(),
+            recording: Recording::read(&self.path("records"))?,
+            includes: None,
+        };
+        let output = output_of(&target, &target, &built, built.outputs())?;
+        let doubt = output.as_ref().ok().and_then(|output| output.doubt.clone());
+        assert_eq!(doubt, None);
+        let cache = Cache::at(&self.path("cache"))?;
+        let inside = output.as_ref().map(|output| output.inside.as_path()).map_err(Clone::clone);
+        let mut project = built.project(inside, &self.path("original"), Cache::at(&self.path("trees"))?);
+        // the tree stands at its path: the system's own compiler reaches it
+        project.root = None;
+        let job = Job {
+            project,
+            base: Vec::new(),
+            diffs: vec![self.diff(change)],
+            target,
+            unit_filter: &[],
+            package: None,
+            statement: &Statement::default(),
+            report: Report::default(),
+        };
+        Builder::new(cache, 2, &|_| {}).build(job)
+    }
+}
+
+#[track_caller]
+fn assert_patches(built: Result<Built, Error>, functions: &[&str]) {
+    let built = built.unwrap_or_else(|error| panic!("{error}"));
+    let verdicts: Vec<Verdict> = built.report.files.iter().map(|file| file.verdict).collect();
+    assert_eq!(verdicts, [Verdict::Compiled], "{:?}", built.report.files);
+    let patch = built.patch.unwrap_or_else(|| panic!("nothing to patch: {:?}", built.report.files));
+    let names: Vec<&str> = patch.functions.iter().map(|function| function.name.as_str()).collect();
+    assert_eq!(names, functions);
+}
+
+#[track_caller]
+fn assert_no_part(built: Result<Built, Error>) {
+    let built = built.unwrap_or_else(|error| panic!("{error}"));
+    let verdicts: Vec<Verdict> = built.report.files.iter().map(|file| file.verdict).collect();
+    assert_eq!(verdicts, [Verdict::NoPart], "{:?}", built.report.files);
+    assert!(built.patch.is_none());
+}
+
+/// A refusal whose text has all these parts.
+#[track_caller]
+fn assert_unaccounted(built: Result<Built, Error>, parts: &[&str]) {
+    let error = match built {
+        Ok(built) => panic!("{:?}: {:?}", built.patch.map(|patch| patch.functions), built.report.files),
+        Err(error) => error,
+    };
+    assert!(matches!(error, Error::Unaccounted { .. }) && error.is_refusal(), "{error}");
+    let text = error.to_string();
+    assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+}
+
+/// Compiles the program from a copy of the source.
+const COPY: &str = "build:
+    mkdir -p build/flavour && cp -r src build/flavour/
+    cd build/flavour && gcc -O2 -g -c -o clamp.o src/clamp.c && gcc -O2 -g -c -o main.o src/main.c
+    cd build/flavour && $(LINK) -o prog main.o clamp.o";
+
+#[test]
+fn a_change_reaches_the_copy_that_is_compiled() {
+    let Some(package) = Package::new("a_change_reaches_the_copy_that_is_compiled", COPY) else { return };
+    assert_patches(package.patch("build/flavour/prog", FIX), &["clamp"]);
+    assert_patches(package.patch("build/flavour/prog", HEADER_FIX), &["clamp", "main"]);
+    assert_no_part(package.patch("build/flavour/prog", OTHER_FIX));
+    let original = fs::read_to_string(package.path("tree/build/flavour/src/clamp.c")).unwrap();
+    assert_eq!(original, CLAMP, "the package's own build is only read");
+}
+
+/// Compiles each unit twice, and moves the objects of one way under the name that the link has.
+const RENAME: &str = "build:
+    mkdir -p objs
+    for unit in main clamp; do gcc -O1 -c -o $$unit.o src/$$unit.c || exit; done
+    for unit in main clamp; do \\
+      gcc -O2 -DWIDE -c -o objs/$$unit.o src/$$unit.c && mv objs/$$unit.o $$unit.lo || exit; done
+    $(LINK) -o prog main.lo clamp.lo";
+
+#[test]
+fn objects_that_are_renamed_after_compiling_keep_their_command() {
+    let Some(package) = Package::new("objects_that_are_renamed_after_compiling_keep_their_command", RENAME) else {
+        return;
+    };
+    assert_patches(package.patch("prog", FIX), &["clamp"]);
+    assert_patches(package.patch("prog", ("src/clamp.c", "value /= 7", "value /= 5")), &["clamp"]);
+    assert_no_part(package.patch("prog", OTHER_FIX));
+}
+
+/// Compiles one program when it is asked to build, and the target when it is asked to install.
+const INSTALL: &str = "build:
+    gcc -O2 -c -o other.o src/other.c && gcc -O2 -c -o other_main.o src/other_main.c
+    $(LINK) -o other other.o other_main.o
+install:
+    gcc -O2 -c -o main.o src/main.c && gcc -O2 -c -o clamp.o src/clamp.c && $(LINK) -o prog main.o clamp.o";
+
+#[test]
+fn a_target_that_no_recorded_step_links_is_not_called_unchanged() {
+    let test = "a_target_that_no_recorded_step_links_is_not_called_unchanged";
+    let Some(package) = Package::new(test, INSTALL) else { return };
+    package.make("install", "/usr/bin:/bin");
+    for change in [FIX, HEADER_FIX] {
+        assert_unaccounted(package.patch("prog", change), &[change.0, "cannot be attributed to prog", "linked no"]);
+    }
+    let error = package.patch("prog", OTHER_FIX).expect_err("another program's unit");
+    assert!(error.is_refusal(), "{error}");
+    assert_patches(package.patch("other", OTHER_FIX), &["spare"]);
+    assert_no_part(package.patch("other", FIX));
+}
+
+/// Two programs; an archive that the package links by `-l`, of which one program needs a part.
+const TWO: &str = "build:
+    for unit in main clamp other other_main; do gcc -O2 -c -o $$unit.o src/$$unit.c || exit; done
+    mkdir -p lib && ar rcs lib/libboth.a clamp.o other.o
+    $(LINK) -o prog main.o -Llib -lboth
+    $(LINK) -o other other_main.o lib/libboth.a";
+
+#[test]
+fn members_of_archives_count_where_the_link_took_them() {
+    let Some(package) = Package::new("members_of_archives_count_where_the_link_took_them", TWO) else { return };
+    assert_patches(package.patch("prog", FIX), &["clamp"]);
+    assert_no_part(package.patch("prog", OTHER_FIX));
+    assert_patches(package.patch("other", OTHER_FIX), &["spare"]);
+    assert_no_part(package.patch("other", FIX));
+    assert_no_part(package.patch("other", ("src/main.c", "argc > LIMIT", "argc > 7")));
+}
+
+/// One unit is compiled by a compiler that no recorder stands before.
+const PARTLY: &str = "build:
+    /usr/bin/gcc -O2 -c -o main.o src/main.c
+    gcc -O2 -c -o clamp.o src/clamp.c
+    $(LINK) -o prog main.o clamp.o";
+
+#[test]
+fn what_no_recorded_command_made_is_listed() {
+    let Some(package) = Package::new("what_no_recorded_command_made_is_listed", PARTLY) else { return };
+    assert_patches(package.patch("prog", FIX), &["clamp"]);
+    let listed = "no recorded command made 1 of 2 inputs of its link: main.o";
+    assert_unaccounted(package.patch("prog", HEADER_FIX), &["src/limit.h", listed]);
+    assert_unaccounted(package.patch("prog", ("src/main.c", "argc > LIMIT", "argc > 7")), &["src/main.c", listed]);
+    assert_unaccounted(package.patch("prog", OTHER_FIX), &["src/other.c", listed]);
+}
+
+/// Compiles and links at once; from the objects that a response file lists, which is removed.
+const AT_ONCE: &str = "build:
+    $(LINK) -O2 -o once src/main.c src/clamp.c
+    gcc -O2 -c -o main.o src/main.c && gcc -O2 -c -o clamp.o src/clamp.c
+    echo main.o clamp.o > list && $(LINK) -o prog @list && rm list";
+
+#[test]
+fn programs_made_at_once_and_by_response_files_are_known() {
+    let Some(package) = Package::new("programs_made_at_once_and_by_response_files_are_known", AT_ONCE) else { return };
+    for program in ["once", "prog"] {
+        assert_patches(package.patch(program, FIX), &["clamp"]);
+        assert_no_part(package.patch(program, OTHER_FIX));
+    }
+}
+
+/// Compiles links to the source, under other names and in another directory.
+const LINKS: &str = "build:
+    mkdir farm && ln -s ../src/clamp.c farm/impl.c && ln -s $(CURDIR)/src/main.c farm/start.c && ln -s ../src farm/inc
+    cd farm && gcc -O2 -Iinc -c impl.c && gcc -O2 -Iinc -c start.c && $(LINK) -o prog start.o impl.o";
+
+#[test]
+fn a_change_is_seen_through_links() {
+    let Some(package) = Package::new("a_change_is_seen_through_links", LINKS) else { return };
+    assert_patches(package.patch("farm/prog", FIX), &["clamp"]);
+    assert_patches(package.patch("farm/prog", HEADER_FIX), &["clamp", "main"]);
+}
+
+/// Makes one unit of two.
+const JOIN: &str = "build:
+    cat src/clamp.c src/main.c > all.c && gcc -O2 -Isrc -c all.c && $(LINK) -o prog all.o";
+
+#[test]
+fn a_file_that_a_generator_may_read_is_not_called_unchanged() {
+    let Some(package) = Package::new("a_file_that_a_generator_may_read_is_not_called_unchanged", JOIN) else { return };
+    assert_unaccounted(package.patch("prog", FIX), &["src/clamp.c", "all.c, which may be made of it"]);
+    assert_no_part(package.patch("prog", OTHER_FIX));
+    assert_patches(package.patch("prog", HEADER_FIX), &["clamp", "main"]);
+}
+
+/// Compiles one object twice, for two programs.
+const TWICE: &str = "build:
+    gcc -O2 -c -o main.o src/main.c
+    gcc -O2 -DWIDE -c -o clamp.o src/clamp.c && $(LINK) -o wide main.o clamp.o
+    gcc -O2 -c -o clamp.o src/clamp.c && $(LINK) -o narrow main.o clamp.o";
+
+#[test]
+fn an_object_that_is_compiled_in_two_ways_is_taken_as_the_target_has_it() {
+    let test = "an_object_that_is_compiled_in_two_ways_is_taken_as_the_target_has_it";
+    let Some(package) = Package::new(test, TWICE) else { return };
+    for program in ["wide", "narrow"] {
+        assert_patches(package.patch(program, FIX), &["clamp"]);
+    }
+    assert_patches(package.patch("wide", ("src/clamp.c", "value /= 7", "value /= 5")), &["clamp"]);
+    assert_patches(package.patch("narrow", ("src/clamp.c", "value *= 3", "value *= 5")), &["clamp"]);
+}
+
+/// Makes a source from a table.
+const TABLE: &str = "build:
+    sed 's/^/#define CODE /' src/codes.txt > codes.h
+    gcc -O2 -I. -include codes.h -c -o clamp.o src/clamp.c && gcc -O2 -c -o main.o src/main.c
+    $(LINK) -o prog main.o clamp.o";
+
+#[test]
+fn a_table_that_a_rule_names_is_not_called_unchanged() {
+    let Some(package) = Package::new("a_table_that_a_rule_names_is_not_called_unchanged", TABLE) else { return };
+    assert_unaccounted(
+        package.patch("prog", ("src/codes.txt", "1 one", "2 two")),
+        &["src/codes.txt", "Makefile names it"],
+    );
+    assert_no_part(package.patch("prog", ("src/test.tcl", "puts 1", "puts 2")));
+}

@@ -1,0 +1,110 @@
+//! Files that no compiler reads and from which a build may make sources all the same: tables, scripts, templates.
+//!
+//! Generators are not run again, so that a change of their inputs would go unseen. A build names its inputs: a file whose
+//! name stands in no rule, script or list of the source is no input of any generator.
+
+use crate::Error;
+use crate::error::At;
+use crate::tree::is_source;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+/// Suffixes of documents, of which no program makes code.
+const DOCUMENTS: [&str; 24] = [
+    "1", "2", "3", "4", "5", "6", "7", "8", "9", "adoc", "css", "gif", "html", "jpg", "md", "pdf", "png", "po", "rst",
+    "sgml", "svg", "tex", "texi", "xhtml",
+];
+/// The package's own directory: rules, descriptions, and the diffs of the series, which name everything.
+const PACKAGING: &str = "debian";
+/// Rules of the package.
+const RULES: &str = "debian/rules";
+/// Limit of files that are taken for rules, scripts and lists.
+const BYTES_MAX: u64 = 1 << 20;
+
+/// Finds files of a source that name some of `files`, each by its base name, and returns one for each.
+pub(crate) fn naming(tree: &Path, files: &BTreeSet<String>) -> Result<BTreeMap<String, String>, Error> {
+    let wanted: Vec<(&String, &str)> = files.iter().filter(|f| may_be_input(f)).map(|f| (f, base_name(f))).collect();
+    let mut found = BTreeMap::new();
+    if wanted.is_empty() {
+        return Ok(found);
+    }
+    let mut open = vec![String::new()];
+    while let Some(directory) = open.pop() {
+        let path = tree.join(&directory);
+        for entry in fs::read_dir(&path).at("reading", &path)? {
+            let entry = entry.at("reading", &path)?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let name = if directory.is_empty() { name } else { format!("{directory}/{name}") };
+            let kind = entry.file_type().at("reading", &entry.path())?;
+            if kind.is_dir() {
+                open.push(name);
+            } else if kind.is_file() && may_be_rule(&name) && !files.contains(&name) {
+                let length = entry.metadata().at("reading", &entry.path())?.len();
+                let text =
+                    if length <= BYTES_MAX { fs::read(entry.path()).at("reading", &entry.path())? } else { continue };
+                let named = wanted.iter().filter(|(_, base)| names(&text, base));
+                found.extend(named.map(|(file, _)| ((*file).clone(), name.clone())));
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn base_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+fn is_document(path: &str) -> bool {
+    let base = base_name(path);
+    let suffix = base.rsplit_once('.').map(|(_, suffix)| suffix);
+    // README, NEWS, COPYING: names in capitals
+    let capital = !base.is_empty() && base.bytes().all(|b| b.is_ascii_uppercase() || b"._-0123456789".contains(&b));
+    capital || base == "ChangeLog" || suffix.is_some_and(|suffix| DOCUMENTS.contains(&suffix))
+}
+
+fn may_be_input(path: &str) -> bool {
+    !Path::new(path).starts_with(PACKAGING) && !is_document(path)
+}
+
+fn may_be_rule(path: &str) -> bool {
+    path == RULES || !Path::new(path).starts_with(PACKAGING) && !is_document(path) && !is_source(path)
+}
+
+/// Returns true if a name stands in a text, and not as the end or the beginning of another.
+fn names(text: &[u8], name: &str) -> bool {
+    let is_part = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.');
+    let name = name.as_bytes();
+    text.windows(name.len().max(1)).enumerate().any(|(at, window)| {
+        let (before, after) = (&text[..at], &text[at + window.len()..]);
+        let ends = |after: &[u8]| {
+            !after.first().is_some_and(is_part) || after.starts_with(b".") && !after.get(1).is_some_and(is_part)
+        };
+        window == name && !before.last().is_some_and(is_part) && ends(after)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_that_a_rule_names_may_become_a_source() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("src/Makefile", "errors.h: make.pl errors.txt\n\tperl make.pl errors.txt > $@\n");
+        write("doc/guide.md", "See test.tcl.\n");
+        write("debian/patches/fix.patch", "+++ b/test.tcl\n");
+        write("debian/rules", "build:\n\tsh ./extra.sh.\n");
+        write("src/a.c", "/* from test.tcl */\n");
+        write("list", "other-test.tcl test.tcl.in\n");
+        let files = ["src/errors.txt", "src/make.pl", "tests/test.tcl", "README", "doc/guide.md", "extra.sh"];
+        let named = naming(dir.path(), &files.map(str::to_owned).into()).unwrap();
+        let wanted = [("extra.sh", RULES), ("src/errors.txt", "src/Makefile"), ("src/make.pl", "src/Makefile")];
+        assert_eq!(named, BTreeMap::from(wanted.map(|(file, by)| (file.to_owned(), by.to_owned()))));
+    }
+}

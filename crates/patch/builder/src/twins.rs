@@ -1,0 +1,270 @@
+//! Other names of source files: links to them, and copies that a build made; and files that a build made from them.
+//!
+//! Diffs name the files of a source package. Compilers may read others: rules copy a tree for each of their flavours, or
+//! fill a directory with links. What the build made is told from what the package brings by the package itself.
+
+use crate::Error;
+use crate::commands::resolve;
+use crate::error::At;
+use crate::tree::is_source;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Other names of some files.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Twins {
+    /// Links, and the file that each leads to.
+    pub(crate) links: BTreeMap<String, String>,
+    /// Copies that the build made, and the file that each is a copy of.
+    pub(crate) copies: BTreeMap<String, String>,
+    /// Files of which the build may have made another one, which is not simply a copy of them.
+    pub(crate) unclear: BTreeMap<String, String>,
+}
+
+/// The file of a tree that a name leads to through links, relative to the tree; `None` for one outside. `source` is the path
+/// of the tree while it is compiled, which links that a build made have.
+pub(crate) fn followed(tree: &Path, source: &Path, name: &str) -> Option<PathBuf> {
+    /// Limit of links on the way.
+    const LINKS_MAX: usize = 16;
+    let mut at = PathBuf::from(name);
+    for _ in 0..LINKS_MAX {
+        let mut prefixes: Vec<&Path> = at.ancestors().filter(|prefix| !prefix.as_os_str().is_empty()).collect();
+        prefixes.reverse();
+        let link = prefixes.into_iter().find_map(|prefix| Some((prefix, fs::read_link(tree.join(prefix)).ok()?)));
+        let Some((prefix, to)) = link else { return Some(at) };
+        let to = resolve(source.join(prefix).parent()?, &to);
+        let rest = at.strip_prefix(prefix).ok()?;
+        at = to.strip_prefix(source).ok()?.components().chain(rest.components()).collect();
+    }
+    None
+}
+
+/// A tree to look through.
+pub(crate) struct Search<'a> {
+    pub(crate) tree: &'a Path,
+    /// Path of the tree while it is compiled.
+    pub(crate) source: &'a Path,
+    /// Returns true if a file is as the package brings it; `None` where that cannot be told.
+    pub(crate) is_original: Option<&'a dyn Fn(&str) -> bool>,
+    /// Files whose other names are wanted.
+    pub(crate) touched: &'a BTreeSet<String>,
+}
+
+/// What is known of the files while the tree is walked.
+#[derive(Default)]
+struct Found {
+    twins: Twins,
+    /// Text of a touched file, to the touched files that have it.
+    touched_by_text: HashMap<Vec<u8>, Vec<String>>,
+    lengths: BTreeSet<u64>,
+    /// A line of each touched file that tells it from others.
+    lines: Vec<(String, Vec<u8>)>,
+    /// Original files by text, where a touched file has the same.
+    originals: HashMap<Vec<u8>, Vec<String>>,
+    /// Files that the build made, with their text, where a touched file has the same.
+    made: Vec<(String, Vec<u8>)>,
+}
+
+impl Search<'_> {
+    /// Looks for other names of the touched files.
+    pub(crate) fn run(&self) -> Result<Twins, Error> {
+        let mut found = Found::default();
+        for file in self.touched {
+            let Ok(text) = fs::read(self.tree.join(file)) else { continue };
+            found.lengths.insert(text.len() as u64);
+            found.lines.extend(telling_line(&text).map(|line| (file.clone(), line.to_owned())));
+            found.touched_by_text.entry(text).or_default().push(file.clone());
+        }
+        let mut open = vec![String::new()];
+        while let Some(directory) = open.pop() {
+            let path = self.tree.join(&directory);
+            for entry in fs::read_dir(&path).at("reading", &path)? {
+                let entry = entry.at("reading", &path)?;
+                let kind = entry.file_type().at("reading", &entry.path())?;
+                let name = entry.file_name().to_string_lossy().into_owned();
+                let name = if directory.is_empty() { name } else { format!("{directory}/{name}") };
+                if kind.is_symlink() {
+                    self.link(&name, &mut found);
+                } else if kind.is_dir() && entry.file_name() != ".git" {
+                    open.push(name);
+                } else if kind.is_file() && !self.touched.contains(&name) {
+                    let length = entry.metadata().at("reading", &entry.path())?.len();
+                    self.file(&name, &entry.path(), length, &mut found)?;
+                }
+            }
+        }
+        Ok(found.attribute(self.is_original.is_some()))
+    }
+
+    fn link(&self, name: &str, found: &mut Found) {
+        let Some(to) = followed(self.tree, self.source, name) else { return };
+        let to = to.to_string_lossy();
+        for file in self.touched {
+            if *file == to {
+                found.twins.links.insert(name.to_owned(), file.clone());
+            } else if let Some(rest) = file.strip_prefix(&*to).filter(|rest| rest.starts_with('/')) {
+                found.twins.links.insert(format!("{name}{rest}"), file.clone());
+            }
+        }
+    }
+
+    fn file(&self, name: &str, path: &Path, length: u64, found: &mut Found) -> Result<(), Error> {
+        let may_be_copy = length > 0 && found.lengths.contains(&length);
+        let may_be_made = is_source(name) && self.is_original.is_some_and(|is_original| !is_original(name));
+        if !may_be_copy && !may_be_made {
+            return Ok(());
+        }
+        let text = fs::read(path).at("reading", path)?;
+        if may_be_copy && found.touched_by_text.contains_key(&text) {
+            match self.is_original {
+                Some(is_original) if is_original(name) => {
+                    found.originals.entry(text).or_default().push(name.to_owned());
+                }
+                _ => found.made.push((name.to_owned(), text)),
+            }
+        } else if may_be_made {
+            let lines: BTreeSet<&[u8]> = text.split(|b| *b == b'\n').map(<[u8]>::trim_ascii).collect();
+            for (file, _) in found.lines.iter().filter(|(_, line)| lines.contains(line.as_slice())) {
+                found.twins.unclear.insert(file.clone(), name.to_owned());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Found {
+    /// Attributes each file that has the text of a touched one. Where the package has the text several times, the path
+    /// tells; where it cannot be told what the package brings, nothing is a copy for certain.
+    fn attribute(mut self, originals_known: bool) -> Twins {
+        for (name, text) in &self.made {
+            let touched = self.touched_by_text.get(text).into_iter().flatten();
+            let others = self.originals.get(text).into_iter().flatten();
+            let all: Vec<&String> = touched.clone().chain(others).collect();
+            let best = all.iter().map(|file| common_end(file, name)).max().unwrap_or_default();
+            let likely: Vec<&String> = all.into_iter().filter(|file| common_end(file, name) == best).collect();
+            match likely[..] {
+                [one] if originals_known => {
+                    if touched.clone().any(|file| file == one) {
+                        self.twins.copies.insert(name.clone(), one.clone());
+                    }
+                }
+                _ => {
+                    let doubtful = touched.filter(|file| likely.contains(file));
+                    self.twins.unclear.extend(doubtful.map(|file| (file.clone(), name.clone())));
+                }
+            }
+        }
+        self.twins
+    }
+}
+
+/// Number of components at the end that two paths have in common.
+fn common_end(one: &str, other: &str) -> usize {
+    one.rsplit('/').zip(other.rsplit('/')).take_while(|(a, b)| a == b).count()
+}
+
+/// The longest line that looks like code: comments, licences above all, are the same in many files.
+fn telling_line(text: &[u8]) -> Option<&[u8]> {
+    /// Shorter lines are in many files by chance.
+    const LENGTH_MIN: usize = 24;
+    let lines = text.split(|b| *b == b'\n').map(<[u8]>::trim_ascii);
+    let is_code = |line: &&[u8]| {
+        let comment = line.starts_with(b"*") || line.starts_with(b"/") || line.starts_with(b"#include");
+        let code = line.starts_with(b"#define") || line.iter().any(|b| matches!(b, b';' | b'(' | b'{' | b'='));
+        line.len() >= LENGTH_MIN && code && !comment
+    };
+    lines.filter(is_code).max_by_key(|line| line.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CODE: &str = "static int a_function_of_its_own(int value);\n";
+
+    struct Package {
+        directory: tempfile::TempDir,
+        originals: BTreeSet<String>,
+    }
+
+    impl Package {
+        /// Source files with their text, as the package brings them.
+        fn new(files: &[(&str, &str)]) -> Self {
+            let mut package = Package { directory: tempfile::tempdir().unwrap(), originals: BTreeSet::new() };
+            for (name, text) in files {
+                package.write(name, text);
+                package.originals.insert((*name).to_owned());
+            }
+            package
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            let path = self.directory.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            path
+        }
+
+        fn write(&self, name: &str, text: &str) {
+            fs::write(self.path(name), text).unwrap();
+        }
+
+        fn link(&self, name: &str, to: &str) {
+            std::os::unix::fs::symlink(to, self.path(name)).unwrap();
+        }
+
+        fn twins_of(&self, touched: &[&str]) -> Twins {
+            let touched = touched.iter().map(|file| (*file).to_owned()).collect();
+            let is_original = |file: &str| self.originals.contains(file);
+            let tree = self.directory.path();
+            let is_original: Option<&dyn Fn(&str) -> bool> = Some(&is_original);
+            Search { tree, source: Path::new("/b"), is_original, touched: &touched }.run().unwrap()
+        }
+    }
+
+    fn names(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|(name, file)| ((*name).to_owned(), (*file).to_owned())).collect()
+    }
+
+    #[test]
+    fn a_copy_belongs_to_the_file_with_its_text_and_the_most_of_its_path() {
+        let package = Package::new(&[("src/a.c", CODE), ("src/b/v.h", "1"), ("src/c/v.h", "1"), ("d/v.h", "1")]);
+        package.write("build/x/src/a.c", CODE);
+        package.write("build/renamed.c", CODE);
+        package.write("build/src/b/v.h", "1");
+        package.write("build/src/c/v.h", "1");
+        package.write("build/e/v.h", "1");
+        let twins = package.twins_of(&["src/a.c", "src/b/v.h"]);
+        let copies = [("build/renamed.c", "src/a.c"), ("build/src/b/v.h", "src/b/v.h"), ("build/x/src/a.c", "src/a.c")];
+        assert_eq!(twins.copies, names(&copies));
+        assert_eq!(twins.unclear, names(&[("src/b/v.h", "build/e/v.h")]), "it may be a copy of another one");
+    }
+
+    #[test]
+    fn links_are_followed_to_files_and_directories() {
+        let package = Package::new(&[("src/a.c", CODE)]);
+        package.link("build/one.c", "../src/a.c");
+        package.link("build/two.c", "one.c");
+        package.link("build/absolute.c", "/b/src/a.c");
+        package.link("flavour", "src");
+        package.link("out.c", "/etc/passwd");
+        package.link("loop.c", "loop.c");
+        let twins = package.twins_of(&["src/a.c"]);
+        let links = ["build/absolute.c", "build/one.c", "build/two.c", "flavour/a.c"].map(|name| (name, "src/a.c"));
+        assert_eq!(twins.links, names(&links));
+        package.link("far", "/b/flavour");
+        let through = |name| followed(package.directory.path(), Path::new("/b"), name);
+        assert_eq!(through("far/a.c"), Some("src/a.c".into()));
+        assert_eq!(through("src/a.c"), Some("src/a.c".into()));
+        assert_eq!((through("out.c"), through("loop.c")), (None, None));
+    }
+
+    #[test]
+    fn files_that_a_build_made_from_another_are_noticed() {
+        let package = Package::new(&[("a.c", CODE), ("other.c", CODE)]);
+        package.write("build/all.c", &format!("#define X 1\n{CODE}int more;\n"));
+        let twins = package.twins_of(&["a.c"]);
+        assert_eq!(twins.unclear, names(&[("a.c", "build/all.c")]));
+        assert!(twins.copies.is_empty() && twins.links.is_empty(), "{twins:?}");
+    }
+}

@@ -1,0 +1,197 @@
+//! Verdicts on the files that diffs change: what each one is to the target, and how that is known.
+
+use crate::account::Account;
+use crate::tree::is_unit;
+use serde::Serialize;
+use std::fmt;
+
+/// Relation of a changed file to the target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// Units of the target read it, and have other code with the change.
+    Compiled,
+    /// Units of the target read it, and their code stays the same.
+    NoDifference,
+    /// It is provably no part of the target.
+    NoPart,
+    /// The caller states that it makes no difference.
+    LeftOut,
+    /// It may be a part of the target, and no command is known that compiles it there.
+    Unaccounted,
+}
+
+/// A file that the diffs of a patch change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ChangedFile {
+    /// Path relative to the source directory, as the diffs have it.
+    pub path: String,
+    /// Relation to the target.
+    pub verdict: Verdict,
+    /// Evidence for the verdict, for people.
+    pub reason: String,
+}
+
+/// Units that read a file, by their paths.
+#[derive(Debug, Default)]
+pub(crate) struct Readers<'a> {
+    /// With other text.
+    pub(crate) changed: Vec<&'a str>,
+    /// With the same text.
+    pub(crate) same: Vec<&'a str>,
+    /// With other text, of which the target's link took nothing.
+    pub(crate) needless: Vec<&'a str>,
+}
+
+/// Everything that decides the verdict on one file.
+#[derive(Debug)]
+pub(crate) struct Evidence<'a> {
+    /// Name of the target.
+    pub(crate) target: &'a str,
+    pub(crate) account: &'a Account,
+    pub(crate) readers: Readers<'a>,
+    /// Returns true if a unit that reads the file is in the target for certain.
+    pub(crate) is_attributed: bool,
+    /// Returns true if the caller has the file looked at.
+    pub(crate) is_wanted: bool,
+    /// A file that the build may have made of it.
+    pub(crate) made_of_it: Option<&'a str>,
+}
+
+impl Evidence<'_> {
+    /// Decides.
+    pub(crate) fn verdict(&self, path: &str) -> ChangedFile {
+        let (verdict, reason) = self.decide(path);
+        ChangedFile { path: path.to_owned(), verdict, reason }
+    }
+
+    fn decide(&self, path: &str) -> (Verdict, String) {
+        let (target, readers) = (self.target, &self.readers);
+        let read = readers.changed.len() + readers.same.len();
+        let missing = self.account.missing.len();
+        if read > 0 && missing > 0 && !is_unit(path) {
+            // a unit's own text is compiled where it is known to be; a header may be read where nothing is known
+            let why =
+                format!("{read} known units read it, and so may the {missing} inputs of the link that are not known");
+            return (Verdict::Unaccounted, why);
+        }
+        if !readers.changed.is_empty() {
+            return (Verdict::Compiled, format!("other code in {}", Bounded(&readers.changed)));
+        }
+        if !readers.same.is_empty() {
+            return match self.is_attributed {
+                true => (Verdict::NoDifference, format!("the same code in {}", Bounded(&readers.same))),
+                false => (
+                    Verdict::Unaccounted,
+                    format!("the same code in {}, none of which is found in {target}", Bounded(&readers.same)),
+                ),
+            };
+        }
+        if !self.is_wanted {
+            return (Verdict::LeftOut, "no unit that is looked at reads it".to_owned());
+        }
+        if let Some(made) = self.made_of_it {
+            return (Verdict::Unaccounted, format!("the build has {made}, which may be made of it"));
+        }
+        match &self.account.unknown {
+            _ if self.account.is_complete() && !readers.needless.is_empty() => {
+                (Verdict::NoPart, format!("the link of {target} took nothing of {}", Bounded(&readers.needless)))
+            }
+            _ if self.account.is_complete() => {
+                let inputs = self.account.inputs;
+                (Verdict::NoPart, format!("no unit of {target} reads it, and all {inputs} of its objects are known"))
+            }
+            Some(why) => (Verdict::Unaccounted, format!("no known command reads it, and {why}")),
+            None => {
+                let inputs = self.account.inputs;
+                let why =
+                    format!("no known command reads it, and {missing} of {inputs} inputs of the link are not known");
+                (Verdict::Unaccounted, why)
+            }
+        }
+    }
+}
+
+/// At most eight names, and the number of others.
+pub(crate) struct Bounded<'a, T>(pub(crate) &'a [T]);
+
+impl<T: AsRef<str>> fmt::Display for Bounded<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        /// Limit of names.
+        const SHOWN_MAX: usize = 8;
+        let shown: Vec<&str> = self.0.iter().take(SHOWN_MAX).map(AsRef::as_ref).collect();
+        f.write_str(&shown.join(", "))?;
+        match self.0.len().saturating_sub(SHOWN_MAX) {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn complete() -> Account {
+        Account { inputs: 5, exact: true, ..Account::default() }
+    }
+
+    fn verdict(account: &Account, readers: Readers<'_>, path: &str) -> Verdict {
+        let evidence =
+            Evidence { target: "t", account, readers, is_attributed: true, is_wanted: true, made_of_it: None };
+        evidence.verdict(path).verdict
+    }
+
+    #[test]
+    fn a_file_that_no_unit_reads_is_no_part_only_of_what_is_wholly_known() {
+        let partly = Account { missing: BTreeSet::from(["x.o".to_owned()]), ..complete() };
+        let unknown = Account::unknown("no link is known".to_owned());
+        for path in ["a.c", "a.h"] {
+            assert_eq!(verdict(&complete(), Readers::default(), path), Verdict::NoPart);
+            assert_eq!(verdict(&partly, Readers::default(), path), Verdict::Unaccounted);
+            assert_eq!(verdict(&unknown, Readers::default(), path), Verdict::Unaccounted);
+        }
+        let needless = || Readers { needless: vec!["a.c"], ..Readers::default() };
+        assert_eq!(verdict(&complete(), needless(), "a.c"), Verdict::NoPart);
+        assert_eq!(verdict(&partly, needless(), "a.c"), Verdict::Unaccounted);
+    }
+
+    #[test]
+    fn a_header_may_be_read_by_what_is_not_known() {
+        let partly = Account { missing: BTreeSet::from(["x.o".to_owned()]), ..complete() };
+        let changed = || Readers { changed: vec!["a.c"], ..Readers::default() };
+        let same = || Readers { same: vec!["a.c"], ..Readers::default() };
+        assert_eq!(verdict(&partly, changed(), "a.h"), Verdict::Unaccounted);
+        assert_eq!(verdict(&partly, same(), "a.h"), Verdict::Unaccounted);
+        assert_eq!(verdict(&partly, changed(), "a.c"), Verdict::Compiled);
+        assert_eq!(verdict(&partly, same(), "a.c"), Verdict::NoDifference);
+        assert_eq!(verdict(&complete(), changed(), "a.h"), Verdict::Compiled);
+    }
+
+    #[test]
+    fn the_same_code_and_what_was_made_of_a_file_need_evidence() {
+        let account = complete();
+        let readers = Readers { same: vec!["a.c"], ..Readers::default() };
+        let evidence = Evidence {
+            target: "t",
+            account: &account,
+            readers,
+            is_attributed: false,
+            is_wanted: true,
+            made_of_it: None,
+        };
+        assert_eq!(evidence.verdict("a.c").verdict, Verdict::Unaccounted);
+        let made = Evidence { readers: Readers::default(), made_of_it: Some("all.c"), ..evidence };
+        assert_eq!(made.verdict("a.c").verdict, Verdict::Unaccounted);
+        let left = Evidence { is_wanted: false, ..made };
+        assert_eq!(left.verdict("a.c").verdict, Verdict::LeftOut);
+    }
+
+    #[test]
+    fn long_lists_are_cut() {
+        let names: Vec<String> = (0..10).map(|n| n.to_string()).collect();
+        assert_eq!(Bounded(&names).to_string(), "0, 1, 2, 3, 4, 5, 6, 7 and 2 more");
+        assert_eq!(Bounded(&names[..1]).to_string(), "0");
+    }
+}
