@@ -1,6 +1,7 @@
 //! The `stillpoint` binary: arguments, output and exit codes; everything else lives in the engines.
 //!
-//! One file per subcommand. A subcommand is a clap `Args` type and a `run(args, &Output) -> Result<(), Failure>`;
+//! One file per subcommand. A subcommand is a clap `Args` type and a `run(args, &Output) -> Result<(), Failure>`, with
+//! [`output::Success`] in place of `()` where success has more than one exit code;
 //! what it reports goes through [`output::Output`], what goes wrong comes back as [`output::Failure`], which carries
 //! the exit code, the state of the service and what to try next. Nothing else prints or exits.
 
@@ -11,7 +12,7 @@ mod output;
 mod patch;
 
 use clap::{Parser, Subcommand};
-use output::Output;
+use output::{Output, Success};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::Directive;
@@ -52,12 +53,12 @@ fn main() -> ExitCode {
     let output = Output::new(cli.json);
     let result = match cli.command {
         Command::Patch(command) => patch::run(*command, &output),
-        Command::Migrate(command) => migrate::run(command, &output),
-        Command::Kernel(command) => kernel::run(command, &output),
-        Command::Measure(args) => measure::run(args, &output),
+        Command::Migrate(command) => migrate::run(command, &output).map(|()| Success::Done),
+        Command::Kernel(command) => kernel::run(command, &output).map(|()| Success::Done),
+        Command::Measure(args) => measure::run(args, &output).map(|()| Success::Done),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(success) => success.into(),
         Err(failure) => output.failure(&failure),
     }
 }

@@ -14,7 +14,22 @@ use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_host::text::{self, indented, lines, one_line};
 
-/// How a command that did not succeed ends. Success is exit code 0, also for "already in that state".
+/// How a command that did not fail ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Success {
+    /// Done, or already in that state.
+    Done = 0,
+    /// Nothing to do: the change is provably no part of the target.
+    Nothing = 6,
+}
+
+impl From<Success> for ExitCode {
+    fn from(success: Success) -> Self {
+        ExitCode::from(success as u8)
+    }
+}
+
+/// How a command that did not succeed ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
     /// Failed; the service is on the old side and healthy.

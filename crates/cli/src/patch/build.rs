@@ -2,19 +2,23 @@
 
 use super::building::{Integration, Workplace, hint, with_builder};
 use super::processes::{ViewArg, read_patch};
-use crate::output::{Failure, Output};
+use crate::output::{Failure, Output, Success};
 use anyhow::Context;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use stillpoint_patch_builder::{
-    Built, DebianRequest, Error, HookNames, Readable, Report, Reproduced, Shipped, ShippedAs, SourceRequest, Statement,
-    read_secret_key, write_whole,
+    Built, ChangedFile, DebianRequest, Error, HookNames, Readable, Report, Reproduced, Shipped, ShippedAs,
+    SourceRequest, Statement, read_secret_key, write_whole,
 };
 use stillpoint_patch_format::{Patch, Scope, decode, encode, encode_signed};
 
+/// Exit codes, below the options.
+const AFTER_HELP: &str = "Exit status: 0 built; 1 failed; 2 usage; 3 refused; 6 nothing to patch, as the change is provably no part of \
+     the target";
+
 /// Arguments of `stillpoint patch build`.
 #[derive(clap::Args)]
-#[command(group = clap::ArgGroup::new("origin").required(true).args(["debian", "source"]))]
+#[command(group = clap::ArgGroup::new("origin").required(true).args(["debian", "source"]), after_help = AFTER_HELP)]
 pub(crate) struct Args {
     /// Build for a program of this Debian source package; the newest version that the archive serves unless one is given.
     #[arg(long, value_name = "PACKAGE[=VERSION]", help_heading = "From a Debian source package")]
@@ -136,6 +140,7 @@ struct RefusalLine<'a> {
     v: u32,
     event: &'static str,
     refusals: Vec<Reason<'a>>,
+    files: &'a [ChangedFile],
 }
 
 #[derive(Serialize)]
@@ -160,10 +165,14 @@ struct BuiltLine<'a> {
     units_compiled: &'a [String],
     diffs: &'a [String],
     based_on: &'a [String],
+    files: &'a [ChangedFile],
     cves: &'a [String],
     functions: Vec<&'a str>,
     warnings: &'a [String],
 }
+
+/// Limit of files that are listed for people when there is nothing to patch.
+const FILES_MAX: usize = 20;
 
 /// What `--shipped` says.
 pub(super) fn parse_shipped(text: &str) -> ShippedAs {
@@ -186,7 +195,7 @@ pub(super) fn parse_package(text: &str) -> (String, Option<String>) {
 }
 
 /// Runs `stillpoint patch build`.
-pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
+pub(crate) fn run(args: Args, output: &Output) -> Result<Success, Failure> {
     let statement = statement(&args).map_err(Failure::refused)?;
     let key = args.sign.as_deref().map(read_secret_key).transpose().map_err(Failure::refused)?;
     let shipped = parse_shipped(&args.shipped);
@@ -262,11 +271,18 @@ fn statement(args: &Args) -> anyhow::Result<Statement> {
     })
 }
 
-/// Whatever kept a patch from being built touched no process.
+/// Makes a failure of an error of the builder, which has touched no process.
 fn failure(error: Error, shipped: &ShippedAs, output: &Output) -> Failure {
-    if let Error::Refused(refusals) = &error {
-        let refusals = refusals.iter().map(|r| Reason { code: r.code(), text: r.to_string() }).collect();
-        output.json(&RefusalLine { v: 1, event: "refused", refusals });
+    match &error {
+        Error::Refused(refusals) => {
+            let refusals = refusals.iter().map(|r| Reason { code: r.code(), text: r.to_string() }).collect();
+            output.json(&RefusalLine { v: 1, event: "refused", refusals, files: &[] });
+        }
+        Error::Unaccounted { files, .. } => {
+            let refusals = vec![Reason { code: "unaccounted-file", text: error.to_string() }];
+            output.json(&RefusalLine { v: 1, event: "refused", refusals, files });
+        }
+        _ => {}
     }
     let state = "no patch was written";
     let shipped = match shipped {
@@ -285,12 +301,17 @@ fn finish(
     built: &Built,
     key: Option<&stillpoint_patch_format::SecretKey>,
     output: &Output,
-) -> Result<(), Failure> {
+) -> Result<Success, Failure> {
     let Some(patch) = &built.patch else {
         built.report.warnings.iter().for_each(|w| output.warn(w));
-        output.line("nothing to patch: both sides are the same code and data");
+        output.line(format_args!("nothing to patch in {}", built.report.target.display()));
+        let files = &built.report.files;
+        files.iter().take(FILES_MAX).for_each(|f| output.line(format_args!("  {}: {}", f.path, f.reason)));
+        if files.len() > FILES_MAX {
+            output.line(format_args!("  and {} more files, see --json", files.len() - FILES_MAX));
+        }
         output.json(&line(&built.report, None, None, &[]));
-        return Ok(());
+        return Ok(Success::Nothing);
     };
     let bytes = match key {
         Some(key) => encode_signed(patch, key),
@@ -305,7 +326,7 @@ fn finish(
     }
     describe(patch, &built.report, written, bytes.len(), output);
     output.json(&line(&built.report, Some(patch), written, &bytes));
-    Ok(())
+    Ok(Success::Done)
 }
 
 fn describe(patch: &Patch, report: &Report, path: Option<&Path>, bytes: usize, output: &Output) {
@@ -363,6 +384,7 @@ fn line<'a>(report: &'a Report, patch: Option<&'a Patch>, path: Option<&'a Path>
         units_compiled: &report.changed,
         diffs: &report.diffs,
         based_on: &report.based_on,
+        files: &report.files,
         cves: patch.map_or(&[][..], |p| &p.cves),
         functions: patch.map_or_else(Vec::new, |p| p.functions.iter().map(|f| f.name.as_str()).collect()),
         warnings: patch.map_or(&report.warnings[..], |p| &p.warnings),

@@ -4,7 +4,7 @@ use crate::output::Output;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::mpsc;
-use stillpoint_patch_builder::{Builder, Cache, Error, Event, Integrated};
+use stillpoint_patch_builder::{Builder, Cache, Error, Event, Integrated, Verdict};
 
 /// Where to work, and how much at a time.
 #[derive(clap::Args)]
@@ -83,13 +83,20 @@ struct EventLine<'a> {
     event: &'a Event,
 }
 
-/// Proposes arguments for a version that the archive serves, when the one asked for is listed and not served.
+/// Proposes arguments: a version that the archive serves, when the one asked for is listed and not served; and what an
+/// author can state of files that cannot be attributed.
 pub(super) fn hint(error: &Error, shipped: Option<&str>) -> Option<String> {
-    let Error::Withheld { package, version, served: Some(served), .. } = error else { return None };
-    Some(match shipped {
-        Some(shipped) if shipped == version => format!("--shipped {served}"),
-        _ => format!("--debian {package}={served}"),
-    })
+    match error {
+        Error::Withheld { package, version, served: Some(served), .. } => Some(match shipped {
+            Some(shipped) if shipped == version => format!("--shipped {served}"),
+            _ => format!("--debian {package}={served}"),
+        }),
+        Error::Unaccounted { target, files, .. } => {
+            let file = files.iter().find(|file| file.verdict == Verdict::Unaccounted)?;
+            Some(format!("--leave-out {}, if it makes no difference to {target}", file.path))
+        }
+        _ => None,
+    }
 }
 
 /// Bytes as lower-case hex.

@@ -23,7 +23,7 @@ mod wave;
 
 pub(crate) use processes::duration;
 
-use crate::output::{Failure, Output};
+use crate::output::{Failure, Output, Success};
 use stillpoint_patch_engine::GivingWay;
 
 /// `stillpoint patch ...`
@@ -72,9 +72,9 @@ pub(crate) fn give_way() {
 }
 
 /// Runs `stillpoint patch ...`.
-pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
-    match command {
-        Command::Build(args) => build::run(*args, output),
+pub(crate) fn run(command: Command, output: &Output) -> Result<Success, Failure> {
+    let done = match command {
+        Command::Build(args) => return build::run(*args, output),
         Command::Target(args) => target::run(args, output),
         Command::Inspect(args) => inspect::run(args, output),
         Command::Key(args) => key::run(args, output),
@@ -90,5 +90,6 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::Refresh(args) => refresh::run(&args, output),
         Command::Enabled(args) => enable::list(args, output),
         Command::Gdb(args) => gdb::run(args, output),
-    }
+    };
+    done.map(|()| Success::Done)
 }

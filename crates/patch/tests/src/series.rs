@@ -179,7 +179,7 @@ impl Plan<'_> {
         let line = || run.json().into_iter().next_back().unwrap_or_default();
         match run.code {
             Some(0) if file_is_there(&run.json()) => read(diff, &file, &line()).map(Ok),
-            Some(0) => Ok(Err(vec![NOTHING_CHANGES.into()])),
+            Some(6) => Ok(Err(vec![NOTHING_CHANGES.into()])),
             Some(3) => Ok(Err(reasons(&run.json(), &run.stderr))),
             _ => Err(run.to_string()),
         }

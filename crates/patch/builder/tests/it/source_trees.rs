@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use stillpoint_patch_builder::{Builder, Built, Cache, Error, HookNames, SourceRequest, Statement};
+use stillpoint_patch_builder::{Builder, Built, Cache, Error, HookNames, SourceRequest, Statement, Verdict};
 
 /// A program of two units and a header, built as its user would.
 struct Program {
@@ -77,6 +77,19 @@ impl Program {
         }
     }
 
+    /// Calls the command; exit code and the last line of its JSON come back.
+    fn call(&self, diff: &Path) -> (Option<i32>, serde_json::Value) {
+        let mut command = Command::new(stillpoint_testing::binary::stillpoint());
+        command.args(["--json", "patch", "build", "--dry-run", "--cache"]).arg(self.directory.path().join("cache"));
+        command.arg("--source").arg(self.source()).arg("--compile-commands");
+        command.arg(self.source().join("compile_commands.json")).arg("--target").arg(self.source().join("program"));
+        let output = command.arg("--diff").arg(diff).output().unwrap();
+        let stdout = String::from_utf8(output.stdout).unwrap();
+        let lines: Vec<serde_json::Value> = stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let is_result = |line: &&serde_json::Value| line["event"] != "failed";
+        (output.status.code(), lines.iter().rfind(is_result).cloned().unwrap_or_default())
+    }
+
     fn build(&self, request: &SourceRequest) -> Result<Built, Error> {
         self.build_as(request, &Statement::default())
     }
@@ -148,9 +161,77 @@ fn comments_are_nothing_to_patch() {
     let program = Program::new();
     let change =
         program.diff("comment.patch", &[("clamp.c", "#include <assert.h>\n", "/* note\n */\n#include <assert.h>\n")]);
-    let built = program.build(&program.request(vec![change])).unwrap();
+    let built = program.build(&program.request(vec![change.clone()])).unwrap();
     assert!(built.patch.is_none());
     assert_eq!(built.report.changed, [""; 0]);
+    let (code, line) = program.call(&change);
+    assert_eq!(code, Some(6), "{line}");
+    assert_eq!(line["event"], "nothing-to-patch");
+    let file = &line["files"][0];
+    assert_eq!((&file["path"], &file["verdict"]), (&"clamp.c".into(), &"no-difference".into()), "{file}");
+    assert!(file["reason"].as_str().is_some_and(|reason| reason.contains("clamp.c")), "{file}");
+}
+
+/// Links the program with a unit that the compile commands do not have, and changes that unit.
+#[test]
+fn a_unit_that_no_command_compiles_is_not_called_unchanged() {
+    if !can_run("a_unit_that_no_command_compiles_is_not_called_unchanged") {
+        return;
+    }
+    let program = Program::new();
+    let source = program.source();
+    fs::write(source.join("more.c"), "int more(int value);\nint more(int value) { return value ^ 77; }\n").unwrap();
+    fs::write(source.join("test.c"), "int test(int value);\nint test(int value) { return value ^ 78; }\n").unwrap();
+    let link = |words: &[&str]| {
+        let mut cc = Command::new("cc");
+        cc.args(["-O2", "-Wl,--build-id", "-o", "program"]).args(words).current_dir(&source);
+        assert!(cc.status().unwrap().success());
+    };
+    let more = program.diff("more.patch", &[("more.c", "77", "99")]);
+    let test = program.diff("test.patch", &[("test.c", "78", "99")]);
+    let header = program.diff("limit.patch", &[("limit.h", "LIMIT 100", "LIMIT 50")]);
+    let refused = |diff: &PathBuf, part: &str| {
+        let error = program.build(&program.request(vec![diff.clone()])).unwrap_err();
+        assert!(matches!(error, Error::Unaccounted { .. }) && error.to_string().contains(part), "{error}");
+    };
+
+    // a stripped target proves nothing
+    refused(&test, "no symbol table");
+    let (code, line) = program.call(&test);
+    assert_eq!((code, &line["event"]), (Some(3), &"refused".into()), "{line}");
+    assert_eq!(line["refusals"][0]["code"], "unaccounted-file");
+    assert_eq!((&line["files"][0]["path"], &line["files"][0]["verdict"]), (&"test.c".into(), &"unaccounted".into()));
+    let left_out = Statement { leave_out: vec!["test.c".into()], ..Statement::default() };
+    let built = program.build_as(&program.request(vec![test.clone()]), &left_out).unwrap();
+    assert_eq!((built.patch.is_none(), built.report.files[0].verdict), (true, Verdict::LeftOut));
+
+    // the names of sources in its symbol table do
+    link(&["main.o", "clamp.o"]);
+    let built = program.build(&program.request(vec![test.clone()])).unwrap();
+    assert_eq!((built.patch.is_none(), built.report.files[0].verdict), (true, Verdict::NoPart));
+    assert_eq!(program.call(&test).0, Some(6));
+
+    // and tell of a unit that the commands do not have
+    link(&["main.o", "clamp.o", "more.c"]);
+    refused(&more, "more.c");
+    refused(&test, "more.c");
+    let built = program.build(&program.request(vec![header])).unwrap();
+    assert_eq!(functions(&built), ["clamp"]);
+    assert!(built.report.warnings.iter().any(|w| w.contains("more.c")), "{:?}", built.report.warnings);
+}
+
+#[test]
+fn a_copy_in_the_users_tree_refuses_a_change_of_the_file_that_is_not_compiled() {
+    if !can_run("a_copy_in_the_users_tree_refuses_a_change_of_the_file_that_is_not_compiled") {
+        return;
+    }
+    let program = Program::new();
+    fs::create_dir(program.source().join("upstream")).unwrap();
+    fs::copy(program.source().join("clamp.c"), program.source().join("upstream/clamp.c")).unwrap();
+    let fix = program.diff("fix.patch", &[("upstream/clamp.c", "value > LIMIT", "value >= LIMIT - 1")]);
+    let error = program.build(&program.request(vec![fix])).unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, Error::Unaccounted { .. }) && text.contains("clamp.c, which may be made of it"), "{text}");
 }
 
 #[test]

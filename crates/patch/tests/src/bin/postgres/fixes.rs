@@ -191,7 +191,7 @@ impl Run {
         }
         let outcome = std::fs::read_to_string(&kept).unwrap_or_else(|_| {
             let run = build.run();
-            let outcome = if run.code == Some(0) { functions(&run).to_string() } else { why(&run) };
+            let outcome = if matches!(run.code, Some(0 | 6)) { functions(&run).to_string() } else { why(&run) };
             let _ = std::fs::write(&kept, &outcome);
             outcome
         });

@@ -30,7 +30,7 @@ fn main() -> ExitCode {
 
 /// Why no patch came of a call of the builder, in a few words.
 fn why(run: &Run) -> String {
-    if run.code == Some(0) {
+    if run.code == Some(6) {
         return "makes no difference to its code".into();
     }
     let refusal = run.json().into_iter().find(|line| line["event"] == "refused");
