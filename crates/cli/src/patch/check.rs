@@ -30,6 +30,7 @@ struct Line<'a> {
     bytes: u64,
     threads: u32,
     busy: Vec<BusyLine<'a>>,
+    not_looked_at: &'a [String],
 }
 
 #[derive(Serialize)]
@@ -62,6 +63,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
                 bytes: found.bytes,
                 threads: found.threads,
                 busy: found.busy.iter().map(|b| BusyLine { tid: b.tid.0, function: &b.function }).collect(),
+                not_looked_at: &found.unseen,
             });
             if found.already {
                 output.line(format_args!("{name}: already applied to process {pid}"));
@@ -76,6 +78,7 @@ pub(crate) fn run(args: Args, output: &Output) -> Result<(), Failure> {
             for busy in &found.busy {
                 output.line(format_args!("  thread {} would have to leave {} first", busy.tid, busy.function));
             }
+            output.line(format_args!("  not looked at: {}", found.unseen.join("; ")));
         }
         Ok(())
     })

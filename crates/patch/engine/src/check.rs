@@ -3,9 +3,10 @@
 use crate::barrier;
 use crate::calm::{self, ended_or, traced};
 use crate::error::Busy;
+use crate::inject::{self, Wanted};
 use crate::ledger::Span;
 use crate::link::{Layout, link};
-use crate::operate::{Options, Ready, Target, already, find_room, ready, remaining};
+use crate::operate::{Options, Quiescence, Ready, Target, already, find_room, ready, remaining};
 use crate::plan::{Room, plan};
 use crate::probe::Prober;
 use crate::report::{Observer, Report};
@@ -13,7 +14,7 @@ use crate::scan::Forbidden;
 use crate::store::Store;
 use crate::suspended;
 use crate::walk::Walker;
-use crate::{Error, generation, place};
+use crate::{Error, generation, place, word};
 use stillpoint_events::EventKind;
 use stillpoint_patch_format::{Avma, Signed};
 use stillpoint_patch_tracee::{Pid, Process, Session, Stopped};
@@ -31,6 +32,8 @@ pub struct Prediction {
     pub threads: u32,
     /// Threads that would block now, and by what.
     pub busy: Vec<Busy>,
+    /// Conditions that the operation may meet and that no check sees before.
+    pub unseen: Vec<String>,
 }
 
 /// Everything short of touching: all checks, and which threads would block if it were now.
@@ -38,12 +41,26 @@ pub fn check(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
     let mut report = Report::new(observer, pid, "check");
     let target = Target::open(pid)?;
     generation::refuse(&target, options)?;
-    let functions = signed.patch.functions.iter().map(|f| f.name.clone()).collect();
     if already(&target.view, signed) {
-        return Ok(Prediction { already: true, functions, bytes: 0, threads: 0, busy: Vec::new() });
+        let functions = names(signed);
+        return Ok(Prediction { already: true, functions, bytes: 0, threads: 0, busy: Vec::new(), unseen: Vec::new() });
     }
-    let Ready { prepared, values, len: bytes, .. } =
-        ready(&target, signed, options).map_err(|error| ended_or(&target.process, error))?;
+    predict(&target, signed, options, &mut report)
+}
+
+fn names(signed: &Signed) -> Vec<String> {
+    signed.patch.functions.iter().map(|f| f.name.clone()).collect()
+}
+
+/// Finds what applying would meet, the remote calls and the threads' state included.
+pub(crate) fn predict(
+    target: &Target,
+    signed: &Signed,
+    options: &Options,
+    report: &mut Report<'_>,
+) -> Result<Prediction, Error> {
+    let Ready { prepared, values, again, len: bytes, .. } =
+        ready(target, signed, options).map_err(|error| ended_or(&target.process, error))?;
     let module = &target.modules[prepared.module];
     let layout = Layout::of(&signed.patch);
     let at = find_room(&target.mappings, module, layout.len(), 0)?;
@@ -58,21 +75,74 @@ pub fn check(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
     let transition = plan(&view, "check", &after, room, 0x80)?.transition;
     let forbidden = Forbidden::new(&transition.leave, &view.trampolines(), &transition.loop_entries);
     let process = target.process.clone();
+    process.prepare_remote().map_err(|error| ended_or(&process, error.into()))?;
     let frames = target.view.placed.iter().map(|p| p.eh_frame).collect();
     let walker = Walker::new(&process, target.modules.clone(), frames);
     walker.prepare();
     let mappings = target.mappings.clone();
+    let is_first = target.store.is_none();
+    let wanted = Wanted { arena: again.is_none().then_some((at, layout.lens)), ledger: is_first };
+    let needs_word = is_first && barrier::own_word(&process, &target.modules)?.is_none();
     let (threads, busy) = traced(&process, |session| {
+        let mut stopped = |tid, ns| report.stopped(tid, "check", ns);
+        inject::rehearse(&process, session, wanted, &mut stopped)?;
+        if needs_word {
+            word::choose(&process, session, &mut stopped)?;
+        }
         let mut prober = Prober::new(mappings);
-        look_at_all(session, &process, &mut prober, &walker, &forbidden, &mut report)
+        look_at_all(session, &process, &mut prober, &walker, &forbidden, report)
     })?;
     let mut busy = barrier::to_be_probed(&process, &target.modules, options.quiescence, busy)?;
+    let mut unseen = unseen(target, signed, options, bytes);
     if suspended::switches_stacks(&process, &target.modules)?.is_some() {
         let code = Forbidden::new(&transition.leave, &[], &[]);
-        let found = suspended::search(&process, &code, target.store.as_ref().map(Store::at))?.found;
-        busy.extend(found.map(|frame| Busy { tid: pid.leader(), function: frame.describe() }));
+        let search = suspended::search(&process, &code, target.store.as_ref().map(Store::at))?;
+        let tid = process.pid().leader();
+        busy.extend(search.found.map(|frame| Busy { tid, function: frame.describe() }));
+        if search.left > 0 {
+            unseen.push(format!("{} MiB that may hold suspended frames", search.left.div_ceil(1 << 20)));
+        }
     }
-    Ok(Prediction { already: false, functions, bytes, threads, busy })
+    Ok(Prediction { already: false, functions: names(signed), bytes, threads, busy, unseen })
+}
+
+/// What can still keep a patch out although everything that was looked at allows it.
+fn unseen(target: &Target, signed: &Signed, options: &Options, bytes: u64) -> Vec<String> {
+    let mut unseen = Vec::new();
+    if let Some(open) = &target.view.unfinished {
+        let number = open.transition.number;
+        unseen.push(format!("the end of transition {number}, which a killed tool left unfinished"));
+    }
+    if !signed.patch.hooks.pre_apply.is_empty() {
+        unseen.push("the patch's hooks, which may refuse".to_owned());
+    }
+    if bytes > 0 {
+        unseen.push(format!("the target's limit of addresses (RLIMIT_AS), which {bytes} bytes more could exceed"));
+    }
+    unseen.push(match options.quiescence {
+        Quiescence::Probe | Quiescence::Stop => {
+            "functions that threads enter, and threads that are born, from now on".to_owned()
+        }
+        _ => "the time until threads come to their quiescence points".to_owned(),
+    });
+    unseen
+}
+
+impl Prediction {
+    /// One line for people.
+    pub(crate) fn summary(&self) -> String {
+        /// Limit of threads that are named.
+        const THREADS_SHOWN: usize = 4;
+        let (functions, bytes, threads) = (self.functions.len(), self.bytes, self.threads);
+        let mut text = format!("{functions} functions, {bytes} bytes, {threads} threads");
+        for busy in self.busy.iter().take(THREADS_SHOWN) {
+            text += &format!("; thread {} would have to leave {} first", busy.tid, busy.function);
+        }
+        if self.busy.len() > THREADS_SHOWN {
+            text += &format!("; and {} more threads", self.busy.len() - THREADS_SHOWN);
+        }
+        text + "; not looked at: " + &self.unseen.join("; ")
+    }
 }
 
 fn look_at_all(

@@ -72,6 +72,17 @@ pub(crate) fn map(
     with_carrier(process, session, work, stopped)
 }
 
+/// Checks that a thread of the target may make the calls that map what is wanted. Touches nothing.
+pub(crate) fn rehearse(
+    process: &Process,
+    session: &mut Session<'_>,
+    wanted: Wanted,
+    stopped: &mut dyn FnMut(Tid, u64),
+) -> Result<(), Error> {
+    let calls = calls(wanted);
+    with_carrier(process, session, |carrier| Ok(carrier.check_syscalls(&calls)?), stopped)
+}
+
 fn run(remote: &mut Remote<'_>, calls: &[Call], wanted: Wanted) -> Result<Option<Avma>, Error> {
     let mut ledger = None;
     for (nr, args) in calls {

@@ -17,7 +17,7 @@ use crate::store::{self, Store};
 use crate::suspended;
 use crate::transition::{Limits, Mover};
 use crate::walk::Walker;
-use crate::{Error, again, arena, calm, guide, memory_limit, place};
+use crate::{Error, again, arena, calm, check, guide, memory_limit, place};
 use std::time::Duration;
 use stillpoint_events::EventKind;
 use stillpoint_patch_format::{Avma, Patch, Scope, Signed};
@@ -181,14 +181,13 @@ pub fn apply(pid: Pid, signed: &Signed, options: &Options, observer: Observer<'_
     if target.view.unfinished.is_none() && already(&target.view, signed) {
         return Ok(there_already(&mut report, signed));
     }
+    if options.dry_run {
+        return Ok(Outcome::DryRun(check::predict(&target, signed, options, &mut report)?.summary()));
+    }
     // What was found before anybody was traced holds as long as nobody else has changed the ledger.
     let mut ready_before = None;
-    if target.view.unfinished.is_none() || options.dry_run {
+    if target.view.unfinished.is_none() {
         let checked = ready(&target, signed, options).map_err(|error| ended_or(&target.process, error))?;
-        if options.dry_run {
-            let (functions, len) = (signed.patch.functions.len(), checked.len);
-            return Ok(Outcome::DryRun(format!("{}: {functions} functions, {len} bytes", signed.patch.name)));
-        }
         ready_before = Some((target.ledger_len(), checked));
     }
     let process = target.process.clone();

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use stillpoint_patch_tests::cli::{Run, binary};
+use stillpoint_patch_tests::cli::{Run, Stillpoint, binary};
 use stillpoint_patch_tests::server::{Guarded, tied};
 use stillpoint_patch_tests::skip;
 use stillpoint_patch_tests::victim::{
@@ -217,6 +217,46 @@ fn a_kernel_without_a_call_that_is_needed() {
         before.assert_untouched(victim.pid());
         victim.assert_settled(1);
     }
+}
+
+/// A dry run and a check meet what the operation itself would meet.
+#[test]
+fn what_apply_cannot_do_a_dry_run_does_not_promise() {
+    let (program, mut victim) = quiet_victim();
+    let patch = program.patch(2);
+    let sandbox = Program::build("sandbox");
+    let looks = |pid| {
+        let check = Stillpoint::new().args(["patch", "check"]).arg(&patch).arg("--pid").arg(pid);
+        [apply(&patch, pid).arg("--dry-run"), check, apply(&patch, pid)]
+    };
+    // a tool that may not trace
+    let before = victim.snapshot();
+    for tool in looks(victim.pid()) {
+        let output = Command::new(sandbox.elf())
+            .args(["--missing", "101"])
+            .arg(binary())
+            .args(tool.command().get_args())
+            .output()
+            .expect("run the sandbox");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+        assert_refused(&Run { line: tool.to_string(), code: output.status.code(), stdout, stderr }, "ptrace");
+    }
+    before.assert_untouched(victim.pid());
+    victim.assert_settled(1);
+    // a target whose filter does not let a thread return from our calls: rt_sigreturn
+    let wrap = |elf: &Path| {
+        let mut command = tied(sandbox.elf());
+        command.args(["--missing", "15"]).arg(elf);
+        command
+    };
+    let mut victim = program.start_in(wrap, &["2"]);
+    let before = victim.snapshot();
+    for tool in looks(victim.pid()) {
+        assert_refused(&tool.run(), "does not allow system call 15");
+    }
+    before.assert_untouched(victim.pid());
+    victim.assert_settled(1);
 }
 
 /// Somebody has written over an entry (a debugger, another tool): what is there is not what the patch was made for.
