@@ -27,6 +27,7 @@ const OF_THE_KERNEL: &[&str] = &[
     "crates/patch/engine/src/barrier/library.rs",
     "crates/patch/engine/src/fleet.rs",
     "crates/patch/engine/src/generation/kernel.rs",
+    "crates/patch/engine/src/memory_limit.rs",
     "crates/patch/engine/src/prepare.rs",
 ];
 /// Files that open others by paths of root's own, and are to go through the opener as well.

@@ -91,7 +91,12 @@ fn directions_of(package: &Package) -> Vec<Finding> {
     for used in &package.dependencies {
         let Some((used_layer, used_pillar)) = place(used) else { continue };
         // Pure packages may use each other: their only order is that of cargo, which knows no cycles.
-        let goes_down = used_layer < layer || (used_layer, layer) == (Layer::Pure, Layer::Pure) || layer == Layer::Tool;
+        // So may edge packages of a pillar use those of the edge that serve all.
+        let is_shared_edge = (used_layer, used_pillar, layer) == (Layer::Edge, Pillar::Shared, Layer::Edge);
+        let goes_down = used_layer < layer
+            || (used_layer, layer) == (Layer::Pure, Layer::Pure)
+            || (is_shared_edge && pillar != Pillar::Shared)
+            || layer == Layer::Tool;
         if !goes_down {
             let message = format!("`{}` ({layer:?}) uses `{used}` ({used_layer:?}): arrows point down", package.name);
             findings.push(Finding::new(&manifest, 0, message));
