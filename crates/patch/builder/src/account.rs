@@ -32,7 +32,7 @@ pub(crate) struct Account {
     pub(crate) missing: BTreeSet<String>,
     /// Reason why the link itself is not known.
     pub(crate) unknown: Option<String>,
-    /// Returns true if each object has exactly one command.
+    /// Each object has exactly one command.
     pub(crate) exact: bool,
 }
 

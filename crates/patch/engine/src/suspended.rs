@@ -144,12 +144,8 @@ fn switch_in_text(memory: &Memory, module: &Module) -> Result<Option<Avma>, Erro
 /// Offset of code that stores the stack pointer and loads another near by. Compilers load it from `%rbp` (frames) and from
 /// registers that a function keeps (arrays of variable length); functions that switch, from memory or an argument.
 fn switch_in(text: &[u8]) -> Option<usize> {
-    let loads = memchr::memmem::find_iter(text, b"\x8b")
-        .filter_map(|i| i.checked_sub(1))
-        .chain(memchr::memmem::find_iter(text, b"\x89").filter_map(|i| i.checked_sub(1)));
-    let mut loads: Vec<usize> = loads.filter(|at| loads_stack_pointer(&text[*at..])).collect();
-    loads.sort_unstable();
-    loads.into_iter().find(|at| {
+    let opcodes = memchr::memchr2_iter(0x89, 0x8b, text).filter_map(|opcode| opcode.checked_sub(1));
+    opcodes.filter(|at| loads_stack_pointer(&text[*at..])).find(|at| {
         let near = &text[at.saturating_sub(SWITCH_LEN)..(at + SWITCH_LEN).min(text.len())];
         near.windows(3).any(stores_stack_pointer)
     })
