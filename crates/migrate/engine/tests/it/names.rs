@@ -2,8 +2,8 @@
 
 use crate::support::{Bench, observer};
 use std::net::TcpListener;
-use stillpoint_migrate_engine::{Options, Outcome, Server, run};
-use stillpoint_migrate_testbed::{Cluster, available};
+use stillpoint_migrate_engine::{Outcome, run};
+use stillpoint_migrate_testbed::available;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_name_leads_to_no_other_server_and_to_a_file_of_its_own() {
@@ -21,16 +21,7 @@ async fn a_name_leads_to_no_other_server_and_to_a_file_of_its_own() {
     let rows = "INSERT INTO item SELECT i, i FROM generate_series(1, 9) i";
     bench.source.sql(&there, &format!("CREATE TABLE item (id int PRIMARY KEY, of int REFERENCES item); {rows}"));
     bench.front.lock().unwrap().serving = ("127.0.0.1".into(), bench.source.port());
-    let server = |side: &str, cluster: &Cluster| {
-        let place = format!("host=127.0.0.1 port={} user=postgres password=secret", cluster.port());
-        Server::parse(side, &place, Some(&name)).unwrap()
-    };
-    let options = Options {
-        source: server("source", &bench.source),
-        target: server("target", &bench.target),
-        share: 0.0,
-        ..bench.options("shop")
-    };
+    let options = bench.options_as("user=postgres password=secret", Some(&name));
     let outcome = run(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
     assert_eq!(bench.target.sql(&there, "SELECT count(*) FROM item"), "9");

@@ -1,8 +1,8 @@
 //! Settings that are meant for clients, and that our own sessions inherit, change nothing for a migration.
 
 use crate::support::{Bench, observer};
-use stillpoint_migrate_engine::{Options, Outcome, Server, fallback, run};
-use stillpoint_migrate_testbed::{Cluster, available};
+use stillpoint_migrate_engine::{Outcome, fallback, run};
+use stillpoint_migrate_testbed::available;
 
 /// Settings of the manager's role on both servers. Each alone ends a migration, or has it do something else.
 const INHERITED: [&str; 13] = [
@@ -39,16 +39,7 @@ async fn what_our_sessions_would_inherit_is_of_no_effect() {
         }
     }
     bench.source.sql("postgres", "ALTER DATABASE shop SET idle_session_timeout = '300ms'");
-    let server = |side: &str, cluster: &Cluster| {
-        let place = format!("host=127.0.0.1 port={} user=mover dbname=shop", cluster.port());
-        Server::parse(side, &place, None).expect("a connection string")
-    };
-    let options = Options {
-        source: server("source", &bench.source),
-        target: server("target", &bench.target),
-        share: 0.0,
-        ..bench.options("shop")
-    };
+    let options = bench.options_as("user=mover dbname=shop", None);
     let outcome = run(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
     assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
     let (source, target) = bench.sums("shop");

@@ -144,6 +144,16 @@ impl Bench {
         options
     }
 
+    /// The same with other connection strings, and at full speed: `rest` follows host and port.
+    pub(crate) fn options_as(&self, rest: &str, database: Option<&str>) -> Options {
+        let server = |side: &str, cluster: &Cluster| {
+            let place = format!("host=127.0.0.1 port={} {rest}", cluster.port());
+            Server::parse(side, &place, database).expect("a connection string")
+        };
+        let (source, target) = (server("source", &self.source), server("target", &self.target));
+        Options { source, target, share: 0.0, ..self.options("shop") }
+    }
+
     pub(crate) fn state(&self) -> PathBuf {
         self.dir.path().join("state")
     }
