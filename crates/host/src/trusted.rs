@@ -1,19 +1,21 @@
 //! Directories that no other user can lead elsewhere, and files in them.
 //!
-//! A path is walked from the root, each component opened below the one before and without links (`openat2(2)`). Every one
+//! A path is walked from the root, each component opened below the one before and without following a link. Every one
 //! belongs to root or to this user, and others may write to it only where the sticky bit keeps them from renaming what is
 //! not theirs, as in `/tmp`; never to the last one. What is made is made exclusively: the last directory and files for their
 //! owner alone, unless a function says otherwise. Directories that only lead to the last one are made for all to pass, as
 //! several users' things lie below `/var/lib/stillpoint` and `/run/stillpoint`.
 //!
-//! The obvious way is to check a path and then to open it. Between the two another user exchanges a component.
+//! The obvious way is to check a path and then to open it. Between the two another user exchanges a component. `openat2(2)` would
+//! walk a path in one call; units with `RestrictSUIDSGID=` (most of Debian's) get ENOSYS for it, and a single component needs no more
+//! than `O_NOFOLLOW`.
 
 use crate::Error;
 use crate::error::At;
 use crate::file::bounded;
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid, chmodat, fchmod, fchown, fstat, fsync,
-    linkat, mkdirat, openat2, renameat, statat, unlinkat,
+    AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Stat, Uid, chmodat, fchmod, fchown, fstat, fsync, linkat, mkdirat,
+    openat, renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
 use std::ffi::OsStr;
@@ -310,11 +312,12 @@ impl Directory {
     /// Opens it for what a descriptor that only stands for a path cannot do.
     fn opened(&self) -> Result<OwnedFd, Error> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        openat2(&self.fd, ".", flags, Mode::empty(), ResolveFlags::NO_SYMLINKS).at("opening", &self.path)
+        openat(&self.fd, ".", flags, Mode::empty()).at("opening", &self.path)
     }
 
+    /// Opens a name that [`Directory::path_of`] has accepted.
     fn open_file(&self, name: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
-        openat2(&self.fd, name, flags | OFlags::NOFOLLOW, mode, ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS)
+        openat(&self.fd, name, flags | OFlags::NOFOLLOW, mode)
     }
 }
 
@@ -341,10 +344,16 @@ fn link_or(errno: Errno, doing: &'static str, path: &Path) -> Error {
     }
 }
 
-fn open_component(parent: impl AsFd, name: impl rustix::path::Arg) -> Result<OwnedFd, Errno> {
-    // without NOFOLLOW, which would call a link no directory
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    openat2(parent, name, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
+/// Opens a directory by a single component, or the root.
+fn open_component(parent: impl AsFd, name: impl rustix::path::Arg) -> Result<(OwnedFd, Stat), Errno> {
+    // without DIRECTORY, which would call a link no directory
+    let fd = openat(parent, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let stat = fstat(&fd)?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Directory => Ok((fd, stat)),
+        FileType::Symlink => Err(Errno::LOOP),
+        _ => Err(Errno::NOTDIR),
+    }
 }
 
 /// Opens a path component by component; with `made` it makes what is not there, the last directory with these permissions.
@@ -359,8 +368,7 @@ fn walk(path: &Path, owner: Owner, made: Option<Mode>) -> Result<Directory, Erro
         }
     }
     let mut at = PathBuf::from("/");
-    let mut fd = open_component(CWD, "/").at("opening", &at)?;
-    let mut last = fstat(&fd).at("looking at", &at)?;
+    let (mut fd, mut last) = open_component(CWD, "/").at("opening", &at)?;
     for (place, name) in names.iter().enumerate() {
         is_safe(&at, &last, owner, true)?;
         at.push(name);
@@ -368,8 +376,7 @@ fn walk(path: &Path, owner: Owner, made: Option<Mode>) -> Result<Directory, Erro
             let mode = if place + 1 == names.len() { mode } else { READABLE_DIRECTORY };
             make_component(&fd, name, mode).at("making", &at)?;
         }
-        fd = open_component(&fd, *name).map_err(|errno| link_or(errno, "opening", &at))?;
-        last = fstat(&fd).at("looking at", &at)?;
+        (fd, last) = open_component(&fd, *name).map_err(|errno| link_or(errno, "opening", &at))?;
     }
     is_safe(&at, &last, owner, false)?;
     Ok(Directory { fd, path: at, owner })

@@ -17,6 +17,7 @@
 
 pub mod binary;
 pub mod child;
+pub mod container;
 pub mod go_tpc;
 pub mod long;
 pub mod packages;

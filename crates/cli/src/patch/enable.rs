@@ -35,7 +35,7 @@ pub(crate) struct EnableArgs {
     /// The service does not start unless every patch is in force.
     #[arg(long)]
     strict: bool,
-    /// Let a unit that confines its system calls allow those that a helper inside of its sandbox needs.
+    /// Let a unit that confines its system calls or sockets allow those that a helper needs.
     #[arg(long)]
     loosen_sandbox: bool,
     /// The program as the unit is to call it.
@@ -157,6 +157,12 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
              works from outside, or --loosen-sandbox allows {} inside",
             service.confined_by.join(" "),
             unit_file::NEEDED
+        ));
+    }
+    if service.lacks_local_sockets() && !args.loosen_sandbox {
+        output.warn(format_args!(
+            "{unit} may not make sockets of AF_UNIX (RestrictAddressFamilies=): the helper of stillpoint-exec.socket is out of its \
+             reach, and one in its sandbox needs CAP_SYS_ADMIN; --loosen-sandbox allows AF_UNIX"
         ));
     }
     let drop_in = unit_file::drop_in(&args.root, &unit);

@@ -48,6 +48,9 @@ pub(crate) struct Record {
     exec_start: Vec<String>,
     confined: bool,
     names_executables: bool,
+    /// Absent in drop-ins of earlier versions.
+    #[serde(default)]
+    lacks_local_sockets: bool,
 }
 
 const MARK: &str = "# made-from: ";
@@ -60,6 +63,7 @@ impl Record {
             exec_start: service.exec_start.clone(),
             confined: !service.confined_by.is_empty(),
             names_executables: service.names_executables,
+            lacks_local_sockets: service.lacks_local_sockets(),
         }
     }
 

@@ -72,9 +72,42 @@ pub(crate) struct Service {
     pub(crate) confined_by: Vec<String>,
     /// It executes only what `ExecPaths=` names.
     pub(crate) names_executables: bool,
+    pub(crate) families: Families,
+}
+
+/// Families of sockets that a unit may make (`RestrictAddressFamilies=`), as far as `AF_UNIX` is concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Families {
+    #[default]
+    All,
+    /// Those that are named.
+    Named { local: bool },
+    /// All but those that are named.
+    AllBut { local: bool },
+}
+
+impl Families {
+    /// Adds a line. The first one decides whether named families are allowed or denied; of the later ones those of the other kind
+    /// take names away.
+    fn add(self, value: &str) -> Families {
+        let (denied, names) = value.strip_prefix('~').map_or((false, value), |names| (true, names));
+        let has_local = names.split_whitespace().any(|name| name == "AF_UNIX" || name == "AF_LOCAL");
+        match self {
+            _ if value.is_empty() => Families::All,
+            Families::All if denied => Families::AllBut { local: has_local },
+            Families::All => Families::Named { local: has_local },
+            Families::Named { local } => Families::Named { local: if has_local { !denied } else { local } },
+            Families::AllBut { local } => Families::AllBut { local: if has_local { denied } else { local } },
+        }
+    }
 }
 
 impl Service {
+    /// Its sandbox keeps it from connecting to the helper outside.
+    pub(crate) fn lacks_local_sockets(&self) -> bool {
+        matches!(self.families, Families::Named { local: false } | Families::AllBut { local: true })
+    }
+
     /// Reads a unit, all its drop-ins but ours included.
     pub(crate) fn read(root: &Root, unit: &ServiceName) -> anyhow::Result<Service> {
         let template = unit.template().map(|template| template.to_string());
@@ -105,6 +138,7 @@ impl Service {
                 ("[Service]", "ExecStart") => self.exec_start.push(value.to_owned()),
                 ("[Service]", "SystemCallFilter") if value.is_empty() => self.confined_by.clear(),
                 ("[Service]", "SystemCallFilter") => self.confined_by.push(format!("{key}={value}")),
+                ("[Service]", "RestrictAddressFamilies") => self.families = self.families.add(value),
                 ("[Service]", "NoExecPaths") => self.names_executables = !value.is_empty(),
                 _ => {}
             }
@@ -209,6 +243,10 @@ pub(crate) fn text(service: &Service, request: &Request) -> anyhow::Result<Strin
         text += "# Asked for by --loosen-sandbox: the helper lives in the sandbox of the service.\n";
         text += &format!("SystemCallFilter={NEEDED}\n");
     }
+    if request.loosen_sandbox && service.lacks_local_sockets() {
+        text += "# Asked for by --loosen-sandbox: the helper outside of the sandbox is reached by a socket.\n";
+        text += "RestrictAddressFamilies=AF_UNIX\n";
+    }
     Ok(text)
 }
 
@@ -257,6 +295,26 @@ mod tests {
         assert!(of(&service, true).ends_with("\nSystemCallFilter=@debug @resources\n"));
         service.add("[Service]\nNoExecPaths=\nSystemCallFilter=\n");
         assert!(of(&service, true).ends_with("-- /bin/a\n"));
+        service.add("[Service]\nRestrictAddressFamilies=AF_INET\n");
+        assert!(of(&service, true).ends_with("\nRestrictAddressFamilies=AF_UNIX\n"));
+        assert!(of(&service, false).ends_with("-- /bin/a\n"));
+    }
+
+    #[test]
+    fn lines_of_address_families_add_up() {
+        let lacks = |lines: &[&str]| {
+            let mut service = Service::default();
+            lines.iter().for_each(|line| service.add(&format!("[Service]\nRestrictAddressFamilies={line}\n")));
+            service.lacks_local_sockets()
+        };
+        for lines in [&[][..], &["AF_INET AF_UNIX"], &["AF_INET", "AF_LOCAL"], &["~AF_PACKET"], &["none", ""]] {
+            assert!(!lacks(lines), "{lines:?}");
+        }
+        assert!(!lacks(&["~AF_UNIX", "AF_UNIX"]));
+        for lines in [&["AF_INET"][..], &["none"], &["~AF_UNIX AF_PACKET"], &["AF_UNIX", "~AF_UNIX"], &["", "AF_INET6"]]
+        {
+            assert!(lacks(lines), "{lines:?}");
+        }
     }
 
     #[test]

@@ -35,4 +35,5 @@ mod redis_quiescence;
 mod servers;
 mod storm;
 mod survival;
+mod systemd;
 mod victims;
