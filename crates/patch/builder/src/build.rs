@@ -2,7 +2,7 @@
 
 use crate::compile::{Compiler, Project, parallel};
 use crate::debian::Diff;
-use crate::elf::Reproduced;
+use crate::elf::{self, Reproduced};
 use crate::error::At;
 use crate::includes::Includes;
 use crate::preprocess::Text;
@@ -325,6 +325,12 @@ impl Builder<'_> {
         let (mut changed, mut needless) = (Vec::new(), Vec::new());
         let mut reproduces = None;
         for unit in differ {
+            let (path, command) = unit.0;
+            // where several commands may have made an object, some may be for other machines
+            if !compiler.project.account.exact && !elf::is_for_x86_64(&compiler.shipped_object(path, command)?) {
+                needless.push(unit);
+                continue;
+            }
             let is_sure = compiler.project.account.always_takes(unit.0.1.object.as_ref());
             let mut is_absent = !is_sure && functions_found(compiler, target, unit.0)? == Some(0);
             if is_absent {

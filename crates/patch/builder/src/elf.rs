@@ -1,21 +1,28 @@
 //! What the builder wants to know of an ELF file before the differ reads it.
 
 use crate::Error;
-use object::{Object, ObjectKind};
+use object::{Architecture, Object, ObjectKind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// Whether a file is an executable or a shared library.
+/// Returns true for an executable or a shared library for x86-64. A package may build its libraries for other machines too, with
+/// the same names.
 pub(crate) fn is_loadable(path: &Path) -> bool {
     let mut magic = [0u8; 4];
     let starts = File::open(path).and_then(|mut f| f.read_exact(&mut magic)).is_ok() && &magic == b"\x7fELF";
     starts
         && std::fs::read(path).is_ok_and(|bytes| {
-            object::File::parse(&bytes[..])
-                .is_ok_and(|f| matches!(f.kind(), ObjectKind::Executable | ObjectKind::Dynamic))
+            is_for_x86_64(&bytes)
+                && object::File::parse(&bytes[..])
+                    .is_ok_and(|file| matches!(file.kind(), ObjectKind::Executable | ObjectKind::Dynamic))
         })
+}
+
+/// Returns true for a file for x86-64, and not for 32-bit programs on it.
+pub(crate) fn is_for_x86_64(bytes: &[u8]) -> bool {
+    object::File::parse(bytes).is_ok_and(|file| file.architecture() == Architecture::X86_64)
 }
 
 /// One object: a file of its own, or a member of an archive.
@@ -175,6 +182,19 @@ fn dynamic_strings(bytes: &[u8], kind: object::elf::DynamicTag) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_library_for_another_machine_is_no_target() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("own");
+        let mut bytes = std::fs::read("/proc/self/exe").unwrap();
+        std::fs::write(&path, &bytes).unwrap();
+        assert!(is_loadable(&path));
+        // e_machine
+        bytes[18..20].copy_from_slice(&object::elf::EM_AARCH64.to_le_bytes());
+        std::fs::write(&path, &bytes).unwrap();
+        assert!(!is_loadable(&path));
+    }
 
     #[test]
     fn this_test_may_import_from_its_libc() {
