@@ -80,11 +80,11 @@ pub fn search_table(eh_frame_at: u64, eh_frame: &[u8], at: u64) -> Result<Vec<u8
         Ok(distance.to_le_bytes())
     };
     let mut out = FORM.to_vec();
-    out.extend_from_slice(&near(eh_frame_at, at + 4)?);
+    out.extend_from_slice(&near(eh_frame_at, at.wrapping_add(4))?);
     out.extend_from_slice(&(all.len() as u32).to_le_bytes());
     for code in all {
         out.extend_from_slice(&near(code.start, at)?);
-        out.extend_from_slice(&near(eh_frame_at + code.record as u64, at)?);
+        out.extend_from_slice(&near(eh_frame_at.wrapping_add(code.record as u64), at)?);
     }
     Ok(out)
 }
@@ -99,7 +99,7 @@ impl<'r> SearchTable<'r> {
     /// The table in `.eh_frame_hdr`, when it is one that leads to this `.eh_frame`.
     pub(crate) fn of(hdr: Section<'r>, eh_frame_at: u64) -> Option<Self> {
         let known = hdr.word(0)? == u32::from_le_bytes(FORM);
-        let leads_to = (hdr.at() + 4).wrapping_add_signed(i64::from(hdr.word(4)? as i32));
+        let leads_to = hdr.at().wrapping_add(4).wrapping_add_signed(i64::from(hdr.word(4)? as i32));
         let count = hdr.word(8)? as usize;
         (known && leads_to == eh_frame_at && count > 0).then_some(SearchTable { hdr, count })
     }

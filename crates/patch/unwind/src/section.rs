@@ -85,7 +85,8 @@ impl<'r> Section<'r> {
             if !copy.present[page] {
                 let start = (page * PAGE as usize).saturating_sub(into);
                 let stop = ((page + 1) * PAGE as usize - into).min(self.len);
-                let read = (self.read)(self.at + start as u64, &mut copy.bytes[start..stop]);
+                // an address that a target made up may lie at the end of all
+                let read = (self.read)(self.at.wrapping_add(start as u64), &mut copy.bytes[start..stop]);
                 copy.present[page] = read == stop - start;
             }
             all &= copy.present[page];

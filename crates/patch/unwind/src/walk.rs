@@ -11,6 +11,10 @@ type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
 /// More frames than this end a walk: a stack in a circle.
 const FRAMES_MAX: usize = 4096;
+/// Bytes of one record, which is executed once for each frame that it describes; those of compilers have some hundred.
+const RECORD_MAX: usize = 256 << 10;
+/// Operations of one expression, which may jump back; those of compilers have some ten.
+const OPERATIONS_MAX: u32 = 10_000;
 const REGISTERS: usize = 17;
 const RSP: usize = 7;
 const RETURN_ADDRESS: usize = 16;
@@ -180,10 +184,10 @@ impl<'r> Indexed<'r> {
         self.entry(offset)
     }
 
-    /// One entry with its length before it; those of more than 4 GiB are not understood.
+    /// One entry with its length before it; those of more than [`RECORD_MAX`] bytes are not understood.
     fn entry(&self, offset: usize) -> Option<Bytes<'_>> {
-        let len = self.eh_frame.word(offset).filter(|len| *len < 0xffff_fff0)?;
-        self.eh_frame.with(offset, 4 + len as usize)
+        let len = self.eh_frame.word(offset).map(|len| len as usize).filter(|len| *len <= RECORD_MAX)?;
+        self.eh_frame.with(offset, 4 + len)
     }
 
     fn unwind(
@@ -284,6 +288,7 @@ impl FrameOf<'_, '_> {
     ) -> Outcome<u64> {
         let expression = expression.get(self.section).map_err(|_| None)?;
         let mut evaluation = expression.evaluation(self.fde.cie().encoding());
+        evaluation.set_max_iterations(OPERATIONS_MAX);
         if let Some(initial) = initial {
             evaluation.set_initial_value(initial);
         }
