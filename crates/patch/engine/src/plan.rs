@@ -32,11 +32,9 @@ pub(crate) fn changed_entries(view: &View, before: &[u32], after: &[u32]) -> Vec
         .filter_map(|n| view.patch(*n))
         .flat_map(|p| p.functions.iter().map(|f| f.old.start))
         .collect();
-    let number = |active: &[u32], entry| match view.version(active, entry) {
-        Version::Shipped => None,
-        Version::Patched(number, _) => Some(number),
-    };
-    touched.into_iter().filter(|entry| number(before, *entry) != number(after, *entry)).collect()
+    let (before, after) = (view.versions(before), view.versions(after));
+    let differs = |entry: &Avma| before.get(entry).map(|known| known.0) != after.get(entry).map(|known| known.0);
+    touched.into_iter().filter(differs).collect()
 }
 
 /// Constants that differ between two lists of active patches.

@@ -4,7 +4,7 @@ use crate::barrier::abi::Slot;
 use crate::barrier::{Part, Points};
 use crate::calm::ended_or;
 use crate::generation::{Generation, generations, in_base};
-use crate::ledger::{ConstantRecord, Phase, Version, View};
+use crate::ledger::{ConstantRecord, Phase, View, first_of};
 use crate::plan::transition_of_word;
 use crate::store::{self, Store};
 use crate::{Error, calm};
@@ -229,28 +229,35 @@ fn summary(
 
 fn entries(process: &Process, view: &View) -> Result<Vec<EntryStatus>, Error> {
     let mut out = Vec::new();
+    // each is looked up in a map: a target that lies may name a hundred thousand of them
+    let (name_of, versions) = (|number| view.patch(number).map(|p| p.name.clone()), view.versions(&view.active));
+    let functions = view.placed.iter().flat_map(|p| &p.functions);
+    let names = first_of(functions.map(|f| (f.old.start, &f.name)));
+    let sites = first_of(view.unfinished.iter().flat_map(|u| &u.transition.sites).map(|s| (s.entry, s)));
     for (entry, origin) in view.origins() {
-        let (expected, patch) = match view.version(&view.active, entry) {
-            Version::Shipped => (Some(origin.original), None),
-            Version::Patched(number, f) => (jump5(entry, f.new).ok(), view.patch(number).map(|p| p.name.clone())),
+        let (expected, patch) = match versions.get(&entry) {
+            None => (Some(origin.original), None),
+            Some((number, f)) => (jump5(entry, f.new).ok(), name_of(*number)),
         };
         let mut now = [0; JUMP_LEN];
         process.memory().read(entry, &mut now)?;
-        let armed = view.unfinished.iter().flat_map(|u| &u.transition.sites).find(|s| s.entry == entry);
-        let during = armed.is_some_and(|s| [s.armed, s.from.bytes, s.to.bytes].contains(&now));
-        let mut names = view.placed.iter().flat_map(|p| &p.functions).filter(|f| f.old.start == entry);
-        let function = names.next().map(|f| f.name.clone()).unwrap_or_default();
+        let during = sites.get(&entry).is_some_and(|s| [s.armed, s.from.bytes, s.to.bytes].contains(&now));
+        let function = names.get(&entry).map(|name| (*name).clone()).unwrap_or_default();
         let verified = Some(now) == expected || during;
         out.push(EntryStatus { function, address: entry.to_string(), patch, verified });
     }
     let constants: BTreeMap<Avma, &ConstantRecord> = view.constants().map(|c| (c.at, c)).collect();
+    let shipped = first_of(view.constants().map(|c| (c.at, &c.original)));
+    let active = view.active.iter().rev().filter_map(|number| Some((*number, view.patch(*number)?)));
+    let newest = first_of(active.flat_map(|(number, p)| p.constants.iter().map(move |c| (c.at, (number, &c.new)))));
+    let moving = first_of(view.unfinished.iter().flat_map(|u| &u.transition.constants).map(|c| (c.at, c)));
     for (at, constant) in constants {
         let now = process.memory().read_vec(at, constant.new.len())?;
-        let moving = view.unfinished.iter().flat_map(|u| &u.transition.constants).find(|c| c.at == at);
-        let during = moving.is_some_and(|c| [&c.from, &c.to].contains(&&now));
-        let verified = view.contents(&view.active, at) == Some(&now[..]) || during;
-        let mut newest = view.active.iter().rev().filter_map(|n| view.patch(*n));
-        let patch = newest.find(|p| p.constants.iter().any(|c| c.at == at)).map(|p| p.name.clone());
+        let during = moving.get(&at).is_some_and(|c| [&c.from, &c.to].contains(&&now));
+        let newest = newest.get(&at);
+        let expected = newest.map(|(_, new)| *new).or_else(|| shipped.get(&at).copied());
+        let verified = expected == Some(&now) || during;
+        let patch = newest.and_then(|(number, _)| name_of(*number));
         out.push(EntryStatus { function: constant.name.clone(), address: at.to_string(), patch, verified });
     }
     Ok(out)

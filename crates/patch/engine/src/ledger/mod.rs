@@ -17,6 +17,7 @@ pub use record::{
     ConstantRecord, Contents, ExportRecord, FunctionRecord, GuideRecord, HookRecord, NamedSpan, OffStackRecord, Phase,
     PlacedPatch, Record, Side, Site, Span, SymbolRecord, Transition,
 };
+pub(crate) use view::first_of;
 pub use view::{Origin, Unfinished, Version, View};
 
 use sha2::{Digest, Sha256};

@@ -19,6 +19,8 @@ const ARENA_MAX: u64 = 1 << 30;
 const ARENAS_MAX: u64 = 4 << 30;
 /// Patches ever placed in one target.
 const PLACED_MAX: usize = 16 << 10;
+/// Functions and constants of all those patches, and of one transition: readers compare each with others.
+const CHANGED_MAX: usize = 64 << 10;
 /// Bytes of a name or another text.
 const TEXT_MAX: usize = 64 << 10;
 /// What a transition can be.
@@ -85,6 +87,8 @@ fn placed(view: &View, patch: &PlacedPatch) -> Valid {
     texts("the name of a key", &patch.signer)?;
     texts("the name of code", patch.staying.iter().chain(&patch.escaping))?;
     ensure(view.placed.len() < PLACED_MAX, || format!("more than {PLACED_MAX} patches"))?;
+    let changed = |patch: &PlacedPatch| patch.functions.len() + patch.constants.len();
+    bounded(view.placed.iter().map(|patch| changed(patch)).sum::<usize>() + changed(patch))?;
     memory(view, patch)?;
     patch.functions.iter().try_for_each(|one| function(patch, one))?;
     patch.constants.iter().try_for_each(constant)?;
@@ -103,6 +107,10 @@ fn placed(view: &View, patch: &PlacedPatch) -> Valid {
     let hooks = &patch.hooks;
     let mut all = hooks.pre_apply.iter().chain(&hooks.post_apply).chain(&hooks.pre_revert).chain(&hooks.post_revert);
     all.try_for_each(|hook| inside("a hook", Span::new(*hook, 0), patch.arena))
+}
+
+fn bounded(changed: usize) -> Valid {
+    ensure(changed <= CHANGED_MAX, || format!("{changed} functions and constants change, more than {CHANGED_MAX}"))
 }
 
 /// All that was mapped for a patch lies in its arena, the state bytes behind the text.
@@ -151,6 +159,7 @@ fn transition(view: &View, transition: &Transition) -> Valid {
     let operation = &transition.operation;
     ensure(OPERATIONS.contains(&operation.as_str()), || format!("{operation:?} is no operation"))?;
     address("a state byte", transition.state)?;
+    bounded(transition.sites.len() + transition.constants.len())?;
     for Contents { name, at, from, to } in &transition.constants {
         contents(name, *at, from, to)?;
     }
@@ -289,6 +298,19 @@ mod tests {
         };
         (0..4).try_for_each(|_| view.add(big(ARENA.start.0))).expect("4 GiB");
         view.add(big(ARENA.start.0)).expect_err("more than that");
+    }
+
+    #[test]
+    fn more_functions_than_readers_compare_are_refused() {
+        let many = |patch: &mut PlacedPatch, count| patch.functions = vec![patch.functions[0].clone(); count];
+        assert_eq!(said(|patch| many(patch, CHANGED_MAX - 1)), "");
+        assert!(said(|patch| many(patch, CHANGED_MAX)).contains("65537 functions and constants"));
+        let mut half = patch();
+        many(&mut half, CHANGED_MAX / 2);
+        let half = Record::Placed(Box::new(half));
+        let mut view = View::default();
+        view.add(half.clone()).expect("half of what is allowed");
+        view.add(half).expect_err("more than all of it, with its constant");
     }
 
     #[test]

@@ -58,6 +58,15 @@ pub enum Version<'a> {
     Patched(u32, &'a FunctionRecord),
 }
 
+/// The first value of each key.
+pub(crate) fn first_of<K: Ord, V>(all: impl Iterator<Item = (K, V)>) -> BTreeMap<K, V> {
+    let mut map = BTreeMap::new();
+    for (key, value) in all {
+        map.entry(key).or_insert(value);
+    }
+    map
+}
+
 fn contradiction<T>(text: impl Into<String>) -> Result<T, LedgerError> {
     Err(LedgerError::Inconsistent(text.into()))
 }
@@ -91,6 +100,9 @@ impl View {
             return contradiction(format!("transition {} follows {}", transition.number, self.last_transition));
         }
         let known = self.placed.len() as u32;
+        if transition.after.iter().collect::<BTreeSet<_>>().len() < transition.after.len() {
+            return contradiction(format!("transition {} names a patch twice", transition.number));
+        }
         if transition.before != self.active || transition.after.iter().any(|p| *p >= known) {
             return contradiction(format!("transition {} names patches that are not there", transition.number));
         }
@@ -134,6 +146,12 @@ impl View {
             }
         }
         Version::Shipped
+    }
+
+    /// [`View::version`] of every entry that these patches redirect: a ledger may name so many that each is not looked up by itself.
+    pub fn versions(&self, active: &[u32]) -> BTreeMap<Avma, (u32, &FunctionRecord)> {
+        let patches = active.iter().rev().filter_map(|number| Some((*number, self.patch(*number)?)));
+        first_of(patches.flat_map(|(number, p)| p.functions.iter().map(move |f| (f.old.start, (number, f)))))
     }
 
     /// Every constant that a patch of any number changes where it lies; several of one place.
