@@ -140,9 +140,11 @@ impl Wave {
         }
         let described = self.describe();
         let touched = self.touched();
-        let Some((pid, error)) = self.failures.into_iter().max_by_key(|(_, error)| severity(error)) else {
-            return Ok(());
-        };
+        let worst = (0..self.failures.len()).max_by_key(|i| severity(&self.failures[*i].1));
+        let Some((pid, error)) = worst.map(|i| self.failures.remove(i)) else { return Ok(()) };
+        for (pid, error) in self.failures {
+            output.warn(format_args!("process {pid} did not change over: {:#}", anyhow::Error::from(error)));
+        }
         let mut failure = with_pid(failure(error), pid);
         if touched > 0 {
             if matches!(failure.exit, Exit::Refused | Exit::Failed) {

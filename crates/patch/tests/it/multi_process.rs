@@ -1,7 +1,10 @@
 //! Targets of many processes: all of one executable, parents before children, children that are born meanwhile.
 
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 use stillpoint_patch_tests::cli::Stillpoint;
+use stillpoint_patch_tests::server::Guarded;
 use stillpoint_patch_tests::victim::{Phase, Program, Victim, apply, residue, revert, soak};
 use stillpoint_patch_tests::wait;
 
@@ -108,4 +111,55 @@ fn the_list_shows_every_patched_process() {
     victim.announce(Phase::Over(2, 1));
     all("revert", &program).succeed();
     victim.assert_settled(1);
+}
+
+/// A library that keeps its program from beginning, with a ledger that no tool of ours wrote.
+const FORGER: &str = r#"
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+__attribute__((constructor)) static void forge(void) {
+  size_t room = (16 << 20) + 8192;
+  char *at = mmap(0, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), byte;
+  memcpy(at, "STILLPOINT-LEDG\n\4\0\0\0forged", 26);
+  mprotect(at, room, PROT_READ);
+  write(1, "ready\n", 6);
+  while (read(0, &byte, 1) > 0) continue;
+  _exit(0);
+}
+"#;
+
+/// Any user may run a program of the service's, with a library of the user's own.
+#[test]
+fn a_hostile_process_keeps_none_of_the_others_from_being_patched() {
+    let program = Program::build("tree");
+    let patch = program.patch(2);
+    let (source, library) = (program.dir().join("forger.c"), program.dir().join("forger.so"));
+    std::fs::write(&source, FORGER).expect("write the library");
+    let made = Command::new("gcc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status();
+    assert!(made.expect("start gcc").success());
+    // they are older than the others, so that they come first
+    let mut hostile = [(), ()].map(|()| {
+        let mut hostile = Command::new(program.elf());
+        hostile.env("LD_PRELOAD", &library).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut hostile = hostile.spawn().expect("start a hostile process");
+        let mut line = String::new();
+        BufReader::new(hostile.stdout.take().expect("its output")).read_line(&mut line).expect("it is ready");
+        Guarded::from_child(hostile)
+    });
+    let mut victim = program.start(&["4"]);
+    wait::until("all processes to run", || (processes(&program).len() == 7).then_some(()));
+    for (command, phase, settled) in [("apply", Phase::Over(1, 2), 2), ("revert", Phase::Over(2, 1), 1)] {
+        victim.announce(phase);
+        let call = all(command, &program);
+        let run = if command == "apply" { call.arg(&patch).run() } else { call.run() };
+        // those that could be patched are, and each that could not is named
+        assert_eq!(run.code, Some(4), "{run}");
+        assert!(run.stderr.contains("5 processes changed over, 2 did not change over"), "{run}");
+        for process in &hostile {
+            assert!(run.stderr.contains(&format!("process {}", process.pid())), "{run}");
+        }
+        victim.assert_settled(settled);
+    }
+    assert!(hostile.iter_mut().all(|process| process.ended().is_none()));
 }
