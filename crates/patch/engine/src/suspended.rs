@@ -11,14 +11,19 @@
 //! the stack pointer as only such functions do.
 
 use crate::Error;
+use crate::error::Busy;
 use crate::image::{Dynamic, text_segments};
-use crate::ledger::Transition;
+use crate::ledger::{Span, Transition};
 use crate::operate::{Options, Target};
+use crate::report::Report;
 use crate::scan::Forbidden;
 use crate::store::Store;
-use std::sync::Arc;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use stillpoint_patch_format::Avma;
+use stillpoint_events::EventKind;
+use stillpoint_patch_format::{Avma, BuildId, Svma};
 use stillpoint_patch_tracee::{Mapping, Memory, Module, Pagemap, Process};
 
 /// Functions of the C library that switch stacks, and of libraries for coroutines. A library that defines one of the latter is
@@ -34,6 +39,9 @@ const SWITCH_LEN: usize = 96;
 /// Limits of one search.
 const BYTES_MAX: u64 = 1 << 30;
 const TIME_MAX: Duration = Duration::from_secs(1);
+/// Pause between two searches, at least, and times of a search from one to the next: most of the time is the program's.
+const PAUSE: Duration = Duration::from_millis(20);
+const SHARE: u32 = 5;
 /// Memory that is read at once.
 const CHUNK: u64 = 1 << 20;
 /// Stack above which a thread's control block is looked for: static thread-local memory lies between.
@@ -76,7 +84,7 @@ pub(crate) fn switches_stacks(process: &Process, modules: &[Module]) -> Result<O
             if let Some((_, name)) = dynamic.bound_slots(known).first() {
                 return Ok(Some(format!("it imports {}", String::from_utf8_lossy(name))));
             }
-            if let Some(at) = switch_in_text(memory, module)? {
+            if let Some(at) = switch_of(process, module)? {
                 return Ok(Some(format!("its text switches stacks at {at}")));
             }
         } else if let Some(name) = OF_LIBRARIES.iter().find(|name| dynamic.find(name, None).is_some()) {
@@ -121,22 +129,89 @@ pub(crate) fn refuse(target: &Target, transition: &Transition, options: &Options
     found.map_or(Ok(()), |frame| Err(Error::SuspendedFrames { pid, why, frames: frame.describe() }))
 }
 
-fn switch_in_text(memory: &Memory, module: &Module) -> Result<Option<Avma>, Error> {
-    for span in text_segments(memory, module)? {
-        let mut at = span.start;
-        while at < span.end() {
-            let mut text = vec![0; (span.end().0 - at.0).min(TEXT_AT_ONCE) as usize];
-            let read = memory.read_some(at, &mut text);
-            if let Some(offset) = switch_in(&text[..read]) {
-                return Ok(Some(Avma(at.0 + offset as u64)));
-            }
-            if read < text.len() {
-                break;
-            }
-            // a function may lie across the end
-            let next = at.0 + text.len() as u64;
-            at = Avma(if next < span.end().0 { next - SWITCH_LEN as u64 } else { next });
+/// Where a file's text switches stacks.
+type Switch = Option<Svma>;
+
+/// Answers for files that were searched: all processes of a wave run the same one, and its text may have 100 MiB.
+#[derive(Default)]
+struct Searched(Mutex<Vec<(FileKey, Switch)>>);
+
+/// Device and inode of a file, and its build-id.
+type FileKey = (((u32, u32), u64), Option<BuildId>);
+
+impl Searched {
+    /// The answer for a file, which one thread searches while others wait for it. An error is no answer.
+    fn get_or_search(&self, file: FileKey, search: impl FnOnce() -> io::Result<Switch>) -> io::Result<Switch> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, answer)) = known.iter().find(|(of, _)| *of == file) {
+            return Ok(*answer);
         }
+        let answer = search()?;
+        known.push((file, answer));
+        Ok(answer)
+    }
+}
+
+/// Where the text of an executable switches stacks. It is read from its file: what one process has made of its memory says nothing
+/// of others. Where the file cannot be read, it is read from memory.
+fn switch_of(process: &Process, module: &Module) -> Result<Option<Avma>, Error> {
+    static SEARCHED: Searched = Searched(Mutex::new(Vec::new()));
+    let text = module.mappings.iter().filter(|mapping| mapping.execute && mapping.inode != 0);
+    let spans: Vec<(u64, Span)> = text.map(|m| (m.offset, Span::new(m.start, m.len()))).collect();
+    let Some(first) = module.mappings.first() else { return Ok(None) };
+    let of_file = || -> io::Result<Switch> {
+        let file = process.open_mapping(first).map_err(io::Error::other)?;
+        for (offset, span) in &spans {
+            let read = |at: u64, buf: &mut [u8]| {
+                let mut filled = 0;
+                while filled < buf.len() {
+                    match file.read_at(&mut buf[filled..], offset + at + filled as u64)? {
+                        0 => break,
+                        read => filled += read,
+                    }
+                }
+                Ok::<_, io::Error>(filled)
+            };
+            if let Some(at) = switch_in_text(span.len, read)? {
+                return Ok(Some(module.svma(Avma(span.start.0 + at))));
+            }
+        }
+        Ok(None)
+    };
+    match SEARCHED.get_or_search((module.file, module.build_id.clone()), of_file) {
+        Ok(found) => Ok(found.map(|at| module.avma(at))),
+        Err(error) => {
+            tracing::debug!(%error, "the text of {} is read from memory", module.path);
+            in_memory(process.memory(), module)
+        }
+    }
+}
+
+fn in_memory(memory: &Memory, module: &Module) -> Result<Option<Avma>, Error> {
+    for span in text_segments(memory, module)? {
+        let read = |at: u64, buf: &mut [u8]| Ok::<_, Error>(memory.read_some(Avma(span.start.0 + at), buf));
+        if let Some(at) = switch_in_text(span.len, read)? {
+            return Ok(Some(Avma(span.start.0 + at)));
+        }
+    }
+    Ok(None)
+}
+
+/// Offset of a switch in text of `len` bytes; `read` fills a buffer from an offset on, as far as that can be read.
+fn switch_in_text<E>(len: u64, mut read: impl FnMut(u64, &mut [u8]) -> Result<usize, E>) -> Result<Option<u64>, E> {
+    let mut at = 0;
+    while at < len {
+        let mut text = vec![0; (len - at).min(TEXT_AT_ONCE) as usize];
+        let read = read(at, &mut text)?;
+        if let Some(offset) = switch_in(&text[..read]) {
+            return Ok(Some(at + offset as u64));
+        }
+        if read < text.len() {
+            break;
+        }
+        // a function may lie across the end
+        let next = at + text.len() as u64;
+        at = if next < len { next - SWITCH_LEN as u64 } else { next };
     }
     Ok(None)
 }
@@ -172,6 +247,65 @@ fn stores_stack_pointer(code: &[u8]) -> bool {
     let [prefix, 0x89, modrm] = *code else { return false };
     let (mode, reg, rm) = (modrm >> 6, modrm >> 3 & 7, modrm & 7);
     prefix & 0xfc == 0x48 && reg == 4 && (mode != 3 && rm != 4 && rm != 5 || modrm == 0xe0)
+}
+
+/// A wait until no frame of code that is to be left is found on a suspended stack. Threads that are over bring no new ones.
+pub(crate) struct Wait<'w> {
+    process: &'w Process,
+    /// Reason to think that the program switches stacks by itself.
+    why: String,
+    forbidden: Forbidden,
+    ledger: Option<Avma>,
+    /// Old code may run on.
+    allowed: bool,
+    deadline: Instant,
+    reported: Option<String>,
+}
+
+impl<'w> Wait<'w> {
+    /// For a transition of a process that switches stacks by itself; `ledger` as for [`search`].
+    pub(crate) fn new(
+        (process, why): (&'w Process, String),
+        transition: &Transition,
+        ledger: Option<Avma>,
+        allowed: bool,
+        deadline: Instant,
+    ) -> Self {
+        let forbidden = Forbidden::new(&transition.leave, &[], &[]);
+        Wait { process, why, forbidden, ledger, allowed, deadline, reported: None }
+    }
+
+    /// Searches once. Returns when to search again; none if there is nothing to wait for.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`] behind the deadline, or the process has ended.
+    pub(crate) fn search(&mut self, report: &mut Report<'_>) -> Result<Option<Instant>, Error> {
+        let (begun, why) = (Instant::now(), &self.why);
+        let search = search(self.process, &self.forbidden, self.ledger)?;
+        let Some(frame) = search.found else {
+            if search.left > 0 {
+                let left = search.left.div_ceil(1 << 20);
+                report.warn(format!(
+                    "{why}: {left} MiB were not searched for suspended frames, which may run old code on"
+                ));
+            }
+            return Ok(None);
+        };
+        let function = frame.describe();
+        if self.allowed {
+            report.warn(format!("{why}: old code may run on in {function}"));
+            return Ok(None);
+        }
+        let tid = self.process.pid().leader();
+        if Instant::now() > self.deadline {
+            return Err(Error::TimedOut { busy: vec![Busy { tid, function }] });
+        }
+        if self.reported.as_ref() != Some(&function) {
+            report.event(EventKind::ThreadBusy { tid: tid.0, function: function.clone() });
+            self.reported = Some(function);
+        }
+        Ok(Some((begun + begun.elapsed() * SHARE).max(Instant::now() + PAUSE).min(self.deadline)))
+    }
 }
 
 /// Searches memory that may be a stack of the program's own for return addresses into that code; `ledger`: an address of ours,
@@ -249,6 +383,37 @@ fn after_thread_stack(memory: &Memory, mapping: &Mapping) -> Avma {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_is_searched_once_for_all_its_processes() {
+        let searched = Searched::default();
+        let file = |inode, id: u8| (((8, 1), inode), Some(BuildId(vec![id; 20])));
+        let mut searches = 0;
+        for _ in 0..3 {
+            for (inode, id, answer) in [(7, 1, Some(Svma(0x1000))), (7, 2, None), (8, 1, None)] {
+                let search = || {
+                    searches += 1;
+                    Ok(answer)
+                };
+                assert_eq!(searched.get_or_search(file(inode, id), search).unwrap(), answer);
+            }
+        }
+        assert_eq!(searches, 3);
+        searched.get_or_search(file(9, 9), || Err(io::Error::other("unreadable"))).unwrap_err();
+        assert_eq!(searched.get_or_search(file(9, 9), || Ok(Some(Svma(1)))).unwrap(), Some(Svma(1)));
+    }
+
+    #[test]
+    fn a_switch_across_two_reads_is_found() {
+        let mut text = vec![0x90; TEXT_AT_ONCE as usize + 200];
+        let at = TEXT_AT_ONCE as usize - 4;
+        text[at..at + 7].copy_from_slice(b"\x48\x89\x27\x48\x8b\x26\xc3");
+        let read = |from: u64, buf: &mut [u8]| {
+            buf.copy_from_slice(&text[from as usize..][..buf.len()]);
+            Ok::<_, io::Error>(buf.len())
+        };
+        assert_eq!(switch_in_text(text.len() as u64, read).unwrap(), Some(at as u64 + 3));
+    }
 
     #[test]
     fn code_that_switches_stacks_is_told_from_code_of_compilers() {

@@ -33,9 +33,6 @@ use stillpoint_patch_tracee::{Asked, Birth, Event, Memory, Pid, Process, Session
 pub(crate) const RETRY_FIRST: Duration = Duration::from_micros(500);
 const SHARER: &str = "another process that uses the same memory";
 pub(crate) const RETRY_MAX: Duration = Duration::from_millis(2);
-/// Pause between two searches for suspended frames, at least, and times of a search from one to the next.
-const SEARCH_PAUSE: Duration = Duration::from_millis(20);
-const SEARCH_SHARE: u32 = 5;
 /// So long idle threads go before others at most.
 const IDLE_LIMIT: Duration = Duration::from_millis(50);
 
@@ -140,38 +137,16 @@ impl Mover<'_, '_, '_, '_> {
         Ok(threads)
     }
 
-    /// Waits until no frame of code that is to be left is found on a suspended stack. Threads that are over bring no new ones.
+    /// Waits until no frame of code that is to be left is found on a suspended stack.
     fn await_suspended(&mut self, transition: &Transition, deadline: Instant) -> Result<(), Error> {
         let Some(why) = self.switches_stacks.clone() else { return Ok(()) };
-        let forbidden = Forbidden::new(&transition.leave, &[], &[]);
+        let (ledger, allowed) = (Some(self.store.at()), self.allow_suspended);
+        let mut wait = suspended::Wait::new((self.process, why), transition, ledger, allowed, deadline);
         self.in_phase("search suspended stacks", |m| {
-            let mut told = None;
-            loop {
-                let begun = Instant::now();
-                let search = suspended::search(m.process, &forbidden, Some(m.store.at()))?;
-                if search.left > 0 && search.found.is_none() {
-                    m.report.warn(format!(
-                        "{why}: {} MiB were not searched for suspended frames, which may run old code on",
-                        search.left.div_ceil(1 << 20)
-                    ));
-                }
-                let Some(frame) = search.found else { return Ok(()) };
-                let function = frame.describe();
-                if m.allow_suspended {
-                    m.report.warn(format!("{why}: old code may run on in {function}"));
-                    return Ok(());
-                }
-                let tid = m.process.pid().leader();
-                if Instant::now() > deadline {
-                    return Err(Error::TimedOut { busy: vec![Busy { tid, function }] });
-                }
-                if told.as_ref() != Some(&function) {
-                    m.report.event(EventKind::ThreadBusy { tid: tid.0, function: function.clone() });
-                    told = Some(function);
-                }
-                // most of the time is the program's
-                m.serve((begun + begun.elapsed() * SEARCH_SHARE).max(Instant::now() + SEARCH_PAUSE).min(deadline))?;
+            while let Some(until) = wait.search(m.report)? {
+                m.serve(until)?;
             }
+            Ok(())
         })
     }
 

@@ -34,7 +34,8 @@ use crate::operate::{Hooks, Target, call_hooks, committed, expect_old_side, limi
 use crate::plan::Plan;
 use crate::report::{Report, now_ns};
 use crate::scan::Forbidden;
-use crate::{Error, Options, Outcome, Quiescence, guide};
+use crate::store::Store;
+use crate::{Error, Options, Outcome, Quiescence, calm, guide, suspended};
 use crossing::{Crossed, Crossing, who_is_elsewhere};
 pub use kernel::Generation;
 pub(crate) use kernel::{generations, in_base};
@@ -529,6 +530,7 @@ impl Way<'_> {
             points.map_or(Ok(()), |points| points.abandon(session, report))?;
             return self.rest().map(|()| crossed).map_err(unfinished);
         }
+        self.await_suspended(session, report)?;
         let decided = in_phase(report, "commit", |_| {
             self.begin()?;
             kernel::commit(&process, session, self.generation)?;
@@ -536,6 +538,25 @@ impl Way<'_> {
             self.note(Phase::Committed)
         });
         decided.map(|()| crossed).map_err(unfinished)
+    }
+
+    /// Reason to think that the program has stacks that must be searched, as its threads' are.
+    fn suspends(&self) -> Result<Option<String>, Error> {
+        suspended::switches_stacks(&self.target.process, &self.target.modules)
+    }
+
+    /// Waits until no frame of code that is to be left is found on a suspended stack: one may have come since the transition began.
+    fn await_suspended(&self, session: &mut Session<'_>, report: &mut Report<'_>) -> Result<(), Error> {
+        let Some(why) = self.suspends()? else { return Ok(()) };
+        let process = &self.target.process;
+        let (ledger, allowed) = (self.target.store.as_ref().map(Store::at), self.options.allow_suspended_frames);
+        let mut wait = suspended::Wait::new((process, why), self.transition, ledger, allowed, self.deadline);
+        in_phase(report, "search suspended stacks", |report| {
+            while let Some(until) = wait.search(report)? {
+                calm::serve(process, session, until)?;
+            }
+            Ok(())
+        })
     }
 
     /// One record: whoever finds it leaves everybody where they are.
@@ -563,14 +584,23 @@ impl Way<'_> {
         let modules = self.target.modules.clone();
         let frames = self.target.view.placed.iter().map(|patch| patch.eh_frame).collect();
         let generation = self.generation;
-        let threads =
-            points.gather(session, report, (modules, frames), &forbidden, generation, |frozen| self.decide(frozen))?;
+        let search = self.suspends()?.is_some() && !self.options.allow_suspended_frames;
+        let threads = points
+            .gather(session, report, (modules, frames), &forbidden, generation, |frozen| self.decide(frozen, search))?;
         self.note(Phase::Committed).map_err(unfinished)?;
         Ok(Crossed { threads, staying: Vec::new() })
     }
 
-    /// Writes the record, and has the kernel commit; on failure neither is in force. Tells who keeps it from being done now.
-    fn decide(&mut self, frozen: &mut Frozen<'_, '_>) -> Result<Option<Busy>, Error> {
+    /// Writes the record, and has the kernel commit; on failure neither is in force. Returns what keeps it from being done now;
+    /// with `search`, frames on suspended stacks as well.
+    fn decide(&mut self, frozen: &mut Frozen<'_, '_>, search: bool) -> Result<Option<Busy>, Error> {
+        if search {
+            let (process, ledger) = (&self.target.process, self.target.store.as_ref().map(Store::at));
+            let found = suspended::search(process, &Forbidden::new(&self.transition.leave, &[], &[]), ledger)?.found;
+            if let Some(frame) = found {
+                return Ok(Some(Busy { tid: process.pid().leader(), function: frame.describe() }));
+            }
+        }
         let mut carrier = match frozen.carrier() {
             Err(tracee::Error::NoCarrier { pid, why }) => {
                 return Ok(Some(Busy { tid: pid.leader(), function: why }));
