@@ -1,3 +1,4 @@
 //! Tests of the machine services.
 
 mod attacks;
+mod races;

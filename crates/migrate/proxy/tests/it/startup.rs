@@ -143,6 +143,50 @@ fn a_client_is_served_as_the_one_who_proved_it_or_not_at_all() {
     assert_eq!(cluster.sql("postgres", sessions), "0");
 }
 
+/// 1,312 packets in the long form: each parameter twice, the second at every place of lists of every length.
+#[test]
+fn a_parameter_that_is_there_twice_is_refused_wherever_it_is() {
+    const ALL: [(&str, &str); 9] = [
+        ("user", "alice"),
+        ("database", "shop"),
+        ("options", "-c work_mem=1MB"),
+        ("application_name", "x"),
+        ("client_encoding", "UTF8"),
+        ("TimeZone", "UTC"),
+        ("replication", "false"),
+        ("DateStyle", "ISO"),
+        ("app.tenant", "7"),
+    ];
+    if !available() {
+        return;
+    }
+    let (cluster, proxy) = setup();
+    let mut packets = Vec::new();
+    for len in 2..=ALL.len() {
+        let list = &ALL[..len];
+        for (name, value) in list {
+            for (value, upper) in [(*value, false), ("postgres", false), (*value, true), ("postgres", true)] {
+                let name = if upper { name.to_uppercase() } else { (*name).to_owned() };
+                packets.extend((0..=len).map(|at| {
+                    let mut list = list.to_vec();
+                    list.insert(at, (&name, value));
+                    (startup(&list, V3_0), format!("{list:?}"))
+                }));
+            }
+        }
+    }
+    assert_eq!(packets.len(), 1_312);
+    let step = if stillpoint_testing::long::is_soak() { 1 } else { 41 };
+    for (packet, list) in packets.into_iter().step_by(step) {
+        match say(&mut raw(&proxy), &packet, "secret") {
+            // of two values the first may be none
+            Outcome::Refused(code, _) => assert!(["08P01", "22023"].contains(&code.as_str()), "{code}: {list}"),
+            Outcome::Served => panic!("served: {list}"),
+        }
+    }
+    assert_eq!(cluster.sql("postgres", "SELECT count(*) FROM pg_stat_activity WHERE usename = 'alice'"), "0");
+}
+
 #[test]
 fn a_walsender_is_known_for_one() {
     if !available() {
