@@ -1,5 +1,5 @@
 //! Services of the machine that all pillars share: the cache of everything that is downloaded or built, files that appear
-//! whole or not at all, directories that no other user can lead elsewhere, the writer for untrusted text, and the processes
+//! whole or not at all, directories that no other user can lead elsewhere, the kernel's own files, the writer for untrusted text, and the processes
 //! of systemd's services.
 //!
 //! The caller guarantees that a maker of a cache entry writes nowhere but into the directory that it is given, and that an
@@ -35,6 +35,7 @@
 pub mod cache;
 mod error;
 pub mod file;
+pub mod kernel_files;
 pub mod systemd;
 pub mod text;
 pub mod trusted;

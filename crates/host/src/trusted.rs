@@ -135,6 +135,23 @@ impl Directory {
         Ok(FileType::from_raw_mode(stat.st_mode))
     }
 
+    /// Bytes that the files in it take on disk: sparse ones are longer than that.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn allocated(&self) -> Result<u64, Error> {
+        let stat = |name: &String| statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok();
+        Ok(self.names()?.iter().filter_map(stat).map(|file| file.st_blocks.cast_unsigned() * 512).sum())
+    }
+
+    /// Removes it with all that is in it; no link is followed.
+    ///
+    /// # Errors
+    /// Something in it cannot be removed.
+    pub fn remove_all(self) -> Result<(), Error> {
+        std::fs::remove_dir_all(&self.path).at("removing", &self.path)
+    }
+
     /// Closes it to all users but its owner (0700).
     ///
     /// # Errors
@@ -440,6 +457,20 @@ mod tests {
         assert_eq!(fs::read_dir(made.path()).unwrap().count(), 1);
         assert_eq!(Directory::open(made.path()).unwrap().read("text", 3).unwrap(), b"two");
         assert!(why(made.read("text", 2)).contains("more than 2 bytes"));
+    }
+
+    #[test]
+    fn what_is_removed_is_what_is_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let made = Directory::make(&dir.path().join("scratch")).unwrap();
+        made.write("text", &[7; 5000]).unwrap();
+        fs::File::create(made.path().join("sparse")).unwrap().set_len(1 << 30).unwrap();
+        let outside = dir.path().join("outside");
+        fs::write(&outside, "stays").unwrap();
+        symlink(dir.path(), made.path().join("link")).unwrap();
+        assert!((5000..1 << 20).contains(&made.allocated().unwrap()));
+        made.remove_all().unwrap();
+        assert_eq!((fs::read_dir(dir.path()).unwrap().count(), fs::read(&outside).unwrap()), (1, b"stays".to_vec()));
     }
 
     #[test]

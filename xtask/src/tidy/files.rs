@@ -9,30 +9,21 @@ const WAYS: [&str; 7] =
 /// Packages whose commands root runs for others, by their folders.
 const FOLDERS: [&str; 4] =
     ["crates/cli/src", "crates/kernel/engine/src", "crates/migrate/engine/src", "crates/patch/engine/src"];
-/// Files that read the file systems of the kernel itself, to whose magic links the opener's rule does not apply.
+/// Files that read the file systems of the kernel itself, to whose magic links the opener's rule does not apply, and are to go
+/// through `stillpoint_host::kernel_files`.
 const OF_THE_KERNEL: &[&str] = &[
-    "crates/cli/src/patch/exec.rs",
     "crates/kernel/engine/src/apart.rs",
-    "crates/kernel/engine/src/check.rs",
     "crates/kernel/engine/src/criu.rs",
-    "crates/kernel/engine/src/host.rs",
-    "crates/kernel/engine/src/ipc.rs",
-    "crates/kernel/engine/src/lazy/huge.rs",
     "crates/kernel/engine/src/passes.rs",
     "crates/kernel/engine/src/switch/guardian.rs",
     "crates/kernel/engine/src/switch/health.rs",
-    "crates/kernel/engine/src/switch/line.rs",
     "crates/kernel/engine/src/switch/region.rs",
     "crates/kernel/engine/src/switch/watchdog.rs",
-    "crates/patch/engine/src/barrier/library.rs",
     "crates/patch/engine/src/fleet.rs",
-    "crates/patch/engine/src/generation/kernel.rs",
-    "crates/patch/engine/src/memory_limit.rs",
     "crates/patch/engine/src/prepare.rs",
 ];
 /// Files that open others by paths of root's own, and are to go through the opener as well.
 const BY_THEMSELVES: &[&str] = &[
-    "crates/cli/src/kernel/rehearse.rs",
     "crates/cli/src/measure.rs",
     "crates/cli/src/measure/postgres.rs",
     "crates/cli/src/patch/enable.rs",
@@ -63,7 +54,8 @@ const BY_THEMSELVES: &[&str] = &[
     "crates/patch/engine/src/debuggers.rs",
 ];
 
-/// Only listed files open others by a path; all else goes through `stillpoint_host::trusted` and `stillpoint_host::file`.
+/// Only listed files open others by a path; all else goes through `stillpoint_host::trusted`, `stillpoint_host::file`
+/// and `stillpoint_host::kernel_files`.
 pub(super) fn opened_in_one_place(tree: &Tree) -> Vec<Finding> {
     opened_but_in(tree, &[OF_THE_KERNEL, BY_THEMSELVES].concat())
 }

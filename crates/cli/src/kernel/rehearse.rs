@@ -5,8 +5,8 @@ use super::failure;
 use super::program::{GuardArg, PASSES, machine_key};
 use crate::output::{Failure, Output};
 use serde::Serialize;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
+use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_engine::{CheckpointOptions, Criu, checkpoint, discard};
 
 #[derive(Serialize)]
@@ -24,9 +24,9 @@ struct Line {
 /// Rehearses the checkpoint of a program that may be taken along.
 pub(super) fn run(pid: i32, criu: Criu, scratch: &Path, guard: GuardArg, output: &Output) -> Result<(), Failure> {
     let image = scratch.join(format!("stillpoint-rehearsal-{pid}-{}", std::process::id()));
-    // made here, and by nobody before: others may write to where it lies
-    let made = std::fs::DirBuilder::new().mode(0o700).create(&image);
-    made.map_err(|error| Failure::failed(error, format!("nothing was touched; {} cannot be made", image.display())))?;
+    // for this user alone: others may write to the directory that it is in
+    let made = Directory::make(&image);
+    let made = made.map_err(|error| Failure::failed(error, "nothing was touched; there is no place for an image"))?;
     let options = CheckpointOptions {
         pid,
         image: image.clone(),
@@ -39,11 +39,11 @@ pub(super) fn run(pid: i32, criu: Criu, scratch: &Path, guard: GuardArg, output:
         fail_before_seal: false,
     };
     let done = checkpoint(&options, &|event| output.event(event));
-    let image_bytes = size(&image);
+    let image_bytes = made.allocated().unwrap_or_default();
     // what is left of one that failed are logs, which say why
     if done.is_ok() {
         let _ = discard(&image);
-        let removed = std::fs::remove_dir_all(&image);
+        let removed = made.remove_all();
         removed.map_err(|error| Failure::failed(error, format!("the program runs on; {} is left", image.display())))?;
     }
     let done = done.map_err(|error| {
@@ -66,10 +66,4 @@ pub(super) fn run(pid: i32, criu: Criu, scratch: &Path, guard: GuardArg, output:
         image_bytes as f64 / (1 << 20) as f64
     ));
     Ok(())
-}
-
-/// What a directory takes on disk: sparse files are longer than that.
-fn size(dir: &Path) -> u64 {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.metadata().ok()).map(|file| file.blocks() * 512).sum()
 }

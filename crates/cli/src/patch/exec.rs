@@ -14,6 +14,7 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use stillpoint_host::kernel_files;
 use stillpoint_host::systemd::ServiceName;
 use stillpoint_host::trusted::Directory;
 use stillpoint_patch_engine::{self as engine, Landing, Options, Outcome, Quiescence};
@@ -352,6 +353,6 @@ fn other_build(signed: &Signed) -> String {
 }
 
 fn name_of(pid: Pid) -> String {
-    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let name = kernel_files::text(format!("/proc/{pid}/comm")).unwrap_or_default();
     format!("{} (process {pid})", name.trim_end())
 }

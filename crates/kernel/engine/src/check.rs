@@ -9,9 +9,10 @@ use crate::{Error, host, ipc};
 use procfs::process::{MMPermissions, MMapPath, Process};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use stillpoint_host::kernel_files;
 
 /// How much a finding matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -160,7 +161,7 @@ impl Look {
         if process.stat()?.state == 'Z' {
             return Ok(());
         }
-        if self.served && fs::read(format!("/proc/{pid}/smaps")).is_ok_and(|smaps| is_served(&smaps)) {
+        if self.served && kernel_files::bytes(format!("/proc/{pid}/smaps")).is_ok_and(|smaps| is_served(&smaps)) {
             let text = "its memory still comes out of an image, and what has not come would be taken for zeros: wait until \
                         `stillpoint kernel status` says that none is being brought";
             self.found(Weight::Refusal, Some(pid), text);
@@ -180,7 +181,7 @@ impl Look {
     fn namespaces(&mut self, process: &Process) {
         // Not the one of time: criu restores into one, and takes it along the next time.
         for name in ["mnt", "pid", "net", "ipc", "user", "uts"] {
-            let link = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/{name}")).ok();
+            let link = |pid: &str| kernel_files::link(format!("/proc/{pid}/ns/{name}")).ok();
             let there = link(&process.pid.to_string());
             let comes_along = name == "ipc" && there.is_some() && there == self.ipc;
             if there != link("self") && !comes_along {
@@ -251,7 +252,7 @@ impl Look {
 
     fn file(&mut self, pid: i32, number: i32, target: &str) {
         if let Some(path) = target.strip_suffix(" (deleted)") {
-            let size = fs::metadata(format!("/proc/{pid}/fd/{number}")).map_or(0, |file| file.size());
+            let size = kernel_files::metadata(format!("/proc/{pid}/fd/{number}")).map_or(0, |file| file.size());
             let weight = if size > GHOST_LIMIT { Weight::Refusal } else { Weight::Note };
             let text = format!("has {path} open, which was deleted ({size} bytes; up to {GHOST_LIMIT} come along)");
             if !path.starts_with("/memfd:") {
@@ -315,7 +316,7 @@ const IO_URING: &str = "uses io_uring, which criu cannot take along; MariaDB: in
 /// The longest private mapping that the kernel gives; any, where it does not count. criu maps what was only reserved as
 /// memory that can be written, and then the kernel counts it.
 fn mappable() -> Option<u64> {
-    let policy = fs::read_to_string("/proc/sys/vm/overcommit_memory").ok()?;
+    let policy = kernel_files::text("/proc/sys/vm/overcommit_memory").ok()?;
     let memory = <procfs::Meminfo as procfs::Current>::current().ok()?;
     (policy.trim() != "1").then_some(memory.mem_total + memory.swap_total)
 }
@@ -328,12 +329,12 @@ fn is_memory(path: &Path) -> bool {
 
 /// Numbers and targets of a process's descriptors.
 fn descriptors(pid: i32) -> Vec<(i32, String)> {
-    let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { return Vec::new() };
-    let target = |entry: fs::DirEntry| {
-        let number = entry.file_name().to_string_lossy().parse().ok()?;
-        Some((number, fs::read_link(entry.path()).ok()?.to_string_lossy().into_owned()))
+    let directory = Path::new("/proc").join(pid.to_string()).join("fd");
+    let target = |name: OsString| {
+        let number = name.to_string_lossy().parse().ok()?;
+        Some((number, kernel_files::link(directory.join(&name)).ok()?.to_string_lossy().into_owned()))
     };
-    entries.flatten().filter_map(target).collect()
+    kernel_files::names(&directory).into_iter().filter_map(target).collect()
 }
 
 /// `socket:[123]` and `pipe:[123]`.
@@ -374,7 +375,7 @@ mod tests {
             |flags: &str| format!("7f00-7f10 rw-p 0 00:00 0\nSize: 64 kB\nVmFlags: rd wr {flags} \n7f20-7f30 rw-p\n");
         assert!(is_served(smaps("mr um me").as_bytes()));
         assert!(!is_served(smaps("mr mw me").as_bytes()));
-        assert!(!is_served(&fs::read("/proc/self/smaps").unwrap()));
+        assert!(!is_served(&kernel_files::bytes("/proc/self/smaps").unwrap()));
     }
 
     #[test]

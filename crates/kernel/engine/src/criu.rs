@@ -108,7 +108,7 @@ impl Criu {
         Ok(Worker { socket: ours, child, died: false })
     }
 
-    /// The same for one that makes images: no other user can read what it makes.
+    /// The same for one that makes files: no other user can read them. Processes that it restores have the umask of their image.
     ///
     /// # Errors
     /// It cannot be started.

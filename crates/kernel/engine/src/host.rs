@@ -1,10 +1,15 @@
 //! The machine, as an image remembers it.
 
 use sha2::{Digest, Sha256};
-use std::fs;
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
+use stillpoint_host::file::read_regular;
+use stillpoint_host::kernel_files;
 use stillpoint_kernel_criu::rpc::Version;
 use stillpoint_kernel_foam::Origin;
+
+/// Bytes of a machine's id.
+const MACHINE_ID_MAX: u64 = 4096;
 
 /// What an image made now, of this process, by this criu, remembers.
 pub(crate) fn origin(pid: i32, criu: Version) -> Origin {
@@ -21,9 +26,9 @@ pub(crate) fn origin(pid: i32, criu: Version) -> Origin {
 
 /// Which machine this is; its name where it has no id.
 pub(crate) fn machine() -> String {
-    let read =
-        |path| fs::read_to_string(path).ok().map(|text: String| text.trim().to_owned()).filter(|t| !t.is_empty());
-    read("/etc/machine-id").or_else(|| read("/proc/sys/kernel/hostname")).unwrap_or_default()
+    let id = read_regular(Path::new("/etc/machine-id"), MACHINE_ID_MAX).ok().and_then(|id| String::from_utf8(id).ok());
+    let found = |text: Option<String>| text.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+    found(id).or_else(|| found(kernel_files::text("/proc/sys/kernel/hostname").ok())).unwrap_or_default()
 }
 
 /// The release of the running kernel.
@@ -33,12 +38,12 @@ pub(crate) fn kernel() -> String {
 
 /// The id of this boot: another one whenever a kernel comes up.
 pub(crate) fn boot() -> String {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+    kernel_files::text("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
 /// Model and features of the processor: programs have chosen their code by them.
 pub(crate) fn processor() -> String {
-    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let text = kernel_files::text("/proc/cpuinfo").unwrap_or_default();
     let of = |key: &str| {
         let line = text.lines().find(|line| line.split(':').next().is_some_and(|name| name.trim() == key));
         line.and_then(|line| line.split_once(':')).map(|(_, value)| value.trim().to_owned()).unwrap_or_default()

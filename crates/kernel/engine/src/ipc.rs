@@ -2,12 +2,12 @@
 
 use crate::tree::tree;
 use procfs::process::{MMapPath, Process};
-use std::fs;
 use std::path::PathBuf;
+use stillpoint_host::kernel_files;
 
 /// The IPC namespace of a process.
 pub(crate) fn namespace(pid: i32) -> Option<PathBuf> {
-    fs::read_link(format!("/proc/{pid}/ns/ipc")).ok()
+    kernel_files::link(format!("/proc/{pid}/ns/ipc")).ok()
 }
 
 /// Whether a process shares this program's.

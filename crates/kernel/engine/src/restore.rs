@@ -170,7 +170,7 @@ pub fn restore_then(
 ) -> Result<Restored, Error> {
     let progress = Progress::new("restore", None, observer);
     // it is read from the disk while the image is
-    let worker = options.criu.worker(&[]);
+    let worker = options.criu.private_worker(&[]);
     let image = Image::open(&options.image)?;
     let mut worker = worker?;
     let (version, daemon) = progress.phase("check", || {

@@ -3,8 +3,8 @@
 //! The kernel kills a process of a group that is full when something touches another page of it, also when that is a tool.
 
 use crate::Error;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use stillpoint_host::kernel_files;
 use stillpoint_patch_tracee::Pid;
 
 /// Tables of pages, and what the process itself may want meanwhile.
@@ -39,11 +39,13 @@ pub(crate) fn check(pid: Pid, len: u64) -> Result<(), Error> {
     if len == 0 || free_swap() >= needed {
         return Ok(());
     }
-    let Ok(text) = fs::read_to_string(format!("/proc/{pid}/cgroup")) else { return Ok(()) };
+    let Ok(text) = kernel_files::text(format!("/proc/{pid}/cgroup")) else { return Ok(()) };
     for (root, path, files) in groups(&text) {
         let mut group = root.join(path.trim_start_matches('/'));
         while group != root && group.starts_with(&root) {
-            if let Some(free) = files.free(&group).filter(|free| *free < needed) {
+            if let Some(free) =
+                files.free(|name| kernel_files::text(group.join(name)).ok()).filter(|free| *free < needed)
+            {
                 let group = group.display().to_string();
                 return Err(Error::MemoryLimit { pid, group, free, needed });
             }
@@ -74,10 +76,10 @@ fn groups(text: &str) -> Vec<(PathBuf, &str, Files)> {
 
 impl Files {
     /// Bytes that a group has left, reclaimable ones included; `None` without a limit.
-    fn free(&self, group: &Path) -> Option<u64> {
-        let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
+    fn free(&self, read: impl Fn(&str) -> Option<String>) -> Option<u64> {
+        let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
         let (limit, usage) = (number(self.limit)?, number(self.usage)?);
-        let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
+        let stat = read("memory.stat").unwrap_or_default();
         Some(limit.saturating_sub(usage).saturating_add(self.reclaimable(&stat)))
     }
 
@@ -92,7 +94,7 @@ impl Files {
 
 /// Bytes of swap that the machine has left.
 fn free_swap() -> u64 {
-    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let text = kernel_files::text("/proc/meminfo").unwrap_or_default();
     let field = text.lines().find_map(|line| line.strip_prefix("SwapFree:"));
     field.and_then(|value| value.trim().strip_suffix(" kB")?.parse::<u64>().ok()).unwrap_or(0) << 10
 }
@@ -112,16 +114,17 @@ mod tests {
 
     #[test]
     fn memory_that_the_kernel_takes_back_counts_as_free() {
-        let directory = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| fs::write(directory.path().join(name), text).unwrap();
-        write("memory.max", "1000\n");
-        write("memory.current", "900\n");
-        assert_eq!(V2.free(directory.path()), Some(100));
-        write("memory.stat", "anon 500\ninactive_file 30\nactive_file 20\nslab_reclaimable 7\nfile 99\n");
-        assert_eq!(V2.free(directory.path()), Some(157));
-        write("memory.max", "800\n");
-        assert_eq!(V2.free(directory.path()), Some(57));
-        write("memory.max", "max\n");
-        assert_eq!(V2.free(directory.path()), None);
+        let stat = "anon 500\ninactive_file 30\nactive_file 20\nslab_reclaimable 7\nfile 99\n";
+        let free = |limit: &str, stat: Option<&str>| {
+            V2.free(|name| match name {
+                "memory.max" => Some(limit.to_owned()),
+                "memory.current" => Some("900\n".to_owned()),
+                _ => stat.map(str::to_owned),
+            })
+        };
+        assert_eq!(free("1000\n", None), Some(100));
+        assert_eq!(free("1000\n", Some(stat)), Some(157));
+        assert_eq!(free("800\n", Some(stat)), Some(57));
+        assert_eq!(free("max\n", Some(stat)), None);
     }
 }

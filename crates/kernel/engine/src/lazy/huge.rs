@@ -11,9 +11,9 @@ use procfs::process::{MemoryMap, Process};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
+use stillpoint_host::kernel_files;
 use stillpoint_kernel_foam::PAGE;
 use stillpoint_kernel_uffd::{HUGE_PAGE, Memory, Put, collapse};
 
@@ -39,7 +39,7 @@ impl Owner {
     /// are then.
     pub(super) fn collapse(&self, rate: Option<u64>) -> Result<u64, Error> {
         let path = format!("/proc/{}/pagemap", self.process.pid);
-        let pagemap = File::open(&path).at("open", &path)?;
+        let pagemap = kernel_files::open(&path).at("open", &path)?;
         let Ok(maps) = self.process.smaps() else { return Ok(0) };
         let (mut pace, mut made) = (Pace::new(rate, Instant::now()), 0);
         for start in maps.into_iter().filter(is_eligible).flat_map(|map| whole(map.address)) {
@@ -73,7 +73,7 @@ fn whole((start, end): (u64, u64)) -> impl Iterator<Item = u64> {
 }
 
 /// Whether all small pages of a range are there, and the process's own: a huge page takes no more memory then.
-fn is_full(pagemap: &File, start: u64) -> bool {
+fn is_full(pagemap: &impl FileExt, start: u64) -> bool {
     let pages = HUGE_PAGE / PAGE;
     let mut entries = vec![0; (pages * 8) as usize];
     pagemap.read_exact_at(&mut entries, start / PAGE * 8).is_ok() && own(&entries) == [(0, pages)]

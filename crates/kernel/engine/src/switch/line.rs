@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::error::At;
-use std::fs;
+use stillpoint_host::kernel_files;
 use stillpoint_kernel_crash::{ASLEEP, FIRST};
 
 /// Names the driver of a watchdog that is kept away, for the next switch.
@@ -20,7 +20,7 @@ const INIT: &str = "/init";
 
 /// The command line of this kernel.
 pub(super) fn running() -> Result<String, Error> {
-    fs::read_to_string("/proc/cmdline").at("read", "/proc/cmdline")
+    kernel_files::text("/proc/cmdline").at("read", "/proc/cmdline")
 }
 
 /// The command lines of this kernel and of the next one.

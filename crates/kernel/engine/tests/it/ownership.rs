@@ -2,7 +2,7 @@
 
 use crate::support::{Client, Redis, criu, kernel, restore, scratch};
 use std::fs::{self, Permissions};
-use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
 
 /// A user who is not root.
@@ -89,6 +89,12 @@ fn an_image_that_another_user_can_change_is_not_restored() {
 
     restore(&criu, &image, &[]);
     assert!(!image.join("pagemap-4194000.img").exists(), "criu could have read it");
+    // criu's statistics and logs are new
+    for entry in fs::read_dir(&image).unwrap() {
+        let path = entry.unwrap().path();
+        let open = fs::symlink_metadata(&path).is_ok_and(|file| file.is_file() && file.mode() & 0o077 != 0);
+        assert!(!open, "{}", path.display());
+    }
     assert_eq!(Client::connect(redis.port).ask("GET key"), "$5");
 }
 

@@ -11,6 +11,7 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::os::fd::{AsRawFd, OwnedFd};
+use stillpoint_host::kernel_files;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Memory, Module, Process, Tid};
 
@@ -187,7 +188,7 @@ fn borrow(process: &Process, fd: i32) -> Option<OwnedFd> {
         return None;
     }
     let copy = pidfd_getfd(pidfd, fd, PidfdGetfdFlags::empty()).ok()?;
-    let kind = std::fs::read_link(format!("/proc/self/fd/{}", copy.as_raw_fd())).ok()?;
+    let kind = kernel_files::link(format!("/proc/self/fd/{}", copy.as_raw_fd())).ok()?;
     (kind.as_os_str() == "anon_inode:[eventfd]").then_some(copy)
 }
 

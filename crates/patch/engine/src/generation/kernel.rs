@@ -5,9 +5,9 @@ use crate::calm;
 use crate::ledger::Transition;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use stillpoint_host::kernel_files;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{self as tracee, Held, Pid, Process, Session, Tid};
 
@@ -46,7 +46,7 @@ pub(super) fn has_generations() -> bool {
 
 /// The generations of a process; `None` where they cannot be seen.
 pub(crate) fn generations(pid: Pid) -> Option<Vec<Generation>> {
-    let text = fs::read_to_string(format!("/proc/{pid}/generations")).ok()?;
+    let text = kernel_files::text(format!("/proc/{pid}/generations")).ok()?;
     Some(text.lines().skip(1).filter_map(parse).collect())
 }
 
@@ -60,7 +60,7 @@ fn parse(line: &str) -> Option<Generation> {
 /// The generation that a thread is in, 0 for the base; `None` when it has ended.
 pub(super) fn generation_of(process: &Process, tid: Tid) -> Option<u32> {
     let path = format!("/proc/{}/task/{tid}/generation", process.pid());
-    fs::read_to_string(path).ok()?.trim().parse().ok()
+    kernel_files::text(path).ok()?.trim().parse().ok()
 }
 
 /// Threads of a process that are in the base, the kernel's workers apart.
@@ -72,7 +72,7 @@ pub(crate) fn in_base(process: &Process) -> Result<Vec<Tid>, Error> {
 
 /// Reads what a thread sees; `false` when it has ended.
 pub(super) fn read_as(process: &Process, tid: Tid, at: Avma, buf: &mut [u8]) -> bool {
-    let memory = File::open(format!("/proc/{}/task/{tid}/mem", process.pid()));
+    let memory = kernel_files::open(format!("/proc/{}/task/{tid}/mem", process.pid()));
     memory.and_then(|memory| memory.read_exact_at(buf, at.0)).is_ok()
 }
 
