@@ -65,10 +65,14 @@ fn parse_line(line: &str) -> Option<Mapping> {
     // A file may really be called "x (deleted)"; only its inode tells, when it is opened.
     let deleted = inode != 0 && raw.ends_with(" (deleted)");
     let path = if deleted { &raw[..raw.len() - " (deleted)".len()] } else { raw };
+    let (start, end) = (hex(start)?, hex(end)?);
+    if start >= end {
+        return None;
+    }
     let flag = |at: usize, letter: u8| permissions.as_bytes().get(at) == Some(&letter);
     Some(Mapping {
-        start: Avma(hex(start)?),
-        end: Avma(hex(end)?),
+        start: Avma(start),
+        end: Avma(end),
         read: flag(0, b'r'),
         write: flag(1, b'w'),
         execute: flag(2, b'x'),
@@ -112,5 +116,7 @@ mod tests {
     #[test]
     fn names_the_line_that_is_wrong() {
         assert_eq!(parse("what is this").unwrap_err(), "line `what is this`");
+        let line = "2000-1000 r--p 00000000 00:00 0 ";
+        assert_eq!(parse(line).unwrap_err(), format!("line `{line}`"));
     }
 }

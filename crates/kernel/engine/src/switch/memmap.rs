@@ -126,7 +126,9 @@ impl Ram {
             let bound = |text: &str| u64::from_str_radix(text, 16).ok();
             let parsed =
                 range.trim().split_once('-').and_then(|(from, to)| Some(bound(from)?..bound(to)?.checked_add(1)?));
-            let Some(range) = parsed else { return Err(format!("/proc/iomem is not understood: {line}")) };
+            let Some(range) = parsed.filter(|range| range.start < range.end) else {
+                return Err(format!("/proc/iomem is not understood: {line}"));
+            };
             if !nested {
                 inside = name == "System RAM";
             }
@@ -159,7 +161,7 @@ impl Ram {
         if there.iter().any(Option::is_none) {
             return Err("the command line has a memmap= without a range: RAM is not as the firmware tells".into());
         }
-        let total: u64 = self.system.iter().map(|range| range.end - range.start).sum();
+        let total = self.system.iter().fold(0_u64, |total, range| total.saturating_add(range.end - range.start));
         if total < bytes.saturating_add(LEFT) {
             let (total, most) = (total >> 20, total.saturating_sub(LEFT) >> 20);
             return Err(format!(
@@ -170,7 +172,7 @@ impl Ram {
         let mut free = self.free(firmware);
         free.sort_by_key(|range| range.start);
         let fits = |range: &Range<u64>, from: u64| {
-            let start = range.start.max(from).next_multiple_of(ALIGN);
+            let start = range.start.max(from).checked_next_multiple_of(ALIGN)?;
             (start.checked_add(bytes)? <= range.end).then_some(start..start + bytes)
         };
         // From the bottom of RAM: what a boot loader or a firmware takes comes from the top
