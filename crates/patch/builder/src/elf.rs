@@ -191,7 +191,7 @@ mod tests {
         std::fs::write(&path, &bytes).unwrap();
         assert!(is_loadable(&path));
         // e_machine
-        bytes[18..20].copy_from_slice(&object::elf::EM_AARCH64.to_le_bytes());
+        bytes[18..20].copy_from_slice(&object::elf::EM_AARCH64.0.to_le_bytes());
         std::fs::write(&path, &bytes).unwrap();
         assert!(!is_loadable(&path));
     }
