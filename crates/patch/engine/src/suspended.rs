@@ -136,8 +136,9 @@ type Switch = Option<Svma>;
 #[derive(Default)]
 struct Searched(Mutex<Vec<(FileKey, Switch)>>);
 
-/// Device and inode of a file, and its build-id.
-type FileKey = (((u32, u32), u64), Option<BuildId>);
+/// Device and inode of a file, its build-id, and offset and length of the text that was searched: a process that has unmapped some
+/// of it answers for itself alone.
+type FileKey = (((u32, u32), u64), Option<BuildId>, Vec<(u64, u64)>);
 
 impl Searched {
     /// The answer for a file, which one thread searches while others wait for it. An error is no answer.
@@ -178,7 +179,8 @@ fn switch_of(process: &Process, module: &Module) -> Result<Option<Avma>, Error> 
         }
         Ok(None)
     };
-    match SEARCHED.get_or_search((module.file, module.build_id.clone()), of_file) {
+    let searched = spans.iter().map(|(offset, span)| (*offset, span.len)).collect();
+    match SEARCHED.get_or_search((module.file, module.build_id.clone(), searched), of_file) {
         Ok(found) => Ok(found.map(|at| module.avma(at))),
         Err(error) => {
             tracing::debug!(%error, "the text of {} is read from memory", module.path);
@@ -387,7 +389,8 @@ mod tests {
     #[test]
     fn a_file_is_searched_once_for_all_its_processes() {
         let searched = Searched::default();
-        let file = |inode, id: u8| (((8, 1), inode), Some(BuildId(vec![id; 20])));
+        let mapped = |inode, id: u8, text: &[(u64, u64)]| (((8, 1), inode), Some(BuildId(vec![id; 20])), text.to_vec());
+        let file = |inode, id| mapped(inode, id, &[(0x1000, 0x2000)]);
         let mut searches = 0;
         for _ in 0..3 {
             for (inode, id, answer) in [(7, 1, Some(Svma(0x1000))), (7, 2, None), (8, 1, None)] {
@@ -399,6 +402,9 @@ mod tests {
             }
         }
         assert_eq!(searches, 3);
+        // a process that has unmapped its text says nothing of others
+        assert_eq!(searched.get_or_search(mapped(7, 1, &[]), || Ok(None)).unwrap(), None);
+        assert_eq!(searched.get_or_search(file(7, 1), || unreachable!()).unwrap(), Some(Svma(0x1000)));
         searched.get_or_search(file(9, 9), || Err(io::Error::other("unreadable"))).unwrap_err();
         assert_eq!(searched.get_or_search(file(9, 9), || Ok(Some(Svma(1)))).unwrap(), Some(Svma(1)));
     }
