@@ -4,8 +4,10 @@ set -eu
 image=$1 at=$2 group=$3
 
 # Systemd takes the group that it is in for the whole tree.
-echo 0 >"$group/cgroup.procs"
-if [ -z "${4-}" ]; then exec unshare --cgroup -- sh "$0" "$image" "$at" "$group" namespace; fi
+if [ -n "$group" ]; then
+  echo 0 >"$group/cgroup.procs"
+  exec unshare --cgroup -- sh "$0" "$image" "$at" ''
+fi
 
 mount -t tmpfs -o mode=0755 tmpfs "$at"
 cd "$at"

@@ -14,9 +14,10 @@ pub(crate) fn is_loadable(path: &Path) -> bool {
     let starts = File::open(path).and_then(|mut f| f.read_exact(&mut magic)).is_ok() && &magic == b"\x7fELF";
     starts
         && std::fs::read(path).is_ok_and(|bytes| {
-            is_for_x86_64(&bytes)
-                && object::File::parse(&bytes[..])
-                    .is_ok_and(|file| matches!(file.kind(), ObjectKind::Executable | ObjectKind::Dynamic))
+            object::File::parse(&bytes[..]).is_ok_and(|file| {
+                file.architecture() == Architecture::X86_64
+                    && matches!(file.kind(), ObjectKind::Executable | ObjectKind::Dynamic)
+            })
         })
 }
 
