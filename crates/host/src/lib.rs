@@ -1,6 +1,6 @@
 //! Services of the machine that all pillars share: the cache of everything that is downloaded or built, files that appear
-//! whole or not at all, directories that no other user can lead elsewhere, the kernel's own files, the writer for untrusted text, and the processes
-//! of systemd's services.
+//! whole or not at all, directories that no other user can lead elsewhere, the kernel's own files, the writer for untrusted
+//! text, and the processes of systemd's services.
 //!
 //! The caller guarantees that a maker of a cache entry writes nowhere but into the directory that it is given, and that an
 //! entry's name ends in a hash of everything that its contents depend on.
