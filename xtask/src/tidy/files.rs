@@ -34,6 +34,7 @@ const BY_THEMSELVES: &[&str] = &[
     "crates/cli/src/patch/unit_file.rs",
     "crates/kernel/engine/src/checkpoint.rs",
     "crates/kernel/engine/src/derive.rs",
+    "crates/kernel/engine/src/guard/keeper.rs",
     "crates/kernel/engine/src/image.rs",
     "crates/kernel/engine/src/journal.rs",
     "crates/kernel/engine/src/lazy/keeper.rs",

@@ -3,6 +3,7 @@
 mod check;
 mod checkpoint;
 mod discard;
+mod guard_keeper;
 mod inspect;
 mod lazy_pages;
 mod memory;
@@ -48,6 +49,9 @@ pub(crate) enum Command {
     /// Take a switch back whose tool is killed; `switch` starts it.
     #[command(hide = true)]
     SwitchGuardian(switch::GuardianArgs),
+    /// Own the guard in front of connections; `checkpoint` and systemd start it.
+    #[command(hide = true)]
+    GuardKeeper(guard_keeper::Args),
     /// Serve the memory of a restored program; `restore` starts it.
     #[command(hide = true)]
     LazyPages(lazy_pages::Args),
@@ -69,6 +73,7 @@ pub(crate) fn run(command: Command, output: &Output) -> Result<(), Failure> {
         Command::SwitchResume(args) => switch::run_resume(&args),
         Command::SwitchUnit(args) => switch::run_unit(&args),
         Command::SwitchGuardian(args) => switch::run_guardian(&args),
+        Command::GuardKeeper(args) => guard_keeper::run(&args),
         Command::LazyPages(args) => lazy_pages::run(&args),
     }
 }

@@ -74,6 +74,9 @@ fn last_switch(args: &Args, output: &Output) -> Result<(), Error> {
         let line = Switch { v: stillpoint_events::VERSION, event: "kernel-switch", told: &told, journal: &journal };
         output.json(&line);
         output.line(format_args!("switch from {} to {}: {told}", journal.from, journal.to));
+        for gap in &journal.unguarded {
+            output.line(format_args!("  warning: {}", gap.text()));
+        }
     }
     Ok(())
 }
@@ -109,6 +112,9 @@ fn show(status: &Status, output: &Output) {
     }
     if let Some(guard) = &status.guard {
         output.line(format_args!("  its peers wait: table {guard} of nftables"));
+    }
+    if let Some(warning) = &status.guard_warning {
+        output.line(format_args!("  warning: {warning}"));
     }
     for line in &status.journal {
         let took = line.duration_us.map_or_else(String::new, |us| format!(" {:.0} ms", us as f64 / 1e3));

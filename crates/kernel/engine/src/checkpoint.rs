@@ -30,7 +30,7 @@ const RUNS_INTO: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// How sockets are kept from hearing of the network while nobody holds them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Guard {
-    /// criu's own rules of nftables: packets of established connections are dropped until the restore.
+    /// Rules of nftables, criu's and those of a keeper: packets of established connections are dropped until the restore.
     Nftables,
     /// Somebody else sees to it, or nobody: a peer that sends meanwhile is reset.
     None,
@@ -194,6 +194,9 @@ fn dump(
         let (written, zeros) = store.written();
         let index = progress.phase("seal", || store.seal(host::origin(options.pid, version), key))?;
         let frozen_ns = now_ns() - begun;
+        if options.guard == Guard::Nftables && !options.leave_running {
+            progress.phase("guard", || guard::keep_image(&options.image))?;
+        }
         at(Moment::Sealed)?;
         Ok((index, written - before.0, zeros - before.1, frozen_ns))
     })?;

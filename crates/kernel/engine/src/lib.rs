@@ -77,7 +77,7 @@ pub use checkpoint::{Checkpoint, CheckpointOptions, Guard, Moment, checkpoint, c
 pub use criu::Criu;
 pub use derive::Restore;
 pub use error::Error;
-pub use guard::{guard_of, guards};
+pub use guard::{Gap, RAISED, guards, keep_connections};
 pub use image::Image;
 pub use journal::Line;
 pub use lazy::{Fill, LazyOptions, State, Tally, serve};

@@ -12,6 +12,8 @@ pub(crate) const ACK: u16 = 4;
 pub(crate) const DUMP: u16 = 0x300;
 
 const HEADER: usize = 16;
+/// `NLA_F_NESTED`.
+const NESTED: u16 = 0x8000;
 
 /// Appends a message.
 pub(crate) fn put(into: &mut Vec<u8>, kind: u16, flags: u16, payload: &[u8]) {
@@ -29,6 +31,13 @@ pub(crate) fn put_attribute(into: &mut Vec<u8>, kind: u16, value: &[u8]) {
     into.extend_from_slice(&kind.to_ne_bytes());
     into.extend_from_slice(value);
     into.resize(into.len().next_multiple_of(4), 0);
+}
+
+/// Appends an attribute that holds others (`NLA_F_NESTED`).
+pub(crate) fn put_nested(into: &mut Vec<u8>, kind: u16, fill: impl FnOnce(&mut Vec<u8>)) {
+    let mut value = Vec::new();
+    fill(&mut value);
+    put_attribute(into, NESTED | kind, &value);
 }
 
 /// Kind and payload of each message in a packet.

@@ -8,7 +8,7 @@ use crate::error::At;
 use crate::progress::{Observer, Progress, now_ns};
 use crate::tree::Held;
 use crate::wake::both_ends;
-use crate::{Error, Image, MachineKey, Used, host, used};
+use crate::{Error, Image, MachineKey, Used, guard, host, used};
 use procfs::process::Process;
 use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
 use std::ffi::OsString;
@@ -180,6 +180,9 @@ pub fn restore_then(
             return Err(Error::Refused(refused.into_iter().map(|found| found.text).collect()));
         }
         told.into_iter().for_each(|found| progress.warn(found.text));
+        if options.guard == crate::Guard::Nftables {
+            guard::of_image(&options.image)?.warning.into_iter().for_each(|text| progress.warn(text));
+        }
         // it opens the image while criu starts
         let daemon = (options.restore == Restore::OnDemand).then(|| Daemon::start(options)).transpose()?;
         Ok((options.criu.version_of(&mut worker)?, daemon))
@@ -222,6 +225,9 @@ fn checked(
     };
     let (pid, duration_ns) = (pid?, now_ns() - begun);
     if options.guard == crate::Guard::Nftables {
+        if let Err(error) = guard::lift(image.dir()) {
+            progress.warn(format!("its connections are still guarded: {}", error.with_causes()));
+        }
         // a leader lifts another guard later, and wakes then
         let told = progress.phase("wake", || both_ends(std::iter::once(image.dir())));
         told.map_or_else(|error| tracing::warn!("connections wait until they try again: {error}"), drop);

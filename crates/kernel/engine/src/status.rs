@@ -2,7 +2,7 @@
 
 use crate::Used;
 use crate::check::Finding;
-use crate::guard::{guard_of, lift};
+use crate::guard::{self, OfImage};
 use crate::journal::{Journal, Line};
 use crate::lazy::{Fill, State, read_fill};
 use crate::sockets::leave_repair;
@@ -59,9 +59,12 @@ pub struct Status {
     /// How far it has come.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fill: Option<Fill>,
-    /// The rules of nftables that keep its peers waiting.
+    /// The table of nftables that keeps its peers waiting.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guard: Option<String>,
+    /// Why its peers do not wait, or how they could lose their guard.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guard_warning: Option<String>,
     /// The last lines of its journal.
     pub journal: Vec<Line>,
 }
@@ -116,6 +119,7 @@ pub fn status(dir: &Path) -> Result<Status, Error> {
     });
     let mut journal = Journal::of(dir).lines();
     journal.drain(..journal.len().saturating_sub(LINES));
+    let OfImage { table, warning } = guard::of_image(dir)?;
     // a daemon that is gone brings nothing any more, whatever it said last
     let fill = fill.filter(|fill| fill.state != State::Filling || !daemons.is_empty());
     Ok(Status {
@@ -128,7 +132,8 @@ pub fn status(dir: &Path) -> Result<Status, Error> {
         used,
         daemons,
         fill,
-        guard: guard_of(dir)?,
+        guard: table,
+        guard_warning: warning,
         journal,
     })
 }
@@ -166,7 +171,7 @@ pub fn discard(dir: &Path) -> Result<Discarded, Error> {
     let unfinished = |line: &Line| line.operation == "checkpoint" && !dir.join(SEAL).exists();
     let killed = Journal::of(dir).lines().last().filter(|line| unfinished(line)).and_then(|line| line.pid);
     let connections = killed.map_or(0, leave_repair);
-    let guard = lift(dir)?;
+    let guard = guard::lift(dir)?;
     remove(dir);
     Journal::of(dir).note("discard", "done", None, None);
     Ok(Discarded { guard, connections })

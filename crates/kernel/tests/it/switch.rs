@@ -22,6 +22,17 @@ fn clients() -> usize {
     if is_soak() { 17 } else { 4 }
 }
 
+/// A firewall that flushes nftables when it starts, as Debian's nftables.service does.
+#[track_caller]
+fn with_a_firewall(machine: &mut Machine) {
+    machine.ok(
+        "printf '[Unit]\\nDefaultDependencies=no\\nBefore=network-pre.target\\nWants=network-pre.target\\n[Service]\\nType=oneshot\\n\
+         RemainAfterExit=yes\\nExecStart=/usr/sbin/nft flush ruleset\\n' >/etc/systemd/system/firewall.service && \
+         mkdir -p /etc/systemd/system/sysinit.target.wants && \
+         ln -s ../firewall.service /etc/systemd/system/sysinit.target.wants/ && systemctl daemon-reload",
+    );
+}
+
 /// A machine on its older kernel, with databases under load.
 struct Loaded {
     machine: Machine,
@@ -100,6 +111,7 @@ fn four_databases_go_over_with_all_they_have() {
     emulated(|guest| {
         for _ in 0..rounds(1, 10) {
             let mut loaded = Loaded::boot(guest, &[&THREE[..], &[POSTGRESQL]].concat(), clients());
+            with_a_firewall(&mut loaded.machine);
             let session = Session::start(&loaded.machine);
             // they come also while the ports are guarded
             let newcomers = Newcomers::start(loaded.machine.door(6379), "PING");
@@ -109,6 +121,8 @@ fn four_databases_go_over_with_all_they_have() {
             let journal = until_done(&mut loaded.machine);
             println!("{journal}");
             loaded.were_told(&journal);
+            assert!(journal.contains("\"unguarded\": []"), "{journal}");
+            loaded.machine.ok("systemctl is-active firewall");
             session.assert_kept();
             let came = newcomers.end();
             println!("COUNT newcomers {}", came.served);

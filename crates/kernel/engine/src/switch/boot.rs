@@ -1,7 +1,8 @@
 //! What happens first when a kernel comes up: systemd runs this before it looks at any unit.
 
+use super::front::{SOCKET, raise_early};
 use super::journal::{Decision, Journal, State};
-use super::system::{Wall, raise, skip_pids};
+use super::system::skip_pids;
 use super::unit;
 use crate::error::At;
 use crate::{Error, host};
@@ -12,13 +13,15 @@ use std::path::{Path, PathBuf};
 /// Units that are started on an idle machine get ids from here on, so that another kernel's first processes have none of
 /// them.
 const FIRST_PID: u32 = 1000;
+/// The unit that owns the guard.
+const KEEPER: &str = "stillpoint-guard.service";
 /// The unit that leads a restore.
 pub(super) const LEADER: &str = "stillpoint-switch.service";
 
 /// Prepares this boot: nothing but process ids if no switch is under way. `units` is where generated units go.
 pub fn boot(state: &Path, units: &Path) -> Result<Decision, Error> {
     let program = std::env::current_exe().doing("find this program")?;
-    boot_with(state, units, &program, |ports| raise(Wall::Outside, ports), skip_pids)
+    boot_with(state, units, &program, raise_early, skip_pids)
 }
 
 /// The same, with what changes the machine named.
@@ -70,14 +73,35 @@ fn prepare(journal: &Journal, decision: Decision, (program, state): (&Path, &Pat
             fs::write(&path, format!("[Unit]\nAfter={LEADER}\n")).at("write", path)?;
         }
     }
+    keeper((program, state), units)?;
     // on the way back to the old kernel nothing is started here
     let wanted: &[String] = if decision == Decision::Return { &[] } else { &names };
     let path = leader(wanted, (program, state), units)?;
+    want(&path, units)
+}
+
+/// Has systemd start a unit before all ordinary ones.
+fn want(path: &Path, units: &Path) -> Result<(), Error> {
     let wants = units.join("sysinit.target.wants");
     fs::create_dir_all(&wants).at("make", &wants)?;
-    let link = wants.join(LEADER);
+    let link = wants.join(path.file_name().unwrap_or_default());
     let _ = fs::remove_file(&link);
-    symlink(&path, &link).at("link", link)
+    symlink(path, &link).at("link", link)
+}
+
+/// Writes the unit that owns the guard, and has all other services start after it: any of them may flush nftables.
+fn keeper((program, state): (&Path, &Path), units: &Path) -> Result<(), Error> {
+    let path = units.join(KEEPER);
+    fs::write(&path, unit::guard_keeper(program, state, SOCKET)).at("write", &path)?;
+    let after = format!("[Unit]\nAfter={KEEPER}\n");
+    // a drop-in of a unit's own hides the one of the same name that is for all services
+    for (dir, text) in [("service.d".to_owned(), after.as_str()), (format!("{KEEPER}.d"), "")] {
+        let dir = units.join(dir);
+        fs::create_dir_all(&dir).at("make", &dir)?;
+        let path = dir.join("zz-stillpoint-guard.conf");
+        fs::write(&path, text).at("write", path)?;
+    }
+    want(&path, units)
 }
 
 /// Writes the unit that leads; where it is.
@@ -116,6 +140,9 @@ mod tests {
         assert_eq!(decision, Decision::Restore);
         assert!(units.join("redis-server.service.d/zz-stillpoint.conf").exists());
         assert!(units.join("sysinit.target.wants").join(LEADER).exists());
+        assert!(units.join("sysinit.target.wants").join(KEEPER).exists());
+        let all = fs::read_to_string(units.join("service.d/zz-stillpoint-guard.conf")).unwrap();
+        assert_eq!(all, "[Unit]\nAfter=stillpoint-guard.service\n");
         assert_eq!((guarded.into_inner(), skipped.into_inner()), (vec![6379], 71_000));
     }
 

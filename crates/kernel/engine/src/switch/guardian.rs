@@ -5,8 +5,9 @@
 //! takes copies of the tool's sockets. criu hears of the tool's end when these are closed, and that is when the journal says on
 //! disk that the images are none.
 
+use super::front::lower;
 use super::journal::{Journal, State};
-use super::system::{Kernel, lower, reset, unstill, writable_now};
+use super::system::{Kernel, reset, unstill, writable_now};
 use crate::error::At;
 use crate::{Error, host};
 use procfs::process::Process;

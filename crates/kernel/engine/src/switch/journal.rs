@@ -6,7 +6,7 @@ use super::handover::Handover;
 use super::region::Region;
 use super::watchdog::Watchdog;
 use crate::error::At;
-use crate::{Directory, Error};
+use crate::{Directory, Error, Gap};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -116,6 +116,9 @@ pub struct Journal {
     /// Of how many connections both ends were told that the way is free again, or why of none.
     #[serde(default)]
     pub woken: Option<Result<usize, String>>,
+    /// Times in which another process had taken the guard away, and its keeper had been killed.
+    #[serde(default)]
+    pub unguarded: Vec<Gap>,
     /// What could be written before the jump, and can again when that is taken back.
     #[serde(default)]
     pub mounts: Vec<String>,
@@ -306,6 +309,7 @@ impl Journal {
             region: None,
             handover: None,
             woken: None,
+            unguarded: Vec::new(),
             mounts: Vec::new(),
             config: Config::default(),
             timings: Vec::new(),

@@ -2,7 +2,7 @@
 //! connections.
 //!
 //! ```text
-//!  old kernel   check -> preload -> passes -> close -> drain -> guard -> freeze -> seal -> still -> watch -> jump
+//!  old kernel   check -> preload -> stop -> passes -> close -> drain -> guard -> freeze -> seal -> still -> watch -> jump
 //!               anything fails: the inverses of what was done, last first; the units run on
 //!  new kernel   guard -> restore (stopped) -> release -> confirm -> lift -> wake -> fill -> drop images
 //!               before release: the old kernel comes again and restores; after it: it starts the units from their files
@@ -10,11 +10,13 @@
 //! ```
 //!
 //! Three programs take part after the jump: systemd's generator ([`boot()`]) raises the guard before any address is up, and
-//! has each unit start from its image ([`restore_unit`]); [`resume`] leads them, and where it is killed [`resume_after`] goes on.
+//! has each unit start from its image ([`restore_unit`]); a service keeps the guard ([`keep_ports`]); [`resume`] leads them, and
+//! where it is killed [`resume_after`] goes on.
 
 mod boot;
 mod config;
 mod crash;
+mod front;
 mod guardian;
 mod handover;
 mod health;
@@ -36,6 +38,7 @@ mod watchdog;
 pub use boot::boot;
 pub use config::{CONFIG, Config, Memory, UnitConfig};
 pub use crash::Crash;
+pub use front::keep_ports;
 pub use guardian::{guard, left_behind};
 pub use handover::Handover;
 pub use journal::{Decision, Journal, State, Timing, Unit};

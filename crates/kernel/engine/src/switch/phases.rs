@@ -2,6 +2,7 @@
 
 use super::config::{Config, Memory};
 use super::crash::Crash;
+use super::front::Front;
 use super::guardian::{self, Guardian};
 use super::handover::{Handover, Held};
 use super::journal::{Decision, Journal, State, Unit};
@@ -10,10 +11,11 @@ use super::line;
 use super::loader;
 use super::order::Order;
 use super::region::Region;
-use super::system::{Disks, Kernel, Wall, jump, lower, missing, raise, reset, still, unstill, writable_now};
+use super::system::{Disks, Kernel, jump, missing, reset, still, unstill, writable_now};
 use super::unit::{dropin_of, dropin_path, ports, properties, sockets, waiting};
 use super::watchdog::{self, Armed, Watchdog};
 use crate::checkpoint::{DUMP_LOG, needed, room};
+use crate::guard::Wall;
 use crate::progress::now_ns;
 use crate::tree::{full, of_unit, tree};
 use crate::volatile::Volatile;
@@ -72,7 +74,7 @@ fn nothing(_: &mut Switch<'_>) -> Result<(), Error> {
 const PHASES: &[Phase] = &[
     Phase { name: "preload", run: preload, undo: |_| Kernel::unload() },
     Phase { name: "passes", run: passes, undo: dismiss },
-    Phase { name: "close", run: |s| raise(Wall::Syn, &s.journal.ports()), undo: |_| lower() },
+    Phase { name: "close", run: |s| s.raise(Wall::Syn), undo: |s| s.front.lower() },
     Phase { name: "drain", run: drain, undo: nothing },
     Phase { name: "guard", run: guard, undo: nothing },
     Phase { name: "freeze", run: freeze, undo: dismiss },
@@ -166,6 +168,7 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
         region,
         handover,
         woken: None,
+        unguarded: Vec::new(),
         mounts: Vec::new(),
         config: config.clone(),
         timings: Vec::new(),
@@ -258,6 +261,7 @@ pub fn switch(plan: &Plan, observer: Observer<'_>) -> Result<std::convert::Infal
         mounts: Vec::new(),
         watch: None,
         disks: None,
+        front: Front::default(),
         guardian,
         _handed: handed,
         _lock: lock,
@@ -327,6 +331,7 @@ struct Switch<'p> {
     mounts: Vec<String>,
     watch: Option<Armed>,
     disks: Option<Disks>,
+    front: Front,
     guardian: Guardian,
     /// It is handed over for as long as it is held.
     _handed: Option<Held>,
@@ -371,6 +376,11 @@ impl Switch<'_> {
             }
         }
         (PHASES.len(), Error::Step { what: "jump", why: "nothing came of it".into() })
+    }
+
+    /// Raises the guard in front of all ports of the units, or changes it.
+    fn raise(&mut self, wall: Wall) -> Result<(), Error> {
+        self.front.raise(wall, &self.journal.ports())
     }
 
     /// The inverses of what was begun, last first.
@@ -496,7 +506,7 @@ fn drain(switch: &mut Switch<'_>) -> Result<(), Error> {
 /// The guard, in front of what the units speak by now.
 fn guard(switch: &mut Switch<'_>) -> Result<(), Error> {
     ports_again(&mut switch.journal)?;
-    raise(Wall::All, &switch.journal.ports())
+    switch.raise(Wall::All)
 }
 
 /// Units have gone on since they were looked at, and connected to others by ports of their own. Whether there are more.
@@ -536,7 +546,7 @@ fn dismiss(switch: &mut Switch<'_>) -> Result<(), Error> {
 fn seal(switch: &mut Switch<'_>) -> Result<(), Error> {
     // those that were opened while the guard was raised; now nobody opens any
     if ports_again(&mut switch.journal)? {
-        raise(Wall::All, &switch.journal.ports())?;
+        switch.raise(Wall::All)?;
     }
     if let Some(disks) = &switch.disks {
         disks.sync()?;

@@ -1,11 +1,12 @@
 //! The new kernel's side, or the old one's when it comes again: every unit back and stopped, then all let go.
 
 use super::crash::way_back;
+use super::front;
 use super::handover::{Handover, Held};
 use super::health::confirm;
 use super::journal::{Decision, Journal, State};
 use super::meeting::{DAMAGED, FAILED, FILLED, LOST, Meeting, RUNNING, STOPPED, Seat};
-use super::system::{Kernel, jump, lower, reset, run, still};
+use super::system::{Kernel, jump, reset, run, still};
 use super::unit;
 use super::watchdog::Kept;
 use crate::apart;
@@ -132,7 +133,7 @@ pub fn resume_after(state: &Path) -> Result<(), Error> {
             }
         }
         State::Confirmed => {
-            open(&mut journal)?;
+            open(&mut journal, false)?;
             finish(&mut journal, until_filled)
         }
         State::Cold => cold(&mut journal, &killed.to_string(), START),
@@ -223,6 +224,7 @@ fn back(journal: &mut Journal, why: &str, mut held: Option<Held>) -> ! {
 /// once that their connections are gone.
 fn cold(journal: &mut Journal, why: &str, how: &str) -> Result<(), Error> {
     journal.because(why);
+    let expected = journal.state != State::Cold;
     if let Err(error) = journal.advance(State::Cold) {
         // a full disk has room without the images
         tracing::warn!("{error}; once more without the images");
@@ -238,7 +240,7 @@ fn cold(journal: &mut Journal, why: &str, how: &str) -> Result<(), Error> {
     }
     let started = run("start the units", "systemctl", &[&[how], &names[..]].concat(), None);
     // whatever came of that
-    lower()?;
+    front::open(journal, expected)?;
     wake(journal);
     give_back(journal);
     // it is told what came of that where there is room
@@ -327,14 +329,14 @@ fn settle(journal: &mut Journal, watch: &mut Option<Kept>) -> Result<(), Error> 
     let begun = now_ns();
     unwatch(watch)?;
     journal.advance(State::Confirmed)?;
-    open(journal)?;
+    open(journal, true)?;
     journal.took("lift", (now_ns() - begun) / 1000);
     Ok(())
 }
 
 /// Lets clients in.
-fn open(journal: &mut Journal) -> Result<(), Error> {
-    lower()?;
+fn open(journal: &mut Journal, expected: bool) -> Result<(), Error> {
+    front::open(journal, expected)?;
     wake(journal);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The machine around the units: kernels, file systems, the firewall, process ids. Every step has its inverse beside it.
+//! The machine around the units: kernels, file systems, process ids. Every step has its inverse beside it.
 
 use super::config::{CONFIG, Config};
 use super::crash::Loaded;
@@ -9,7 +9,6 @@ use crate::error::At;
 use crate::volatile::is_memory;
 use crate::{Error, MACHINE_KEY};
 use rustix::fs::MemfdFlags;
-use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Write as _};
 use std::os::fd::AsRawFd;
@@ -196,53 +195,6 @@ pub(super) fn unstill(mounts: &[String]) -> Result<(), Error> {
     mounts.iter().try_for_each(|at| run("write again", "mount", &["-o", "remount,rw", at], None).map(|_| ()))
 }
 
-/// The firewall's table.
-const TABLE: &str = "stillpoint_switch";
-
-/// How much of the network is kept away.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wall {
-    /// New connections: those that are being made come to their end.
-    Syn,
-    /// Everything.
-    All,
-    /// Everything but what this machine says to itself.
-    Outside,
-}
-
-/// Raises the guard in front of ports, or changes it; there is no moment without it.
-pub(super) fn raise(wall: Wall, ports: &[u16]) -> Result<(), Error> {
-    run("raise the guard", "nft", &["-f", "-"], Some(&rules(wall, ports))).map(|_| ())
-}
-
-fn rules(wall: Wall, ports: &[u16]) -> String {
-    let set = ports.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    let mut text = format!("table inet {TABLE}\ndelete table inet {TABLE}\ntable inet {TABLE} {{\n");
-    for (hook, own, here) in [("input", "dport", "iifname"), ("output", "sport", "oifname")] {
-        let _ = writeln!(text, " chain {hook} {{ type filter hook {hook} priority -300; policy accept;");
-        if wall == Wall::Outside {
-            let _ = writeln!(text, "  {here} \"lo\" accept");
-        }
-        match wall {
-            Wall::Syn if hook == "output" => {}
-            Wall::Syn => {
-                let _ = writeln!(text, "  tcp {own} {{ {set} }} tcp flags & (syn | ack) == syn drop");
-            }
-            Wall::All | Wall::Outside => {
-                let _ = writeln!(text, "  tcp {own} {{ {set} }} drop");
-            }
-        }
-        text += " }\n";
-    }
-    text + "}\n"
-}
-
-/// Takes the guard away.
-pub(super) fn lower() -> Result<(), Error> {
-    let text = format!("table inet {TABLE}\ndelete table inet {TABLE}\n");
-    run("lower the guard", "nft", &["-f", "-"], Some(&text)).map(|_| ())
-}
-
 /// Sees to it that new processes have ids above this one.
 pub(super) fn skip_pids(above: u32) -> Result<(), Error> {
     skip_pids_in(Path::new("/proc/sys/kernel"), above)
@@ -268,7 +220,7 @@ fn skip_pids_in(settings: &Path, above: u32) -> Result<(), Error> {
 /// What a switch asks of this machine, beside its units.
 pub(super) fn missing(config: &Config) -> Vec<String> {
     let mut missing = Vec::new();
-    for (program, package) in [("kexec", "kexec-tools"), ("nft", "nftables"), ("systemctl", "systemd")] {
+    for (program, package) in [("kexec", "kexec-tools"), ("systemctl", "systemd")] {
         let there = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].iter().any(|dir| Path::new(dir).join(program).exists());
         if !there {
             missing.push(format!("{program} is not there: install {package}"));
@@ -418,13 +370,5 @@ mod tests {
         let fstab = "# /dev/vdc /var xfs x-initrd.mount 0 2\n/dev/vdc /var xfs defaults,nofail 0 2\n";
         assert_eq!(late(fstab, "/var/lib/stillpoint"), Some("/var".into()));
         assert_eq!(late("UUID=1 /var xfs defaults,x-initrd.mount 0 2\n", "/var/lib/stillpoint"), None);
-    }
-
-    #[test]
-    fn rules_name_the_ports_both_ways() {
-        let all = rules(Wall::All, &[6379, 3306]);
-        assert!(all.contains("tcp dport { 6379, 3306 } drop") && all.contains("tcp sport { 6379, 3306 } drop"));
-        assert!(rules(Wall::Outside, &[1]).contains("iifname \"lo\" accept"));
-        assert_eq!(rules(Wall::Syn, &[1]).matches("drop").count(), 1);
     }
 }

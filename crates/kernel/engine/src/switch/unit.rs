@@ -155,6 +155,18 @@ pub(super) fn leader(program: &Path, state: &Path, units: &[String]) -> String {
     )
 }
 
+/// The unit that owns the guard on a kernel that comes up.
+pub(super) fn guard_keeper(program: &Path, state: &Path, socket: &str) -> String {
+    format!(
+        "[Unit]\nDescription=Guard of connections from before a switch of kernels\nDefaultDependencies=no\n\
+         StartLimitIntervalSec=0\n[Service]\nType=notify\nTimeoutStartSec=30\n\
+         ExecStart={} kernel guard-keeper --state {} --socket {socket}\nRestart=on-failure\nRestartSec=100ms\n\
+         OOMScoreAdjust=-1000\n",
+        program.display(),
+        state.display(),
+    )
+}
+
 /// Tells systemd something about the unit that this process belongs to.
 pub(super) fn notify(text: &str) -> Result<(), Error> {
     use std::os::linux::net::SocketAddrExt;

@@ -4,6 +4,7 @@
 
 mod faults;
 mod footprint;
+mod guard;
 mod images;
 mod live;
 mod ownership;

@@ -1,5 +1,6 @@
 //! Programs that are taken into images, the `stillpoint` that takes them, and clients that must not notice.
 
+use nix::sched::{CloneFlags, unshare};
 use std::fmt;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
@@ -136,6 +137,20 @@ fn command(criu: &Path, arguments: &[&str]) -> Command {
     let key = std::env::current_exe().expect("this program").with_file_name("image.key");
     command.env("STILLPOINT_IMAGE_KEY", key);
     command
+}
+
+/// Moves this thread, and what it starts from here on, into a network of its own.
+#[track_caller]
+pub(crate) fn own_network() {
+    unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace");
+    assert!(run("ip link set lo up").is_ok());
+}
+
+/// Runs a command of the shell; what it printed, or why it failed.
+pub(crate) fn run(command: &str) -> Result<String, String> {
+    let output = Command::new("sh").args(["-c", command]).output().map_err(|error| error.to_string())?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
 }
 
 /// Where images of a test go: memory, as a file system there takes files as long as an address space.
@@ -289,11 +304,16 @@ pub(crate) struct Redis {
 
 impl Redis {
     pub(crate) fn start(dir: &Path) -> Option<Redis> {
+        Redis::start_with(dir, &[])
+    }
+
+    /// The same with more arguments.
+    pub(crate) fn start_with(dir: &Path, more: &[&str]) -> Option<Redis> {
         let program = program(packages::redis(None))?;
         let port = free_port();
         let text = port.to_string();
         let arguments = ["--port", &text, "--save", "", "--enable-debug-command", "local", "--protected-mode", "no"];
-        let victim = Victim::start(&program, &arguments, dir);
+        let victim = Victim::start(&program, &[&arguments, more].concat(), dir);
         Some(Redis { victim, port })
     }
 

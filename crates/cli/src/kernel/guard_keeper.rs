@@ -1,0 +1,36 @@
+//! `stillpoint kernel guard-keeper`: the process that owns a guard.
+
+use super::failure;
+use crate::output::Failure;
+use std::io::Write;
+use std::path::PathBuf;
+use stillpoint_kernel_engine::switch::keep_ports;
+use stillpoint_kernel_engine::{RAISED, keep_connections};
+
+/// Arguments of `stillpoint kernel guard-keeper`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Directory of the image whose connections are guarded.
+    #[arg(long, value_name = "DIR", required_unless_present = "state")]
+    image: Option<PathBuf>,
+    /// Directory of the switch whose ports are guarded.
+    #[arg(long, value_name = "DIR", conflicts_with = "image", requires = "socket")]
+    state: Option<PathBuf>,
+    /// Socket for the order to lift the guard of a switch.
+    #[arg(long, value_name = "PATH", conflicts_with = "image")]
+    socket: Option<PathBuf>,
+}
+
+/// Runs `stillpoint kernel guard-keeper`.
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let raised = || {
+        // the starter may have gone
+        let _ = writeln!(std::io::stdout(), "{RAISED}");
+    };
+    let kept = match (&args.image, &args.state, &args.socket) {
+        (Some(image), _, _) => keep_connections(image, raised),
+        (None, Some(state), Some(socket)) => keep_ports(state, socket, raised),
+        _ => return Err(Failure::usage("--image, or --state and --socket")),
+    };
+    kept.map_err(|error| failure(error, "a flush of nftables takes the rest of the guard away"))
+}
