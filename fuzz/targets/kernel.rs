@@ -24,6 +24,7 @@ fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
             let _ = inet_sockets(bytes);
             let _ = run_id(bytes);
             let _ = tcp::connections(bytes);
+            let _ = tcp::locals(bytes);
             let _ = tcp::progress(bytes);
         }
         3 => {

@@ -6,7 +6,10 @@ use crate::output::{Failure, Output};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use stillpoint_kernel_engine::{Finding, Image, Restore, RestoreOptions, Used, Weight, check_restore, restore};
+use std::time::Duration;
+use stillpoint_kernel_engine::{
+    ADDRESS_LIMIT, Finding, Image, Restore, RestoreOptions, Used, Weight, check_restore, restore,
+};
 
 /// Arguments of `stillpoint kernel restore`.
 #[derive(clap::Args)]
@@ -28,6 +31,10 @@ pub(crate) struct Args {
     /// What kept peers of its connections waiting; as at the checkpoint.
     #[arg(long, value_enum, default_value = "nftables", value_name = "HOW")]
     guard: GuardArg,
+    /// Seconds for which it waits for the addresses that its sockets are bound to; one of IPv6 that is still checked for duplicates
+    /// is not there.
+    #[arg(long, default_value_t = ADDRESS_LIMIT.as_secs(), value_name = "N")]
+    address_limit: u64,
     /// Restore it although its program has run on since: its files are newer than what it remembers of them.
     #[arg(long)]
     again: bool,
@@ -77,6 +84,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         key: machine_key(),
         trust_image: args.trust_image,
         daemon,
+        address_limit: Duration::from_secs(args.address_limit),
         unit: None,
     };
     if args.dry_run {

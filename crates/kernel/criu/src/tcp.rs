@@ -1,4 +1,4 @@
-//! Established TCP connections, as `files.img` and `tcp-stream-*.img` have them.
+//! Established TCP connections and local addresses, as `files.img` and `tcp-stream-*.img` have them.
 
 use crate::Error;
 use crate::image::{Kind, entries, first, message};
@@ -14,6 +14,15 @@ pub struct Connection {
     pub local: SocketAddr,
     /// The other one.
     pub peer: SocketAddr,
+}
+
+/// A local address that a socket is bound to: a restore needs it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Local {
+    /// The address; never the unspecified one.
+    pub address: IpAddr,
+    /// Interface of an address that is valid on one alone.
+    pub interface: Option<String>,
 }
 
 /// How far a connection had come when it was read.
@@ -47,6 +56,17 @@ struct Socket {
     src_addr: Vec<u32>,
     #[prost(uint32, repeated, packed = "false", tag = "12")]
     dst_addr: Vec<u32>,
+    #[prost(message, optional, tag = "16")]
+    ip: Option<IpOptions>,
+    #[prost(string, optional, tag = "17")]
+    ifname: Option<String>,
+}
+
+#[derive(Clone, PartialEq, Eq, Message)]
+struct IpOptions {
+    /// `IP_FREEBIND`: the address need not be there.
+    #[prost(bool, optional, tag = "1")]
+    freebind: Option<bool>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -91,6 +111,23 @@ pub fn connections(files: &[u8]) -> Result<Vec<Connection>, Error> {
     Ok(found)
 }
 
+/// Lists the addresses that sockets of `files.img` are bound to, each once.
+///
+/// # Errors
+/// The bytes are no such image.
+pub fn locals(files: &[u8]) -> Result<Vec<Local>, Error> {
+    let mut found = Vec::new();
+    for entry in entries(Kind::Files, files)? {
+        let Some(socket) = message::<File>("an open file", entry)?.inet else { continue };
+        let is_free = socket.ip.as_ref().is_some_and(IpOptions::freebind);
+        let bound = address(&socket.src_addr).filter(|address| !address.is_unspecified() && !is_free);
+        found.extend(bound.map(|address| Local { address, interface: socket.ifname }));
+    }
+    found.sort();
+    found.dedup();
+    Ok(found)
+}
+
 /// Words as the kernel has them in memory; an IPv4 address in IPv6's clothes is one of IPv4.
 fn address(words: &[u32]) -> Option<IpAddr> {
     match words {
@@ -128,7 +165,8 @@ mod tests {
 
     fn socket(state: u32, src_addr: Vec<u32>, dst_addr: Vec<u32>) -> File {
         let (ino, kind, src_port, dst_port) = (77, 1, 6379, 40_000);
-        File { inet: Some(Socket { ino, kind, state, src_port, dst_port, src_addr, dst_addr }) }
+        let (ip, ifname) = (None, None);
+        File { inet: Some(Socket { ino, kind, state, src_port, dst_port, src_addr, dst_addr, ip, ifname }) }
     }
 
     #[test]
@@ -140,6 +178,25 @@ mod tests {
         let found = connections(&bytes).unwrap();
         let (local, peer) = ("10.77.0.2:6379".parse().unwrap(), "10.77.0.1:40000".parse().unwrap());
         assert_eq!(found, [Connection { ino: 77, local, peer }; 2]);
+    }
+
+    #[test]
+    fn addresses_that_must_be_there_are_found_once() {
+        let mut bytes = begin(Kind::Files);
+        put(&mut bytes, &socket(10, vec![0], vec![0]));
+        put(&mut bytes, &socket(10, vec![0x0200_4d0a], vec![0]));
+        put(&mut bytes, &socket(1, vec![0x0200_4d0a], vec![0x0100_4d0a]));
+        let mut free = socket(10, vec![0x0300_4d0a], vec![0]);
+        free.inet.as_mut().unwrap().ip = Some(IpOptions { freebind: Some(true) });
+        put(&mut bytes, &free);
+        let mut scoped = socket(10, vec![0x80fe, 0, 0, 0x0100_0000], vec![0; 4]);
+        scoped.inet.as_mut().unwrap().ifname = Some("eth0".into());
+        put(&mut bytes, &scoped);
+        let local = |address: &str, interface: Option<&str>| Local {
+            address: address.parse().unwrap(),
+            interface: interface.map(ToOwned::to_owned),
+        };
+        assert_eq!(locals(&bytes).unwrap(), [local("10.77.0.2", None), local("fe80::1", Some("eth0"))]);
     }
 
     #[test]
@@ -164,6 +221,7 @@ mod tests {
                 image.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
                 image.extend_from_slice(&bytes);
                 let _ = connections(&image);
+                let _ = locals(&image);
                 let _ = progress(&image);
             }
         }

@@ -41,6 +41,7 @@
 //! and userfaultfd in the place of a mapped image: a mapping brings pages back that were given up.
 #![forbid(unsafe_code)]
 
+mod addresses;
 mod again;
 mod apart;
 mod check;
@@ -71,6 +72,7 @@ mod used;
 mod volatile;
 mod wake;
 
+pub use addresses::ADDRESS_LIMIT;
 pub use again::check_end;
 pub use check::{Finding, Report, Weight, check};
 pub use checkpoint::{Checkpoint, CheckpointOptions, Guard, Moment, checkpoint, checkpoint_then};

@@ -1,5 +1,6 @@
 //! Processes out of an image.
 
+use crate::addresses;
 use crate::apart;
 use crate::check::{Finding, Weight};
 use crate::criu::{Criu, Worker, errors_in};
@@ -59,6 +60,8 @@ pub struct RestoreOptions {
     pub trust_image: bool,
     /// Program and arguments of the lazy-pages daemon; the image's directory and the socket's path follow.
     pub daemon: Vec<OsString>,
+    /// Limit of the wait for addresses that its sockets are bound to: [`crate::ADDRESS_LIMIT`].
+    pub address_limit: Duration,
     /// The systemd unit in whose control group this runs: the daemon must not be ended together with it.
     pub unit: Option<String>,
 }
@@ -79,7 +82,14 @@ pub struct Restored {
 /// # Errors
 /// The image or the key of this machine cannot be read, or criu cannot be started.
 pub fn check_restore(image: &Image, options: &RestoreOptions) -> Result<Vec<Finding>, Error> {
-    let findings = against(image, options)?;
+    let mut findings = against(image, options)?;
+    let missing = addresses::missing(image)?;
+    if !missing.is_empty() {
+        let (missing, limit) = (missing.join(", "), options.address_limit.as_secs());
+        findings.push(Finding::warning(format!(
+            "{missing} is no address of this machine now: the restore waits up to {limit} s for it"
+        )));
+    }
     options.criu.version()?;
     Ok(findings)
 }
@@ -207,6 +217,7 @@ fn checked(
     })?;
     let begun = now_ns();
     progress.phase("prepare", || for_criu(image, options.restore, form_of(version)))?;
+    progress.phase("addresses", || addresses::wait(image, options.address_limit, |text| progress.warn(text)))?;
     if let Some(daemon) = &mut daemon {
         progress.phase("daemon", || daemon.ready())?;
     }

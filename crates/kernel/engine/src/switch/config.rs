@@ -58,6 +58,8 @@ pub struct Config {
     pub append: String,
     /// So long may the units' restores do nothing until all stand; after that the old kernel comes again.
     pub restore_limit_s: u64,
+    /// So long may a unit's restore wait for the addresses that its sockets are bound to.
+    pub address_limit_s: u64,
     /// So long after their memory has come may health commands fail; after that the old kernel starts the units afresh.
     pub health_limit_s: u64,
     /// The device file of the watchdog that starts the machine anew when a kernel hangs.
@@ -87,6 +89,7 @@ impl Default for Config {
             fill_rate: 512,
             append: String::new(),
             restore_limit_s: 300,
+            address_limit_s: crate::ADDRESS_LIMIT.as_secs(),
             health_limit_s: 120,
             watchdog: "/dev/watchdog0".into(),
             watchdog_limit_s: 300,

@@ -451,6 +451,7 @@ pub fn restore_unit(state: &Path, name: &str) -> Result<i32, Error> {
         key: MACHINE_KEY.into(),
         trust_image: false,
         daemon: daemon(journal.config.fill_rate)?,
+        address_limit: Duration::from_secs(journal.config.address_limit_s),
         unit: Some(name.clone()),
     };
     let stopped = || seat.say(STOPPED).and_then(|()| seat.wait());

@@ -2,6 +2,7 @@
 //!
 //! Each module runs as a process of its own: `cargo test -p stillpoint-kernel-engine --test it live::`.
 
+mod addresses;
 mod faults;
 mod footprint;
 mod guard;
