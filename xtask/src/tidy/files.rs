@@ -18,6 +18,7 @@ const OF_THE_KERNEL: &[&str] = &[
     "crates/kernel/engine/src/switch/guardian.rs",
     "crates/kernel/engine/src/switch/health.rs",
     "crates/kernel/engine/src/switch/region.rs",
+    "crates/kernel/engine/src/switch/stays.rs",
     "crates/kernel/engine/src/switch/watchdog.rs",
     "crates/patch/engine/src/fleet.rs",
     "crates/patch/engine/src/prepare.rs",

@@ -93,6 +93,9 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
             let stays = journal.config.crash_kernel_stays;
             output.line(format_args!("{}", crash.told(&journal.from, &journal.to, stays)));
         }
+        for text in journal.stays.told(journal.config.stop_limit_s) {
+            output.line(format_args!("units that stay: {text}"));
+        }
         for text in journal.warnings() {
             output.line(format_args!("warning: {text}"));
         }

@@ -39,11 +39,12 @@ fn a_switch_that_cannot_be_is_refused_or_taken_back() {
         take_along(&mut machine, &["memcached", "redis-server"]);
         let pulses = [Pulse::redis(&machine, "pulse", REST), Pulse::memcached(&machine, "pulse", REST)];
         let processes = machine.ok(PROCESSES);
+        stays(&mut machine, to);
         refusals(&mut machine, from, to);
         in_memory(&mut machine, to);
         as_before(&mut machine, &processes);
         // a phase of those before the units stand, one in which they do, and the last one are enough for a short test
-        let all = ["preload", "passes", "close", "drain", "guard", "freeze", "seal", "still", "watch", "jump"];
+        let all = ["preload", "stop", "passes", "close", "drain", "guard", "freeze", "seal", "still", "watch", "jump"];
         for phase in all.iter().filter(|phase| is_soak() || ["passes", "guard", "seal", "jump"].contains(phase)) {
             let command = format!("stillpoint kernel switch --to {to} --fail-in {phase}");
             says(&mut machine, &command, 4, "a test made it fail");
@@ -81,6 +82,25 @@ fn a_switch_that_is_killed_is_taken_back() {
             println!("{} requests; the longest took {:.1} s", beats.len(), longest(&beats).as_secs_f64());
         }
     });
+}
+
+/// Units that stay are listed before, and run again after a switch that is taken back.
+#[track_caller]
+fn stays(machine: &mut Machine, to: &str) {
+    machine.ok("printf '[Service]\\nExecStart=/bin/sleep infinity\\n' >/etc/systemd/system/by-hand.service && systemctl daemon-reload");
+    machine.ok("systemctl start by-hand && systemd-run -q --unit=made sleep infinity");
+    let told = machine.ok(&format!("stillpoint kernel switch --to {to} --dry-run"));
+    let line = |words: &str| told.lines().find(|line| line.contains(words)).unwrap_or_else(|| panic!("{told}"));
+    assert!(line("are stopped before the others are frozen").contains("by-hand.service"), "{told}");
+    assert!(line("do not come back").contains("by-hand.service"), "{told}");
+    assert!(line("is cut off").contains("made.service"), "{told}");
+    let before = machine.ok("systemctl show --value --property=MainPID by-hand made");
+    says(machine, &format!("stillpoint kernel switch --to {to} --fail-in passes"), 4, "a test made it fail");
+    let after = machine.ok("systemctl show --value --property=MainPID by-hand made");
+    assert_eq!(machine.ok("systemctl is-active by-hand made"), "active\nactive");
+    let pids = |text: &str| text.split_whitespace().map(ToOwned::to_owned).collect::<Vec<_>>();
+    assert!(pids(&before)[0] != pids(&after)[0] && pids(&before)[1] == pids(&after)[1], "{before}\n{after}");
+    machine.ok("systemctl stop by-hand made");
 }
 
 /// What is refused before anything is touched: code 3, and the reason by name.

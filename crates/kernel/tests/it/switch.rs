@@ -96,7 +96,24 @@ fn in_order(machine: &mut Machine) {
         "printf '[Unit]\\nAfter=redis-server.service\\n[Service]\\nType=oneshot\\nExecStart=/bin/cp {JOURNAL} /run/after\\n' \
          >/etc/systemd/system/after.service && ln -s ../after.service /etc/systemd/system/multi-user.target.wants/"
     ));
-    machine.ok("systemctl daemon-reload");
+    // two that stay: systemd stops the second one first, and each notes it on disk without syncing
+    for (unit, order) in [("stays-first", ""), ("stays-last", "After=stays-first.service\\n")] {
+        machine.ok(&format!(
+            "printf '[Unit]\\n{order}[Service]\\nExecStart=/bin/sleep infinity\\nExecStop=/bin/sh -c \"echo {unit} >>{STOPPED}\"\\n' \
+             >/etc/systemd/system/{unit}.service && ln -s ../{unit}.service /etc/systemd/system/multi-user.target.wants/"
+        ));
+    }
+    machine.ok("systemctl daemon-reload && systemctl start stays-first stays-last");
+}
+
+/// File in which units that stay note that they were stopped.
+const STOPPED: &str = "/var/lib/stays";
+
+/// Units that stay were stopped in order before the machine changed its kernel, and run again.
+#[track_caller]
+fn stopped_in_order(machine: &mut Machine) {
+    machine.until("systemctl is-active stays-first stays-last");
+    assert_eq!(machine.ok(&format!("cat {STOPPED}")), "stays-last\nstays-first");
 }
 
 /// What stays and starts after units that go along has started, and not before these were let go.
@@ -132,6 +149,7 @@ fn four_databases_go_over_with_all_they_have() {
             assert_eq!(machine.ok("systemctl is-active mariadb memcached redis-server"), "active\nactive\nactive");
             assert_eq!(machine.ok("nft list tables"), "");
             came_after(&mut machine);
+            stopped_in_order(&mut machine);
             // they are units as before: they stop and start
             machine.ok("systemctl restart redis-server && redis-cli ping");
             restarts(&mut machine);

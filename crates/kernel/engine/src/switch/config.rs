@@ -62,6 +62,8 @@ pub struct Config {
     pub address_limit_s: u64,
     /// So long after their memory has come may health commands fail; after that the old kernel starts the units afresh.
     pub health_limit_s: u64,
+    /// So long may the units that stay take to stop, all together; after that the switch is given up, and they start again.
+    pub stop_limit_s: u64,
     /// The device file of the watchdog that starts the machine anew when a kernel hangs.
     pub watchdog: PathBuf,
     /// From the jump on a kernel must have come up within this, to where units are restored.
@@ -91,6 +93,7 @@ impl Default for Config {
             restore_limit_s: 300,
             address_limit_s: crate::ADDRESS_LIMIT.as_secs(),
             health_limit_s: 120,
+            stop_limit_s: 120,
             watchdog: "/dev/watchdog0".into(),
             watchdog_limit_s: 300,
             crash_kernel: false,

@@ -215,6 +215,9 @@ fn take_back(journal: &mut Journal, let_go: impl FnOnce(), reset: &dyn Fn()) -> 
     // the kernel may have been at it when the tool was killed
     warn("still", write_again(&journal.mounts));
     warn("guard", lower());
+    if journal.has_stopped {
+        warn("stop", journal.stays.start(journal.stop_limit()));
+    }
     warn("preload", Kernel::unload());
     let _ = journal.drop_images();
     Ok(())

@@ -4,6 +4,7 @@ use super::config::Config;
 use super::crash::Crash;
 use super::handover::Handover;
 use super::region::Region;
+use super::stays::Stays;
 use super::watchdog::Watchdog;
 use crate::error::At;
 use crate::{Directory, Error, Gap};
@@ -11,7 +12,7 @@ use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use stillpoint_host::trusted;
 
 const NAME: &str = "journal.json";
@@ -95,6 +96,12 @@ pub struct Journal {
     /// Units that stay, and start when those have been let go.
     #[serde(default)]
     pub held: Vec<String>,
+    /// Units that stay: stopped, cut off, not started again.
+    #[serde(default)]
+    pub stays: Stays,
+    /// Those that are to be stopped may have been.
+    #[serde(default)]
+    pub has_stopped: bool,
     /// What starts the machine anew when a kernel hangs between the jump and the end.
     #[serde(default)]
     pub watchdog: Option<Watchdog>,
@@ -221,6 +228,11 @@ impl Journal {
         self.units.iter().filter(is_served).map(|unit| unit.name.as_str())
     }
 
+    /// Limit of time for units that stay to stop, or to start again.
+    pub(super) fn stop_limit(&self) -> Duration {
+        Duration::from_secs(self.config.stop_limit_s)
+    }
+
     /// Every guarded port, once.
     pub fn ports(&self) -> Vec<u16> {
         let mut ports: Vec<u16> = self.units.iter().flat_map(|unit| unit.ports.iter().copied()).collect();
@@ -302,6 +314,8 @@ impl Journal {
             pid_max: 4000,
             units: Vec::new(),
             held: Vec::new(),
+            stays: Stays::default(),
+            has_stopped: false,
             watchdog: None,
             unwatched: None,
             crash: None,

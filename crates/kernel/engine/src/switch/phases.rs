@@ -11,6 +11,7 @@ use super::line;
 use super::loader;
 use super::order::Order;
 use super::region::Region;
+use super::stays::Stays;
 use super::system::{Disks, Kernel, jump, missing, reset, still, unstill, writable_now};
 use super::unit::{dropin_of, dropin_path, ports, properties, sockets, waiting};
 use super::watchdog::{self, Armed, Watchdog};
@@ -73,6 +74,7 @@ fn nothing(_: &mut Switch<'_>) -> Result<(), Error> {
 /// The order of a switch; its inverses run from the phase that failed to the front.
 const PHASES: &[Phase] = &[
     Phase { name: "preload", run: preload, undo: |_| Kernel::unload() },
+    Phase { name: "stop", run: stop, undo: start },
     Phase { name: "passes", run: passes, undo: dismiss },
     Phase { name: "close", run: |s| s.raise(Wall::Syn), undo: |s| s.front.lower() },
     Phase { name: "drain", run: drain, undo: nothing },
@@ -161,6 +163,8 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
         pid_max: pids.into_iter().max().unwrap_or(0),
         units,
         held: held.units,
+        stays: Stays::of(&names)?,
+        has_stopped: false,
         watchdog,
         unwatched,
         crash,
@@ -442,6 +446,17 @@ fn preload(switch: &mut Switch<'_>) -> Result<(), Error> {
     switch.disks.insert(Disks::open()?).sync()
 }
 
+/// Stops the units that stay, before passes over memory: what is written after these keeps the others standing.
+fn stop(switch: &mut Switch<'_>) -> Result<(), Error> {
+    switch.journal.has_stopped = true;
+    switch.journal.write()?;
+    switch.journal.stays.stop(switch.journal.stop_limit())
+}
+
+fn start(switch: &mut Switch<'_>) -> Result<(), Error> {
+    switch.journal.stays.start(switch.journal.stop_limit())
+}
+
 /// A checkpoint of each unit at the same time, up to where its processes are to be frozen.
 fn passes(switch: &mut Switch<'_>) -> Result<(), Error> {
     let (tell, told) = channel();
@@ -593,6 +608,7 @@ mod tests {
     fn what_cannot_be_taken_back_comes_last() {
         let names: Vec<&str> = PHASES.iter().map(|phase| phase.name).collect();
         let place = |name| names.iter().position(|known| *known == name).unwrap();
+        assert!(place("preload") < place("stop") && place("stop") < place("freeze"));
         assert!(place("close") < place("drain") && place("drain") < place("guard"));
         assert!(place("guard") < place("freeze") && place("freeze") < place("seal"));
         // the journal is on disk before nothing can be written any more

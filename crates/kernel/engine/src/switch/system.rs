@@ -36,6 +36,27 @@ pub(super) fn run(what: &'static str, program: &str, arguments: &[&str], input: 
     Err(failed(if said.is_empty() { output.status.to_string() } else { said }))
 }
 
+/// Runs a program that says nothing, and ends it where it takes longer than this.
+pub(super) fn run_within(what: &'static str, program: &str, arguments: &[&str], limit: Duration) -> Result<(), Error> {
+    let failed = |why: String| Error::Step { what, why: format!("{program}: {why}") };
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
+    let end = Instant::now() + limit;
+    loop {
+        match child.try_wait().map_err(|error| failed(error.to_string()))? {
+            Some(status) if status.success() => return Ok(()),
+            Some(status) => return Err(failed(status.to_string())),
+            None if Instant::now() > end => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(failed(format!("has not ended after {} s", limit.as_secs())));
+            }
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
 /// A kernel that is installed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Kernel {
