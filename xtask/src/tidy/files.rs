@@ -46,6 +46,7 @@ const BY_THEMSELVES: &[&str] = &[
     "crates/kernel/engine/src/switch/journal.rs",
     "crates/kernel/engine/src/switch/loader.rs",
     "crates/kernel/engine/src/switch/meeting.rs",
+    "crates/kernel/engine/src/switch/obstacles.rs",
     "crates/kernel/engine/src/switch/phases.rs",
     "crates/kernel/engine/src/switch/reserve.rs",
     "crates/kernel/engine/src/switch/resume.rs",

@@ -135,6 +135,7 @@ impl Look {
     }
 
     fn machine(&mut self, criu: &Criu) -> Result<(), Error> {
+        self.rights();
         let (version, features) = criu.abilities()?;
         let (kernel, major, minor) = (host::kernel(), version.major, version.minor);
         self.found(Weight::Note, None, format!("kernel {kernel}, criu {major}.{minor}"));
@@ -149,6 +150,24 @@ impl Look {
             self.found(Weight::Note, None, text);
         }
         Ok(())
+    }
+
+    /// Rights of this process that criu needs, and that it has only if it was given all of root's.
+    fn rights(&mut self) {
+        let effective = Process::myself().and_then(|own| own.status()).map_or(u64::MAX, |status| status.capeff);
+        let missing = |rights: &[(u32, &str)]| -> Vec<String> {
+            let lacking = rights.iter().filter(|(number, _)| effective >> number & 1 == 0);
+            lacking.map(|(_, name)| (*name).to_owned()).collect()
+        };
+        let needed = missing(&NEEDED);
+        if !needed.is_empty() {
+            self.found(Weight::Refusal, None, format!("this process has no {}", needed.join(", ")));
+        }
+        if !missing(&[RESOURCE]).is_empty() {
+            let text = "this process has no CAP_SYS_RESOURCE: a restore with the same rights fails if the program has higher hard \
+                        limits or a lower oom_score_adj than it is given; that was not looked at";
+            self.found(Weight::Warning, None, text);
+        }
     }
 
     fn process(&mut self, process: &Process) -> Result<(), procfs::ProcError> {
@@ -220,6 +239,9 @@ impl Look {
                 MMapPath::Path(path) if path.to_string_lossy().contains("[io_uring]") => {
                     self.found(Weight::Refusal, Some(pid), IO_URING);
                 }
+                MMapPath::Path(path) if is_secret(&path.to_string_lossy()) => {
+                    self.found(Weight::Refusal, Some(pid), SECRET);
+                }
                 // anonymous shared memory has this name
                 MMapPath::Path(path) if is_memory(path) => {}
                 MMapPath::Path(path) if path.starts_with("/dev/") && map.perms.contains(MMPermissions::SHARED) => {
@@ -234,6 +256,7 @@ impl Look {
     fn descriptor(&mut self, pid: i32, number: i32, target: &str) {
         let refuse = |look: &mut Self, text: String| look.found(Weight::Refusal, Some(pid), text);
         match numbered(target) {
+            _ if is_secret(target) => refuse(self, SECRET.into()),
             Some(("socket", inode)) => self.socket(pid, number, inode),
             Some((_, inode)) => {
                 if let Some(other) = self.outside.get(&inode).copied() {
@@ -313,6 +336,25 @@ fn is_served(smaps: &[u8]) -> bool {
 
 const IO_URING: &str = "uses io_uring, which criu cannot take along; MariaDB: innodb_use_native_aio=OFF";
 
+const SECRET: &str = "has memory that no other process can read (memfd_secret), and criu cannot either";
+
+/// Rights without which criu does not work.
+const NEEDED: [(u32, &str); 6] = [
+    (1, "CAP_DAC_OVERRIDE"),
+    (6, "CAP_SETGID"),
+    (7, "CAP_SETUID"),
+    (12, "CAP_NET_ADMIN"),
+    (19, "CAP_SYS_PTRACE"),
+    (21, "CAP_SYS_ADMIN"),
+];
+/// Right to raise hard limits, and to make a process less likely to be killed for memory.
+const RESOURCE: (u32, &str) = (24, "CAP_SYS_RESOURCE");
+
+/// Returns true for the kernel's name of a file of memfd_secret.
+fn is_secret(name: &str) -> bool {
+    name.strip_suffix(" (deleted)") == Some("/secretmem")
+}
+
 /// The longest private mapping that the kernel gives; any, where it does not count. criu maps what was only reserved as
 /// memory that can be written, and then the kernel counts it.
 fn mappable() -> Option<u64> {
@@ -367,6 +409,12 @@ mod tests {
         assert_eq!(numbered("pipe:[7]"), Some(("pipe", 7)));
         assert_eq!(numbered("/tmp/socket:[7]"), None);
         assert_eq!(numbered("anon_inode:[eventfd]"), None);
+    }
+
+    #[test]
+    fn secret_memory_is_told_from_a_file_of_that_name() {
+        assert!(is_secret("/secretmem (deleted)"));
+        assert!(!is_secret("/secretmem") && !is_secret("/tmp/secretmem (deleted)"));
     }
 
     #[test]

@@ -26,6 +26,7 @@ mod line;
 mod loader;
 mod meeting;
 mod memmap;
+mod obstacles;
 mod order;
 mod phases;
 mod region;

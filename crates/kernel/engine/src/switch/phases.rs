@@ -9,6 +9,7 @@ use super::journal::{Decision, Journal, State, Unit};
 use super::limit::Limit;
 use super::line;
 use super::loader;
+use super::obstacles;
 use super::order::Order;
 use super::region::Region;
 use super::stays::Stays;
@@ -92,9 +93,16 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
     let mut refused = missing(config);
     let places = [config.state.clone(), config.images()];
     refused.extend(places.iter().filter_map(|dir| Some(Directory::check(dir).err()?.to_string())));
-    if let Err(why) = Kernel::find(&config.boot, &plan.to) {
-        refused.push(why);
+    let mut obstacles = obstacles::passphrases(&[places[0].as_path(), places[1].as_path(), Path::new("/")]);
+    match Kernel::find(&config.boot, &plan.to) {
+        Ok(kernel) => {
+            let loading = obstacles::loading(&kernel.image);
+            obstacles.refused.extend(loading.refused);
+            obstacles.cautions.extend(loading.cautions);
+        }
+        Err(why) => refused.push(why),
     }
+    refused.extend(obstacles.refused);
     if let Err(why) = Kernel::find(&config.boot, &from) {
         refused.push(format!("no way back: {why}"));
     }
@@ -150,7 +158,8 @@ pub fn check_switch(plan: &Plan) -> Result<Journal, Error> {
             Err(why) => (None, Some(format!("after a panic of {} the boot loader starts {from}: {why}", plan.to))),
         },
     };
-    let cautions = loader::warning(&config.boot, &from).into_iter().chain(straight).collect();
+    let warning = loader::warning(&config.boot, &from);
+    let cautions = warning.into_iter().chain(straight).chain(obstacles.cautions).collect();
     let pids = units.iter().map(|unit| highest(unit.pid)).collect::<Result<Vec<_>, _>>()?;
     Ok(Journal {
         v: 1,

@@ -130,6 +130,11 @@ pub(super) fn mounted_at(mounts: &str, path: &Path) -> Option<PathBuf> {
     mount_of(mounts, path).map(|mount| mount.at)
 }
 
+/// The device of the file system that a path lies on.
+pub(super) fn mounted_source(mounts: &str, path: &Path) -> Option<PathBuf> {
+    mount_of(mounts, path).map(|mount| mount.source.into())
+}
+
 /// Of all mounts the one that a path lies on; a later one lies above an earlier one.
 fn mount_of(mounts: &str, path: &Path) -> Option<Mount> {
     let parse = |line: &str| {

@@ -251,3 +251,18 @@ fn memcached_comes_back_with_its_threads() {
     }
     assert!(Client::connect(port).ask("version").starts_with("VERSION"));
 }
+
+#[test]
+fn memory_that_no_other_process_can_read_is_refused_by_check() {
+    let (Some(criu), dir) = (criu(), scratch()) else { return };
+    let victim = Victim::start(&compiled("secret", dir.path()), &[], dir.path());
+    let said = until("the program to say whether it has such memory", || {
+        fs::read_to_string(dir.path().join("out")).ok().filter(|said| said.ends_with('\n'))
+    });
+    if said != "mapped\n" {
+        return skipped("this kernel has no memfd_secret");
+    }
+    let refused = kernel(&criu, &["check", "--pid", &victim.pid.to_string()]);
+    assert_eq!(refused.code, Some(3), "{refused}");
+    assert!(refused.err.contains("memfd_secret"), "{refused}");
+}

@@ -1,0 +1,195 @@
+//! Obstacles to loading a kernel, or to a boot without an operator.
+
+use super::region::mounted_source;
+use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Refusals, and warnings of things that were not looked at.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Obstacles {
+    pub(super) refused: Vec<String>,
+    pub(super) cautions: Vec<String>,
+}
+
+/// Looks at what the running kernel says of loading another one. `image` is the kernel to go to.
+pub(super) fn loading(image: &Path) -> Obstacles {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let signed = is_signed(image);
+    loading_by(
+        &read("/proc/sys/kernel/kexec_load_disabled"),
+        &read("/proc/sys/kernel/kexec_load_limit_reboot"),
+        &read("/sys/kernel/security/lockdown"),
+        (image, signed),
+    )
+}
+
+fn loading_by(disabled: &str, limit: &str, lockdown: &str, (image, signed): (&Path, Option<bool>)) -> Obstacles {
+    let mut found = Obstacles::default();
+    if disabled.trim() == "1" {
+        let text = "this kernel loads no other one until the next boot (kernel.kexec_load_disabled=1)";
+        found.refused.push(text.into());
+    }
+    if limit.trim() == "0" {
+        let text = "this kernel has loaded as many others as it may (kernel.kexec_load_limit_reboot=0)";
+        found.refused.push(text.into());
+    }
+    let mode = lockdown.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'));
+    if let Some(mode) = mode.filter(|mode| *mode != "none") {
+        let image = image.display();
+        match signed {
+            Some(true) => found.cautions.push(format!(
+                "this kernel is locked down ({mode}) and loads only kernels whose signature it trusts: {image} has one, and \
+                 whether it is trusted was not looked at; the first phase of a switch finds out, before anything is stopped"
+            )),
+            _ => found.refused.push(format!(
+                "this kernel is locked down ({mode}) and loads only signed kernels: {image} has no signature"
+            )),
+        }
+    }
+    found
+}
+
+/// Returns true if a kernel has a signature (a table of certificates, as UEFI's Secure Boot checks it); nothing if the file
+/// cannot be read.
+fn is_signed(image: &Path) -> Option<bool> {
+    let file = fs::File::open(image).ok()?;
+    let mut head = vec![0; 1 << 12];
+    let read = file.read_at(&mut head, 0).ok()?;
+    head.truncate(read);
+    Some(certificates(&head).is_some_and(|bytes| bytes > 0))
+}
+
+/// Bytes of the table of certificates, by the headers of a PE32+ image.
+fn certificates(head: &[u8]) -> Option<u32> {
+    let word = |at: usize| head.get(at..at + 4).and_then(|word| word.try_into().ok()).map(u32::from_le_bytes);
+    let pe = word(0x3c)? as usize;
+    // an optional header of the form for 64 bits follows 24 bytes of signature and file header
+    let optional = pe.checked_add(24)?;
+    let is_pe = head.get(pe..pe + 4)? == b"PE\0\0" && head.get(optional..optional + 2)? == [0x0b, 0x02];
+    // its fifth directory: address, then size
+    if is_pe { word(optional + 112 + 4 * 8 + 4) } else { None }
+}
+
+/// Finds file systems below these paths for which the initramfs asks a passphrase: the machine would wait for an operator.
+pub(super) fn passphrases(paths: &[&Path]) -> Obstacles {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let crypttab = fs::read_to_string("/etc/crypttab").unwrap_or_default();
+    let mut found = Obstacles::default();
+    for path in paths {
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        let Some(source) = mounted_source(&mounts, &path) else { continue };
+        let Ok(device) = fs::metadata(&source).map(|device| device.rdev()) else { continue };
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        let device = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+        for name in encrypted(&device) {
+            asked(&path, &name, &crypttab, &mut found);
+        }
+    }
+    found.refused.dedup();
+    found.cautions.dedup();
+    found
+}
+
+/// Names of the encrypted devices that a block device lies on, by its directory in /sys.
+fn encrypted(device: &Path) -> Vec<String> {
+    let read = |name: &str| fs::read_to_string(device.join(name)).unwrap_or_default();
+    let below = fs::read_dir(device.join("slaves")).into_iter().flatten().flatten();
+    let mut names: Vec<String> = below.flat_map(|slave| encrypted(&slave.path())).collect();
+    if read("dm/uuid").starts_with("CRYPT-") {
+        names.push(read("dm/name").trim().to_owned());
+    }
+    names
+}
+
+/// Judges how a device is unlocked, by the line of crypttab(5) with its name.
+fn asked(path: &Path, name: &str, crypttab: &str, found: &mut Obstacles) {
+    let path = path.display();
+    let mut lines = crypttab.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let Some(fields) = lines.find(|fields| fields.first() == Some(&name)) else {
+        found.cautions.push(format!(
+            "{path} lies on the encrypted device {name}, which is not in /etc/crypttab: whether a machine that comes up can \
+             unlock it by itself was not looked at"
+        ));
+        return;
+    };
+    let (key, options) = (fields.get(2).copied().unwrap_or("none"), fields.get(3).copied().unwrap_or_default());
+    let by_device = ["tpm2-device=", "fido2-device=", "pkcs11-uri="];
+    let has = |names: &[&str]| options.split(',').any(|option| names.iter().any(|name| option.starts_with(name)));
+    if has(&["keyscript="]) {
+        found.cautions.push(format!(
+            "{path} lies on the encrypted device {name}, which a script unlocks: whether it asks was not looked at"
+        ));
+    } else if ["none", "-"].contains(&key) && !has(&by_device) {
+        found.refused.push(format!(
+            "{path} lies on the encrypted device {name}, and /etc/crypttab has its passphrase asked for: a kernel that comes up \
+             would wait for an operator; give it a key file or a TPM"
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_that_loads_no_other_one_is_found() {
+        let image = Path::new("/boot/vmlinuz");
+        let of = |disabled, limit, lockdown, signed| loading_by(disabled, limit, lockdown, (image, signed));
+        assert_eq!(of("0\n", "-1\n", "[none] integrity confidentiality\n", Some(false)), Obstacles::default());
+        assert_eq!(of("", "", "", None), Obstacles::default());
+        assert!(of("1\n", "-1", "", None).refused[0].contains("kexec_load_disabled=1"));
+        assert!(of("0", "0\n", "", None).refused[0].contains("kexec_load_limit_reboot=0"));
+        let locked = "none [integrity] confidentiality\n";
+        assert!(of("0", "-1", locked, Some(false)).refused[0].contains("/boot/vmlinuz has no signature"));
+        let signed = of("0", "-1", locked, Some(true));
+        assert!(signed.refused.is_empty() && signed.cautions[0].contains("was not looked at"), "{signed:?}");
+    }
+
+    #[test]
+    fn a_signature_is_found_by_the_headers() {
+        let mut head = vec![0; 0x200];
+        assert_eq!(certificates(&head), None);
+        head[0x3c] = 0x40;
+        head[0x40..0x44].copy_from_slice(b"PE\0\0");
+        head[0x58..0x5a].copy_from_slice(&[0x0b, 0x02]);
+        assert_eq!(certificates(&head), Some(0));
+        head[0x58 + 112 + 36] = 8;
+        assert_eq!(certificates(&head), Some(8));
+        // a header that leads elsewhere
+        head[0x3c..0x40].copy_from_slice(&[0xff; 4]);
+        assert_eq!(certificates(&head), None);
+        assert_eq!(certificates(&[]), None);
+    }
+
+    #[test]
+    fn encrypted_devices_are_found_below_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = |path: &str, uuid: &str, name: &str| {
+            let dm = dir.path().join(path).join("dm");
+            fs::create_dir_all(&dm).unwrap();
+            fs::write(dm.join("uuid"), uuid).unwrap();
+            fs::write(dm.join("name"), format!("{name}\n")).unwrap();
+        };
+        device("root", "LVM-abc", "vg-root");
+        device("root/slaves/dm-0", "CRYPT-LUKS2-abc", "disk_crypt");
+        fs::create_dir_all(dir.path().join("root/slaves/dm-0/slaves/vda3")).unwrap();
+        assert_eq!(encrypted(&dir.path().join("root")), ["disk_crypt"]);
+        assert!(encrypted(&dir.path().join("none")).is_empty());
+    }
+
+    #[test]
+    fn a_passphrase_is_told_from_a_key() {
+        let judge = |line: &str| {
+            let mut found = Obstacles::default();
+            asked(Path::new("/"), "disk_crypt", line, &mut found);
+            (found.refused.len(), found.cautions.len())
+        };
+        assert_eq!(judge("disk_crypt UUID=1 none luks,discard"), (1, 0));
+        assert_eq!(judge("disk_crypt UUID=1"), (1, 0));
+        assert_eq!(judge("disk_crypt UUID=1 /etc/keys/disk luks"), (0, 0));
+        assert_eq!(judge("disk_crypt UUID=1 none luks,tpm2-device=auto"), (0, 0));
+        assert_eq!(judge("disk_crypt UUID=1 none luks,keyscript=/bin/ask"), (0, 1));
+        assert_eq!(judge("# disk_crypt UUID=1 none"), (0, 1));
+    }
+}
