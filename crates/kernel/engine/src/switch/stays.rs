@@ -19,6 +19,8 @@ use std::time::Duration;
 const ORDINARY: &str = "basic.target";
 /// Units that are ordered before this one make the network.
 const NETWORK: &str = "network.target";
+/// Kinds of units that start others.
+const TRIGGERS: [&str; 4] = [".socket", ".timer", ".path", ".automount"];
 /// Beginning of the control groups of users' processes.
 const USERS: &str = "/user.slice/";
 /// The control group of systemd itself.
@@ -27,7 +29,7 @@ const INIT: &str = "init.scope";
 /// Decision about each unit that stays.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stays {
-    /// Units that are stopped before the others are frozen.
+    /// Units that are stopped before the others are frozen, each before those that it was started after.
     pub stop: Vec<String>,
     /// Units that run until the jump and are cut off there, with the reason.
     pub cut_off: Vec<(String, String)>,
@@ -165,6 +167,19 @@ impl Units {
         found
     }
 
+    /// Puts each unit before those that it is started after. Units that wait for each other come by name.
+    fn last_started_first<'u>(&self, mut units: BTreeSet<&'u str>) -> Vec<&'u str> {
+        let follows = |later: &str, name: &str| self.known.get(later).is_some_and(|later| later.has("After", name));
+        let mut sorted = Vec::with_capacity(units.len());
+        while let Some(first) = units.first().copied() {
+            let is_last = |name: &&str| !units.iter().any(|later| later != name && follows(later, name));
+            let next = units.iter().copied().find(is_last).unwrap_or(first);
+            units.remove(next);
+            sorted.push(next);
+        }
+        sorted
+    }
+
     fn active(&self) -> impl Iterator<Item = (&str, &Described)> {
         let is_active = |unit: &Described| unit.is("ActiveState", "active") || unit.is("ActiveState", "reloading");
         self.known.iter().filter(move |(_, unit)| is_active(unit)).map(|(name, unit)| (name.as_str(), unit))
@@ -223,7 +238,7 @@ impl Units {
             .filter(|(name, unit)| !is_switched(name) && !started.contains(name) && !on_demand(unit))
             .map(|(name, _)| name.to_owned());
         Stays {
-            stop: stop.iter().map(|name| (*name).to_owned()).collect(),
+            stop: self.last_started_first(stop).into_iter().map(ToOwned::to_owned).collect(),
             not_started: not_started.collect(),
             cut_off,
         }
@@ -237,14 +252,17 @@ impl Stays {
         Units::read().map(|units| units.decide(switched, &caller))
     }
 
-    /// Stops the units, in systemd's order.
+    /// Stops the units, in systemd's order: `systemctl` asks for one after the other, and systemd begins with the first one
+    /// before it knows of the next. Only what would start a service again, like its socket, ends before that service.
     pub(super) fn stop(&self, limit: Duration) -> Result<(), Error> {
-        systemctl("stop the units that stay", "stop", &self.stop, limit)
+        let starts_others = |unit: &&String| TRIGGERS.iter().any(|kind| unit.ends_with(kind));
+        let (triggers, others): (Vec<_>, Vec<_>) = self.stop.iter().partition(starts_others);
+        systemctl("stop the units that stay", "stop", triggers.into_iter().chain(others), limit)
     }
 
     /// Starts the units that were stopped, in systemd's order.
     pub(super) fn start(&self, limit: Duration) -> Result<(), Error> {
-        systemctl("start the units that stay", "start", &self.stop, limit)
+        systemctl("start the units that stay", "start", self.stop.iter().rev(), limit)
     }
 
     /// Sentences about them for the operator, before a switch.
@@ -266,12 +284,17 @@ impl Stays {
     }
 }
 
-fn systemctl(what: &'static str, verb: &str, units: &[String], limit: Duration) -> Result<(), Error> {
+fn systemctl<'u>(
+    what: &'static str,
+    verb: &str,
+    units: impl Iterator<Item = &'u String>,
+    limit: Duration,
+) -> Result<(), Error> {
+    let units: Vec<&str> = units.map(String::as_str).collect();
     if units.is_empty() {
         return Ok(());
     }
-    let arguments: Vec<&str> = [verb, "--"].into_iter().chain(units.iter().map(String::as_str)).collect();
-    run_within(what, "systemctl", &arguments, limit)
+    run_within(what, "systemctl", &[&[verb, "--"][..], &units].concat(), limit)
 }
 
 #[cfg(test)]
@@ -310,6 +333,22 @@ mod tests {
         let stays = decide(&units, "/system.slice/shell.service");
         assert_eq!(stays.stop, ["proxy.service", "web.service", "web.socket"]);
         assert!(stays.cut_off.is_empty(), "{stays:?}");
+    }
+
+    #[test]
+    fn units_are_stopped_in_the_reverse_order_of_their_start() {
+        let units = [
+            service("a.service", ""),
+            service("b.service", "After=basic.target a.service b.socket"),
+            service("c.service", "After=basic.target b.service d.service"),
+            // these two wait for each other
+            service("d.service", "After=basic.target e.service"),
+            service("e.service", "After=basic.target d.service"),
+            "Id=b.socket\nActiveState=active\nSubState=listening\nTriggers=b.service\n".into(),
+        ]
+        .map(|unit| unit.replace("After=sysinit.target basic.target\nAfter", "After"));
+        let stays = decide(&units, "/system.slice/shell.service");
+        assert_eq!(stays.stop, ["c.service", "b.service", "a.service", "b.socket", "d.service", "e.service"]);
     }
 
     #[test]
