@@ -95,6 +95,11 @@ impl Package {
 
     /// Builds a patch of the program, as its package would carry it.
     fn patch(&self, program: &str, change: (&str, &str, &str)) -> Result<Built, Error> {
+        self.patch_of(program, &[change])
+    }
+
+    /// The same, of several files.
+    fn patch_of(&self, program: &str, changes: &[(&str, &str, &str)]) -> Result<Built, Error> {
         let target = self.path("out").join(Path::new(program).file_name().unwrap());
         let strip = Command::new("strip").arg("-o").args([&target, &self.path("tree").join(program)]).status();
         assert!(strip.unwrap().success());
@@ -118,7 +123,7 @@ impl Package {
         let job = Job {
             project,
             base: Vec::new(),
-            diffs: vec![self.diff(change)],
+            diffs: changes.iter().map(|change| self.diff(*change)).collect(),
             target,
             unit_filter: &[],
             package: None,
@@ -316,5 +321,12 @@ fn a_table_that_a_rule_names_is_not_called_unchanged() {
         package.patch("prog", ("src/codes.txt", "1 one", "2 two")),
         &["src/codes.txt", "Makefile names it"],
     );
-    assert_no_part(package.patch("prog", ("src/test.tcl", "puts 1", "puts 2")));
+    let test = ("src/test.tcl", "puts 1", "puts 2");
+    assert_no_part(package.patch("prog", test));
+    // nor beside a change of code
+    let table = ("src/codes.txt", "1 one", "2 two");
+    assert_unaccounted(package.patch_of("prog", &[FIX, table]), &["src/codes.txt", "Makefile names it"]);
+    let files = package.patch_of("prog", &[FIX, test]).unwrap().report.files;
+    let verdicts: Vec<Verdict> = files.iter().map(|file| file.verdict).collect();
+    assert_eq!(verdicts, [Verdict::Compiled, Verdict::NoPart], "{files:?}");
 }

@@ -168,7 +168,7 @@ impl Builder<'_> {
         }
         units.extend(self.extra_units(&compiler, after, changed, job.statement)?);
         if units.is_empty() {
-            return nothing(&job.project, &sides.others, &file_name, job.report);
+            return Ok(Built { patch: None, report: job.report });
         }
         self.progress(&format!("comparing {} units", units.len()));
         let compiled_by = match changed.first().map(|(command, ..)| *command).or(job.project.commands.first()) {
@@ -180,7 +180,7 @@ impl Builder<'_> {
         match self.compare(&compiler, &target, units, &options)? {
             Outcome::NothingToPatch => {
                 same_code(&mut job.report.files);
-                nothing(&job.project, &sides.others, &file_name, job.report)
+                Ok(Built { patch: None, report: job.report })
             }
             Outcome::Patch(mut patch) => {
                 job.report.warnings.extend(doubts(&patch));
@@ -374,13 +374,9 @@ impl Builder<'_> {
             };
             files.push(evidence.verdict(file));
         }
-        let stated = |path: &String, verdict, reason: &str| ChangedFile {
-            path: path.clone(),
-            verdict,
-            reason: reason.to_owned(),
-        };
-        files.extend(sides.others.iter().map(|path| stated(path, Verdict::NoPart, "no compiler reads it")));
-        files.extend(sides.left_out.iter().map(|path| stated(path, Verdict::LeftOut, "as asked")));
+        files.extend(unread(&job.project, &sides.others)?);
+        let left_out = sides.left_out.iter().cloned();
+        files.extend(left_out.map(|path| ChangedFile { path, verdict: Verdict::LeftOut, reason: "as asked".into() }));
         attributed(&job.project, name, files)
     }
 
@@ -490,18 +486,20 @@ fn attributed(project: &Project, target: &str, files: Vec<ChangedFile>) -> Resul
     Err(Error::Unaccounted { target: target.to_owned(), files, missing, inputs: account.inputs })
 }
 
-/// There is nothing to patch, if no generator may read what no compiler reads.
-fn nothing(project: &Project, others: &BTreeSet<String>, target: &str, mut report: Report) -> Result<Built, Error> {
+/// The verdict on each file that no compiler reads: it is no part of the target if no generator may make sources of it.
+fn unread(project: &Project, files: &BTreeSet<String>) -> Result<Vec<ChangedFile>, Error> {
     let tree = project.original.as_ref().map_or(&project.shipped, |original| &original.tree);
-    let named = crate::generators::naming(tree, others)?;
-    for file in &mut report.files {
-        if let Some(by) = named.get(&file.path) {
-            file.verdict = Verdict::Unaccounted;
-            file.reason = format!("no compiler reads it, and {by} names it: sources may be made of it");
-        }
-    }
-    report.files = attributed(project, target, report.files)?;
-    Ok(Built { patch: None, report })
+    let named = crate::generators::naming(tree, files)?;
+    let verdict = |path: &String| {
+        let (verdict, reason) = match named.get(path) {
+            Some(by) => {
+                (Verdict::Unaccounted, format!("no compiler reads it, and {by} names it: sources may be made of it"))
+            }
+            None => (Verdict::NoPart, "no compiler reads it".to_owned()),
+        };
+        ChangedFile { path: path.clone(), verdict, reason }
+    };
+    Ok(files.iter().map(verdict).collect())
 }
 
 /// Both sides turned out to be the same machine code.
