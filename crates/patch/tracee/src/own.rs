@@ -115,7 +115,8 @@ pub(crate) fn duplicate_high(descriptor: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: the call writes one rlimit.
     unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
     let lowest = limit.rlim_cur.min(1024).saturating_sub(32).max(10) as i32;
-    for lowest in [lowest, 10] {
+    // where so few may be open, the lowest that is free
+    for lowest in [lowest, 10, 3] {
         // SAFETY: plain integers; a result that is not negative is a new descriptor that nobody else owns.
         unsafe {
             let number = libc::fcntl(descriptor, libc::F_DUPFD, lowest);
