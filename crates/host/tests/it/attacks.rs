@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 use stillpoint_host::cache::State;
 use stillpoint_host::{Cache, EntryName, Error};
@@ -14,12 +15,16 @@ use tempfile::TempDir;
 const FILES: usize = 20;
 const NAME: EntryName = EntryName::new("demo", "entry-1");
 
+/// One test at a time: a process that another one forks has locks of this one too, until it executes its program.
+static ONE: Mutex<()> = Mutex::new(());
+
 /// A directory with the cache in `cache` and the number of makings in `made`.
-struct Place(TempDir);
+struct Place(TempDir, MutexGuard<'static, ()>);
 
 impl Place {
     fn new() -> Place {
-        Place(tempfile::tempdir().expect("make a directory"))
+        let alone = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        Place(tempfile::tempdir().expect("make a directory"), alone)
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -320,7 +325,8 @@ fn a_limit_that_is_no_number_is_refused() {
 
 #[test]
 fn names_lead_nowhere_else() {
-    let cache = Place::new().cache();
+    let place = Place::new();
+    let cache = place.cache();
     let deep = "x".repeat(300);
     for (kind, name) in
         [("demo", ".."), ("demo", "a/b"), ("..", "a"), ("locks", "a"), ("demo", "a.half"), ("demo", &deep)]
