@@ -104,6 +104,8 @@ pub struct Rewritten {
     pub tokens: Vec<Token>,
     /// The client asked for rows itself; otherwise it gets none, and no description of any.
     pub client_sees_rows: bool,
+    /// It has ON CONFLICT: a row that another transaction inserts at the same moment is inserted, deleted and tried once more.
+    pub may_conflict: bool,
 }
 
 /// Rewrites one statement.
@@ -143,7 +145,11 @@ fn judge(statement: &Statement, text: &str, catalogue: &Catalogue) -> Result<See
                 },
                 Some(_) => return Err(Refusal::NoReturning("INSERT ... ON DUPLICATE KEY")),
             };
-            target.returning(text, statement, action, &changed)
+            let seen = target.returning(text, statement, action, &changed)?;
+            Ok(match seen {
+                Seen::Writes(rewritten) => Seen::Writes(Rewritten { may_conflict: insert.on.is_some(), ..rewritten }),
+                other => other,
+            })
         }
         Statement::Update(update) => {
             let (name, alias) = only_table(&update.table, "UPDATE")?;
@@ -417,6 +423,7 @@ impl<'a> Target<'a> {
             hashes,
             tokens,
             client_sees_rows: has_returning,
+            may_conflict: false,
         }))
     }
 

@@ -4,7 +4,7 @@ use crate::support;
 use crate::support::follower::{Followed, Follower};
 use crate::support::{Proxy, server};
 use stillpoint_migrate_proxy::control::{Reply, Request};
-use stillpoint_migrate_testbed::{Cluster, available};
+use stillpoint_migrate_testbed::{Cluster, available, until};
 use tokio_postgres::NoTls;
 
 /// Two servers with a database, and a proxy before the first.
@@ -73,6 +73,36 @@ fn pgbench_in_every_mode_ends_alike_on_both_servers() {
     let followed = finish(&proxy, follower);
     assert_eq!(followed.applied, committed, "every transaction once: {followed:?}");
     assert_alike(&source, &target);
+}
+
+/// Both sessions insert the row before either knows that the other one does: the first of two indexes takes its time. The server
+/// counts the row that is given up as inserted and as deleted.
+#[test]
+fn sessions_that_insert_the_same_row_at_the_same_moment_do_not_end_the_capture() {
+    if !available() {
+        return;
+    }
+    let (source, target, proxy) = two();
+    source.sql(
+        "shop",
+        "CREATE TABLE stock (name text NOT NULL, amount int); CREATE FUNCTION slow(text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS \
+         'BEGIN PERFORM pg_catalog.pg_sleep(0.2); RETURN $1; END'; \
+         CREATE INDEX first ON stock (slow(name)); ALTER TABLE stock ADD PRIMARY KEY (name)",
+    );
+    let follower = Follower::start(&proxy, "shop", &source, &target);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let upsert =
+                    "INSERT INTO stock VALUES ('a', 1) ON CONFLICT (name) DO UPDATE SET amount = stock.amount + 1";
+                support::psql(&proxy.conninfo("shop"), "", upsert).expect("an upsert");
+            });
+        }
+    });
+    let inserted = "SELECT n_tup_ins > 1 FROM pg_stat_user_tables WHERE relname = 'stock'";
+    until("a row to be given up", || (source.sql("shop", inserted) == "t").then_some(()));
+    assert_eq!(finish(&proxy, follower).applied, 4);
+    assert_eq!(target.sql("shop", "SELECT amount FROM stock"), "4");
 }
 
 const SCHEMA: &str = "CREATE TABLE parent (id int PRIMARY KEY, note text UNIQUE); \

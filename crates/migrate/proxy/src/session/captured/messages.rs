@@ -247,6 +247,7 @@ impl Captured {
         let asks = self.transaction.needs_baseline();
         let ends = !self.block && !self.defers && (self.hold || self.from_client.next_tag() == Some(b'S'));
         (self.transaction.wrote, self.transaction.audited) = (true, false);
+        self.transaction.may_conflict |= writes.as_ref().is_some_and(|writes| writes.may_conflict);
         self.own_rows.clear();
         if asks {
             self.put_own(&self.counters());

@@ -40,7 +40,7 @@ use stillpoint_migrate_wire::frontend::{
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc::UnboundedReceiver;
-use transaction::Transaction;
+use transaction::{Counts, Transaction};
 
 /// Name of our own statement and portal. Not the unnamed ones: those are the client's.
 const OWN: &[u8] = b"stillpoint_own";
@@ -481,17 +481,19 @@ impl Captured {
     fn counters(&self) -> String {
         format!(
             "SELECT coalesce(pg_catalog.sum(pg_catalog.pg_stat_get_xact_tuples_inserted(o) \
-             + pg_catalog.pg_stat_get_xact_tuples_updated(o) + pg_catalog.pg_stat_get_xact_tuples_deleted(o)), 0)::text, \
+             + pg_catalog.pg_stat_get_xact_tuples_updated(o)), 0)::text, \
+             coalesce(pg_catalog.sum(pg_catalog.pg_stat_get_xact_tuples_deleted(o)), 0)::text, \
              pg_catalog.pg_current_xact_id_if_assigned()::text FROM pg_catalog.unnest('{}'::pg_catalog.oid[]) o",
             self.audited
         )
     }
 
     /// What the counters said when they were asked for the `nth` time.
-    fn count(&self, nth: usize) -> Option<(u64, String)> {
+    fn count(&self, nth: usize) -> Option<(Counts, String)> {
         let row = self.own_rows.get(nth)?;
         let text = |at: usize| Some(String::from_utf8_lossy(row.get(at)?.as_ref()?).into_owned());
-        Some((text(0)?.parse().ok()?, text(1).unwrap_or_default()))
+        let counts = Counts { written: text(0)?.parse().ok()?, deleted: text(1)?.parse().ok()? };
+        Some((counts, text(2).unwrap_or_default()))
     }
 
     /// Compares what came back with what the server has counted, when it was asked for the `nth` time.

@@ -2,16 +2,40 @@
 
 use crate::capture::{Capture, Change, Held, Meant, Running, Spoken, Written};
 use std::sync::Arc;
-use stillpoint_migrate_capture::{Control, Refusal, Rewritten};
+use stillpoint_migrate_capture::{Action, Control, Refusal, Rewritten};
+
+/// Rows of a transaction.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    /// Inserted or updated.
+    pub(super) written: u64,
+    /// Deleted.
+    pub(super) deleted: u64,
+}
+
+impl Counts {
+    fn since(self, before: Counts) -> Counts {
+        Counts {
+            written: self.written.wrapping_sub(before.written),
+            deleted: self.deleted.wrapping_sub(before.deleted),
+        }
+    }
+
+    fn sum(self) -> u64 {
+        self.written.wrapping_add(self.deleted)
+    }
+}
 
 /// What one transaction has written so far, and what of it the server has confirmed.
 #[derive(Debug, Default)]
 pub(super) struct Transaction {
     written: Written,
     /// Rows that came back since the last look at the server's counters.
-    counted: u64,
+    counted: Counts,
     /// What the counters said then; none when that is not known.
-    baseline: Option<u64>,
+    baseline: Option<Counts>,
+    /// A statement with ON CONFLICT was sent.
+    pub(super) may_conflict: bool,
     /// Places to go back to: changes, tokens and bytes.
     savepoints: Vec<(String, usize, usize, usize)>,
     /// Something was written, or tried to be.
@@ -36,14 +60,17 @@ impl Transaction {
     }
 
     /// The server's counters before anything was written.
-    pub(super) fn set_baseline(&mut self, count: u64) {
+    pub(super) fn set_baseline(&mut self, count: Counts) {
         self.baseline = Some(count);
     }
 
     /// A row came back.
     pub(super) fn row(&mut self, rewritten: &Rewritten, hidden: &str) -> Result<(), Refusal> {
         let image = rewritten.read(hidden)?;
-        self.counted += 1;
+        match rewritten.action {
+            Action::Insert | Action::Upsert | Action::Update => self.counted.written += 1,
+            Action::Delete => self.counted.deleted += 1,
+        }
         self.written.bytes += hidden.len() + 64 * (1 + image.tokens.len());
         self.written.tokens.extend(image.tokens);
         self.written.tokens.extend(&rewritten.tokens);
@@ -67,19 +94,27 @@ impl Transaction {
     }
 
     /// Compares with the server's counters; what is missing when they differ.
-    pub(super) fn audit(&mut self, count: u64, xid: &str) -> Result<(), String> {
-        let (baseline, counted) = (self.baseline, self.counted);
-        (self.baseline, self.counted) = (Some(count), 0);
-        xid.clone_into(&mut self.written.xid);
-        match baseline {
-            Some(before) if count.wrapping_sub(before) == counted => Ok(()),
-            Some(before) => Err(format!(
+    ///
+    /// With ON CONFLICT the server inserts a row before it knows that no other transaction inserts the same one. Where one does, it
+    /// deletes the row again and counts both: as many more written as deleted are no rows.
+    pub(super) fn audit(&mut self, count: Counts, xid: &str) -> Result<(), String> {
+        let (baseline, counted) = (self.baseline, self.counted.sum());
+        let is_tried = |there: Counts| {
+            let Counts { written, deleted } = there.since(self.counted);
+            self.may_conflict && written == deleted && there.written >= self.counted.written
+        };
+        let result = match baseline.map(|before| count.since(before)) {
+            Some(there) if there.sum() == counted || is_tried(there) => Ok(()),
+            Some(there) => Err(format!(
                 "audit: the server wrote {} rows in a transaction of which {counted} were captured",
-                count.wrapping_sub(before)
+                there.sum()
             )),
             None if counted == 0 => Ok(()),
             None => Err(format!("audit: {counted} rows were captured before the server's counters were read")),
-        }
+        };
+        (self.baseline, self.counted) = (Some(count), Counts::default());
+        xid.clone_into(&mut self.written.xid);
+        result
     }
 
     /// A statement that concerns savepoints was executed.
@@ -105,7 +140,7 @@ impl Transaction {
                 self.written.tokens.truncate(tokens);
                 self.written.bytes = bytes;
                 // What a failed statement tried counts at the server, and nobody was told how much that was.
-                (self.baseline, self.counted) = (None, 0);
+                (self.baseline, self.counted) = (None, Counts::default());
             }
             Control::Begin | Control::Commit { .. } | Control::Rollback { .. } => {}
         }
@@ -157,20 +192,24 @@ mod tests {
         }
     }
 
+    fn counts(written: u64, deleted: u64) -> Counts {
+        Counts { written, deleted }
+    }
+
     #[test]
     fn what_a_savepoint_takes_back_is_not_written() {
         let (delete, mut transaction) = (delete(), Transaction::default());
-        transaction.set_baseline(10);
+        transaction.set_baseline(counts(4, 6));
         transaction.row(&delete, "(1,11)").unwrap();
-        transaction.audit(11, "5").unwrap();
+        transaction.audit(counts(4, 7), "5").unwrap();
         transaction.control(&Control::Savepoint("a".into()));
         transaction.row(&delete, "(2,12)").unwrap();
         transaction.control(&Control::Savepoint("b".into()));
         transaction.control(&Control::RollbackTo("a".into()));
         assert!(transaction.needs_baseline());
-        transaction.set_baseline(13);
+        transaction.set_baseline(counts(4, 9));
         transaction.row(&delete, "(3,13)").unwrap();
-        transaction.audit(14, "5").unwrap();
+        transaction.audit(counts(4, 10), "5").unwrap();
         let written = transaction.committed(&Arc::default());
         let keys: Vec<_> = written.changes.iter().map(|change| change.values[0].clone().unwrap()).collect();
         assert_eq!((keys, written.tokens.len(), written.xid.as_str()), (vec!["1".to_owned(), "3".to_owned()], 2, "5"));
@@ -179,9 +218,21 @@ mod tests {
     #[test]
     fn a_row_that_nobody_saw_is_found() {
         let (delete, mut transaction) = (delete(), Transaction::default());
-        transaction.set_baseline(0);
+        transaction.set_baseline(Counts::default());
         transaction.row(&delete, "(1,11)").unwrap();
-        let missing = transaction.audit(3, "5").unwrap_err();
+        let missing = transaction.audit(counts(1, 2), "5").unwrap_err();
         assert!(missing.contains("3 rows") && missing.contains("1 were captured"), "{missing}");
+    }
+
+    #[test]
+    fn rows_that_were_tried_and_given_up_are_none() {
+        let (delete, mut transaction) = (delete(), Transaction::default());
+        transaction.may_conflict = true;
+        for (count, is_right) in [((0, 1), true), ((2, 3), true), ((1, 1), false), ((1, 3), false), ((2, 1), false)] {
+            transaction.set_baseline(counts(7, 9));
+            transaction.row(&delete, "(1,11)").unwrap();
+            let audited = transaction.audit(counts(7 + count.0, 9 + count.1), "5");
+            assert_eq!(audited.is_ok(), is_right, "{count:?}");
+        }
     }
 }
