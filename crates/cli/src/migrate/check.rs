@@ -3,7 +3,7 @@
 use super::servers::{REACH, Servers, quietly};
 use crate::output::{Failure, Output};
 use serde::Serialize;
-use stillpoint_migrate_engine::{Accepted, Capture, Options, Report, Schedule, Verdict, check};
+use stillpoint_migrate_engine::{Accepted, Capture, Options, Report, Roles, Schedule, Verdict, check};
 
 /// The sources of changes.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
@@ -29,6 +29,17 @@ enum Order {
     BAll,
 }
 
+/// Handling of roles.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum OfRoles {
+    /// Make those on the target that it lacks, with attributes, password, memberships and settings.
+    Create,
+    /// Compare them, and name what differs.
+    Check,
+    /// Look only at those without which definitions cannot be made.
+    Ignore,
+}
+
 /// What is moved, and what the user accepts knowingly: the arguments of `stillpoint migrate check`, and of `run`.
 #[derive(clap::Args)]
 pub(crate) struct What {
@@ -45,6 +56,10 @@ pub(crate) struct What {
     /// With `--capture statements`: the order in which they are repeated; lsir without it.
     #[arg(long, value_enum, value_name = "ORDER")]
     schedule: Option<Order>,
+    /// Roles that go with the database: those that own or may use something in it, those that may log in and connect, and those of
+    /// which these are members.
+    #[arg(long, value_enum, value_name = "HOW", default_value = "check")]
+    roles: OfRoles,
     /// Do without a way back, for a target that keeps no logical log.
     #[arg(long)]
     no_fallback: bool,
@@ -70,6 +85,11 @@ impl What {
                 Order::BAll => Schedule::BAll,
             };
         }
+        options.roles = match self.roles {
+            OfRoles::Create => Roles::Create,
+            OfRoles::Check => Roles::Check,
+            OfRoles::Ignore => Roles::Ignore,
+        };
         options.accepted =
             Accepted { unlogged_empty: self.unlogged_empty, no_fallback: self.no_fallback, ..Accepted::default() };
         Ok(options)

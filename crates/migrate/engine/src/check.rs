@@ -6,7 +6,7 @@
 use crate::front::Front;
 use crate::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA, number, text};
 use crate::link::{Link, Purpose, literal};
-use crate::{Capture, Error, Options, Server, fence, surroundings};
+use crate::{Capture, Error, Options, Server, fence, roles, surroundings};
 use serde::Serialize;
 use std::collections::HashSet;
 use stillpoint_migrate_proxy::{Capturable, capturable, capturable_question};
@@ -156,7 +156,8 @@ pub async fn check(options: &Options) -> Result<Report, Error> {
         there_needed(&mut link, &mut there, &mut of_target).await?;
         let superuser = "SHOW is_superuser";
         if link.text(superuser).await? == "on" && there.text(superuser).await? == "on" {
-            surroundings::compare(&mut link, &mut there, source, &mut of_target).await?;
+            surroundings::compare(&mut link, &mut there, &mut of_target).await?;
+            roles::compare(&mut link, &mut there, source, options.roles, &mut of_target).await?;
         }
         if wanted > 1 {
             of_target.iter_mut().for_each(|finding| finding.note = format!("{target}: {}", finding.note));
@@ -613,19 +614,9 @@ async fn survey(link: &mut Link, accepted: Accepted, findings: &mut Vec<Finding>
     Ok(())
 }
 
-/// What definitions refer to, and the target must have: roles, tablespaces, extensions.
+/// Looks for tablespaces and extensions that definitions refer to, and the target must have. Roles are compared by themselves.
 async fn there_needed(link: &mut Link, there: &mut Link, findings: &mut Vec<Finding>) -> Result<(), Error> {
     let needed = [
-        (
-            "role",
-            // Owners and grantees; pg_shdepend knows both.
-            "SELECT DISTINCT r.rolname FROM pg_shdepend s JOIN pg_roles r ON r.oid = s.refobjid \
-             WHERE s.refclassid = 'pg_authid'::regclass AND r.rolname !~ '^pg_' AND s.dbid = \
-             (SELECT oid FROM pg_database WHERE datname = current_database()) \
-             UNION SELECT pg_get_userbyid(datdba) FROM pg_database WHERE datname = current_database()",
-            "SELECT rolname FROM pg_roles",
-            "it owns or may use something, and is not on the target; pg_dumpall --roles-only brings it",
-        ),
         (
             "tablespace",
             "SELECT DISTINCT t.spcname FROM pg_class c JOIN pg_tablespace t ON t.oid = c.reltablespace \

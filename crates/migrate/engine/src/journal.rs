@@ -4,6 +4,7 @@ use crate::Error;
 use crate::catalogs::Definitions;
 use crate::fence::Grant;
 use crate::outfit::IdentityChange;
+use crate::roles::Roles;
 use rustix::process::{Pid, Signal};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -74,6 +75,9 @@ pub struct Other {
     pub server: String,
     /// Whether a database of ours may be there.
     pub made_database: bool,
+    /// As [`Record::made_roles`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    made_roles: Vec<String>,
     /// It holds the snapshot, and repeats what commits on the source.
     #[serde(default)]
     following: bool,
@@ -87,7 +91,15 @@ pub struct Other {
 impl Other {
     /// One that was named, and of which nothing has been done.
     pub(crate) fn named(number: usize, server: String) -> Other {
-        Other { number, server, made_database: false, following: false, horizon: 0, dropped: None }
+        Other {
+            number,
+            server,
+            made_database: false,
+            made_roles: Vec::new(),
+            following: false,
+            horizon: 0,
+            dropped: None,
+        }
     }
 
     /// Whether it holds the snapshot, and repeats what commits on the source.
@@ -124,6 +136,12 @@ pub struct Record {
     pub phase: Phase,
     /// Whether the target's database was made by us, and may be dropped.
     pub made_database: bool,
+    /// Roles that were made on the target, and go with the database.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) made_roles: Vec<String>,
+    /// Handling of the roles that go with the database.
+    #[serde(default)]
+    pub(crate) roles: Roles,
     /// Whether a way back is kept open.
     pub way_back: bool,
     /// Where in the target's log the way back begins.
@@ -187,12 +205,19 @@ impl Record {
         let next = self.others.remove(at);
         let following = self.phase == Phase::Following;
         let (number, made_database, horizon) = (self.number, self.made_database, self.horizon);
+        let made_roles = std::mem::replace(&mut self.made_roles, next.made_roles);
         let (server, dropped) = (self.target.clone(), None);
-        self.others.push(Other { number, server, made_database, following, horizon, dropped });
+        self.others.push(Other { number, server, made_database, made_roles, following, horizon, dropped });
         self.others.sort_by_key(|other| other.number);
         (self.number, self.target, self.made_database) = (next.number, next.server, next.made_database);
         self.phase = if next.following { Phase::Following } else { Phase::Begun };
         self.horizon = next.horizon;
+    }
+
+    /// Roles that were made on one of the targets.
+    pub(crate) fn roles_of(&self, number: usize) -> &[String] {
+        let other = || self.others.iter().find(|other| other.number == number);
+        if number == self.number { &self.made_roles } else { other().map_or(&[], |other| other.made_roles.as_slice()) }
     }
 
     /// Name of the slot on the target, for the way back.
@@ -455,6 +480,21 @@ impl Journal {
         })
     }
 
+    /// These roles are about to be made on a target, or were.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written.
+    pub(crate) fn makes_roles(&mut self, number: usize, roles: &[String]) -> Result<(), Error> {
+        self.update(|record| {
+            if number == record.number {
+                record.made_roles = roles.to_vec();
+            } else if let Some(other) = record.others.iter_mut().find(|other| other.number == number) {
+                other.made_roles = roles.to_vec();
+            }
+        })
+    }
+
     /// A target follows, made of these definitions, and with this horizon before it.
     pub(crate) fn follows(&mut self, number: usize, made_of: &Definitions, horizon: u64) -> Result<(), Error> {
         self.replace(&self.definitions_of(number), made_of)?;
@@ -511,6 +551,7 @@ impl Journal {
         self.update(|record| {
             if let Some(other) = record.others.iter_mut().find(|other| other.number == number) {
                 (other.made_database, other.following) = (false, false);
+                other.made_roles.clear();
             }
         })
     }
@@ -595,6 +636,8 @@ mod tests {
             capture: Capture::Log,
             phase: Phase::Begun,
             made_database: false,
+            made_roles: Vec::new(),
+            roles: Roles::Check,
             way_back: true,
             back_from: 0,
             settled: false,

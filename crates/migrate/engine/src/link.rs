@@ -315,6 +315,15 @@ impl Link {
     /// Runs statements by the simple protocol; the rows of the last one that has any. Several statements in one text
     /// are one transaction.
     pub(crate) async fn query(&mut self, sql: &str) -> Result<Vec<Row>, Error> {
+        self.query_secret(sql, sql).await
+    }
+
+    /// The same for statements with a secret: errors say `doing` instead of them.
+    ///
+    /// # Errors
+    ///
+    /// When the server answers with an error, or cannot be asked.
+    pub(crate) async fn query_secret(&mut self, sql: &str, doing: &str) -> Result<Vec<Row>, Error> {
         if std::mem::replace(&mut self.asking, true) {
             return Err(self.receiver.lost(io::ErrorKind::Interrupted.into()));
         }
@@ -327,13 +336,13 @@ impl Link {
             match frame.tag {
                 b'T' => rows.clear(),
                 b'D' => rows.push(row(&frame.body).ok_or_else(|| self.receiver.protocol("a broken row".into()))?),
-                b'E' => failure = failure.or(Some(self.receiver.sql_error(&frame.body, sql))),
+                b'E' => failure = failure.or(Some(self.receiver.sql_error(&frame.body, doing))),
                 b'Z' => {
                     self.asking = false;
                     return failure.map_or(Ok(rows), Err);
                 }
                 b'C' | b'I' | b'n' => {}
-                tag => return Err(self.receiver.protocol(format!("`{}` after {sql}", char::from(tag)))),
+                tag => return Err(self.receiver.protocol(format!("`{}` after {doing}", char::from(tag)))),
             }
         }
     }

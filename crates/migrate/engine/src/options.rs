@@ -1,6 +1,6 @@
 //! What a migration is told, and how it ends when it does not succeed.
 
-use crate::{Accepted, Capture, Error, FaultPoint, Server};
+use crate::{Accepted, Capture, Error, FaultPoint, Roles, Server};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -45,6 +45,8 @@ pub struct Options {
     pub capture: Option<Capture>,
     /// In which order statements are repeated, where these are captured.
     pub schedule: Schedule,
+    /// Handling of the roles that go with the database.
+    pub roles: Roles,
     /// What the user accepts knowingly.
     pub accepted: Accepted,
     /// Wakes when the user wants it ended.
@@ -73,6 +75,7 @@ impl Options {
             compare: true,
             capture: None,
             schedule: Schedule::Lsir,
+            roles: Roles::default(),
             accepted: Accepted::default(),
             interrupt: Arc::default(),
             faults: Vec::new(),
@@ -97,17 +100,21 @@ impl Options {
         }
     }
 
-    /// The same with the target that the record names.
+    /// The same with the target that the record names, and what becomes of its roles.
     pub(crate) fn recorded_in(&self, record: &crate::Record) -> Result<Options, Error> {
         let Some(at) = self.targets().position(|server| server.to_string() == record.target) else {
             // Of one alone it is known which is meant, however its address is written.
             let known = record.others.is_empty() && self.others.is_empty();
             let text = || format!("clients go, or went, to {}: name it with --target", record.target);
-            return if known { Ok(self.clone()) } else { Err(Error::WrongPhase(text())) };
+            return if known {
+                Ok(Options { roles: record.roles, ..self.clone() })
+            } else {
+                Err(Error::WrongPhase(text()))
+            };
         };
         let mut others: Vec<Server> = self.targets().cloned().collect();
         let target = others.remove(at);
-        Ok(Options { target, others, ..self.clone() })
+        Ok(Options { target, others, roles: record.roles, ..self.clone() })
     }
 }
 

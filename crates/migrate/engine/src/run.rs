@@ -29,7 +29,7 @@ use crate::recording::Recording;
 use crate::switch::{self, Side};
 use crate::throttle::{Bounds, COPIED, Throttle};
 use crate::weight::yielding;
-use crate::{Error, Server, fence, several, undo};
+use crate::{Error, Roles, Server, fence, roles, several, undo};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -267,6 +267,8 @@ async fn begin(options: &Options, teller: &Teller) -> Result<(Journal, Link), Er
         capture: report.source,
         phase: Phase::Begun,
         made_database: false,
+        made_roles: Vec::new(),
+        roles: options.roles,
         way_back: !options.accepted.no_fallback,
         back_from: 0,
         settled: false,
@@ -365,6 +367,10 @@ async fn create(
     let from = self::major(&options.source).await?;
     definitions::dump(&options.source, from, major, &snapshotted.snapshot, &dump).await?;
     journal.lock().reached(number, Phase::Copying)?;
+    if options.roles == Roles::Create {
+        let made = journal.lock().record.roles_of(number).to_vec();
+        roles::bring(&options.source, &options.target, &made, |made| journal.lock().makes_roles(number, made)).await?;
+    }
     definitions::create(&options.target, major, &dump).await?;
     let mut target = Link::connect(&options.target, Purpose::Statements, &[("synchronous_commit", "on")]).await?;
     let position = if let Kept::Slot(slot) = &snapshotted.kept { slot.position } else { 0 };

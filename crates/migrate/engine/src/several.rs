@@ -235,7 +235,7 @@ async fn take_away(of: &Candidate, journal: &Shared<'_>, teller: &Teller) -> Res
     let mut source = Link::connect(&options.source, Purpose::Statements, &[]).await?;
     outfit::drop_slot(&mut source, &record.slot_of(*number)).await?;
     if record.others.iter().any(|other| other.number == *number && other.made_database)
-        && let Err(error) = undo::drop_database(&options.target, &record).await
+        && let Err(error) = undo::drop_database(&options.target, &record, *number).await
     {
         teller.warn(left_behind(&options.target.to_string(), &error));
         return Ok(());
@@ -259,7 +259,7 @@ pub(crate) async fn leave_others(
         outfit::drop_slot(source, &journal.record.slot_of(other.number)).await?;
         let gone = match options.others.iter().find(|server| server.to_string() == other.server) {
             _ if !other.made_database => Ok(()),
-            Some(server) => undo::drop_database(server, &journal.record).await,
+            Some(server) => undo::drop_database(server, &journal.record, other.number).await,
             None => Err(Error::WrongPhase("it is not named with --target".into())),
         };
         match gone {

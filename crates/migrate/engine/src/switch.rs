@@ -9,7 +9,8 @@
 //! Definitions are compared as a whole before each pause, and in it, once the door is shut and sessions that bypass the proxy
 //! are gone, only whether a row of a catalog came, went or changed meanwhile: then clients go on, and the next look tells what it
 //! was. With 10,000 tables of ten columns, each with a sequence and large values, the look in the pause takes a processor 0.2 to 0.4 s
-//! (of two with other work to do), beside the drain.
+//! (of two with other work to do), beside the drain. Where roles are brought over, so are their changes before each pause, and in it they
+//! are looked at in the same way.
 
 use crate::catalogs::{self, Look};
 use crate::fault::{FaultPoint, reach};
@@ -17,12 +18,12 @@ use crate::fence::Grant;
 use crate::front::{Front, patiently};
 use crate::inventory::{Inventory, text};
 use crate::journal::{Capture, Journal, Phase, Record};
-use crate::link::{Link, Purpose, literal};
+use crate::link::{Link, Purpose, Row, identifier, literal};
 use crate::options::Options;
 use crate::outfit;
 use crate::progress::Teller;
 use crate::run::{Following, catch_up, sequences};
-use crate::{Error, Server, fence, several};
+use crate::{Error, Roles, Server, fence, roles, several};
 use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
 
@@ -74,6 +75,11 @@ impl Direction {
         }
     }
 
+    /// Returns true if roles that the target lacks are made there.
+    fn brings_roles(&self, options: &Options) -> bool {
+        self.side() == Side::Target && options.roles == Roles::Create
+    }
+
     /// Where clients are led.
     fn side(&self) -> Side {
         if self.after == Phase::Returned { Side::Source } else { Side::Target }
@@ -101,20 +107,24 @@ struct Hands {
     /// Looks at definitions while the others are busy.
     looking: Link,
     look: Look,
+    /// Marks of roles; none where they are not brought over.
+    roles: Vec<Row>,
     to: Link,
 }
 
 impl Hands {
-    async fn open(direction: &Direction, inventory: &Inventory) -> Result<Hands, Error> {
+    async fn open(direction: &Direction, inventory: &Inventory, with_roles: bool) -> Result<Hands, Error> {
         // A session of a parallel plan would have to pass the door.
         let settings = [("synchronous_commit", "on"), ("max_parallel_workers_per_gather", "0")];
         let mut looking = Link::connect(&direction.from, Purpose::Statements, &settings).await?;
         let look = Look::take(&mut looking).await?;
+        let roles = if with_roles { roles::marks(&mut looking).await? } else { Vec::new() };
         let mut hands = Hands {
             beside: fence::at_the_door(&direction.from).await?,
             from: Link::connect(&direction.from, Purpose::Statements, &settings).await?,
             looking,
             look,
+            roles,
             to: Link::connect(&direction.to, Purpose::Statements, &settings).await?,
         };
         // Once for nothing: a server process that does it again has read its catalogues.
@@ -146,6 +156,9 @@ pub(crate) async fn prepare(
         journal.update(|record| record.back_from = position)?;
         journal.keep_definitions(&catalogs::read(&mut to).await?)?;
     }
+    if direction.brings_roles(options) {
+        bring_roles(options, journal).await?;
+    }
     let mut front = Front::connect(&options.proxy, &options.tenant).await?;
     let stored = "SELECT rolname, rolpassword FROM pg_authid WHERE rolcanlogin AND rolpassword IS NOT NULL";
     let stored = to.query(stored).await?;
@@ -154,6 +167,12 @@ pub(crate) async fn prepare(
     let grants = fence::grants(&mut fence::beside(&direction.from).await?, &direction.from.database).await?;
     reach(&options.faults, FaultPoint::Prepared)?;
     Ok(Prepared { following, front, grants, sessions: ready.sessions })
+}
+
+/// Has the target have the roles of the source as they are now.
+async fn bring_roles(options: &Options, journal: &mut Journal) -> Result<(), Error> {
+    let (number, made) = (journal.record.number, journal.record.made_roles.clone());
+    roles::bring(&options.source, &options.target, &made, |made| journal.makes_roles(number, made)).await
 }
 
 /// Pauses clients and sends them on to the other side, several times if need be. How long they stood, and a connection to
@@ -207,8 +226,16 @@ async fn stand_still(
     direction: &Direction,
     teller: &Teller,
 ) -> Result<(Instant, Duration, Link), Error> {
-    let mut hands = Hands::open(direction, &prepared.following.inventory).await?;
-    catalogs::changed(catalogs::changes(&prepared.following.definitions, &hands.look.definitions))?;
+    let brings_roles = direction.brings_roles(options);
+    let mut hands = Hands::open(direction, &prepared.following.inventory, brings_roles).await?;
+    let mut changes = catalogs::changes(&prepared.following.definitions, &hands.look.definitions);
+    if brings_roles {
+        bring_roles(options, journal).await?;
+        let brought = journal.record.made_roles.iter().flat_map(|role| [role.clone(), identifier(role)]);
+        let brought: Vec<String> = brought.map(|role| format!("changed role {role}")).collect();
+        changes.retain(|change| !brought.contains(change));
+    }
+    catalogs::changed(changes)?;
     // What the pause would refuse is refused before it; and it asks a server process that has read its catalogues.
     let backends = prepared.front.backends().await?;
     prepared.front.are_at(&backends, &mut hands.beside, &direction.from).await?;
@@ -250,7 +277,7 @@ async fn in_pause(
     teller: &Teller,
     limit: Duration,
 ) -> Result<(), Error> {
-    let Hands { beside, from, looking, look, to } = hands;
+    let Hands { beside, from, looking, look, roles, to } = hands;
     let Prepared { following: Following { follower, inventory, .. }, front, grants, .. } = prepared;
     let database = &direction.from.database;
     let begun = Instant::now();
@@ -272,20 +299,24 @@ async fn in_pause(
     reach(&options.faults, FaultPoint::Fenced)?;
     // No session is left that could draw a number from a sequence, decide a transaction or define something.
     let outdated = async {
-        let outdated = look.outdated(looking).await;
-        (outdated, begun.elapsed())
+        let mut outdated = look.outdated(looking).await?;
+        if !roles.is_empty() {
+            outdated.extend(roles::outdated(roles, &roles::marks(looking).await?));
+        }
+        Ok::<_, Error>((outdated, begun.elapsed()))
     };
-    let (drained, numbers, undecided, (outdated, looked)) = tokio::join!(
+    let (drained, numbers, undecided, outdated) = tokio::join!(
         follower.drain(limit),
         sequences(from, inventory),
         fence::undecided(beside, database, limit),
         outdated
     );
+    let looked = outdated.as_ref().map(|(_, looked)| *looked).ok();
     tracing::debug!(?shut, ?emptied, ?looked, drained = ?begun.elapsed(), "fenced and drained");
     undecided?;
     drained?;
     let numbers = numbers?;
-    let outdated = outdated?;
+    let (outdated, _) = outdated?;
     if !outdated.is_empty() {
         return Err(Error::CatalogsChanged(outdated));
     }

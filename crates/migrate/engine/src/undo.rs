@@ -8,7 +8,7 @@ use crate::options::{Failure, Options, State};
 use crate::progress::Teller;
 use crate::run::clean;
 use crate::switch::{Side, serves, side_of};
-use crate::{Error, Server, definitions, fence, outfit, since};
+use crate::{Error, Server, definitions, fence, outfit, roles, since};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -153,11 +153,11 @@ pub(crate) async fn undo(options: &Options, mut journal: Journal) -> State {
     }
     note(undo_source(options, &journal.record).await);
     if journal.record.made_database {
-        note(drop_database(&options.target, &journal.record).await);
+        note(drop_database(&options.target, &journal.record, journal.record.number).await);
     }
     for other in journal.record.others.iter().filter(|other| other.made_database) {
         let undone = match options.others.iter().find(|server| server.to_string() == other.server) {
-            Some(server) => drop_database(server, &journal.record).await,
+            Some(server) => drop_database(server, &journal.record, other.number).await,
             None => Err(Error::WrongPhase(format!("its database at {}: name it with --target", other.server))),
         };
         // Of one that was dropped it has been said that it could not be reached.
@@ -183,13 +183,14 @@ async fn undo_source(options: &Options, record: &Record) -> Result<(), Error> {
     outfit::restore_identities(&mut link, &record.identities, LOCK_LIMIT).await
 }
 
-/// Drops the database that was made at a target.
-pub(crate) async fn drop_database(target: &Server, record: &Record) -> Result<(), Error> {
+/// Drops the database that was made at a target, and the roles.
+pub(crate) async fn drop_database(target: &Server, record: &Record, number: usize) -> Result<(), Error> {
     let mut link = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
     outfit::drop_slot(&mut link, &record.back_slot()).await?;
     definitions::end(target, &mut link).await?;
     let name = identifier(&target.database);
-    link.query(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await.map(drop)
+    link.query(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await?;
+    roles::drop_made(&mut link, record.roles_of(number)).await
 }
 
 /// A command that was interrupted takes away what it made; a copy of a large database is dropped in that time.

@@ -89,4 +89,5 @@ pub use capture::facts::{Capturable, Limit, capturable, capturable_question};
 pub use config::{Action, Config, Endpoint, Limits, Rule, Server, ServerTls, TenantConfig, TlsFiles, TlsNeed};
 pub use daemon::{check, run, stand_by};
 pub use error::{ConfigError, StartError};
+pub use session::SESSION_SETTINGS;
 pub use tls::encrypt;

@@ -5,15 +5,72 @@
 //! the unnamed statement (see [`super::notes`]).
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 use stillpoint_migrate_wire::frontend::{put_bind, put_close_statement, put_execute, put_parse, put_query, put_sync};
 
 /// The question's own statement and portal. Not the unnamed ones: those are the client's.
 const NAME: &[u8] = b"stillpoint_carried";
 
+/// Settings that change what a session's statements do: a session keeps their values wherever these come from. The others tell how a
+/// server does its work, and are the server's own. (The categories of `pg_settings` would tell them apart, in the server's language.)
+pub const SESSION_SETTINGS: [&str; 37] = [
+    "DateStyle",
+    "IntervalStyle",
+    "TimeZone",
+    "array_nulls",
+    "backslash_quote",
+    "bytea_output",
+    "check_function_bodies",
+    "client_min_messages",
+    "createrole_self_grant",
+    "default_table_access_method",
+    "default_text_search_config",
+    "default_transaction_deferrable",
+    "default_transaction_isolation",
+    "default_transaction_read_only",
+    "escape_string_warning",
+    "exit_on_error",
+    "extra_float_digits",
+    "gin_fuzzy_search_limit",
+    "icu_validation_level",
+    "idle_in_transaction_session_timeout",
+    "idle_session_timeout",
+    "lc_monetary",
+    "lc_numeric",
+    "lc_time",
+    "lock_timeout",
+    "quote_all_identifiers",
+    "restrict_nonsystem_relation_kind",
+    "row_security",
+    "search_path",
+    "standard_conforming_strings",
+    "statement_timeout",
+    "synchronous_commit",
+    "timezone_abbreviations",
+    "transaction_timeout",
+    "transform_null_equals",
+    "xmlbinary",
+    "xmloption",
+];
+
 /// Asked in one round trip. Every row: what it is about, three texts.
-const QUESTION: &str = "\
-SELECT 'setting', name, setting, '' FROM pg_catalog.pg_settings \
-  WHERE source = 'session' AND name !~ '^transaction_(isolation|read_only|deferrable)$' \
+static QUESTION: LazyLock<String> =
+    LazyLock::new(|| format!("{SETTINGS_QUESTION}'{}'))){REST}", SESSION_SETTINGS.join("', '")));
+
+/// Settings that the client gave the session, and those that it has from its server, by one look at all of them.
+const SETTINGS_QUESTION: &str = "\
+SELECT CASE source WHEN 'session' THEN 'setting' ELSE 'inherited' END, name, setting, '' FROM pg_catalog.pg_settings \
+  WHERE name !~ '^transaction_(isolation|read_only|deferrable)$' AND (source = 'session' \
+  OR source <> 'client' AND context IN ('user', 'superuser') \
+  AND (source IN ('global', 'database', 'user', 'database user') OR name IN (";
+
+/// The rest; settings of ALTER ROLE and ALTER DATABASE with names of their own are in no list of settings.
+const REST: &str = " \
+UNION ALL SELECT 'inherited', n, pg_catalog.current_setting(n, true), '' FROM (SELECT DISTINCT pg_catalog.split_part(s, '=', 1) \
+  FROM pg_catalog.pg_db_role_setting d, pg_catalog.unnest(d.setconfig) s \
+  WHERE d.setdatabase IN (0, (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())) \
+  AND d.setrole IN (0, (SELECT oid FROM pg_catalog.pg_roles WHERE rolname = session_user))) p (n) \
+  WHERE n LIKE '%.%' AND NOT EXISTS (SELECT FROM pg_catalog.pg_settings WHERE name = n) \
 UNION ALL SELECT 'custom', n, pg_catalog.current_setting(n, true), '' FROM pg_catalog.unnest($1::pg_catalog.text[]) n \
 UNION ALL SELECT 'role', session_user::pg_catalog.text, pg_catalog.current_setting('role'), '' \
 UNION ALL SELECT CASE WHEN from_sql THEN 'prepare' ELSE 'parse' END, name, statement, \
@@ -41,10 +98,50 @@ pub(crate) struct Statement {
     by_sql: bool,
 }
 
+/// Numbers of the types `text` and `text[]`.
+const TEXT: u32 = 25;
+const TEXTS: u32 = 1009;
+
+const SET: &[u8] = b"SELECT pg_catalog.set_config($1, $2, false)";
+
+/// A statement that has a session at another server carry nothing.
+pub(crate) fn discard() -> Batch {
+    let mut batch = Batch::default();
+    batch.query("DISCARD ALL");
+    batch
+}
+
+/// A statement that gives a session a setting.
+pub(crate) fn set(name: &[u8], value: &[u8]) -> Batch {
+    let mut batch = Batch::default();
+    put_parse(&mut batch.bytes, b"", SET, &[TEXT, TEXT]);
+    put_bind(&mut batch.bytes, b"", b"", &[name, value]);
+    put_execute(&mut batch.bytes, b"");
+    batch.sync();
+    batch
+}
+
+/// An array of texts, as the server reads it.
+fn array<'t>(texts: impl Iterator<Item = &'t Vec<u8>>) -> Vec<u8> {
+    let mut array = b"{".to_vec();
+    for text in texts {
+        array.extend(if array.len() > 1 { &b",\""[..] } else { b"\"" });
+        for byte in text {
+            array.extend((*byte == b'"' || *byte == b'\\').then_some(b'\\'));
+            array.push(*byte);
+        }
+        array.push(b'"');
+    }
+    array.push(b'}');
+    array
+}
+
 /// What a session carries.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Carried {
     settings: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// Settings that its server gave it: those of ALTER ROLE and ALTER DATABASE, and [`SESSION_SETTINGS`].
+    inherited: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Session user and role.
     roles: (Vec<u8>, Vec<u8>),
     statements: BTreeMap<Vec<u8>, Statement>,
@@ -96,9 +193,10 @@ pub(crate) fn answer(rows: Vec<Vec<Option<Vec<u8>>>>) -> Carried {
         let (Some(kind), Some(name), value, more) = (next(), next(), next(), next()) else { continue };
         let Some(value) = value else { continue };
         match kind.as_slice() {
-            b"setting" | b"custom" => {
+            b"setting" | b"custom" | b"inherited" => {
                 if !NOT_CARRIED.iter().any(|known| known.as_bytes() == name) {
-                    carried.settings.insert(name, value);
+                    let of = if kind == b"inherited" { &mut carried.inherited } else { &mut carried.settings };
+                    of.insert(name, value);
                 }
             }
             b"role" => carried.roles = (name, value),
@@ -128,13 +226,34 @@ impl Carried {
         !self.channels.is_empty()
     }
 
-    /// Statements that make a session at another server, logged in as `user`, carry the same. `used`: it may carry
-    /// something else.
-    pub(crate) fn replay(&self, user: &str, used: bool) -> Batch {
-        let mut batch = Batch::default();
-        if used {
-            batch.query("DISCARD ALL");
+    /// A question to a session at another server for those of the inherited settings that it has otherwise, with the values that it is
+    /// to have, where it may set them; none where nothing was inherited. Names and values are in the session's encoding, which is
+    /// set before.
+    pub(crate) fn ask_inherited(&self) -> Option<Batch> {
+        const DIFFERENT: &[u8] = b"SELECT w.name, w.value FROM pg_catalog.unnest($1, $2) w (name, value) \
+            LEFT JOIN pg_catalog.pg_settings s ON s.name = w.name WHERE CASE WHEN s.name IS NULL \
+            THEN w.name LIKE '%.%' AND pg_catalog.current_setting(w.name, true) IS DISTINCT FROM w.value \
+            ELSE s.setting IS DISTINCT FROM w.value AND (s.context = 'user' \
+            OR s.context = 'superuser' AND pg_catalog.current_setting('is_superuser') = 'on') END";
+        if self.inherited.is_empty() {
+            return None;
         }
+        let mut batch = Batch::default();
+        let encoding = &b"client_encoding"[..];
+        if let Some(value) = self.settings.get(encoding).or_else(|| self.inherited.get(encoding)) {
+            batch.bytes.extend(set(encoding, value).bytes);
+            batch.syncs += 1;
+        }
+        put_parse(&mut batch.bytes, b"", DIFFERENT, &[TEXTS, TEXTS]);
+        put_bind(&mut batch.bytes, b"", b"", &[&array(self.inherited.keys()), &array(self.inherited.values())]);
+        put_execute(&mut batch.bytes, b"");
+        batch.sync();
+        Some(batch)
+    }
+
+    /// Statements that make a session at another server, logged in as `user`, carry the same but for [`Carried::ask_inherited`].
+    pub(crate) fn replay(&self, user: &str) -> Batch {
+        let mut batch = Batch::default();
         self.replay_settings(user, &mut batch);
         for (name, statement) in &self.statements {
             if statement.by_sql {
@@ -171,8 +290,7 @@ impl Carried {
         if settings.is_empty() {
             return;
         }
-        const SET: &[u8] = b"SELECT pg_catalog.set_config($1, $2, false)";
-        put_parse(&mut batch.bytes, b"", SET, &[25, 25]);
+        put_parse(&mut batch.bytes, b"", SET, &[TEXT, TEXT]);
         for (name, value) in settings {
             put_bind(&mut batch.bytes, b"", b"", &[name, value]);
             put_execute(&mut batch.bytes, b"");
@@ -214,6 +332,7 @@ fn query_of_bytes(sql: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use stillpoint_migrate_testbed::{Cluster, NEWER, available, newer_available};
     use stillpoint_migrate_wire::frame::{Scanner, Step};
 
     fn row(texts: [&str; 4]) -> Vec<Option<Vec<u8>>> {
@@ -247,9 +366,8 @@ mod tests {
             row(["lock", "ExclusiveLock", "1,2,1", ""]),
             row(["lock", "ShareLock", "1,4294967295,2", ""]),
         ]);
-        let replay = carried.replay("alice", true);
+        let replay = carried.replay("alice");
         let told = told(&replay);
-        assert_eq!(told[0], "QDISCARD ALL");
         let binds: Vec<&String> = told.iter().filter(|message| message.starts_with('B')).collect();
         assert_eq!(binds.len(), 4, "{told:?}");
         assert!(binds[0].contains("client_encoding") && binds[3].contains("reader"), "{binds:?}");
@@ -269,10 +387,63 @@ mod tests {
     #[test]
     fn a_session_that_carries_nothing_needs_nothing() {
         let carried = answer(vec![row(["role", "alice", "none", ""])]);
-        assert_eq!(carried.replay("alice", false).syncs, 0);
+        assert_eq!(carried.replay("alice").syncs, 0);
+        assert!(carried.ask_inherited().is_none());
         assert_eq!(carried.take_locks().syncs, 0);
         let pinned = answer(vec![row(["pin", "temporary relation t", "", ""])]);
         assert_eq!(pinned.pins, ["temporary relation t"]);
+    }
+
+    /// Settings of the same kinds by which a server does its work.
+    const OF_SERVERS: [&str; 14] = [
+        "client_encoding",
+        "commit_siblings",
+        "default_tablespace",
+        "default_toast_compression",
+        "gin_pending_list_limit",
+        "local_preload_libraries",
+        "synchronize_seqscans",
+        "temp_tablespaces",
+        "transaction_deferrable",
+        "transaction_isolation",
+        "transaction_read_only",
+        "wal_skip_threshold",
+        // Of servers before 18, which has other kinds for these.
+        "vacuum_freeze_min_age",
+        "vacuum_freeze_table_age",
+    ];
+
+    #[test]
+    fn every_setting_of_a_session_is_kept_or_its_server_s() {
+        if !available() {
+            return;
+        }
+        let newer = newer_available().then(|| Cluster::of_major(NEWER, &["lc_messages=C"]));
+        for cluster in [Some(Cluster::start(&["lc_messages=C"])), newer].into_iter().flatten() {
+            let names = cluster.sql(
+                "postgres",
+                "SELECT name FROM pg_settings WHERE context = 'user' AND category ~ '^(Client Connection Defaults|\
+                 Error Handling|Lock Management|Version and Platform|Write-Ahead Log / S)' AND name !~ 'failsafe|multixact'",
+            );
+            let unknown = |name: &&str| !SESSION_SETTINGS.contains(name) && !OF_SERVERS.contains(name);
+            assert_eq!(names.lines().filter(unknown).collect::<Vec<_>>(), Vec::<&str>::new());
+        }
+    }
+
+    #[test]
+    fn inherited_settings_are_asked_for_in_the_session_s_encoding() {
+        let inherited =
+            [row(["inherited", "DateStyle", "SQL, DMY", ""]), row(["inherited", "search_path", "\"a\\b\"", ""])];
+        let encoding = row(["setting", "client_encoding", "LATIN1", ""]);
+        for (rows, syncs) in [(inherited.to_vec(), 1), ([&inherited[..], &[encoding]].concat(), 2)] {
+            let batch = answer(rows).ask_inherited().unwrap();
+            let told = told(&batch);
+            assert_eq!((batch.syncs, told.iter().filter(|message| *message == "S").count()), (syncs, syncs));
+            assert_eq!(told.iter().any(|message| message.contains("client_encoding")), syncs == 2, "{told:?}");
+            let asked = told.iter().rfind(|message| message.starts_with('B')).unwrap();
+            assert!(asked.contains(r#"{"DateStyle","search_path"}"#), "{asked}");
+            assert!(asked.contains(r#"{"SQL, DMY","\"a\\b\""}"#), "{asked}");
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod opening;
 mod pump;
 mod shadow;
 
+pub use carried::SESSION_SETTINGS;
 pub(crate) use notes::CustomNames;
 #[cfg(test)]
 pub(crate) use notes::Notes;

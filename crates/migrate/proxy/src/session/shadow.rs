@@ -3,7 +3,7 @@
 use crate::error::SessionError;
 use crate::link::{self, Answers, Ready};
 use crate::secret::Credential;
-use crate::session::carried::Carried;
+use crate::session::carried::{self, Carried};
 use crate::target::Target;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -203,13 +203,41 @@ async fn warm_up(ready: &mut Ready) -> Result<(), String> {
 
 async fn carry(ready: &mut Ready, access: &Access, carried: &Carried, used: bool) -> Result<(), String> {
     let _place = access.target.place().await;
-    let batch = carried.replay(&access.user, used);
-    let answers = ask(ready, &batch.bytes, batch.syncs).await?;
-    if let Some((code, message)) = answers.error {
-        let message = backend::without_values(&code, &message, "");
-        return Err(format!("the target does not take over its state: {code}: {message}"));
+    if used {
+        let batch = carried::discard();
+        taken_over(&ask(ready, &batch.bytes, batch.syncs).await?)?;
     }
+    inherit(ready, carried).await?;
+    let batch = carried.replay(&access.user);
+    taken_over(&ask(ready, &batch.bytes, batch.syncs).await?)?;
     take_locks(ready, carried).await
+}
+
+fn taken_over(answers: &Answers) -> Result<(), String> {
+    match &answers.error {
+        Some((code, message)) => {
+            let message = backend::without_values(code, message, "");
+            Err(format!("the target does not take over its state: {code}: {message}"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Gives the session what the source gave it and the target does not. A value that the target does not know (a locale, a tablespace)
+/// is no reason to keep the session from moving: the check has named it.
+async fn inherit(ready: &mut Ready, carried: &Carried) -> Result<(), String> {
+    let Some(question) = carried.ask_inherited() else { return Ok(()) };
+    let different = ask(ready, &question.bytes, question.syncs).await?;
+    taken_over(&different)?;
+    for row in different.rows {
+        let [Some(name), Some(value)] = &row[..] else { continue };
+        let batch = carried::set(name, value);
+        if let Some((code, _)) = ask(ready, &batch.bytes, batch.syncs).await?.error {
+            let name = String::from_utf8_lossy(name);
+            tracing::warn!(%name, code, "the target does not take a setting that a session has at the source");
+        }
+    }
+    Ok(())
 }
 
 /// All of its advisory locks, or none.

@@ -85,6 +85,74 @@ fn a_session_keeps_what_it_carries_there_and_back() {
     });
 }
 
+/// Values that the source gives a session which sets nothing itself: its file, the role, the database.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_session_keeps_the_settings_that_its_server_gave_it() {
+    if !available() {
+        return;
+    }
+    let a = Cluster::start(&[
+        "allow_in_place_tablespaces=on",
+        "timezone=Asia/Tokyo",
+        "work_mem=5MB",
+        "idle_session_timeout=1h",
+    ]);
+    let b = Cluster::start(&[
+        "timezone=UTC",
+        "work_mem=6MB",
+        "default_transaction_isolation=serializable",
+        "lock_timeout=7s",
+    ]);
+    a.sql("postgres", "CREATE TABLESPACE elsewhere LOCATION ''");
+    for sql in [
+        "ALTER ROLE ALL SET DateStyle = 'SQL, DMY'",
+        "ALTER DATABASE postgres SET statement_timeout = '77s'",
+        "ALTER ROLE postgres SET search_path = \"$user\", 'a, \"\"b'",
+        "ALTER ROLE postgres SET app.tenant = 'it''s \\7'",
+        "ALTER ROLE postgres IN DATABASE postgres SET maintenance_work_mem = '7MB'",
+        "ALTER ROLE postgres SET default_tablespace = 'elsewhere'",
+    ] {
+        a.sql("postgres", sql);
+    }
+    b.sql("postgres", "ALTER ROLE postgres SET intervalstyle = 'sql_standard'; ALTER ROLE ALL SET app.tenant = '8'");
+    let tables = format!("{}{}[tenants.postgres]\nserver = \"a\"\n", server("a", &a), server("b", &b));
+    let proxy = Proxy::start("", &tables);
+    let (client, latin) = (connect(&proxy).await, connect(&proxy).await);
+    client.batch_execute("SET extra_float_digits = 0").await.unwrap();
+    latin.batch_execute("SET client_encoding = 'LATIN1'").await.unwrap();
+    let kept = [
+        "TimeZone",
+        "DateStyle",
+        "IntervalStyle",
+        "statement_timeout",
+        "search_path",
+        "app.tenant",
+        "maintenance_work_mem",
+        "default_transaction_isolation",
+        "lock_timeout",
+        "idle_session_timeout",
+        "extra_float_digits",
+    ];
+    let values = async |client: &tokio_postgres::Client| {
+        let mut values = Vec::new();
+        for name in kept {
+            values.push((name, text(client, &format!("SELECT current_setting('{name}')")).await));
+        }
+        values
+    };
+    let (before, of_latin) = (values(&client).await, values(&latin).await);
+    assert_eq!(before[5].1, "it's \\7");
+    for (to, work_mem, tablespace) in [("b", "6MB", ""), ("a", "5MB", "elsewhere"), ("b", "6MB", "")] {
+        let mut control = proxy.control().await;
+        prepare(&mut control, "postgres", to).await;
+        assert_eq!(switch(&mut control, "postgres").await, 2);
+        assert_eq!(values(&client).await, before, "at {to}");
+        assert_eq!(values(&latin).await, of_latin, "at {to}");
+        assert_eq!(text(&client, "SHOW work_mem").await, work_mem, "how a server works is its own affair");
+        assert_eq!(text(&client, "SHOW default_tablespace").await, tablespace, "one that it does not have is left");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn an_open_transaction_blocks_the_pause_and_is_named_and_nothing_happens_to_it() {
     if !available() {

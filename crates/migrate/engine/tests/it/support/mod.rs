@@ -111,6 +111,11 @@ impl Bench {
         Bench::of(start(), start())
     }
 
+    /// The same with a target of another major version, and more settings of it.
+    pub(crate) fn to_newer(major: u32, more: &[&str]) -> Bench {
+        Bench::of(Cluster::start(&with_common(&[])), Cluster::of_major(major, &with_common(more)))
+    }
+
     fn of(source: Cluster, target: Cluster) -> Bench {
         let dir = tempfile::tempdir().expect("make a directory");
         let front = FakeFront {

@@ -1,0 +1,483 @@
+//! Roles of the source that go with a database: compared with those of the target, and made there on request.
+//!
+//! A role goes with the database when a definition names it (an owner, a right, a setting in the database), when it may log in and
+//! connect and is no superuser, and when a role that goes is its member. Roles that the target has stay as they are, but for those
+//! that this migration made: they are kept as they are on the source until clients change sides, and are dropped with the target's
+//! database when the migration is given up.
+//!
+//! ```text
+//!  copy: missing roles made     before each pause: made ones brought up to date     in the pause: marks
+//!        |  undo: dropped                                                                |  differ: clients go on, and once more
+//! ```
+//!
+//! Passwords go as the verifiers that the source stores. The session that sends them turns off all that would log or show its
+//! statements.
+
+use crate::check::{Finding, Verdict};
+use crate::inventory::text;
+use crate::link::{Link, Row, identifier, literal};
+use crate::{Error, Server, fence};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Handling of the roles that go with the database.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Roles {
+    /// Roles that the target lacks are made there.
+    Create,
+    /// Roles are compared, and differences are named.
+    #[default]
+    Check,
+    /// Only roles are looked at without which definitions cannot be made.
+    Ignore,
+}
+
+/// Verifier of a password, which no message shows.
+#[derive(Clone, PartialEq, Eq)]
+struct Verifier(String);
+
+impl fmt::Debug for Verifier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Verifier")
+    }
+}
+
+/// Membership in another role. Servers before 16 have no options of inheritance and of SET ROLE for each membership.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+struct Membership {
+    role: String,
+    admin: bool,
+    inherits: Option<bool>,
+    may_set: Option<bool>,
+}
+
+impl Membership {
+    fn is_like(&self, other: &Membership) -> bool {
+        let same = |one: Option<bool>, other: Option<bool>| one.is_none() || other.is_none() || one == other;
+        (&self.role, self.admin) == (&other.role, other.admin)
+            && same(self.inherits, other.inherits)
+            && same(self.may_set, other.may_set)
+    }
+
+    /// Options of the GRANT that makes it.
+    fn options(&self) -> String {
+        match (self.inherits, self.may_set) {
+            (Some(inherits), Some(may_set)) => {
+                format!(" WITH ADMIN {}, INHERIT {inherits}, SET {may_set}", self.admin)
+            }
+            _ if self.admin => " WITH ADMIN OPTION".into(),
+            _ => String::new(),
+        }
+    }
+}
+
+impl fmt::Display for Membership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.role)?;
+        f.write_str(if self.admin { " with admin option" } else { "" })?;
+        f.write_str(if self.inherits == Some(false) { " without inherit option" } else { "" })?;
+        f.write_str(if self.may_set == Some(false) { " without set option" } else { "" })
+    }
+}
+
+/// A role of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Role {
+    name: String,
+    /// Keywords of CREATE ROLE, the same number of them for each role.
+    attributes: Vec<String>,
+    connection_limit: String,
+    valid_until: String,
+    password: Option<Verifier>,
+    memberships: Vec<Membership>,
+    /// Settings in all databases, as `name=value`.
+    settings: Vec<String>,
+    comment: Option<String>,
+    /// A definition of the database names it.
+    is_named: bool,
+    /// It goes with the database.
+    goes: bool,
+    /// It may log in and connect to the database.
+    connects: bool,
+}
+
+/// Time until which passwords hold that have no end.
+const FOR_EVER: &str = "infinity";
+
+/// A question for all roles but the server's own.
+fn question(database: &str) -> String {
+    format!(
+        "WITH RECURSIVE here AS (SELECT oid, datdba FROM pg_database WHERE datname = {}), \
+         named (oid) AS (SELECT s.refobjid FROM pg_shdepend s, here WHERE s.refclassid = 'pg_authid'::regclass \
+         AND (s.dbid = here.oid OR s.dbid = 0 AND s.classid = 'pg_database'::regclass AND s.objid = here.oid) \
+         UNION SELECT datdba FROM here \
+         UNION SELECT d.setrole FROM pg_db_role_setting d, here WHERE d.setdatabase = here.oid AND d.setrole <> 0), \
+         connects (oid) AS (SELECT r.oid FROM pg_authid r, here WHERE r.rolcanlogin \
+         AND has_database_privilege(r.oid, here.oid, 'CONNECT')), \
+         goes (oid) AS (SELECT oid FROM named \
+         UNION SELECT r.oid FROM pg_authid r JOIN connects USING (oid) WHERE NOT r.rolsuper \
+         UNION SELECT m.roleid FROM pg_auth_members m JOIN goes ON goes.oid = m.member) \
+         SELECT r.rolname, concat_ws(' ', {}, {}, {}, {}, {}, {}, {}), r.rolconnlimit, \
+         coalesce(r.rolvaliduntil, '{FOR_EVER}'), r.rolpassword, \
+         (SELECT coalesce(json_agg(x ORDER BY x.role), '[]') FROM (SELECT g.rolname AS role, bool_or(m.admin_option) AS admin, \
+         bool_or((to_jsonb(m) ->> 'inherit_option')::bool) AS inherits, \
+         bool_or((to_jsonb(m) ->> 'set_option')::bool) AS may_set FROM pg_auth_members m JOIN pg_authid g ON g.oid = m.roleid \
+         WHERE m.member = r.oid GROUP BY g.rolname) x), \
+         (SELECT coalesce(json_agg(s ORDER BY s), '[]') FROM pg_db_role_setting d, unnest(d.setconfig) s \
+         WHERE d.setrole = r.oid AND d.setdatabase = 0), shobj_description(r.oid, 'pg_authid'), \
+         r.oid IN (SELECT oid FROM named), r.oid IN (SELECT oid FROM goes), r.oid IN (SELECT oid FROM connects) \
+         FROM pg_authid r WHERE r.rolname !~ '^pg_' ORDER BY 1",
+        literal(database),
+        keyword("rolsuper", "SUPERUSER"),
+        keyword("rolinherit", "INHERIT"),
+        keyword("rolcreaterole", "CREATEROLE"),
+        keyword("rolcreatedb", "CREATEDB"),
+        keyword("rolcanlogin", "LOGIN"),
+        keyword("rolreplication", "REPLICATION"),
+        keyword("rolbypassrls", "BYPASSRLS"),
+    )
+}
+
+fn keyword(column: &str, word: &str) -> String {
+    format!("CASE WHEN r.{column} THEN '{word}' ELSE 'NO{word}' END")
+}
+
+/// Marks of the catalogs that hold roles: another one means that a row came, went or changed.
+const MARKS: &str = "SELECT 'pg_authid', count(*), sum(hashtextextended(concat(ctid, ' ', xmin), 0)) FROM pg_authid \
+     UNION ALL SELECT 'pg_auth_members', count(*), sum(hashtextextended(concat(ctid, ' ', xmin), 0)) FROM pg_auth_members \
+     UNION ALL SELECT 'pg_db_role_setting', count(*), sum(hashtextextended(concat(ctid, ' ', xmin), 0)) \
+     FROM pg_db_role_setting WHERE setdatabase = 0";
+
+/// Asks for the marks of a server's roles.
+pub(crate) async fn marks(link: &mut Link) -> Result<Vec<Row>, Error> {
+    link.query(MARKS).await
+}
+
+/// Names of the catalogs whose marks are other ones.
+pub(crate) fn outdated(then: &[Row], now: &[Row]) -> Vec<String> {
+    now.iter().filter(|mark| !then.contains(mark)).map(|mark| text(mark, 0)).collect()
+}
+
+async fn read(link: &mut Link, database: &str) -> Result<Vec<Role>, Error> {
+    let rows = link.query(&question(database)).await?;
+    let broken = |why: &serde_json::Error| link.receiver.protocol(format!("a broken list of roles: {why}"));
+    let role = |row: &Row| -> Result<Role, Error> {
+        let value = |at: usize| row.get(at).cloned().flatten();
+        Ok(Role {
+            name: text(row, 0),
+            attributes: text(row, 1).split(' ').map(str::to_owned).collect(),
+            connection_limit: text(row, 2),
+            valid_until: text(row, 3),
+            password: value(4).map(Verifier),
+            memberships: serde_json::from_str(&text(row, 5)).map_err(|error| broken(&error))?,
+            settings: serde_json::from_str(&text(row, 6)).map_err(|error| broken(&error))?,
+            comment: value(7),
+            is_named: text(row, 8) == "t",
+            goes: text(row, 9) == "t",
+            connects: text(row, 10) == "t",
+        })
+    };
+    rows.iter().map(role).collect()
+}
+
+fn of<'r>(roles: &'r [Role], name: &str) -> Option<&'r Role> {
+    roles.iter().find(|role| role.name == name)
+}
+
+impl Role {
+    /// Differences of the target's role, for people; of a password only that there is one.
+    fn differences(&self, there: &Role) -> Vec<String> {
+        let mut each: Vec<String> = Vec::new();
+        let mut differ = |kind: &str, here: &str, there: &str| {
+            if here != there {
+                each.push(format!("{kind}{there} instead of {here}"));
+            }
+        };
+        for (here, there) in self.attributes.iter().zip(&there.attributes) {
+            differ("", here, there);
+        }
+        differ("CONNECTION LIMIT ", &self.connection_limit, &there.connection_limit);
+        differ("VALID UNTIL ", &self.valid_until, &there.valid_until);
+        let alike = self.memberships.len() == there.memberships.len()
+            && self.memberships.iter().zip(&there.memberships).all(|(here, there)| here.is_like(there));
+        if !alike {
+            differ("memberships ", &listed(&self.memberships), &listed(&there.memberships));
+        }
+        differ("settings ", &listed(&self.settings), &listed(&there.settings));
+        if self.password != there.password {
+            each.push("another password".into());
+        }
+        each
+    }
+
+    /// Attributes and password, as the end of CREATE ROLE and ALTER ROLE.
+    fn with(&self) -> String {
+        let password = self.password.as_ref().map_or_else(|| "NULL".into(), |Verifier(stored)| literal(stored));
+        let (attributes, limit) = (self.attributes.join(" "), &self.connection_limit);
+        format!("WITH {attributes} CONNECTION LIMIT {limit} PASSWORD {password}")
+    }
+
+    /// Statement that makes it.
+    fn made(&self) -> String {
+        let until = if self.valid_until == FOR_EVER { String::new() } else { self.until() };
+        format!("CREATE ROLE {} {}{until}; ", identifier(&self.name), self.with())
+    }
+
+    fn until(&self) -> String {
+        format!(" VALID UNTIL {}", literal(&self.valid_until))
+    }
+
+    /// Statements that have the target's role be like this one, but for [`Role::equipped`].
+    fn changed(&self, there: &Role) -> String {
+        let name = identifier(&self.name);
+        let mut sql = format!("ALTER ROLE {name} {}{}; ALTER ROLE {name} RESET ALL; ", self.with(), self.until());
+        for membership in &there.memberships {
+            sql += &format!("REVOKE {} FROM {name}; ", identifier(&membership.role));
+        }
+        sql
+    }
+
+    /// Statements that give a role of the target memberships, settings and comment of this one.
+    fn equipped(&self) -> String {
+        let name = identifier(&self.name);
+        let mut sql = String::new();
+        for membership in &self.memberships {
+            sql += &format!("GRANT {} TO {name}{}; ", identifier(&membership.role), membership.options());
+        }
+        for setting in &self.settings {
+            let (setting, value) = setting.split_once('=').unwrap_or((setting, ""));
+            sql += &format!("ALTER ROLE {name} SET {} TO {}; ", identifier(setting), written(setting, value));
+        }
+        let comment = self.comment.as_ref().map_or_else(|| "NULL".into(), |comment| literal(comment));
+        sql + &format!("COMMENT ON ROLE {name} IS {comment}; ")
+    }
+}
+
+fn listed(all: &[impl ToString]) -> String {
+    let all: Vec<String> = all.iter().map(ToString::to_string).collect();
+    if all.is_empty() { "none".into() } else { all.join(", ") }
+}
+
+/// Settings whose values are lists of quoted names: SET takes each of these by itself, where the value of another is one text.
+const LISTS: [&str; 6] = [
+    "local_preload_libraries",
+    "search_path",
+    "session_preload_libraries",
+    "shared_preload_libraries",
+    "temp_tablespaces",
+    "unix_socket_directories",
+];
+
+/// The value of a setting as SET takes it.
+fn written(setting: &str, value: &str) -> String {
+    if !LISTS.contains(&setting) {
+        return literal(value);
+    }
+    let names = names(value);
+    if names.is_empty() { literal("") } else { names.iter().map(|name| literal(name)).collect::<Vec<_>>().join(", ") }
+}
+
+/// The names of such a list: each is quoted, or ends at a comma.
+fn names(list: &str) -> Vec<String> {
+    let (mut names, mut name, mut quoted) = (Vec::new(), String::new(), false);
+    let mut letters = list.chars().peekable();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '"' if quoted && letters.peek() == Some(&'"') => name.extend(letters.next()),
+            '"' => quoted = !quoted,
+            ',' if !quoted => names.push(std::mem::take(&mut name)),
+            letter if letter.is_whitespace() && !quoted => {}
+            letter => name.push(letter),
+        }
+    }
+    if !list.is_empty() {
+        names.push(name);
+    }
+    names
+}
+
+/// Settings that a server has and does not list.
+const UNLISTED: [&str; 2] = ["role", "session_authorization"];
+
+/// Says what becomes of the source's roles; `here` and `there` are sessions of superusers.
+///
+/// # Errors
+///
+/// When a server cannot be asked.
+pub(crate) async fn compare(
+    here: &mut Link,
+    there: &mut Link,
+    source: &Server,
+    wanted: Roles,
+    findings: &mut Vec<Finding>,
+) -> Result<(), Error> {
+    let (ours, theirs) = (read(here, &source.database).await?, read(there, &source.database).await?);
+    let known = there.query("SELECT name FROM pg_settings").await?;
+    let known: Vec<String> = known.iter().map(|row| text(row, 0)).collect();
+    let mut find = |role: &Role, verdict: Verdict, note: String| {
+        findings.push(Finding { kind: "role".into(), name: role.name.clone(), verdict, note });
+    };
+    for role in &ours {
+        match (wanted, of(&theirs, &role.name)) {
+            (Roles::Create, None) if role.goes => {
+                let note = format!(
+                    "made on the target with its attributes, password, memberships ({}) and settings",
+                    listed(&role.memberships)
+                );
+                find(role, Verdict::Moved, note);
+                let settings = role.settings.iter().filter_map(|setting| setting.split_once('=')).map(|(name, _)| name);
+                let unknown = |name: &&str| !known.iter().any(|known| known == name) && !UNLISTED.contains(name);
+                for setting in settings.filter(|name| !name.contains('.')).filter(unknown) {
+                    find(role, Verdict::Refused, format!("the target does not know its setting {setting}"));
+                }
+            }
+            (Roles::Create, None) if role.connects => {
+                find(
+                    role,
+                    Verdict::NotMoved,
+                    "a superuser that no definition names: it is not made on the target".into(),
+                );
+            }
+            (_, None) if role.is_named => {
+                let note = "it owns or may use something, and is not on the target; --roles create makes it";
+                find(role, Verdict::Refused, note.into());
+            }
+            (Roles::Check, None) if role.connects => {
+                find(
+                    role,
+                    Verdict::NotMoved,
+                    "it may log in, and is not on the target; --roles create makes it".into(),
+                );
+            }
+            (Roles::Create | Roles::Check, Some(other)) if role.goes || role.connects => {
+                let each = role.differences(other);
+                if !each.is_empty() {
+                    find(role, Verdict::NotMoved, format!("on the target it has {}", each.join("; ")));
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// A statement that keeps those that follow in its session from being logged and shown.
+const SILENCE: &str = "SELECT set_config(name, silent.value, false) FROM (VALUES ('log_statement', 'none'), \
+     ('log_min_duration_statement', '-1'), ('log_min_duration_sample', '-1'), ('log_duration', 'off'), \
+     ('log_transaction_sample_rate', '0'), ('log_min_error_statement', 'panic'), ('debug_print_parse', 'off'), \
+     ('debug_print_raw_parse', 'off'), ('debug_print_rewritten', 'off'), ('debug_print_plan', 'off'), \
+     ('track_activities', 'off'), ('pg_stat_statements.track', 'none'), ('pg_stat_statements.track_utility', 'off'), \
+     ('pgaudit.log', 'none'), ('pgaudit.role', '')) AS silent (name, value) JOIN pg_settings USING (name)";
+
+/// Has the target have all roles that go with the source's database: makes those that it lacks, and has those that were `made` before be
+/// as they are on the source. Before one is made, `keep` writes down the names of all that are.
+///
+/// # Errors
+///
+/// When a server cannot be asked, refuses a role, or `keep` fails.
+pub(crate) async fn bring(
+    source: &Server,
+    target: &Server,
+    made: &[String],
+    mut keep: impl FnMut(&[String]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let (mut here, mut there) = (fence::beside(source).await?, fence::beside(target).await?);
+    let ours = read(&mut here, &source.database).await?;
+    let theirs = read(&mut there, &target.database).await?;
+    let missing: Vec<&Role> = ours.iter().filter(|role| role.goes && of(&theirs, &role.name).is_none()).collect();
+    let changed = |role: &&Role| made.contains(&role.name);
+    let changed = ours.iter().filter(changed).filter_map(|role| Some((role, of(&theirs, &role.name)?)));
+    let changed = changed.filter(|(role, other)| !role.differences(other).is_empty() || role.comment != other.comment);
+    let changed: Vec<(&Role, &Role)> = changed.collect();
+    let is_gone = |name: &&String| of(&ours, name).is_none() && of(&theirs, name).is_some();
+    let gone: Vec<&String> = made.iter().filter(is_gone).collect();
+    let mut sql = String::new();
+    gone.iter().for_each(|name| sql += &format!("DROP ROLE {}; ", identifier(name)));
+    missing.iter().for_each(|role| sql += &role.made());
+    changed.iter().for_each(|(role, other)| sql += &role.changed(other));
+    let whole = missing.iter().copied().chain(changed.iter().map(|(role, _)| *role));
+    whole.for_each(|role| sql += &role.equipped());
+    if sql.is_empty() {
+        return Ok(());
+    }
+    there.query(SILENCE).await?;
+    let all: Vec<String> = made.iter().cloned().chain(missing.iter().map(|role| role.name.clone())).collect();
+    keep(&all)?;
+    let names = missing.iter().chain(changed.iter().map(|(role, _)| role)).map(|role| role.name.as_str());
+    let doing =
+        format!("making roles {}", names.chain(gone.iter().map(|name| name.as_str())).collect::<Vec<_>>().join(", "));
+    // One transaction: all of it, or none.
+    let done = there.query_secret(&sql, &doing).await;
+    if let Err(Error::Sql { .. }) = done {
+        keep(made)?;
+    }
+    done.map(drop)
+}
+
+/// Drops roles that a migration made on a server, but for those that something else there has come to depend on.
+///
+/// # Errors
+///
+/// When the server cannot be asked.
+pub(crate) async fn drop_made(link: &mut Link, made: &[String]) -> Result<(), Error> {
+    let statement = |names: &[String]| {
+        let names: Vec<String> = names.iter().map(|name| identifier(name)).collect();
+        format!("SET client_min_messages = error; DROP ROLE IF EXISTS {}", names.join(", "))
+    };
+    if made.is_empty() {
+        return Ok(());
+    }
+    // Together: a role may depend on the membership of another.
+    let dropped = link.query(&statement(made)).await;
+    if !is_needed(&dropped) {
+        return dropped.map(drop);
+    }
+    for role in made {
+        let dropped = link.query(&statement(std::slice::from_ref(role))).await;
+        match is_needed(&dropped) {
+            true => tracing::warn!(role, "a role that the migration made stays: something else depends on it"),
+            false => drop(dropped?),
+        }
+    }
+    Ok(())
+}
+
+fn is_needed(dropped: &Result<Vec<Row>, Error>) -> bool {
+    dropped.as_ref().is_err_and(|error| error.sqlstate() == Some("2BP01"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_names_are_given_name_by_name() {
+        for (list, wanted) in [
+            ("\"$user\", public", "'$user', 'public'"),
+            ("\"a, \"\"b\"\"\",c", "'a, \"b\"', 'c'"),
+            ("\"\"", "''"),
+            ("", "''"),
+            ("o'clock", "'o''clock'"),
+        ] {
+            assert_eq!(written("search_path", list), wanted, "{list}");
+        }
+        assert_eq!(written("DateStyle", "SQL, DMY"), "'SQL, DMY'");
+    }
+
+    #[test]
+    fn memberships_of_older_servers_are_like_those_of_newer_ones() {
+        let of = |admin, inherits, may_set| Membership { role: "staff".into(), admin, inherits, may_set };
+        let (old, new) = (of(false, None, None), of(false, Some(true), Some(false)));
+        assert!(old.is_like(&new) && new.is_like(&old) && !old.is_like(&of(true, None, None)));
+        assert!(!new.is_like(&of(false, Some(true), Some(true))));
+        assert_eq!(new.options(), " WITH ADMIN false, INHERIT true, SET false");
+        assert_eq!((old.options(), of(true, None, None).options()), (String::new(), " WITH ADMIN OPTION".into()));
+        assert_eq!(listed(&[new]), "staff without set option");
+    }
+
+    #[test]
+    fn no_message_shows_a_verifier() {
+        assert_eq!(format!("{:?}", Some(Verifier("SCRAM-SHA-256$4096:x".into()))), "Some(Verifier)");
+    }
+}
