@@ -15,11 +15,13 @@
 //! after itself (VACUUM, ANALYZE, REINDEX, TRUNCATE), and of the catalogs that all databases share the rows that are of others.
 
 use crate::Error;
+use crate::fence::OWN_READ_ONLY;
 use crate::inventory::text;
 use crate::link::{Link, Row};
 use crate::outfit::PUBLICATIONS;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 /// Catalogs whose rows define nothing.
 const NO_DEFINITIONS: [&str; 4] = [
@@ -110,9 +112,20 @@ const REWRITTEN: [&str; 3] = ["pg_class", "pg_database", "pg_db_role_setting"];
 /// Shared catalogs whose things go with the database.
 const OF_DATABASE: [&str; 2] = ["pg_database", "pg_subscription"];
 
-/// Settings, without the database's that is part of the door.
-const SETTINGS: &str = "ARRAY(SELECT s FROM unnest(x.setconfig) s WHERE x.setdatabase = 0 OR x.setrole <> 0 \
-     OR s !~ '^default_transaction_read_only=' ORDER BY 1)";
+/// Settings, as they are without a fence: where there is one, it keeps the database's own `default_transaction_read_only` under another
+/// name.
+static SETTINGS: LazyLock<String> = LazyLock::new(|| {
+    let (name, of_fence) = ("default_transaction_read_only", format!("{OWN_READ_ONLY}="));
+    let is_of_fence = |setting: &str| format!("starts_with({setting}, '{of_fence}')");
+    format!(
+        "ARRAY(SELECT own FROM unnest(x.setconfig) s, LATERAL (SELECT CASE WHEN {} THEN '{name}' || \
+         nullif(substr(s, {}), '') WHEN starts_with(s, '{name}=') AND EXISTS (SELECT FROM unnest(x.setconfig) f WHERE {}) \
+         THEN NULL ELSE s END) o (own) WHERE own IS NOT NULL ORDER BY 1)",
+        is_of_fence("s"),
+        of_fence.len() + 1,
+        is_of_fence("f"),
+    )
+});
 
 /// Manner in which a thing comes and goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -248,7 +261,7 @@ impl Catalog {
             "pg_subscription" => vec![format!("x.subdbid = {here}")],
             "pg_db_role_setting" => vec![
                 format!("(x.setdatabase = {here} OR x.setdatabase = 0 AND (x.setrole = 0 OR x.setrole IN {roles}))"),
-                format!("cardinality({SETTINGS}) > 0"),
+                format!("cardinality({}) > 0", *SETTINGS),
             ],
             "pg_shdescription" | "pg_shseclabel" => vec![format!(
                 "CASE x.classoid WHEN {} THEN x.objoid = {here} WHEN {} THEN x.objoid IN {roles} ELSE true END",
@@ -298,7 +311,7 @@ impl Catalog {
                     "ARRAY(SELECT a::text FROM aclexplode(coalesce(x.datacl, acldefault('d', x.datdba))) a{kinds} ORDER BY 1)"
                 ));
             }
-            "pg_db_role_setting" => columns.push(SETTINGS.into()),
+            "pg_db_role_setting" => columns.push(SETTINGS.clone()),
             "pg_depend" => {
                 columns.push("CASE x.deptype WHEN 'e' THEN ROW(x.classid, x.objid, x.objsubid)::text END".into());
             }

@@ -24,6 +24,9 @@ const ENDING: Duration = Duration::from_secs(10);
 const LEAVING: Duration = Duration::from_secs(3);
 /// First half of the key of the lock that [`at_the_door`] takes; the other is made of the database's name.
 const DOOR: u32 = 0x0053_544d;
+/// Setting of a database that is shut, in which the database's own `default_transaction_read_only` is kept, which is the fence's then: `=` and
+/// the value, or nothing where it has none.
+pub(crate) const OWN_READ_ONLY: &str = "stillpoint.default_transaction_read_only";
 /// First halves of the keys of the locks that [`hold`] takes: the other halves are made of the database's name, and are the
 /// migration's number.
 const COMMANDS: u32 = 0x0053_5443;
@@ -205,7 +208,8 @@ pub(crate) async fn shut_again(beside: &mut Link, database: &str, grants: &[Gran
 /// No right and no setting keeps a superuser out, so connections are not allowed at all; the rest holds while the door is
 /// open for us.
 async fn shut(beside: &mut Link, database: &str, grants: &[Grant]) -> Result<(), Error> {
-    beside.query(&format!("{}{}", shutting(database), revoking(database, grants))).await.map(drop)
+    let read_only = begin_to_shut(beside, database).await?;
+    beside.query(&format!("{read_only}{}COMMIT", revoking(database, grants))).await.map(drop)
 }
 
 /// The same where rights to connect still are these. Otherwise nothing is done, and they are returned as they are now: giving
@@ -215,8 +219,8 @@ pub(crate) async fn shut_unless_changed(
     database: &str,
     grants: &[Grant],
 ) -> Result<Option<Vec<Grant>>, Error> {
-    // From the first of these on no other session can give or take a right.
-    let found = in_order(&beside.query(&format!("BEGIN; {}{}", shutting(database), rights(database))).await?);
+    let read_only = begin_to_shut(beside, database).await?;
+    let found = in_order(&beside.query(&format!("{read_only}{}", rights(database))).await?);
     if found != grants {
         beside.query("ROLLBACK").await?;
         return Ok(Some(found));
@@ -225,11 +229,41 @@ pub(crate) async fn shut_unless_changed(
     Ok(None)
 }
 
-fn shutting(database: &str) -> String {
+/// Begins a transaction in which the door is shut, and in which no other session can give or take a right to connect, or set the
+/// database something. Statements that have sessions begin read-only, and keep the database's own setting beside that.
+async fn begin_to_shut(beside: &mut Link, database: &str) -> Result<String, Error> {
     let name = identifier(database);
+    let settings = beside
+        .query(&format!(
+            "BEGIN; ALTER DATABASE {name} ALLOW_CONNECTIONS false; \
+             LOCK TABLE pg_db_role_setting IN SHARE ROW EXCLUSIVE MODE; {}",
+            read_only(database)
+        ))
+        .await?;
+    let fence = format!("ALTER DATABASE {name} SET default_transaction_read_only = on; ");
+    Ok(match (own_read_only(&settings), settings.first()) {
+        // It is shut already.
+        (Some(_), _) => fence,
+        (None, own) => {
+            let own = own.map_or_else(String::new, |row| format!("={}", text(row, 1)));
+            format!("ALTER DATABASE {name} SET {OWN_READ_ONLY} = {}; {fence}", literal(&own))
+        }
+    })
+}
+
+/// A question for the database's settings of read-only: name and value.
+fn read_only(database: &str) -> String {
     format!(
-        "ALTER DATABASE {name} ALLOW_CONNECTIONS false; ALTER DATABASE {name} SET default_transaction_read_only = on; "
+        "SELECT split_part(s, '=', 1), substr(s, strpos(s, '=') + 1) FROM pg_db_role_setting d, unnest(d.setconfig) s \
+         WHERE d.setrole = 0 AND d.setdatabase = (SELECT oid FROM pg_database WHERE datname = {}) \
+         AND split_part(s, '=', 1) IN ('default_transaction_read_only', '{OWN_READ_ONLY}')",
+        literal(database)
     )
+}
+
+/// The database's own setting, as the fence keeps it; none where there is no fence.
+fn own_read_only(settings: &[Row]) -> Option<String> {
+    settings.iter().find(|row| text(row, 0) == OWN_READ_ONLY).map(|row| text(row, 1))
 }
 
 /// Takes rights to connect, and with each what was passed on of it.
@@ -253,9 +287,13 @@ pub(crate) async fn lift_if_shut(server: &Server, fenced: Option<&Vec<Grant>>) -
 pub(crate) async fn lift(server: &Server, grants: &[Grant]) -> Result<Option<String>, Error> {
     let name = identifier(&server.database);
     let mut beside = at_the_door(server).await?;
-    let mut sql = format!(
-        "ALTER DATABASE {name} ALLOW_CONNECTIONS true; ALTER DATABASE {name} RESET default_transaction_read_only"
-    );
+    let mut sql = format!("ALTER DATABASE {name} ALLOW_CONNECTIONS true");
+    let settings = beside.query(&read_only(&server.database)).await?;
+    if let Some(own) = own_read_only(&settings) {
+        let own = own.strip_prefix('=').map(|value| format!("SET default_transaction_read_only = {}", literal(value)));
+        let own = own.unwrap_or_else(|| "RESET default_transaction_read_only".into());
+        sql += &format!("; ALTER DATABASE {name} {own}; ALTER DATABASE {name} RESET {OWN_READ_ONLY}");
+    }
     let (kept, lost) = remaining(&mut beside, grants).await?;
     for Grant { to, by, by_owner, grantable } in kept {
         let grantable = if *grantable { " WITH GRANT OPTION" } else { "" };
@@ -313,7 +351,9 @@ pub(crate) async fn bypassing(link: &mut Link, front: &mut Front, database: &str
         let is_proxied = |row: &Row| text(row, 0).parse().is_ok_and(|pid: u32| proxied.contains(&pid));
         let now: Vec<Row> = all.into_iter().filter(|row| !is_proxied(row)).collect();
         match &found {
-            Some(before) => return Ok(now.into_iter().filter(|row| before.contains(row)).collect()),
+            Some(before) => {
+                return Ok(now.into_iter().filter(|row| before.contains(row)).collect());
+            }
             None if now.is_empty() => return Ok(now),
             None => found = Some(now),
         }

@@ -3,13 +3,14 @@
 use crate::support::{Bench, observer};
 use std::sync::Arc;
 use stillpoint_events::{Event, EventKind};
-use stillpoint_migrate_engine::{Error, Observer, Options, Outcome, State, fallback, run};
+use stillpoint_migrate_engine::{Error, FaultPoint, Observer, Options, Outcome, State, fallback, run};
 use stillpoint_migrate_testbed::available;
 
 /// Statements that bring no row of a table, and the name by which each must be told.
-const DEFINED: [(&str, &str); 19] = [
+const DEFINED: [(&str, &str); 20] = [
     ("SELECT lo_create(4711)", "new large object 4711"),
     ("ALTER DATABASE shop SET work_mem = '5MB'", "changed database shop"),
+    ("ALTER DATABASE shop SET default_transaction_read_only = off", "changed database shop"),
     ("ALTER ROLE guest IN DATABASE shop SET work_mem = '5MB'", "changed database shop"),
     ("GRANT CREATE ON DATABASE shop TO guest", "changed database shop"),
     ("GRANT CONNECT ON DATABASE shop TO guest", "changed database shop"),
@@ -108,6 +109,13 @@ async fn what_is_defined_in_the_pause_ends_it_by_name() {
         ("GRANT CONNECT ON DATABASE shop TO guest", "changed database shop", "SELECT 1"),
         ("REVOKE CONNECT ON DATABASE shop FROM guest", "changed database shop", "SELECT 1"),
         ("ALTER DATABASE shop SET work_mem = '5MB'", "changed database shop", "SELECT 1"),
+        // The setting that the fence uses.
+        ("ALTER DATABASE shop SET default_transaction_read_only = off", "changed database shop", "SELECT 1"),
+        (
+            "ALTER DATABASE shop SET default_transaction_read_only = on",
+            "changed database shop",
+            "SET TRANSACTION READ WRITE; ALTER DATABASE shop RESET default_transaction_read_only",
+        ),
     ] {
         bench.front.lock().unwrap().at_pause = vec![sql];
         let failure = run(&options, observer().0).await.unwrap_err();
@@ -124,6 +132,33 @@ async fn what_is_defined_in_the_pause_ends_it_by_name() {
         bench.source.sql("shop", back);
         bench.assert_clean("shop");
     }
+}
+
+/// The fence sets the database read-only; its own value goes to the target, and is there again when the fence is lifted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_keeps_its_own_default_of_read_only() {
+    if !available() {
+        return;
+    }
+    let bench = bench();
+    let options = Options { share: 0.0, ..bench.options("shop") };
+    let settings = "SELECT coalesce(string_agg(s, ' '), '') FROM pg_db_role_setting d JOIN pg_database b ON b.oid = d.setdatabase, \
+                    unnest(setconfig) s WHERE datname = 'shop'";
+    for own in ["false", "on"] {
+        bench.source.sql("postgres", &format!("ALTER DATABASE shop SET default_transaction_read_only = '{own}'"));
+        let own = format!("default_transaction_read_only={own}");
+        let once = Options { faults: vec![FaultPoint::Fenced], pause_attempts: 1, ..options.clone() };
+        run(&once, observer().0).await.unwrap_err();
+        assert_eq!(bench.source.sql("postgres", settings), own, "behind a pause that came to nothing");
+        run(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+        assert_eq!(bench.target.sql("postgres", settings), own);
+        let fenced = bench.source.sql("postgres", settings);
+        assert!(fenced.split(' ').any(|setting| setting == "default_transaction_read_only=on"), "{fenced}");
+        fallback(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+        assert_eq!(bench.source.sql("postgres", settings), own, "the fence is gone");
+    }
+    bench.source.sql("postgres", "ALTER DATABASE shop RESET default_transaction_read_only");
+    bench.assert_clean("shop");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
