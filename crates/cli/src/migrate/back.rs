@@ -22,7 +22,17 @@ pub(crate) struct FallbackArgs {
     dry_run: bool,
 }
 
-/// Arguments of `stillpoint migrate finish` and `abort`.
+/// Arguments of `stillpoint migrate abort`.
+#[derive(clap::Args)]
+pub(crate) struct AbortArgs {
+    #[command(flatten)]
+    end: EndArgs,
+    /// Number of a migration whose journal is lost, as `status` tells: what it left on the source is removed without.
+    #[arg(long, value_name = "NUMBER")]
+    migration: Option<String>,
+}
+
+/// Arguments of `stillpoint migrate finish`, and of `abort`.
 #[derive(clap::Args)]
 pub(crate) struct EndArgs {
     #[command(flatten)]
@@ -93,8 +103,10 @@ pub(crate) fn finish(args: &EndArgs, output: &Output) -> Result<(), Failure> {
 }
 
 /// Runs `stillpoint migrate abort`.
-pub(crate) fn abort(args: &EndArgs, output: &Output) -> Result<(), Failure> {
-    let options = args.servers.options()?;
+pub(crate) fn abort(args: &AbortArgs, output: &Output) -> Result<(), Failure> {
+    let mut options = args.end.servers.options()?;
+    options.without_journal.clone_from(&args.migration);
+    let args = &args.end;
     if args.dry_run {
         return dry(&options, output, "slots, publications, schema and the target's database would be dropped");
     }
@@ -115,7 +127,10 @@ fn dry(options: &engine::Options, output: &Output, what: &str) -> Result<(), Fai
                 Failure::refused(anyhow::anyhow!("whether there is a migration is not known: {why}")).hint(REACH)
             );
         }
-        None => output.line(format_args!("{}: there is no migration", options.source.database_name())),
+        None => match status.owner {
+            Some(owner) => output.line(format_args!("{}: {owner}, which is not here", options.source.database_name())),
+            None => output.line(format_args!("{}: there is no migration", options.source.database_name())),
+        },
     }
     Ok(())
 }

@@ -27,7 +27,7 @@ pub(crate) enum Command {
     /// Where a migration stands.
     Status(status::Args),
     /// End a migration before clients change sides; both servers are as before.
-    Abort(back::EndArgs),
+    Abort(back::AbortArgs),
     /// After a migration: bring clients back to the source, with all that was committed since.
     Fallback(back::FallbackArgs),
     /// After a migration: give up the way back.

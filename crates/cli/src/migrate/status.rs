@@ -36,7 +36,14 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
         return Err(Failure { exit: Exit::Unknown, error, state, hint: Some(REACH.into()) });
     }
     match &status.record {
-        None => output.line(format_args!("{database}: no migration")),
+        None => match &status.owner {
+            Some(owner) => output.line(format_args!(
+                "{database}: {owner}, which is not here: commands that are given that journal work on it, \
+                 `stillpoint migrate abort --migration {}` removes it where the journal is lost",
+                owner.migration
+            )),
+            None => output.line(format_args!("{database}: no migration")),
+        },
         Some(record) => {
             let kept = status.kept_bytes.map_or_else(String::new, |kept| format!(", {kept} bytes of log kept for it"));
             output.line(format_args!(

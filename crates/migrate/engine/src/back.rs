@@ -9,6 +9,7 @@ use crate::journal::{Journal, Phase, Record};
 use crate::link::{Link, Purpose};
 use crate::options::{Failure, Options, State};
 use crate::outfit::{self, PUBLICATIONS};
+use crate::owner::{self, Held};
 use crate::progress::{Observer, Teller};
 use crate::run::{Following, Outcome, catch_up, compare_between, with_any_proxy};
 use crate::switch::{self, Direction, Side};
@@ -30,8 +31,11 @@ pub async fn fallback(options: &Options, observer: Observer) -> Result<Outcome, 
 async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<Option<Outcome>, Failure> {
     let options = &options.recorded().map_err(Failure::untouched)?;
     let mut journal = Journal::open(&options.state, &options.source.database).map_err(Failure::untouched)?;
-    let held = fence::hold_if_there(&options.source, &journal.record.migration).await;
-    let _held = held.map_err(Failure::untouched)?;
+    let held = owner::hold_if_there(&options.source, &journal.record.migration).await;
+    let held = held.map_err(Failure::untouched)?;
+    if is_over(held.as_ref(), &journal)? {
+        return journal.end().map(|()| Some(Outcome::AlreadyThere)).map_err(Failure::untouched);
+    }
     match journal.record.phase {
         Phase::Returned => return taken_away(options, journal, Outcome::AlreadyThere).await.map(Some),
         Phase::Switched | Phase::Returning if journal.record.way_back => {}
@@ -60,9 +64,16 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
         Phase::Switched => Failure::untouched(error),
         _ => Failure::on_target(error),
     })?;
+    let migration = journal.record.migration.clone();
+    let mut held = match held {
+        Some(held) => held,
+        None => owner::hold(&options.source, Some(&migration)).await.map_err(Failure::on_target)?,
+    };
+    journal.witness = Some(held.witness());
     let ended = tokio::select! {
         ended = steps(options, &mut journal, definitions, teller) => ended,
         () = options.interrupt.notified() => Err(Error::Interrupted),
+        lost = held.lost(&migration, teller) => Err(lost),
     };
     let returned = match (&ended, journal.record.phase) {
         (Ok(_), _) | (_, Phase::Returned) => Ok(true),
@@ -86,6 +97,11 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
         }
         (Err(error), Err(unknown)) => Err(Failure { error, state: State::Unknown(unknown.to_string()) }),
     }
+}
+
+/// [`Held::is_over`]; false where the source could not be asked.
+fn is_over(held: Option<&Held>, journal: &Journal) -> Result<bool, Failure> {
+    held.map_or(Ok(false), |held| held.is_over(journal)).map_err(Failure::untouched)
 }
 
 /// Clients are on the source: what is left of the migration goes, the target's database with it.
@@ -183,10 +199,13 @@ pub async fn finish(options: &Options) -> Result<(), Failure> {
         let text = "clients are not on the target yet: there is nothing to finish";
         return Err(Failure::untouched(Error::WrongPhase(text.into())));
     }
-    let held = fence::hold_if_there(&options.source, &journal.record.migration).await;
-    let _held = held.map_err(Failure::untouched)?;
+    let held = owner::hold_if_there(&options.source, &journal.record.migration).await;
+    let held = held.map_err(Failure::untouched)?;
+    if is_over(held.as_ref(), &journal)? {
+        return journal.end().map_err(Failure::untouched);
+    }
     take_away(options, &mut journal).await.map_err(Failure::on_target)?;
-    journal.end().map_err(Failure::on_target)
+    undo::released(options, journal).await.map_err(Failure::on_target)
 }
 
 async fn take_away(options: &Options, journal: &mut Journal) -> Result<(), Error> {

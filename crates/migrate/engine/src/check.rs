@@ -6,7 +6,7 @@
 use crate::front::Front;
 use crate::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA, number, text};
 use crate::link::{Link, Purpose, literal};
-use crate::{Capture, Error, Options, Server, fence, roles, surroundings};
+use crate::{Capture, Error, Options, Server, fence, owner, roles, surroundings};
 use serde::Serialize;
 use std::collections::HashSet;
 use stillpoint_migrate_proxy::{Capturable, capturable, capturable_question};
@@ -142,6 +142,9 @@ pub async fn check(options: &Options) -> Result<Report, Error> {
     let Options { source, accepted, .. } = options;
     let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
     let mut findings = Vec::new();
+    if let Some(owner) = owner::owner(&mut fence::beside(source).await?, &source.database).await? {
+        refuse(&mut findings, "migration", &owner.migration, format!("{owner}, has not ended"));
+    }
     let wanted = options.targets().count() as i64;
     let (by, mut capture) = source_facts(&mut link, options, wanted, &mut findings).await?;
     let mut clusters = Vec::new();

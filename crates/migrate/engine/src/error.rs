@@ -178,6 +178,22 @@ pub enum Error {
         /// The command's session there.
         who: String,
     },
+    /// The database has a migration, whose journal is another one.
+    #[error("{server} has a migration of another journal: {owner}")]
+    Owned {
+        /// The source of that migration.
+        server: String,
+        /// Its number, beginning and journal.
+        owner: String,
+    },
+    /// The lock that keeps other commands from the database is held no more.
+    #[error("the command's lock on {server} is lost: {why}")]
+    LockLost {
+        /// The source of the migration.
+        server: String,
+        /// How it was lost, and why it is not taken again.
+        why: String,
+    },
     /// A migration is, or is not, in the phase that a command needs.
     #[error("{0}")]
     WrongPhase(String),
@@ -221,6 +237,7 @@ impl Error {
             | Error::ForeignJournal { .. }
             | Error::Host(stillpoint_host::Error::Untrusted { .. })
             | Error::AtWork { .. }
+            | Error::Owned { .. }
             | Error::WrongPhase(_)
             | Error::Proxy(_)
             | Error::ProxyGone(_) => true,

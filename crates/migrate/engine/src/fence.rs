@@ -14,12 +14,11 @@
 use crate::front::Front;
 use crate::inventory::text;
 use crate::link::{Link, Purpose, Row, identifier, literal};
-use crate::outfit::WHO;
 use crate::{APPLICATION, Error, Server};
 use std::time::{Duration, Instant};
 
 /// How long sessions may take to end outside of a pause.
-const ENDING: Duration = Duration::from_secs(10);
+pub(crate) const ENDING: Duration = Duration::from_secs(10);
 /// How long the proxy has for leaving; it takes less than two seconds.
 const LEAVING: Duration = Duration::from_secs(3);
 /// First half of the key of the lock that [`at_the_door`] takes; the other is made of the database's name.
@@ -27,12 +26,6 @@ const DOOR: u32 = 0x0053_544d;
 /// Setting of a database that is shut, in which the database's own `default_transaction_read_only` is kept, which is the fence's then: `=` and
 /// the value, or nothing where it has none.
 pub(crate) const OWN_READ_ONLY: &str = "stillpoint.default_transaction_read_only";
-/// First halves of the keys of the locks that [`hold`] takes: the other halves are made of the database's name, and are the
-/// migration's number.
-const COMMANDS: u32 = 0x0053_5443;
-const MIGRATIONS: u32 = 0x0053_544e;
-/// Time for the session of a command that has just ended to end too.
-const COMMAND_ENDING: Duration = Duration::from_secs(2);
 /// Between two looks at who bypasses the proxy.
 const LOOKING_AGAIN: Duration = Duration::from_millis(250);
 /// Between two looks at sessions that end.
@@ -63,70 +56,6 @@ pub(crate) async fn at_the_door(server: &Server) -> Result<Link, Error> {
         "t" => Ok(link),
         _ => Err(Error::WrongPhase(format!("another command is at the door of {server}"))),
     }
-}
-
-/// Keeps other commands from the migration of a database, as long as the connection lives. The lock of a journal does that for
-/// one directory of one machine; another command may have been given another directory.
-///
-/// The caller holds the journal of `migration`, if there is one: another session that holds it here is of a command that has died.
-///
-/// # Errors
-///
-/// [`Error::AtWork`] when another command is at work; others when the server cannot be asked.
-pub(crate) async fn hold(server: &Server, migration: Option<&str>) -> Result<Link, Error> {
-    let mut link = beside(server).await?;
-    let name = literal(&server.database);
-    let number = migration.and_then(|migration| u32::from_str_radix(migration, 16).ok());
-    if let Some(number) = number {
-        let earlier = format!(
-            "SELECT pg_terminate_backend(l.pid, {}) FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
-             WHERE l.locktype = 'advisory' AND l.classid = {MIGRATIONS} AND l.objid = {number} \
-             AND l.pid <> pg_backend_pid() AND a.application_name = {} AND a.datname = current_database()",
-            ENDING.as_millis(),
-            literal(APPLICATION)
-        );
-        link.query(&earlier).await?;
-    }
-    let begun = Instant::now();
-    while link.text(&format!("SELECT pg_try_advisory_lock({COMMANDS}, hashtext({name}))")).await? != "t" {
-        if begun.elapsed() > COMMAND_ENDING {
-            let who = at_work(&mut link, &server.database).await?.unwrap_or_default();
-            return Err(Error::AtWork { server: server.to_string(), who });
-        }
-        tokio::time::sleep(LOOKING_AGAIN / 10).await;
-    }
-    if let Some(number) = number {
-        link.query(&format!("SELECT pg_try_advisory_lock({MIGRATIONS}, {})", number.cast_signed())).await?;
-    }
-    Ok(link)
-}
-
-/// The same where the server can be asked; what comes next tells why it cannot.
-///
-/// # Errors
-///
-/// [`Error::AtWork`] alone.
-pub(crate) async fn hold_if_there(server: &Server, migration: &str) -> Result<Option<Link>, Error> {
-    match hold(server, Some(migration)).await {
-        Ok(link) => Ok(Some(link)),
-        Err(error @ Error::AtWork { .. }) => Err(error),
-        Err(error) => {
-            tracing::debug!(%error, "no command is kept from the database");
-            Ok(None)
-        }
-    }
-}
-
-/// The session of a command that [`hold`]s a database, for people; `beside` is a connection beside it.
-pub(crate) async fn at_work(beside: &mut Link, database: &str) -> Result<Option<String>, Error> {
-    let sql = format!(
-        "SELECT format('%s, since %s, from %s', {WHO}, date_trunc('second', backend_start), \
-         coalesce(host(client_addr), 'its machine')) FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
-         WHERE l.locktype = 'advisory' AND l.classid = {COMMANDS} AND l.granted AND a.datname = current_database() \
-         AND l.objid = (hashtext({})::bigint & 4294967295)::oid",
-        literal(database)
-    );
-    beside.value(&sql).await
 }
 
 /// A right to connect, as it was given.
@@ -351,9 +280,7 @@ pub(crate) async fn bypassing(link: &mut Link, front: &mut Front, database: &str
         let is_proxied = |row: &Row| text(row, 0).parse().is_ok_and(|pid: u32| proxied.contains(&pid));
         let now: Vec<Row> = all.into_iter().filter(|row| !is_proxied(row)).collect();
         match &found {
-            Some(before) => {
-                return Ok(now.into_iter().filter(|row| before.contains(row)).collect());
-            }
+            Some(before) => return Ok(now.into_iter().filter(|row| before.contains(row)).collect()),
             None if now.is_empty() => return Ok(now),
             None => found = Some(now),
         }

@@ -4,6 +4,7 @@ use crate::Error;
 use crate::catalogs::Definitions;
 use crate::fence::Grant;
 use crate::outfit::IdentityChange;
+use crate::owner::Witness;
 use crate::roles::Roles;
 use rustix::process::{Pid, Signal};
 use serde::de::DeserializeOwned;
@@ -144,6 +145,9 @@ pub struct Record {
     pub(crate) roles: Roles,
     /// Whether a way back is kept open.
     pub way_back: bool,
+    /// The source names this migration as the owner of the database, until it has ended.
+    #[serde(default)]
+    pub(crate) claimed: bool,
     /// Where in the target's log the way back begins.
     pub back_from: u64,
     /// Behind the switch the source is as it is to stay; where there is a slot, its absence says so.
@@ -231,6 +235,8 @@ impl Record {
 pub(crate) struct Journal {
     path: PathBuf,
     pub(crate) record: Record,
+    /// Tells whether the lock on the source is held that goes with it; none where the source could not be asked.
+    pub(crate) witness: Option<Witness>,
     _lock: File,
 }
 
@@ -440,7 +446,7 @@ impl Journal {
                 there.database, there.phase
             )));
         }
-        let journal = Journal { path, record, _lock: lock };
+        let journal = Journal { path, record, witness: None, _lock: lock };
         journal.write()?;
         Ok(journal)
     }
@@ -450,13 +456,13 @@ impl Journal {
         let (path, lock) = lock(state, database)?;
         let record =
             peek(state, database)?.ok_or_else(|| Error::WrongPhase(format!("there is no migration of {database}")))?;
-        Ok(Journal { path, record, _lock: lock })
+        Ok(Journal { path, record, witness: None, _lock: lock })
     }
 
     /// Takes up an existing one at once; none when there is none, or when another process is at work on it.
     pub(crate) fn try_open(state: &Path, database: &str) -> Result<Option<Journal>, Error> {
         let Some((path, lock)) = try_lock(state, database, Duration::ZERO)? else { return Ok(None) };
-        Ok(peek(state, database)?.map(|record| Journal { path, record, _lock: lock }))
+        Ok(peek(state, database)?.map(|record| Journal { path, record, witness: None, _lock: lock }))
     }
 
     /// Changes the record; it is on disk when this returns.
@@ -639,6 +645,7 @@ mod tests {
             made_roles: Vec::new(),
             roles: Roles::Check,
             way_back: true,
+            claimed: false,
             back_from: 0,
             settled: false,
             served_from: None,

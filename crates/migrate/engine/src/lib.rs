@@ -23,7 +23,8 @@
 //! be. The way back reads the target's log in any case.
 //!
 //! One command at a time is at work on a database: it holds the journal, and a lock on the source by which another command
-//! is refused that was given another directory for its journal.
+//! is refused that was given another directory for its journal. Between two commands the source names the migration that has the
+//! database, and no command works on it with another journal.
 //!
 //! **It does not** repeat definitions (whatever is defined on the source, or written to a large object, ends the migration by
 //! name, clients unharmed), move large objects, or hold back clients whose load the target cannot follow: it tells of that.
@@ -82,6 +83,7 @@ mod light;
 mod link;
 mod options;
 mod outfit;
+mod owner;
 mod pgoutput;
 mod progress;
 mod recording;
@@ -106,6 +108,7 @@ pub use fault::FaultPoint;
 pub use heal::heal;
 pub use journal::{Capture, Copying, Other, Phase, Record};
 pub use options::{Failure, Options, State};
+pub use owner::Owner;
 pub use progress::Observer;
 pub use roles::Roles;
 pub use run::{Outcome, run};

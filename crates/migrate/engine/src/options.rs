@@ -47,6 +47,8 @@ pub struct Options {
     pub schedule: Schedule,
     /// Handling of the roles that go with the database.
     pub roles: Roles,
+    /// Number of a migration whose journal is lost, and that [`crate::abort`] takes away without.
+    pub without_journal: Option<String>,
     /// What the user accepts knowingly.
     pub accepted: Accepted,
     /// Wakes when the user wants it ended.
@@ -76,6 +78,7 @@ impl Options {
             capture: None,
             schedule: Schedule::Lsir,
             roles: Roles::default(),
+            without_journal: None,
             accepted: Accepted::default(),
             interrupt: Arc::default(),
             faults: Vec::new(),
@@ -194,6 +197,12 @@ impl Failure {
             }
             (Error::AtWork { .. }, _) => {
                 "wait for it, or end it where it runs; its session on the source tells from where it came"
+            }
+            (Error::Owned { .. }, _) => {
+                "call it where that journal is; where it is lost, `stillpoint migrate abort --migration NUMBER`"
+            }
+            (Error::LockLost { .. }, _) => {
+                "`stillpoint migrate status` names a command that is at work; then run it again"
             }
             (Error::WrongPhase(_), _) => "`stillpoint migrate status`",
             (_, State::OnTarget) => "`stillpoint migrate status`, then `fallback` or `finish`",

@@ -23,13 +23,14 @@ use crate::journal::{self, Capture, Copying, Journal, Other, Phase, Record, Shar
 use crate::link::{Link, Purpose, literal};
 use crate::options::{Failure, Options, State};
 use crate::outfit::{self, PUBLICATIONS, Slot};
+use crate::owner::Held;
 use crate::pgoutput::Lsn;
 use crate::progress::{Observer, Teller};
 use crate::recording::Recording;
 use crate::switch::{self, Side};
 use crate::throttle::{Bounds, COPIED, Throttle};
 use crate::weight::yielding;
-use crate::{Error, Roles, Server, fence, roles, several, undo};
+use crate::{Error, Roles, Server, owner, roles, several, undo};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -131,7 +132,7 @@ pub(crate) async fn with_any_proxy(
 async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<Option<Outcome>, Failure> {
     let options = &options.recorded().map_err(Failure::untouched)?;
     let there = journal::peek(&options.state, &options.source.database).map_err(Failure::untouched)?;
-    let (mut journal, _held) = match there.map(|record| record.phase) {
+    let (mut journal, mut held) = match there.map(|record| record.phase) {
         None => begin(options, teller).await.map_err(Failure::untouched)?,
         Some(Phase::Switched) => {
             switch::settle_again(options, teller).await.map_err(Failure::on_target)?;
@@ -142,14 +143,17 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
             return Err(Failure::on_target(Error::WrongPhase(text.into())));
         }
         Some(_) => match undo::recover(options, teller).await? {
-            undo::Recovered::Following(journal, held) => (*journal, held),
+            undo::Recovered::Following(taken_up) => *taken_up,
             undo::Recovered::Switched => return Ok(Some(Outcome::AlreadyThere)),
             undo::Recovered::Nothing => begin(options, teller).await.map_err(Failure::untouched)?,
         },
     };
+    journal.witness = Some(held.witness());
+    let migration = journal.record.migration.clone();
     let ended = tokio::select! {
         ended = steps(options, &mut journal, teller) => ended,
         () = options.interrupt.notified() => Err(Error::Interrupted),
+        lost = held.lost(&migration, teller) => Err(lost),
     };
     let error = match ended {
         Ok(paused) => return Ok(Some(Outcome::Switched { paused })),
@@ -232,12 +236,12 @@ pub(crate) async fn bring_up(
 }
 
 /// Checks, and writes down that something begins; with what keeps other commands from the database.
-async fn begin(options: &Options, teller: &Teller) -> Result<(Journal, Link), Error> {
+async fn begin(options: &Options, teller: &Teller) -> Result<(Journal, Held), Error> {
     let mut random = [0u8; 4];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
         .map_err(|error| Error::Journal { path: options.state.clone(), source: error.into() })?;
     let migration: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
-    let held = fence::hold(&options.source, Some(&migration)).await?;
+    let held = owner::hold(&options.source, Some(&migration)).await?;
     let checking = crate::check(options);
     let report = teller.phase("check", checking).await?;
     report.accepted()?;
@@ -270,6 +274,7 @@ async fn begin(options: &Options, teller: &Teller) -> Result<(Journal, Link), Er
         made_roles: Vec::new(),
         roles: options.roles,
         way_back: !options.accepted.no_fallback,
+        claimed: false,
         back_from: 0,
         settled: false,
         served_from: Some(served_from),
@@ -279,7 +284,9 @@ async fn begin(options: &Options, teller: &Teller) -> Result<(Journal, Link), Er
         fenced: None,
         fenced_target: None,
     };
-    Ok((Journal::begin(&options.state, record)?, held))
+    let mut journal = Journal::begin(&options.state, record)?;
+    owner::claim(options, &mut journal).await?;
+    Ok((journal, held))
 }
 
 /// Puts on the source what all targets need of it.

@@ -188,7 +188,9 @@ pub(crate) async fn switch(
     let (begun, drained, left) = loop {
         match stand_still(options, journal, &mut prepared, direction, teller).await {
             Ok(standing) => break standing,
-            Err(error @ (Error::TimedOut { .. } | Error::CatalogsChanged(_))) if attempt < options.pause_attempts => {
+            Err(error @ (Error::TimedOut { .. } | Error::CatalogsChanged(_) | Error::LockLost { .. }))
+                if attempt < options.pause_attempts =>
+            {
                 teller.warn(format!("pause {attempt} of {}: {error}; clients go on", options.pause_attempts));
             }
             Err(error) => return Err(error),
@@ -324,6 +326,10 @@ async fn in_pause(
     let migration = literal(&journal.record.migration);
     let epoch = format!("DELETE FROM stillpoint.epoch; INSERT INTO stillpoint.epoch VALUES ({migration}, 1, true)");
     to.query(&(numbers + &epoch)).await?;
+    // Behind all that takes time: from here on it is the proxy alone that decides, and clients of one pause go one way.
+    if let Some(witness) = &journal.witness {
+        witness.holds(if direction.side() == Side::Target { beside } else { to }).await?;
+    }
     tracing::debug!(flushed = ?begun.elapsed(), "all of it is on the other side");
     reach(&options.faults, FaultPoint::Drained)
 }

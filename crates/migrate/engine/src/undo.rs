@@ -5,6 +5,7 @@ use crate::inventory::{number, text};
 use crate::journal::{self, Copying, Journal, Phase, Record};
 use crate::link::{Link, Purpose, identifier, literal};
 use crate::options::{Failure, Options, State};
+use crate::owner::{self, Held, Owner};
 use crate::progress::Teller;
 use crate::run::clean;
 use crate::switch::{Side, serves, side_of};
@@ -19,7 +20,7 @@ const LOCK_LIMIT: Duration = Duration::from_secs(10);
 /// What the next run makes of a migration that was cut off.
 pub(crate) enum Recovered {
     /// It goes on from where the target follows; with what keeps other commands from the database.
-    Following(Box<Journal>, Link),
+    Following(Box<(Journal, Held)>),
     /// Clients are on the target.
     Switched,
     /// It was taken away.
@@ -41,6 +42,8 @@ pub struct Status {
     pub kept_bytes: Option<u64>,
     /// Slots of ours that this journal does not know.
     pub orphans: Vec<String>,
+    /// The migration that has the database, as the source tells: that of the record, or one of another journal.
+    pub owner: Option<Owner>,
     /// The session on the source of the command that is at work on it, perhaps with another journal.
     pub at_work: Option<String>,
     /// Error of the server that would know the rest, and could not be asked.
@@ -79,10 +82,16 @@ impl Status {
 pub(crate) async fn recover(options: &Options, teller: &Teller) -> Result<Recovered, Failure> {
     let mut journal = Journal::open(&options.state, &options.source.database).map_err(Failure::untouched)?;
     let unknown = |error: Error| Failure { state: State::Unknown(error.to_string()), error };
-    let held = match fence::hold(&options.source, Some(&journal.record.migration)).await {
-        Err(error @ Error::AtWork { .. }) => return Err(Failure::untouched(error)),
+    let held = match owner::hold(&options.source, Some(&journal.record.migration)).await {
+        Err(error @ (Error::AtWork { .. } | Error::Owned { .. })) => return Err(Failure::untouched(error)),
         held => held,
     };
+    if let Ok(held) = &held
+        && held.is_over(&journal).map_err(Failure::untouched)?
+    {
+        journal.end().map_err(Failure::untouched)?;
+        return Ok(Recovered::Nothing);
+    }
     // Not as it was before the lock was had: a guardian may have been at work.
     let phase = journal.record.phase;
     if phase == Phase::Switched {
@@ -105,8 +114,9 @@ pub(crate) async fn recover(options: &Options, teller: &Teller) -> Result<Recove
     }
     if journal.record.phase == Phase::Following && is_kept(options, &journal.record.slot()).await {
         let held = held.map_err(Failure::untouched)?;
+        owner::claim(options, &mut journal).await.map_err(Failure::untouched)?;
         teller.warn("a migration was cut off: it goes on from where the target follows".into());
-        return Ok(Recovered::Following(Box::new(journal), held));
+        return Ok(Recovered::Following(Box::new((journal, held))));
     }
     teller.warn(match phase {
         Phase::Returned => {
@@ -166,11 +176,21 @@ pub(crate) async fn undo(options: &Options, mut journal: Journal) -> State {
         }
     }
     if problems.is_empty()
-        && let Err(error) = journal.end()
+        && let Err(error) = released(options, journal).await
     {
         problems.push(error.to_string());
     }
     clean(problems)
+}
+
+/// Nothing of the migration is left: the database is free for another, and the journal goes.
+///
+/// # Errors
+///
+/// When the source cannot be asked, or the journal cannot be removed.
+pub(crate) async fn released(options: &Options, journal: Journal) -> Result<(), Error> {
+    owner::release(&options.source, &journal.record.migration).await?;
+    journal.end()
 }
 
 async fn undo_source(options: &Options, record: &Record) -> Result<(), Error> {
@@ -210,8 +230,12 @@ pub async fn abort(options: &Options) -> Result<State, Failure> {
         }
         Err(error) => return abort_orphans(options, error).await,
     };
-    let held = fence::hold_if_there(&options.source, &journal.record.migration).await;
-    let _held = held.map_err(Failure::untouched)?;
+    let held = owner::hold_if_there(&options.source, &journal.record.migration).await;
+    let held = held.map_err(Failure::untouched)?;
+    if journal.record.claimed && held.as_ref().is_some_and(|held| !held.is_owned()) {
+        journal.end().map_err(Failure::untouched)?;
+        return Ok(State::OnSource);
+    }
     let phase = journal.record.phase;
     let switching = matches!(phase, Phase::Switching | Phase::Returning);
     let over = phase == Phase::Switched
@@ -235,10 +259,11 @@ async fn abort_orphans(options: &Options, error: Error) -> Result<State, Failure
     if journal::peek(&options.state, &options.source.database).map_err(untouched)?.is_some() {
         return Err(Failure::untouched(error));
     }
-    let _held = fence::hold(&options.source, None).await.map_err(untouched)?;
+    let lost = options.without_journal.as_deref();
+    let held = owner::hold(&options.source, lost).await.map_err(untouched)?;
     let mut link = Link::connect(&options.source, Purpose::Statements, &[]).await.map_err(untouched)?;
     let orphans = outfit::our_slots(&mut link, &options.source.database).await.map_err(untouched)?;
-    if orphans.is_empty() {
+    if orphans.is_empty() && !held.is_owned() {
         return Err(Failure::untouched(error));
     }
     let remains = |error: Error| Failure { state: State::OnSourceWithRemains(error.to_string()), error };
@@ -246,6 +271,9 @@ async fn abort_orphans(options: &Options, error: Error) -> Result<State, Failure
         outfit::drop_slot(&mut link, &orphan).await.map_err(remains)?;
     }
     outfit::uninstall(&mut link).await.map_err(remains)?;
+    if let Some(lost) = lost {
+        owner::release(&options.source, lost).await.map_err(remains)?;
+    }
     Ok(State::OnSource)
 }
 
@@ -271,6 +299,7 @@ pub async fn status(options: &Options) -> Result<Status, Error> {
         kept_for_others: BTreeMap::new(),
         kept_bytes: None,
         orphans: Vec::new(),
+        owner: None,
         at_work: None,
         unasked: None,
         defined_since: Vec::new(),
@@ -300,7 +329,12 @@ pub async fn status(options: &Options) -> Result<Status, Error> {
             return Ok(status);
         }
     };
-    status.at_work = fence::at_work(&mut link, server.database_name()).await?;
+    // The lock and the owner are on the source whichever side serves.
+    let mut elsewhere = if back { fence::beside(&options.source).await.ok() } else { None };
+    if let Some(source) = if back { elsewhere.as_mut() } else { Some(&mut link) } {
+        status.owner = owner::owner(source, options.source.database_name()).await?;
+        status.at_work = owner::at_work(source, options.source.database_name()).await?;
+    }
     let rows = link
         .query(&format!(
             "SELECT slot_name, pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint FROM pg_replication_slots \

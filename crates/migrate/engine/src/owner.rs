@@ -1,0 +1,300 @@
+//! Exclusion on the source of a database: of a second command while one is at work, and of a second migration until the first has ended.
+//!
+//! A command holds an advisory lock in the database `postgres` there as long as it works. From the first command of a migration to the last a
+//! row of a table beside it names the migration, and where its journal is: with another journal no command works on the database. The lock of
+//! a journal does neither, which is one directory's of one machine.
+//!
+//! ```text
+//!  run: lock, row ........ lock lost? --> taken again, the row is still ours: no other command has worked in between --> goes on
+//!       |                             \-> another command's, or the row is gone: ends, clients on the source
+//!       +-- in the pause, before the switch: the lock is held still, or clients go on where they are
+//!  fallback, finish, abort: lock ........ row gone
+//! ```
+
+use crate::fence::{ENDING, beside};
+use crate::inventory::text;
+use crate::journal::{Journal, Phase};
+use crate::link::{Link, literal};
+use crate::outfit::WHO;
+use crate::progress::Teller;
+use crate::{APPLICATION, Error, Options, Server};
+use serde::Serialize;
+use std::fmt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// First halves of the keys of the locks that [`hold`] takes: the other halves are made of the database's name, and are the
+/// migration's number.
+const COMMANDS: u32 = 0x0053_5443;
+const MIGRATIONS: u32 = 0x0053_544e;
+/// Key of the lock under which the table is made and dropped, which is no command's.
+const TABLE: u64 = 0x0053_544f;
+/// Time for the session of a command that has just ended to end too.
+const COMMAND_ENDING: Duration = Duration::from_secs(2);
+/// Between two tries to take the lock.
+const TRYING_AGAIN: Duration = Duration::from_millis(25);
+/// Between two looks whether the lock is held still.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Migration that has a database, as its source tells.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Owner {
+    /// Its number.
+    pub migration: String,
+    /// Machine and directory of its journal.
+    pub journal: String,
+    /// Moment when it began, by the source's clock.
+    pub since: String,
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "migration {}, begun {}, with its journal in {}", self.migration, self.since, self.journal)
+    }
+}
+
+/// The owner of the server's database; none when it has none. `beside` is a connection beside it.
+///
+/// # Errors
+///
+/// When the server cannot be asked.
+pub(crate) async fn owner(beside: &mut Link, database: &str) -> Result<Option<Owner>, Error> {
+    if beside.value("SELECT to_regclass('stillpoint_migrations.owners')").await?.is_none() {
+        return Ok(None);
+    }
+    let sql = format!(
+        "SELECT migration, journal, date_trunc('second', since) FROM stillpoint_migrations.owners WHERE database = {}",
+        literal(database)
+    );
+    let rows = match beside.query(&sql).await {
+        // The last migration of the server has ended meanwhile.
+        Err(error) if error.sqlstate() == Some("42P01") => return Ok(None),
+        rows => rows?,
+    };
+    Ok(rows.first().map(|row| Owner { migration: text(row, 0), journal: text(row, 1), since: text(row, 2) }))
+}
+
+/// Machine and directory of a journal, for people.
+fn place(state: &Path) -> String {
+    let machine = rustix::system::uname();
+    let state = std::path::absolute(state).unwrap_or_else(|_| state.into());
+    format!("{}:{}", machine.nodename().to_string_lossy(), state.display())
+}
+
+/// Has the source name the journal's migration as the owner of the database, until [`release`].
+///
+/// # Errors
+///
+/// When the server cannot be asked, or the journal cannot be written.
+pub(crate) async fn claim(options: &Options, journal: &mut Journal) -> Result<(), Error> {
+    let mut link = beside(&options.source).await?;
+    let (record, place) = (&journal.record, place(&options.state));
+    let values = [record.database.as_str(), &record.migration, &place].map(literal).join(", ");
+    let sql = format!(
+        "SET client_min_messages = error; SELECT pg_advisory_xact_lock({TABLE}); \
+         CREATE SCHEMA IF NOT EXISTS stillpoint_migrations; \
+         CREATE TABLE IF NOT EXISTS stillpoint_migrations.owners (database text PRIMARY KEY, migration text NOT NULL, \
+         journal text NOT NULL, since timestamptz NOT NULL DEFAULT now()); \
+         INSERT INTO stillpoint_migrations.owners VALUES ({values}) ON CONFLICT (database) DO NOTHING"
+    );
+    link.query(&sql).await?;
+    journal.update(|record| record.claimed = true)
+}
+
+/// Takes [`claim`] back; harmless when there is nothing to take back.
+///
+/// # Errors
+///
+/// When the server cannot be asked.
+pub(crate) async fn release(server: &Server, migration: &str) -> Result<(), Error> {
+    let mut link = beside(server).await?;
+    link.query(&format!("BEGIN; SELECT pg_advisory_xact_lock({TABLE})")).await?;
+    if owner(&mut link, &server.database).await?.is_some() {
+        let (database, migration) = (literal(&server.database), literal(migration));
+        let table = "stillpoint_migrations.owners";
+        let delete = format!("DELETE FROM {table} WHERE database = {database} AND migration = {migration}");
+        let left = link.text(&format!("{delete}; SELECT count(*) FROM {table}")).await?;
+        if left == "0" {
+            link.query(&format!("DROP TABLE {table}; DROP SCHEMA stillpoint_migrations")).await?;
+        }
+    }
+    link.query("COMMIT").await.map(drop)
+}
+
+/// The session that holds the lock.
+#[derive(Debug, Clone)]
+struct Session {
+    pid: i32,
+    /// Its beginning: another session may come to have its number.
+    since: String,
+}
+
+/// Tells others whether a command still holds its lock.
+#[derive(Debug, Clone)]
+pub(crate) struct Witness {
+    server: Server,
+    session: Arc<Mutex<Session>>,
+}
+
+impl Witness {
+    /// Fails unless the lock is held at this moment, as the source tells; `link` is any connection to it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LockLost`]; others when the server cannot be asked.
+    pub(crate) async fn holds(&self, link: &mut Link) -> Result<(), Error> {
+        let Session { pid, since } = self.session.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let sql = format!(
+            "SELECT 1 FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE {} AND l.pid = {pid} AND a.backend_start = {}",
+            is_lock(&self.server.database),
+            literal(&since)
+        );
+        match link.value(&sql).await? {
+            Some(_) => Ok(()),
+            None => Err(Error::LockLost { server: self.server.to_string(), why: "its session has ended".into() }),
+        }
+    }
+}
+
+/// Condition on rows of `pg_locks`: a command's lock on a database.
+fn is_lock(database: &str) -> String {
+    format!(
+        "l.locktype = 'advisory' AND l.classid = {COMMANDS} AND l.granted AND l.objsubid = 2 \
+         AND l.objid = (hashtext({})::bigint & 4294967295)::oid",
+        literal(database)
+    )
+}
+
+/// The right of a command to work on the migration of a database, as long as the connection lives.
+pub(crate) struct Held {
+    link: Link,
+    witness: Witness,
+    owner: Option<Owner>,
+}
+
+impl Held {
+    /// Returns true if the source names the migration for which it is held.
+    pub(crate) fn is_owned(&self) -> bool {
+        self.owner.is_some()
+    }
+
+    /// Returns true if the journal's migration has ended, and nothing of it is left but the journal.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WrongPhase`] when it was removed without its journal.
+    pub(crate) fn is_over(&self, journal: &Journal) -> Result<bool, Error> {
+        let record = &journal.record;
+        match record.phase {
+            _ if !record.claimed || self.is_owned() => Ok(false),
+            // A command was cut off at its very end.
+            Phase::Returned => Ok(true),
+            Phase::Switched if !record.way_back => Ok(true),
+            _ => Err(Error::WrongPhase(format!(
+                "migration {} was removed by its number: `stillpoint migrate abort` removes its journal",
+                record.migration
+            ))),
+        }
+    }
+
+    /// Witness for others, by which these tell that it is held still.
+    pub(crate) fn witness(&self) -> Witness {
+        self.witness.clone()
+    }
+
+    /// Waits until the lock is lost for good. One whose connection breaks is taken again, which is no loss where the owner is still
+    /// `migration`: any other command would have refused, or removed it.
+    pub(crate) async fn lost(&mut self, migration: &str, teller: &Teller) -> Error {
+        loop {
+            tokio::time::sleep(WATCH_INTERVAL).await;
+            let Err(error) = self.link.query("SELECT").await else { continue };
+            let server = self.witness.server.clone();
+            let lost = |why: String| Error::LockLost { server: server.to_string(), why };
+            match hold(&server, Some(migration)).await {
+                Ok(held) if held.owner.is_some() => {
+                    let session = held.witness.session.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                    *self.witness.session.lock().unwrap_or_else(PoisonError::into_inner) = session;
+                    (self.link, self.owner) = (held.link, held.owner);
+                    teller.warn(format!(
+                        "{error}: the command's lock on {server} is held again, and no other command had it in between"
+                    ));
+                }
+                Ok(_) => return lost("another command has ended the migration since".into()),
+                Err(why) => return lost(format!("{error}; {why}")),
+            }
+        }
+    }
+}
+
+/// Keeps other commands from the migration of a database. The caller holds the journal of `migration`, if there is one: another session that
+/// holds it here is of a command that has died.
+///
+/// # Errors
+///
+/// [`Error::AtWork`] when another command is at work, [`Error::Owned`] when the database has another migration; others when the server
+/// cannot be asked.
+pub(crate) async fn hold(server: &Server, migration: Option<&str>) -> Result<Held, Error> {
+    let mut link = beside(server).await?;
+    let name = literal(&server.database);
+    let number = migration.and_then(|migration| u32::from_str_radix(migration, 16).ok());
+    if let Some(number) = number {
+        let earlier = format!(
+            "SELECT pg_terminate_backend(l.pid, {}) FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
+             WHERE l.locktype = 'advisory' AND l.classid = {MIGRATIONS} AND l.objid = {number} \
+             AND l.pid <> pg_backend_pid() AND a.application_name = {} AND a.datname = current_database()",
+            ENDING.as_millis(),
+            literal(APPLICATION)
+        );
+        link.query(&earlier).await?;
+    }
+    let begun = Instant::now();
+    while link.text(&format!("SELECT pg_try_advisory_lock({COMMANDS}, hashtext({name}))")).await? != "t" {
+        if begun.elapsed() > COMMAND_ENDING {
+            let who = at_work(&mut link, &server.database).await?.unwrap_or_default();
+            return Err(Error::AtWork { server: server.to_string(), who });
+        }
+        tokio::time::sleep(TRYING_AGAIN).await;
+    }
+    let owner = owner(&mut link, &server.database).await?;
+    if let Some(owner) = owner.as_ref().filter(|owner| Some(owner.migration.as_str()) != migration) {
+        return Err(Error::Owned { server: server.to_string(), owner: owner.to_string() });
+    }
+    if let Some(number) = number {
+        link.query(&format!("SELECT pg_try_advisory_lock({MIGRATIONS}, {})", number.cast_signed())).await?;
+    }
+    let since = link.text("SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()").await?;
+    let session = Arc::new(Mutex::new(Session { pid: link.pid, since }));
+    Ok(Held { link, witness: Witness { server: server.clone(), session }, owner })
+}
+
+/// The same where the server can be asked; none where it cannot, of which the next question tells the reason.
+///
+/// # Errors
+///
+/// [`Error::AtWork`] and [`Error::Owned`] alone.
+pub(crate) async fn hold_if_there(server: &Server, migration: &str) -> Result<Option<Held>, Error> {
+    match hold(server, Some(migration)).await {
+        Ok(held) => Ok(Some(held)),
+        Err(error @ (Error::AtWork { .. } | Error::Owned { .. })) => Err(error),
+        Err(error) => {
+            tracing::debug!(%error, "no command is kept from the database");
+            Ok(None)
+        }
+    }
+}
+
+/// The session of a command that [`hold`]s a database, for people; `beside` is a connection beside it.
+///
+/// # Errors
+///
+/// When the server cannot be asked.
+pub(crate) async fn at_work(beside: &mut Link, database: &str) -> Result<Option<String>, Error> {
+    let sql = format!(
+        "SELECT format('%s, since %s, from %s', {WHO}, date_trunc('second', backend_start), \
+         coalesce(host(client_addr), 'its machine')) FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
+         WHERE {} AND a.datname = current_database()",
+        is_lock(database)
+    );
+    beside.value(&sql).await
+}
