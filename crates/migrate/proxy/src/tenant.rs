@@ -379,9 +379,28 @@ impl Place {
         Place { tenant, entry, proxy }
     }
 
+    /// Waits while the tenant stands still. The server is the one in service then; the tenant is not entered.
+    pub(crate) async fn server_in_service(&self) -> Result<Arc<Server>, Refusal> {
+        self.once_open(|_| {}).await.map(|admitted| admitted.server)
+    }
+
     /// Waits while the tenant stands still, and enters it. The server is the one that is in service from now on.
-    pub(crate) async fn admit(&self) -> Result<Arc<Server>, Refusal> {
+    pub(crate) async fn admit(&self) -> Result<Admitted, Refusal> {
+        self.once_open(|state| {
+            state.sessions.insert(self.entry.id, self.entry.clone());
+            if let Some(target) = &state.target {
+                self.entry.send(Command::Prepare(target.clone(), None));
+            }
+            if let Some(capture) = state.capture.as_ref().filter(|capture| capture.is_live()) {
+                self.entry.send(Command::Capture(capture.clone(), None));
+            }
+        })
+        .await
+    }
+
+    async fn once_open(&self, enter: impl Fn(&mut State)) -> Result<Admitted, Refusal> {
         let mut changed = self.tenant.changed.subscribe();
+        let mut waited = false;
         loop {
             changed.mark_unchanged();
             {
@@ -391,21 +410,25 @@ impl Place {
                     return Err(Refusal::new("53300", message));
                 }
                 if state.service == Service::Open {
-                    state.sessions.insert(self.entry.id, self.entry.clone());
-                    if let Some(target) = &state.target {
-                        self.entry.send(Command::Prepare(target.clone(), None));
-                    }
-                    if let Some(capture) = state.capture.as_ref().filter(|capture| capture.is_live()) {
-                        self.entry.send(Command::Capture(capture.clone(), None));
-                    }
-                    return Ok(state.server.clone());
+                    enter(&mut state);
+                    return Ok(Admitted { server: state.server.clone(), waited });
                 }
             }
+            waited = true;
             if changed.changed().await.is_err() {
                 return Err(Refusal::new("57P01", "the proxy is shutting down"));
             }
         }
     }
+}
+
+/// A place in a tenant that is open.
+#[derive(Debug)]
+pub(crate) struct Admitted {
+    /// The server in service.
+    pub(crate) server: Arc<Server>,
+    /// It stood still before.
+    pub(crate) waited: bool,
 }
 
 impl Drop for Place {

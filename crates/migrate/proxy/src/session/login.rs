@@ -15,6 +15,7 @@ use crate::stream::Stream;
 use crate::tenant::Place;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 use stillpoint_migrate_wire::backend::{self, Authentication, put_authentication, put_key_data, put_parameter_status};
 use stillpoint_migrate_wire::frame::HEADER_LEN;
 use stillpoint_migrate_wire::frontend::SaslInitial;
@@ -141,24 +142,38 @@ pub(super) async fn log_in(
         Some(verifier) => {
             // First: a client without a proof takes none of the tenant's sessions, and does not hold up a pause.
             let credential = ask(&mut client, verifier, &wish.who.user).await?;
-            let server = place.admit().await.map_err(SessionError::Refused)?;
-            let packet = link::startup_packet(&wish.startup, &server);
-            let ready = match link::login(&server, &packet, &wish.who.user, &credential, limit).await {
+            wish.must_be_served().map_err(SessionError::Refused)?;
+            let server = place.admit().await.map_err(SessionError::Refused)?.server;
+            match log_in_again(server, wish, credential, limit).await {
                 Ok(ready) => ready,
                 Err(error) => return Err(pass_on(&mut client, error).await),
-            };
-            let mut greeting = Vec::new();
-            put_authentication(&mut greeting, 0, &[]);
-            let link::Ready { stream, leftover, parameters, key } = ready;
-            (LoggedIn { server, stream, leftover, parameters, credential }, greeting, key)
+            }
         }
         None => {
-            let server = place.admit().await.map_err(SessionError::Refused)?;
+            let server = place.server_in_service().await.map_err(SessionError::Refused)?;
             let packet = link::startup_packet(&wish.startup, &server);
             let mut stream = link::connect(&server, limit).await?;
             stream.write_all(&packet).await.map_err(SessionError::Server)?;
             stream.flush().await.map_err(SessionError::Server)?;
-            listen(&mut client, stream, server).await?
+            let heard = listen(&mut client, stream).await?;
+            wish.must_be_served().map_err(SessionError::Refused)?;
+            // Not before: a client that has not proved who it is must not hold up a pause either.
+            let target = place.tenant.target();
+            let admitted = place.admit().await.map_err(SessionError::Refused)?;
+            if Arc::ptr_eq(&admitted.server, &server) && !admitted.waited {
+                greet(&mut client, heard, server).await?
+            } else {
+                // The tenant has moved meanwhile, or stood still: who came by another way was ended, perhaps this one too.
+                let target = target.filter(|target| Arc::ptr_eq(&target.server, &admitted.server));
+                let stored = target.and_then(|target| target.verifiers.get(&wish.who.user).cloned());
+                let credential = Credential { login: heard.login, stored };
+                let again = log_in_again(admitted.server, wish, credential, limit).await;
+                again.map_err(|error| {
+                    tracing::info!(session = place.entry.id, %error, "a login began at a server that was left");
+                    let message = "the database was moved to another server during the login";
+                    SessionError::Refused(Refusal::new("57P03", message).hint("Connect again."))
+                })?
+            }
         }
     };
     for (name, value) in &logged_in.parameters {
@@ -216,18 +231,39 @@ fn offered(initial: Result<SaslInitial<'_>, WireError>) -> Result<&[u8], Session
     }
 }
 
-/// Passes the server's questions and the client's answers on, and remembers what they are good for.
-async fn listen(
-    client: &mut Applicant<'_>,
-    mut stream: Stream,
+/// A session with what its client is told of it, and the server's key for it.
+type Begun = (LoggedIn, Vec<u8>, frontend::CancelKey);
+
+/// Logs in at a server with what a client has proved before.
+async fn log_in_again(
     server: Arc<Server>,
-) -> Result<(LoggedIn, Vec<u8>, frontend::CancelKey), SessionError> {
+    wish: &Wish,
+    credential: Credential,
+    limit: Duration,
+) -> Result<Begun, SessionError> {
+    let packet = link::startup_packet(&wish.startup, &server);
+    let ready = link::login(&server, &packet, &wish.who.user, &credential, limit).await?;
+    let mut greeting = Vec::new();
+    put_authentication(&mut greeting, 0, &[]);
+    let link::Ready { stream, leftover, parameters, key } = ready;
+    Ok((LoggedIn { server, stream, leftover, parameters, credential }, greeting, key))
+}
+
+/// A server that has let a client in, and what was heard of that.
+struct Heard {
+    stream: Stream,
+    reader: Reader,
+    login: Login,
+    /// Messages that the client has not been told.
+    greeting: Vec<u8>,
+}
+
+/// Passes the server's questions and the client's answers on until the server lets the client in, and remembers what they are good
+/// for.
+async fn listen(client: &mut Applicant<'_>, mut stream: Stream) -> Result<Heard, SessionError> {
     let mut reader = Reader::default();
     let mut login = Login::Trusted;
-    let mut greeting = Vec::new();
-    let protocol = SessionError::ServerProtocol;
-    // Until the server lets the client in.
-    loop {
+    let greeting = loop {
         let message = reader.next(&mut stream).await?;
         if message.tag == b'E' {
             client.write(message.bytes).await?;
@@ -237,11 +273,8 @@ async fn listen(
             client.write(message.bytes).await?;
             continue;
         }
-        let answer = match backend::authentication(message.body).map_err(protocol)? {
-            Authentication::Ok => {
-                greeting.extend_from_slice(message.bytes);
-                break;
-            }
+        let answer = match backend::authentication(message.body).map_err(SessionError::ServerProtocol)? {
+            Authentication::Ok => break message.bytes.to_vec(),
             Authentication::SaslFinal(_) => {
                 client.write(message.bytes).await?;
                 continue;
@@ -250,7 +283,14 @@ async fn listen(
         };
         stream.write_all(&answer).await.map_err(SessionError::Server)?;
         stream.flush().await.map_err(SessionError::Server)?;
-    }
+    };
+    Ok(Heard { stream, reader, login, greeting })
+}
+
+/// Reads what a server says of a session before its first statement.
+async fn greet(client: &mut Applicant<'_>, heard: Heard, server: Arc<Server>) -> Result<Begun, SessionError> {
+    let Heard { mut stream, mut reader, login, mut greeting } = heard;
+    let protocol = SessionError::ServerProtocol;
     let (mut parameters, mut key) = (BTreeMap::new(), frontend::CancelKey { pid: 0, secret: Vec::new() });
     loop {
         let message = reader.next(&mut stream).await?;

@@ -180,6 +180,17 @@ pub(super) struct Wish {
     /// The minor version that we speak with it.
     pub(super) minor: u16,
     pub(super) secret_len: usize,
+    served: bool,
+}
+
+impl Wish {
+    /// A refusal where the database is not served: for a client that has proved who it is.
+    ///
+    /// Another one is asked by the rules of the tenant whose name comes first, and told no more than of a database that is served:
+    /// which databases there are shows to no client without a login.
+    pub(super) fn must_be_served(&self) -> Result<(), Refusal> {
+        if self.served { Ok(()) } else { Err(not_served(&self.who.database)) }
+    }
 }
 
 fn wish(startup: Startup, origin: Origin, tls: bool, settings: &Settings) -> Result<Wish, Refusal> {
@@ -195,10 +206,13 @@ fn wish(startup: Startup, origin: Origin, tls: bool, settings: &Settings) -> Res
         );
         return Err(Refusal::new("28000", message));
     }
+    let served = settings.config.tenant(&database).is_some();
+    let stand_in = if served { Some(&database) } else { settings.config.tenants.keys().next() };
+    let tenant = stand_in.ok_or_else(|| not_served(&database))?.clone();
     let is_new = startup.version().minor >= Version::V3_2.minor;
     let (minor, secret_len) = if is_new { (Version::V3_2.minor, LONG_SECRET) } else { (0, SHORT_SECRET) };
-    let who = Who { tenant: database.clone(), user, database, origin: origin.to_string() };
-    Ok(Wish { startup, who, minor, secret_len })
+    let who = Who { tenant, user, database, origin: origin.to_string() };
+    Ok(Wish { startup, who, minor, secret_len, served })
 }
 
 async fn session(
@@ -284,8 +298,8 @@ async fn login_place(
     settings: &Settings,
     limit: tokio::time::Instant,
 ) -> Result<logins::Place, Refusal> {
-    let database = &wish.who.database;
-    let (path, places) = logins::places(&settings.config, database, origin).ok_or_else(|| not_served(database))?;
+    let Who { tenant, database, .. } = &wish.who;
+    let (path, places) = logins::places(&settings.config, tenant, origin).ok_or_else(|| not_served(database))?;
     let entering = proxy.logins.enter(path, places);
     tokio::time::timeout_at(limit, entering).await.map_err(|_| too_many_logins())
 }
@@ -305,7 +319,7 @@ fn enter(
     settings: &Settings,
 ) -> Result<(tenant::Place, UnboundedReceiver<Command>), Refusal> {
     let who = &wish.who;
-    let tenant = proxy.tenant(&who.database).ok_or_else(|| not_served(&who.database))?;
+    let tenant = proxy.tenant(&who.tenant).ok_or_else(|| not_served(&who.database))?;
     let most = settings.config.limits.connections;
     let full =
         || Refusal::new("53300", "sorry, too many clients already").hint("The proxy serves no more connections.");

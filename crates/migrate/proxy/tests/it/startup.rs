@@ -14,14 +14,14 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, pem::PemObject};
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use zeroize::Zeroizing;
 
-const V3_0: u32 = 196_608;
+pub(crate) const V3_0: u32 = 196_608;
 const V3_2: u32 = V3_0 + 2;
 const SSL: &[u8] = b"\0\0\0\x08\x04\xd2\x16\x2f";
 const GSSENC: &[u8] = b"\0\0\0\x08\x04\xd2\x16\x30";
 
 /// How a connection went on.
 #[derive(Debug, PartialEq, Eq)]
-enum Outcome {
+pub(crate) enum Outcome {
     /// A session began.
     Served,
     /// SQLSTATE and text of the error that ended it.
@@ -30,16 +30,21 @@ enum Outcome {
 
 impl Outcome {
     #[track_caller]
-    fn is_refused(&self, code: &str, text: &str) {
+    pub(crate) fn is_refused(&self, code: &str, text: &str) {
         let Outcome::Refused(found, message) = self else { panic!("served, and not {code} {text}") };
         assert!(found == code && message.contains(text), "{self:?}, not {code} {text}");
     }
 }
 
 /// Says something and waits for what comes of it, giving `password` where one is asked for.
-fn say(stream: &mut (impl Read + Write), bytes: &[u8], password: &str) -> Outcome {
+pub(crate) fn say(stream: &mut (impl Read + Write), bytes: &[u8], password: &str) -> Outcome {
     stream.write_all(bytes).expect("write");
     stream.flush().expect("write");
+    answer(stream, password)
+}
+
+/// Answers what is asked with `password`, and waits for what comes of it.
+pub(crate) fn answer(stream: &mut (impl Read + Write), password: &str) -> Outcome {
     let secret = scram::Secret::Password(Zeroizing::new(password.as_bytes().to_vec()));
     let mut client = scram::Client::new(&[7; 18]);
     loop {
@@ -368,6 +373,29 @@ fn roles_that_are_not_there_are_asked_like_others() {
     assert_eq!(log_in("absent"), expected);
 }
 
+/// Which databases there are shows to no client that has not proved who it is; one that has is told.
+#[test]
+fn a_database_that_is_not_there_is_asked_for_like_others() {
+    if !available() {
+        return;
+    }
+    let (_cluster, proxy) = setup();
+    let first = |database: &str| {
+        let mut stream = raw(&proxy);
+        stream.write_all(&startup(&[("user", "alice"), ("database", database)], V3_0)).expect("write");
+        next_message(&mut stream).expect("a question")
+    };
+    assert_eq!(first("absent"), first("shop"));
+    let log_in = |user: &str, database: &str, password: &str| {
+        say(&mut raw(&proxy), &startup(&[("user", user), ("database", database)], V3_0), password)
+    };
+    for user in ["alice", "absent"] {
+        assert_eq!(log_in(user, "absent", "wrong"), log_in(user, "shop", "wrong"), "{user}");
+    }
+    log_in("alice", "absent", "wrong").is_refused("28P01", "password authentication failed");
+    log_in("alice", "absent", "secret").is_refused("3D000", "\"absent\" is not served here");
+}
+
 #[test]
 fn names_come_back_as_they_were_sent() {
     if !available() {
@@ -375,7 +403,7 @@ fn names_come_back_as_they_were_sent() {
     }
     let (_cluster, proxy) = setup();
     // In the log they show as one line.
-    let outcome = say(&mut raw(&proxy), &startup(&[("user", "alice"), ("database", "no\nwhere")], V3_0), "");
+    let outcome = say(&mut raw(&proxy), &startup(&[("user", "alice"), ("database", "no\nwhere")], V3_0), "secret");
     outcome.is_refused("3D000", "no\nwhere");
 }
 
