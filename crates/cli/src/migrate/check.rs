@@ -3,7 +3,9 @@
 use super::servers::{REACH, Servers, quietly};
 use crate::output::{Failure, Output};
 use serde::Serialize;
+use std::sync::Arc;
 use stillpoint_migrate_engine::{Accepted, Capture, Options, Report, Roles, Schedule, Verdict, check};
+use tokio::signal::unix::{SignalKind, signal};
 
 /// The sources of changes.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
@@ -96,6 +98,16 @@ impl What {
     }
 }
 
+/// Arguments of `stillpoint migrate check`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    what: What,
+    /// Do not make the definitions on the target for a trial, nor look into rows: what is not looked at is named.
+    #[arg(long)]
+    no_rehearsal: bool,
+}
+
 #[derive(Serialize)]
 struct Line<'a> {
     v: u32,
@@ -105,8 +117,25 @@ struct Line<'a> {
 }
 
 /// Runs `stillpoint migrate check`.
-pub(crate) fn run(args: &What, output: &Output) -> Result<(), Failure> {
-    let report = quietly(check(&args.options()?))?;
+pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
+    look(&args.what, !args.no_rehearsal, output)
+}
+
+/// Checks, and prints what was found. Ctrl-C and SIGTERM end it without leaving anything behind.
+pub(super) fn look(what: &What, rehearse: bool, output: &Output) -> Result<(), Failure> {
+    let options = Options { rehearse, ..what.options()? };
+    let report = quietly(async {
+        let interrupt = Arc::clone(&options.interrupt);
+        if let (Ok(mut interrupted), Ok(mut terminated)) =
+            (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+        {
+            tokio::spawn(async move {
+                tokio::select! { _ = interrupted.recv() => {}, _ = terminated.recv() => {} }
+                interrupt.notify_one();
+            });
+        }
+        check(&options).await
+    })?;
     let report = report.map_err(|error| match error.is_refusal() {
         true => Failure::refused(error).hint(REACH),
         false => Failure::failed(error, "nothing was touched").hint(REACH),
@@ -128,7 +157,8 @@ fn show(report: &Report, output: &Output) {
             Verdict::Changed => "changed",
             Verdict::NotMoved => "not moved",
             Verdict::Refused => "REFUSED",
+            Verdict::NotLookedAt => "not looked at",
         };
-        output.line(format_args!("{verdict:9}  {:kinds$}  {:names$}  {}", finding.kind, finding.name, finding.note));
+        output.line(format_args!("{verdict:13}  {:kinds$}  {:names$}  {}", finding.kind, finding.name, finding.note));
     }
 }

@@ -21,7 +21,7 @@ pub(crate) enum Command {
     /// Lead new connections to the server itself again.
     Detach(attach::DetachArgs),
     /// What a database holds, what will become of it, and whether it can be moved.
-    Check(check::What),
+    Check(check::Args),
     /// Move a database to another server.
     Run(Box<run::Args>),
     /// Where a migration stands.

@@ -6,7 +6,7 @@
 use crate::front::Front;
 use crate::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA, number, text};
 use crate::link::{Link, Purpose, literal};
-use crate::{Capture, Error, Options, Server, fence, owner, roles, surroundings};
+use crate::{Capture, Error, Options, Server, fence, owner, rehearsal, roles, surroundings};
 use serde::Serialize;
 use std::collections::HashSet;
 use stillpoint_migrate_proxy::{Capturable, capturable, capturable_question};
@@ -23,6 +23,8 @@ pub enum Verdict {
     NotMoved,
     /// The migration is refused because of it.
     Refused,
+    /// It was not looked at; the note says why not.
+    NotLookedAt,
 }
 
 /// One thing that was found, and what will become of it.
@@ -137,8 +139,24 @@ pub struct Accepted {
     pub definitions_dropped: bool,
 }
 
-/// Looks at both servers and the proxy, and changes nothing.
+/// Looks at both servers and the proxy. It changes nothing but for a rehearsal ([`Options::rehearse`]), for which a database of
+/// another name is made on each target, and dropped again.
+///
+/// # Errors
+///
+/// [`Error::Interrupted`], and those of the servers' connections.
 pub async fn check(options: &Options) -> Result<Report, Error> {
+    let mut report = tokio::select! {
+        report = look(options) => report?,
+        () = options.interrupt.notified() => return Err(Error::Interrupted),
+    };
+    rehearsal::rehearse(options, &mut report).await?;
+    report.findings.sort_by(|a, b| (&a.kind, &a.name).cmp(&(&b.kind, &b.name)));
+    Ok(report)
+}
+
+/// Looks at what is there.
+async fn look(options: &Options) -> Result<Report, Error> {
     let Options { source, accepted, .. } = options;
     let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
     let mut findings = Vec::new();
@@ -147,6 +165,7 @@ pub async fn check(options: &Options) -> Result<Report, Error> {
     }
     let wanted = options.targets().count() as i64;
     let (by, mut capture) = source_facts(&mut link, options, wanted, &mut findings).await?;
+    names_of_roles(&mut link, "source", &mut findings).await?;
     let mut clusters = Vec::new();
     for target in options.targets() {
         let mut there = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
@@ -156,6 +175,7 @@ pub async fn check(options: &Options) -> Result<Report, Error> {
             refuse(&mut of_target, "server", "target", "it is the same cluster as another target");
         }
         clusters.push(cluster);
+        names_of_roles(&mut there, "target", &mut of_target).await?;
         there_needed(&mut link, &mut there, &mut of_target).await?;
         let superuser = "SHOW is_superuser";
         if link.text(superuser).await? == "on" && there.text(superuser).await? == "on" {
@@ -186,7 +206,6 @@ pub async fn check(options: &Options) -> Result<Report, Error> {
         );
     }
     sources.sort_by(|a, b| a.table.cmp(&b.table));
-    findings.sort_by(|a, b| (&a.kind, &a.name).cmp(&(&b.kind, &b.name)));
     Ok(Report { capture, source: by, tables: sources, bytes: inventory.bytes(), findings })
 }
 
@@ -271,10 +290,17 @@ async fn strangers(link: &mut Link, options: &Options, by: Capture, findings: &m
         |kind: &str, name: String, note: String| Finding { kind: kind.into(), name, verdict: Verdict::NotMoved, note };
     let asking = async {
         let mut front = Front::connect(&options.proxy, &options.tenant).await?;
-        fence::bypassing(link, &mut front, &options.source.database).await
+        if front.serving().await?.is_none() {
+            return Ok(None);
+        }
+        fence::bypassing(link, &mut front, &options.source.database).await.map(Some)
     };
     let strangers = match asking.await {
-        Ok(strangers) => strangers,
+        Ok(Some(strangers)) => strangers,
+        Ok(None) => {
+            refuse(findings, "tenant", options.tenant.clone(), "the proxy's configuration has no tenant for it");
+            return Ok(());
+        }
         Err(error @ (Error::Proxy(_) | Error::ProxyGone(_))) => {
             let why = format!("{error}; `run` needs it, and which sessions bypass it is not known");
             findings.push(note("proxy", options.tenant.clone(), why));
@@ -371,6 +397,17 @@ async fn source_facts(
         refuse(findings, "setting", "wal_level", note);
     }
     Ok((by, format!("C (pgoutput) for every table, {why}")))
+}
+
+/// Refuses a server before 17 that takes a client's role for another one, by the database that it names.
+async fn names_of_roles(link: &mut Link, side: &str, findings: &mut Vec<Finding>) -> Result<(), Error> {
+    const SETTING: &str = "db_user_namespace";
+    if link.value(&format!("SELECT current_setting('{SETTING}', true)")).await?.as_deref() == Some("on") {
+        let note =
+            format!("it is on at the {side}: a session's role is not the one that its client and the proxy name");
+        refuse(findings, "setting", SETTING, note);
+    }
+    Ok(())
 }
 
 async fn target_facts(

@@ -21,10 +21,11 @@
 //!   everything is copied with the slot's snapshot.
 
 use crate::follow::SourceSnapshot;
-use crate::inventory::TableDef;
-use crate::link::{Link, Purpose, literal};
+use crate::inventory::{ColumnDef, TableDef};
+use crate::link::{Link, Purpose, identifier, literal};
 use crate::throttle::Throttle;
 use crate::{Error, Server};
+use bytes::Bytes;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,6 +40,9 @@ const LEAST_PAGES: u64 = 128;
 const A_SECOND: u64 = 8;
 /// Numbers of transactions from which on a version's number no longer tells enough: the rest is for what the copy itself sees.
 const NUMBERS: u64 = 3 << 30;
+/// Rows of a table that are tried, and bytes that one of them may have where it is stored.
+const SAMPLE_ROWS: u32 = 100;
+const SAMPLE_BYTES: u32 = 64 << 10;
 
 /// A table, or a part of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -166,8 +170,13 @@ async fn connect(source: &Server, target: &Server, view: &View) -> Result<(Link,
         from.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
         from.query(&format!("SET TRANSACTION SNAPSHOT {}", literal(snapshot))).await?;
     }
+    Ok((from, filling(target).await?))
+}
+
+/// A session that rows are brought by.
+pub(crate) async fn filling(target: &Server) -> Result<Link, Error> {
     let settings = [("session_replication_role", "replica"), ("synchronous_commit", "off")];
-    Ok((from, Link::connect(target, Purpose::Statements, &settings).await?))
+    Link::connect(target, Purpose::Statements, &settings).await
 }
 
 async fn copy_piece(
@@ -213,6 +222,34 @@ async fn copy_piece(
     Ok(())
 }
 
+/// Copies some rows of a table, the same way as all of them are copied, of those that hold no large values. Returns true if there
+/// were any.
+pub(crate) async fn sample(from: &mut Link, to: &mut Link, table: &TableDef) -> Result<bool, Error> {
+    /// Bytes that a binary copy of no rows has: its header and its end.
+    const OF_NO_ROWS: usize = 21;
+    let (name, columns) = (table.qualified(), table.column_list());
+    let size = |column: &ColumnDef| format!("coalesce(pg_column_size({}), 0)", identifier(&column.name));
+    let sizes: Vec<String> = std::iter::once("0".to_owned()).chain(table.columns.iter().map(size)).collect();
+    let rows = format!("FROM ONLY {name} WHERE {} <= {SAMPLE_BYTES} LIMIT {SAMPLE_ROWS}", sizes.join(" + "));
+    let format = if table.binary() { "binary" } else { "text" };
+    from.begin_copy(&format!("COPY (SELECT {columns} {rows}) TO STDOUT (FORMAT {format})")).await?;
+    let mut copied = Vec::new();
+    while let Some(data) = from.copied().await? {
+        copied.push(data);
+    }
+    let bytes: usize = copied.iter().map(Bytes::len).sum();
+    if bytes <= if table.binary() { OF_NO_ROWS } else { 0 } {
+        return Ok(false);
+    }
+    let list = if columns.is_empty() { String::new() } else { format!("({columns}) ") };
+    to.begin_copy(&format!("COPY {name} {list}FROM STDIN (FORMAT {format})")).await?;
+    for data in &copied {
+        to.copy(data).await?;
+    }
+    to.end_copy().await?;
+    Ok(true)
+}
+
 /// The condition that finds versions of rows which a snapshot saw that a slot exported, of a source that has given out less
 /// than all numbers of transactions once. `age` counts from one moment of the statement behind its snapshot, so that none
 /// that the statement sees is younger.
@@ -228,7 +265,6 @@ fn seen_by(snapshot: &SourceSnapshot) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::ColumnDef;
 
     fn table(pages: u64) -> TableDef {
         TableDef {

@@ -50,6 +50,73 @@ pub(crate) async fn end(target: &Server, link: &mut Link) -> Result<(), Error> {
 /// Nothing waits for the disk: a later commit does, before anything is made of what was written.
 const LAZY: (&str, &str) = ("synchronous_commit", "off");
 
+/// A definition that a target does not take.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Fault {
+    /// Its line in the dump's list: kind, schema, name and owner.
+    pub(crate) of: String,
+    /// The server's error, its first line.
+    pub(crate) why: String,
+}
+
+/// Errors that pg_restore tells of, the first one of each entry of its list.
+fn faults(told: &str) -> Vec<Fault> {
+    let (mut faults, mut entry, mut is_new) = (Vec::new(), String::new(), true);
+    for line in told.lines() {
+        if let Some(of) = line.strip_prefix("pg_restore: from TOC entry ") {
+            // Number in the dump, its catalogue's, its own, and the rest.
+            of.splitn(4, ' ').nth(3).unwrap_or(of).clone_into(&mut entry);
+            is_new = true;
+        } else if let Some(error) = line.strip_prefix("pg_restore: error: ")
+            && is_new
+        {
+            let why = error.strip_prefix("could not execute query: ").unwrap_or(error);
+            let why = why.strip_prefix("ERROR:").unwrap_or(why).trim().to_owned();
+            faults.push(Fault { of: entry.clone(), why });
+            is_new = false;
+        }
+    }
+    faults
+}
+
+/// Statements that make the database itself, with its settings and rights, as a script that names it as the dump does.
+pub(crate) async fn of_database_itself(major: u32, dump: &Path) -> Result<String, Error> {
+    const KINDS: [&str; 5] = [
+        "DATABASE - ",
+        "DATABASE PROPERTIES - ",
+        "ACL - DATABASE ",
+        "COMMENT - DATABASE ",
+        "SECURITY LABEL - DATABASE ",
+    ];
+    let mut command = Command::new(program("pg_restore", major));
+    command.args(["--list", "--"]).arg(dump);
+    let list = run(command, "pg_restore", "").await?;
+    let is_of_it = |line: &&str| {
+        let entry = line.splitn(4, ' ').nth(3).unwrap_or_default();
+        KINDS.iter().any(|kind| entry.starts_with(kind))
+    };
+    let list = list.lines().filter(|line| !line.starts_with(';')).filter(is_of_it).collect::<Vec<_>>().join("\n");
+    let mut command = Command::new(program("pg_restore", major));
+    command.args(["--create", "--use-list=/dev/stdin", "--file=-", "--"]).arg(dump);
+    run(command, "pg_restore", &list).await
+}
+
+/// Makes types, tables and functions in a database that is there, as far as it takes them.
+pub(crate) async fn attempt(target: &Server, major: u32, dump: &Path) -> Result<Vec<Fault>, Error> {
+    attempt_with(target, major, dump, "--section=pre-data", "").await
+}
+
+async fn attempt_with(target: &Server, major: u32, dump: &Path, which: &str, list: &str) -> Result<Vec<Fault>, Error> {
+    let mut command = client("pg_restore", major, target);
+    command.arg(which).arg(format!("--dbname={}", of_database(&target.database))).arg("--").arg(dump);
+    command.env("PGAPPNAME", maker(target));
+    command.env("PGOPTIONS", settings::options(major, &[LAZY, ("lc_messages", "C")]));
+    let output = ended(command, "pg_restore", list).await?;
+    let told = String::from_utf8_lossy(&output.stderr);
+    let faults = faults(&told);
+    if output.status.success() || !faults.is_empty() { Ok(faults) } else { Err(failed("pg_restore", &told)) }
+}
+
 /// What comes behind the rows: the lines of the dump's list, but for foreign keys with what belongs to them, and these.
 pub(crate) struct Behind {
     most: String,
@@ -100,6 +167,21 @@ impl Behind {
         restore(target, major, dump, &list, &format!("--jobs={jobs}"), &settings).await
     }
 
+    /// Makes as much of it as a database takes that has no foreign keys yet.
+    pub(crate) async fn attempt_most(&self, target: &Server, major: u32, dump: &Path) -> Result<Vec<Fault>, Error> {
+        attempt_with(target, major, dump, "--use-list=/dev/stdin", &self.most).await
+    }
+
+    /// Makes as many foreign keys as a database takes.
+    pub(crate) async fn attempt_foreign_keys(
+        &self,
+        target: &Server,
+        major: u32,
+        dump: &Path,
+    ) -> Result<Vec<Fault>, Error> {
+        attempt_with(target, major, dump, "--use-list=/dev/stdin", &self.foreign_keys).await
+    }
+
     /// Makes foreign keys, all or none; on disk when this returns.
     pub(crate) async fn tie(&self, target: &Server, major: u32, dump: &Path, alone: bool) -> Result<(), Error> {
         let settings = alone.then_some(("max_parallel_workers_per_gather", "0"));
@@ -143,7 +225,24 @@ fn program(name: &str, major: u32) -> PathBuf {
 }
 
 /// What it prints, when it is given this to read.
-async fn run(mut command: Command, program: &str, input: &str) -> Result<String, Error> {
+async fn run(command: Command, program: &str, input: &str) -> Result<String, Error> {
+    let output = ended(command, program, input).await?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    Err(failed(program, &String::from_utf8_lossy(&output.stderr)))
+}
+
+/// The error of a program that printed this.
+fn failed(program: &str, told: &str) -> Error {
+    let why = told.lines().find(|line| line.contains("error")).unwrap_or(told.trim()).to_owned();
+    Error::Program { program: program.into(), why }
+}
+
+/// Runs a program that is given this to read, to its end.
+async fn ended(mut command: Command, program: &str, input: &str) -> Result<std::process::Output, Error> {
+    // Its messages are read.
+    command.env("LC_ALL", "C");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     let failed = |why: String| Error::Program { program: program.into(), why };
     let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
@@ -155,17 +254,34 @@ async fn run(mut command: Command, program: &str, input: &str) -> Result<String,
         }
     };
     let ((), output) = tokio::join!(give, child.wait_with_output());
-    let output = output.map_err(|error| failed(error.to_string()))?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    let text = String::from_utf8_lossy(&output.stderr);
-    Err(failed(text.lines().find(|line| line.contains("error")).unwrap_or(text.trim()).to_owned()))
+    output.map_err(|error| failed(error.to_string()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_definition_that_fails_is_told_once() {
+        let told = "pg_restore: while PROCESSING TOC:\n\
+                    pg_restore: from TOC entry 215; 1259 16386 VIEW public v me\n\
+                    pg_restore: error: could not execute query: ERROR:  column s.gone does not exist\nLINE 2: s.gone\n\
+                    Command was: CREATE VIEW public.v AS\n SELECT s.gone;\n\n\
+                    pg_restore: error: could not execute query: ERROR:  relation \"public.v\" does not exist\n\
+                    Command was: ALTER TABLE public.v OWNER TO me;\n\n\
+                    pg_restore: from TOC entry 216; 0 0 ACL public VIEW v me\n\
+                    pg_restore: error: could not execute query: ERROR:  relation \"public.v\" does not exist\n\
+                    pg_restore: warning: errors ignored on restore: 3\n";
+        let fault = |of: &str, why: &str| Fault { of: of.into(), why: why.into() };
+        assert_eq!(
+            faults(told),
+            [
+                fault("VIEW public v me", "column s.gone does not exist"),
+                fault("ACL public VIEW v me", "relation \"public.v\" does not exist"),
+            ]
+        );
+        assert_eq!(faults("pg_restore: error: could not open input file"), [fault("", "could not open input file")]);
+    }
 
     #[test]
     fn foreign_keys_are_told_apart_with_their_comments() {

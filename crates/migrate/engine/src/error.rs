@@ -121,6 +121,14 @@ pub enum Error {
     /// The two sides do not hold the same.
     #[error("source and target differ in {}", .0.join(", "))]
     Differs(Vec<String>),
+    /// The log cannot tell of a change, as a row's text is longer than a gigabyte.
+    #[error("{message}: a row was written whose text is longer than the gigabyte that a message holds{}", if .tables.is_empty() { String::new() } else { format!("; there are such in {}", .tables.join(", ")) })]
+    TooLong {
+        /// The server's message.
+        message: String,
+        /// Tables in which such rows were found.
+        tables: Vec<String>,
+    },
     /// The source makes changes faster than the target takes them.
     #[error(
         "the source outruns the target: {made:.0} transactions a second against {applied:.0}, {lag_bytes} bytes behind"
@@ -243,6 +251,17 @@ impl Error {
             | Error::ProxyGone(_) => true,
             // Who it is, which database, what he may.
             Error::Sql { code, .. } => code.starts_with("28") || code == "3D000" || code == "42501",
+            _ => false,
+        }
+    }
+
+    /// Returns true if a server could not make a text or message, as it would be longer than a gigabyte.
+    pub(crate) fn is_of_length(&self) -> bool {
+        match self {
+            // The first has no code of its own.
+            Error::Sql { code, message, .. } => {
+                code == "54000" || code == "XX000" && message.starts_with("invalid memory alloc request size")
+            }
             _ => false,
         }
     }

@@ -73,7 +73,17 @@ impl Front {
     }
 
     async fn of_tenant(&mut self) -> Result<Option<TenantStatus>, Error> {
-        Ok(self.status().await?.tenants.into_iter().find(|tenant| tenant.name == self.tenant))
+        let find = |status: Status, name: &str| status.tenants.into_iter().find(|tenant| tenant.name == name);
+        if let Some(tenant) = find(self.status().await?, &self.tenant) {
+            return Ok(Some(tenant));
+        }
+        // One of those that `*` stands for, perhaps, of which no client has come yet.
+        match self.ask(Request::Know { tenant: self.tenant.clone() }).await {
+            Ok(Reply::Known) => Ok(find(self.status().await?, &self.tenant)),
+            Ok(reply) => Err(out_of_turn(&reply)),
+            Err(Error::Proxy(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Where the tenant is served now, and whether the proxy knows it.

@@ -87,6 +87,7 @@ mod owner;
 mod pgoutput;
 mod progress;
 mod recording;
+mod rehearsal;
 mod roles;
 mod run;
 mod server;
@@ -97,6 +98,7 @@ mod surroundings;
 mod switch;
 mod throttle;
 mod undo;
+mod values;
 mod weight;
 
 pub use attach::{AttachOptions, Attached, DetachOptions, Detached, attach, detach};

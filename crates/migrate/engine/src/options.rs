@@ -49,6 +49,8 @@ pub struct Options {
     pub roles: Roles,
     /// Number of a migration whose journal is lost, and that [`crate::abort`] takes away without.
     pub without_journal: Option<String>,
+    /// Makes the check bring the definitions to each target for a trial, and look into rows.
+    pub rehearse: bool,
     /// What the user accepts knowingly.
     pub accepted: Accepted,
     /// Wakes when the user wants it ended.
@@ -79,6 +81,7 @@ impl Options {
             schedule: Schedule::Lsir,
             roles: Roles::default(),
             without_journal: None,
+            rehearse: false,
             accepted: Accepted::default(),
             interrupt: Arc::default(),
             faults: Vec::new(),
@@ -186,6 +189,7 @@ impl Failure {
             (Error::SchemaChanged(_) | Error::CatalogsChanged(_) | Error::InTheWay(_), _) => {
                 "run it again when definitions rest"
             }
+            (Error::TooLong { .. }, _) => "run it again when no such row is written",
             (Error::Outrun { .. }, _) => "more players (--players), or run it when there is less load",
             (Error::Capture(_), _) => "run it again without what is named, or with wal_level=logical on the source",
             (Error::Proxy(_) | Error::ProxyGone(_), _) => "see that the proxy runs and knows the tenant",

@@ -30,7 +30,7 @@ use crate::recording::Recording;
 use crate::switch::{self, Side};
 use crate::throttle::{Bounds, COPIED, Throttle};
 use crate::weight::yielding;
-use crate::{Error, Roles, Server, owner, roles, several, undo};
+use crate::{Error, Roles, Server, fence, owner, roles, several, undo, values};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -157,7 +157,7 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
     };
     let error = match ended {
         Ok(paused) => return Ok(Some(Outcome::Switched { paused })),
-        Err(error) => error,
+        Err(error) => named(error, &options.source).await,
     };
     // Another target may have taken the place of the first.
     let recorded = match options.recorded_in(&journal.record) {
@@ -184,6 +184,20 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
         }
         Err(unknown) => Err(Failure { error, state: State::Unknown(unknown.to_string()) }),
     }
+}
+
+/// The same error, with the tables that it is about where only a look into them tells.
+async fn named(error: Error, source: &Server) -> Error {
+    if !error.is_of_length() || error.is_of_target() {
+        return error;
+    }
+    let message = match &error {
+        Error::Sql { message, .. } => message.clone(),
+        other => other.to_string(),
+    };
+    // What cannot be asked leaves the error as good as it was.
+    let tables = values::with_long_values(source).await.unwrap_or_default();
+    Error::TooLong { message, tables }
 }
 
 /// One error branch (in [`run`]).
@@ -402,7 +416,7 @@ async fn create(
     let makers = definitions::makers(&options.target);
     teller.phase("indexes", yielding(&options.target, &makers, weight, teller, indexes)).await?;
     let ours = format!("pid = {}", target.pid);
-    let statistics = async { target.query("ANALYZE").await.map(drop) };
+    let statistics = statistics(&mut target);
     teller.phase("statistics", yielding(&options.target, &ours, weight, teller, statistics)).await?;
     on_disk(&mut target).await?;
     journal.lock().follows(number, &definitions, horizon)?;
@@ -410,7 +424,25 @@ async fn create(
     Ok(Created { inventory, definitions, captured, horizon })
 }
 
-async fn major(server: &Server) -> Result<u32, Error> {
+/// Gathers what a planner wants to know of all tables but those of which foreign tables are a part: a third server would have to
+/// be asked, which may not let us in.
+pub(crate) async fn statistics(link: &mut Link) -> Result<(), Error> {
+    let names = link
+        .value(
+            "WITH RECURSIVE apart (oid) AS (SELECT i.inhparent FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid \
+             WHERE c.relkind = 'f' UNION SELECT i.inhparent FROM pg_inherits i JOIN apart ON apart.oid = i.inhrelid) \
+             SELECT string_agg(format('%I.%I', n.nspname, c.relname), ', ') FROM pg_class c \
+             JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'm', 'p') AND c.relpersistence <> 't' \
+             AND c.oid NOT IN (SELECT oid FROM apart)",
+        )
+        .await?;
+    match names {
+        Some(names) => link.query(&format!("ANALYZE {names}")).await.map(drop),
+        None => Ok(()),
+    }
+}
+
+pub(crate) async fn major(server: &Server) -> Result<u32, Error> {
     let mut link = Link::connect(&server.database("postgres"), Purpose::Statements, &[]).await?;
     let major = link.text("SELECT current_setting('server_version_num')::int / 10000").await?;
     Ok(major.parse().unwrap_or(0))

@@ -81,6 +81,29 @@ async fn settings_and_servers_are_looked_at() {
     assert!(log.contains("wal_level: it is replica"), "{log}");
 }
 
+/// A server that looks for roles by another name than their clients', on either side.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_calls_roles_otherwise_is_refused() {
+    if !available() {
+        return;
+    }
+    let clusters = [Cluster::start(&["wal_level=logical"]), Cluster::start(&["wal_level=logical"])];
+    let [source, target] = &clusters;
+    source.sql("postgres", "CREATE DATABASE shop");
+    for (cluster, side) in [(source, "source"), (target, "target")] {
+        for database in ["shop", "postgres"] {
+            cluster.sql("postgres", &format!("CREATE ROLE \"postgres@{database}\" SUPERUSER LOGIN"));
+        }
+        cluster.sql("postgres", "ALTER SYSTEM SET db_user_namespace = on");
+        cluster.sql("postgres", "SELECT pg_reload_conf()");
+        let on = || (cluster.sql("postgres", "SHOW db_user_namespace") == "on").then_some(());
+        stillpoint_migrate_testbed::until("the setting to be read", on);
+        let refusals = report(source, target, "shop", Accepted::default()).await.refusals();
+        let wanted = format!("setting db_user_namespace: it is on at the {side}");
+        assert!(refusals.iter().any(|refusal| refusal.starts_with(&wanted)), "{refusals:?}");
+    }
+}
+
 /// What can be moved where the log tells, and not where rows come from statements.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_gives_no_images_of_rows_is_refused_by_name() {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
-use stillpoint_migrate_engine::{Error, Observer, Options, State, fallback, run};
+use stillpoint_migrate_engine::{Error, Observer, Options, State, Verdict, check, fallback, run};
 use stillpoint_migrate_testbed::available;
 
 /// Several ranges of keys each, but for some of the last: their keys are sorted by a library, or are none, or there is no row. `heir` has
@@ -161,6 +161,46 @@ async fn values_of_more_than_half_a_gigabyte_are_compared() {
         "SELECT string_agg(octet_length(b) || ' ' || octet_length(coalesce(t, '')), ',' ORDER BY id) FROM wide";
     assert_eq!(bench.source.sql("shop", lengths), "600000000 0,1 4");
     bench.assert_clean("shop");
+}
+
+/// One that is written in mid-run is in no message of the log; the check names those that are there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn values_of_more_than_half_a_gigabyte_are_found_before_and_end_a_migration_by_name() {
+    if !available() {
+        return;
+    }
+    let bench = Arc::new(Bench::start());
+    bench.source.sql("postgres", "CREATE DATABASE shop");
+    // No target makes its numbers of types the same: these rows are copied as text.
+    bench.source.sql(
+        "shop",
+        "CREATE TYPE mood AS ENUM ('good'); CREATE TABLE wide (id int PRIMARY KEY, b bytea); \
+         CREATE TABLE moody (id int PRIMARY KEY, b bytea, m mood[]); CREATE TABLE small (id int PRIMARY KEY, b bytea); \
+         INSERT INTO small SELECT 1, decode(repeat('00', 9000000), 'hex'); ALTER TABLE small ALTER b SET STORAGE EXTERNAL",
+    );
+    const LONG: &str = "convert_to(repeat('x', 600000000), 'UTF8')";
+    let meddling = Arc::clone(&bench);
+    let observer: Observer = Arc::new(move |event: Event| {
+        println!("{:?}", event.kind);
+        if matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == "catch-up") {
+            meddling.source.sql("shop", &format!("INSERT INTO wide SELECT 1, {LONG}"));
+        }
+    });
+    let options = Options { share: 0.0, rehearse: true, ..bench.options("shop") };
+    let failure = run(&options, observer).await.unwrap_err();
+    let Error::TooLong { tables, .. } = &failure.error else { panic!("{failure:?}") };
+    assert_eq!((&tables[..], &failure.state), (&["public.wide".to_owned()][..], &State::OnSource));
+    bench.assert_clean("shop");
+
+    bench.source.sql("shop", &format!("INSERT INTO moody SELECT 1, {LONG}, '{{}}'"));
+    let report = check(&options).await.expect("a report");
+    let found = |name: &str| {
+        let large = report.findings.iter().filter(|found| found.kind == "large values" && found.name == name);
+        large.map(|found| found.verdict).collect::<Vec<_>>()
+    };
+    assert_eq!(found("public.wide"), [Verdict::Moved]);
+    assert_eq!(found("public.moody"), [Verdict::Refused]);
+    assert_eq!(found("public.small"), []);
 }
 
 /// Long values are told apart as short ones are.

@@ -11,6 +11,7 @@ mod holds;
 mod names;
 mod operators;
 mod regress;
+mod rehearsal;
 mod roles;
 mod run;
 mod settings;

@@ -20,6 +20,11 @@ use std::fmt;
 pub enum Request {
     /// Tenants, sessions, counters.
     Status,
+    /// Know a tenant, as if a client of it had come: a database that `*` stands for is among the tenants from then on.
+    Know {
+        /// The tenant.
+        tenant: String,
+    },
     /// Open a counterpart at the target for every session of a tenant, and keep it alike.
     Prepare {
         /// The tenant.
@@ -87,6 +92,7 @@ impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Request::Status => f.write_str("Status"),
+            Request::Know { tenant } => write!(f, "Know({tenant})"),
             Request::Prepare { tenant, target, verifiers, limit_ms, again } => {
                 let again = if *again { " again" } else { "" };
                 write!(f, "Prepare({tenant} to {target:?}{again}, {} verifiers, {limit_ms} ms)", verifiers.len())
@@ -139,6 +145,8 @@ pub struct Remark {
 pub enum Reply {
     /// To [`Request::Status`].
     Status(Status),
+    /// To [`Request::Know`]: the configuration has it.
+    Known,
     /// To [`Request::Prepare`].
     Prepared {
         /// Sessions whose counterpart carries what they carry.

@@ -145,6 +145,13 @@ async fn stream_rows(mut stream: BufReader<UnixStream>, capture: &Capture, reply
 async fn answer(proxy: &Arc<Proxy>, request: Request, pause: &mut Option<Pause>) -> Reply {
     let reply = match request {
         Request::Status => Ok(Reply::Status(status(proxy))),
+        Request::Know { tenant } => match proxy.tenant(&tenant) {
+            Some(tenant) => {
+                tenant.keep();
+                Ok(Reply::Known)
+            }
+            None => Err(unknown(&tenant)),
+        },
         Request::Prepare { tenant, target, verifiers, limit_ms, again } => {
             prepare(proxy, &tenant, target, verifiers, Duration::from_millis(limit_ms), again).await
         }

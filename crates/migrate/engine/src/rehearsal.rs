@@ -1,0 +1,375 @@
+//! Rehearsal: the definitions of a database are made on a target for a trial, some rows of each table are brought to it, and indexes
+//! and constraints are made of these.
+//!
+//! The obvious way is a list of what may differ on another server: a view of a system catalog whose column is gone, a function
+//! that finds its tables by the caller's search path alone, a locale, a setting. It never ends. What a run does is done here by the
+//! same programs and statements, into a database of another name that is dropped again, and each definition that fails is
+//! reported.
+//!
+//! The name is made of the database's, so that what a killed command left is found and dropped by the next one.
+
+use crate::check::{Finding, Report, Verdict};
+use crate::copy::{filling, sample};
+use crate::definitions::{self, Behind, Fault};
+use crate::inventory::{Inventory, TableDef, USER_SCHEMA, text};
+use crate::link::{Link, Purpose, identifier, literal};
+use crate::run::{major, statistics};
+use crate::{APPLICATION, Error, Options, Server, catalogs, values};
+use rustix::fs::MemfdFlags;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A rehearsal that takes longer is broken off.
+const LIMIT: Duration = Duration::from_secs(180);
+/// Time for the rows of one table, in milliseconds.
+const SAMPLE_LIMIT_MS: &str = "2000";
+/// Definitions that are reported one by one.
+const REPORTED: usize = 30;
+/// First half of the key of the lock on rehearsals; the other is made of the database's name.
+const REHEARSALS: i32 = 0x7374_7265;
+/// Time between two looks at clients that may wait for a lock of pg_dump's.
+const LOOKING_AGAIN: Duration = Duration::from_millis(200);
+/// Kinds of refusals that say what is missing for a rehearsal, too.
+const MISSING: [&str; 6] = ["database", "extension", "right", "role", "server", "tablespace"];
+
+/// Rehearses on every target, and adds what was found, or that it was not looked at.
+///
+/// # Errors
+///
+/// [`Error::Interrupted`], and those of the servers' connections.
+pub(crate) async fn rehearse(options: &Options, report: &mut Report) -> Result<(), Error> {
+    let missing = |finding: &Finding| finding.verdict == Verdict::Refused && MISSING.contains(&&finding.kind[..]);
+    let not_looked_at = if !options.rehearse {
+        Some("no rehearsal was asked for: whether the target takes all definitions is not known")
+    } else if report.findings.iter().any(missing) {
+        Some("not rehearsed on the target before it has what is refused here")
+    } else {
+        None
+    };
+    if let Some(why) = not_looked_at {
+        report.findings.push(not_looked(DEFINITIONS, &options.source.database, why));
+        return Ok(());
+    }
+    values::look(&options.source, &mut report.findings).await?;
+    for target in options.targets() {
+        let mut found = of_target(options, target).await?;
+        if options.targets().count() > 1 {
+            found.iter_mut().for_each(|finding| finding.note = format!("{target}: {}", finding.note));
+        }
+        report.findings.append(&mut found);
+    }
+    Ok(())
+}
+
+/// Kind of a finding about definitions as a whole.
+const DEFINITIONS: &str = "definitions";
+
+/// A finding about what was not looked at.
+pub(crate) fn not_looked(kind: &str, name: &str, note: impl Into<String>) -> Finding {
+    Finding { kind: kind.into(), name: name.into(), verdict: Verdict::NotLookedAt, note: note.into() }
+}
+
+fn refused(kind: &str, name: &str, note: impl Into<String>) -> Finding {
+    Finding { kind: kind.into(), name: name.into(), verdict: Verdict::Refused, note: note.into() }
+}
+
+/// A server's error, for people; others as they are.
+pub(crate) fn told(error: &Error) -> String {
+    match error {
+        Error::Sql { code, message, .. } => format!("{message} ({code})"),
+        Error::Program { why, .. } => why.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// Findings of the rehearsal on one target.
+async fn of_target(options: &Options, target: &Server) -> Result<Vec<Finding>, Error> {
+    let name = &options.source.database;
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    let scratch = target.database(&format!("stillpoint_rehearsal_{:016x}", hasher.finish()));
+    // Held as long as the connection lives.
+    let mut held = Link::connect(&target.database("postgres"), Purpose::Statements, &[]).await?;
+    let lock = format!("SELECT pg_try_advisory_lock({REHEARSALS}, hashtext({}))", literal(name));
+    if held.text(&lock).await? != "t" {
+        return Ok(vec![not_looked(DEFINITIONS, name, "another command rehearses them on the target")]);
+    }
+    drop_scratch(&scratch).await?;
+    let mut findings = Vec::new();
+    let rehearsed = tokio::select! {
+        rehearsed = tokio::time::timeout(LIMIT, on_scratch(options, &scratch, &mut findings)) => rehearsed,
+        () = options.interrupt.notified() => Ok(Err(Error::Interrupted)),
+    };
+    drop_scratch(&scratch).await?;
+    match rehearsed {
+        Ok(Ok(())) => {}
+        // Which side it is of does not matter: a run would meet it too, perhaps.
+        Ok(Err(error @ (Error::Sql { .. } | Error::Program { .. } | Error::InTheWay(_)))) => {
+            findings.push(not_looked(DEFINITIONS, name, format!("the rehearsal ended: {}", told(&error))));
+        }
+        Ok(Err(error)) => return Err(error),
+        Err(_) => {
+            let why = format!("the rehearsal took longer than {} s: the rest was not looked at", LIMIT.as_secs());
+            findings.push(not_looked(DEFINITIONS, name, why));
+        }
+    }
+    let (mut refusals, mut others): (Vec<_>, Vec<_>) =
+        findings.into_iter().partition(|finding| finding.verdict == Verdict::Refused);
+    let rest = refusals.len().saturating_sub(REPORTED);
+    if rest > 0 {
+        refusals.truncate(REPORTED);
+        refusals.push(refused(DEFINITIONS, name, format!("{rest} more refusals of the rehearsal are left out")));
+    }
+    refusals.append(&mut others);
+    Ok(refusals)
+}
+
+/// Drops what a rehearsal made, now or before; by a connection of its own, as what is broken off may have left another one of no
+/// use.
+async fn drop_scratch(scratch: &Server) -> Result<(), Error> {
+    let mut link = Link::connect(&scratch.database("postgres"), Purpose::Statements, &[]).await?;
+    let there = format!("SELECT 1 FROM pg_database WHERE datname = {}", literal(&scratch.database));
+    if link.value(&there).await?.is_none() {
+        return Ok(());
+    }
+    definitions::end(scratch, &mut link).await?;
+    let name = identifier(&scratch.database);
+    // A database may be a template, which nothing drops.
+    link.query(&format!("ALTER DATABASE {name} IS_TEMPLATE false")).await?;
+    link.query(&format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)")).await.map(drop)
+}
+
+/// A file in memory that is gone with this process, and its path for the programs that it starts.
+fn memory_file() -> Result<(OwnedFd, PathBuf), Error> {
+    let failed = |error: rustix::io::Errno| Error::Program { program: "memfd_create".into(), why: error.to_string() };
+    let file = rustix::fs::memfd_create("definitions", MemfdFlags::CLOEXEC).map_err(failed)?;
+    let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()));
+    Ok((file, path))
+}
+
+async fn on_scratch(options: &Options, scratch: &Server, findings: &mut Vec<Finding>) -> Result<(), Error> {
+    let name = &options.source.database;
+    let (from, to) = (major(&options.source).await?, major(scratch).await?);
+    let mut holder = Link::connect(&options.source, Purpose::Statements, &[]).await?;
+    holder.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
+    let snapshot = holder.text("SELECT pg_export_snapshot()").await?;
+    if let Err(error @ Error::Sql { .. }) = catalogs::read(&mut holder).await {
+        findings.push(refused(DEFINITIONS, name, format!("they cannot be read: {}", told(&error))));
+        return Ok(());
+    }
+    let inventory = Inventory::read(&mut holder).await?;
+    let (_memory, dump) = memory_file()?;
+    let dumped = tokio::select! {
+        dumped = definitions::dump(&options.source, from, to, &snapshot, &dump) => dumped,
+        error = in_the_way(&options.source) => Err(error),
+    };
+    match dumped {
+        Err(error @ Error::Program { .. }) if !told(&error).contains("lock timeout") => {
+            findings.push(refused(DEFINITIONS, name, format!("they cannot be dumped: {}", told(&error))));
+            return Ok(());
+        }
+        dumped => dumped?,
+    }
+    holder.query("COMMIT").await?;
+
+    if !database_itself(scratch, name, &definitions::of_database_itself(to, &dump).await?, findings).await? {
+        return Ok(());
+    }
+    let mut faults = definitions::attempt(scratch, to, &dump).await?;
+    let all_there = faults.is_empty();
+    let untried = rows(&options.source, scratch, &inventory, all_there, findings).await?;
+    let behind = Behind::read(to, &dump).await?;
+    faults.extend(behind.attempt_most(scratch, to, &dump).await?);
+    let mut link = filling(scratch).await?;
+    if behind.has_foreign_keys() {
+        // Of what a row refers to there may be no sample.
+        for table in &inventory.tables {
+            match link.query(&format!("TRUNCATE ONLY {} CASCADE", table.qualified())).await {
+                Err(Error::Sql { .. }) if !all_there => {}
+                truncated => drop(truncated?),
+            }
+        }
+        faults.extend(behind.attempt_foreign_keys(scratch, to, &dump).await?);
+    }
+    if faults.is_empty()
+        && let Err(error @ Error::Sql { .. }) = statistics(&mut link).await
+    {
+        findings.push(refused(DEFINITIONS, name, format!("statistics cannot be gathered: {}", told(&error))));
+    }
+    let of_fault = |Fault { of, why }: &Fault| refused("definition", of, format!("the target does not take it: {why}"));
+    findings.extend(faults.iter().map(of_fault));
+    functions(&mut holder, &untried, findings).await
+}
+
+/// Comes to an end when a client waits for a lock of a session that dumps definitions: the rehearsal gives way.
+async fn in_the_way(source: &Server) -> Error {
+    let waiting = format!(
+        "SELECT {} FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND EXISTS (SELECT FROM pg_stat_activity h \
+         WHERE h.application_name = {} AND h.pid = ANY (pg_blocking_pids(pg_stat_activity.pid)))",
+        crate::outfit::WHO,
+        literal(APPLICATION)
+    );
+    let watching = async {
+        let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
+        loop {
+            if let Some(who) = link.value(&waiting).await? {
+                return Err(Error::InTheWay(who));
+            }
+            tokio::time::sleep(LOOKING_AGAIN).await;
+        }
+    };
+    let watched: Result<std::convert::Infallible, Error> = watching.await;
+    match watched {
+        Err(error) => error,
+        Ok(never) => match never {},
+    }
+}
+
+/// Makes the database, with its settings and rights. Returns true if it is there.
+async fn database_itself(
+    scratch: &Server,
+    name: &str,
+    script: &str,
+    findings: &mut Vec<Finding>,
+) -> Result<bool, Error> {
+    let mut link = Link::connect(&scratch.database("postgres"), Purpose::Statements, &[]).await?;
+    let statements = statements(script);
+    for statement in statements.iter().filter_map(|statement| renamed(statement, name, &scratch.database)) {
+        if let Err(error @ Error::Sql { .. }) = link.query(&statement).await {
+            let statement = statement.replace(&identifier(&scratch.database), &identifier(name));
+            findings.push(refused("definition", &statement, format!("the target does not take it: {}", told(&error))));
+        }
+    }
+    let there = format!("SELECT 1 FROM pg_database WHERE datname = {}", literal(&scratch.database));
+    Ok(link.value(&there).await?.is_some())
+}
+
+/// Statements of a script of pg_restore's about a database itself, without its commands for psql.
+fn statements(script: &str) -> Vec<String> {
+    let (mut statements, mut statement, mut quote) = (Vec::new(), String::new(), None);
+    for line in script.split_inclusive('\n') {
+        if statement.is_empty() && (line.starts_with("--") || line.starts_with('\\')) {
+            continue;
+        }
+        for character in line.chars() {
+            match (quote, character) {
+                (None, ';') => {
+                    statements.push(std::mem::take(&mut statement));
+                    continue;
+                }
+                (None, '\'' | '"') => quote = Some(character),
+                (Some(open), _) if open == character => quote = None,
+                _ => {}
+            }
+            if !(statement.is_empty() && character.is_whitespace()) {
+                statement.push(character);
+            }
+        }
+    }
+    statements
+}
+
+/// The same statement about a database of another name; nothing of one that is about none.
+fn renamed(statement: &str, from: &str, to: &str) -> Option<String> {
+    let to = format!("DATABASE {} ", identifier(to));
+    let names = [identifier(from), from.to_owned()].map(|name| format!("DATABASE {name} "));
+    let from = names.iter().find(|name| statement.contains(*name))?;
+    Some(statement.replacen(from, &to, 1))
+}
+
+/// Brings some rows of each table. Tables of which none was brought are given back.
+async fn rows(
+    source: &Server,
+    scratch: &Server,
+    inventory: &Inventory,
+    all_there: bool,
+    findings: &mut Vec<Finding>,
+) -> Result<Vec<u32>, Error> {
+    let mut from = Link::connect(source, Purpose::Statements, &[("statement_timeout", SAMPLE_LIMIT_MS)]).await?;
+    let mut to = filling(scratch).await?;
+    let mut untried = Vec::new();
+    for table in &inventory.tables {
+        let there = format!("SELECT to_regclass({})", literal(&table.qualified()));
+        // That its definition failed is reported.
+        if !all_there && to.value(&there).await?.is_none() {
+            continue;
+        }
+        match sample(&mut from, &mut to, table).await {
+            Ok(true) => {}
+            Ok(false) => untried.push(table.oid),
+            Err(error @ Error::Sql { .. }) => findings.extend(of_rows(table, &error)),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(untried)
+}
+
+/// A finding about rows of a table that could not be copied.
+fn of_rows(table: &TableDef, error: &Error) -> Option<Finding> {
+    let (name, is_of_source) = (table.display(), !error.is_of_target());
+    Some(match error.sqlstate()? {
+        // It took too long, or the table is gone.
+        "57014" | "42P01" if is_of_source => not_looked("rows", &name, format!("none were tried: {}", told(error))),
+        // No function, table, type or schema of that name.
+        "42883" | "42P01" | "42704" | "3F000" => {
+            let why = "what its constraints and columns call must find all that it names without a search path";
+            refused("rows", &name, format!("they cannot be brought to the target: {}; {why}", told(error)))
+        }
+        _ => refused("rows", &name, format!("they cannot be copied: {}", told(error))),
+    })
+}
+
+/// Names functions that rows would be given to, in tables of which none was brought: they may find others by the caller's search
+/// path only, which is known when a row comes.
+async fn functions(link: &mut Link, tables: &[u32], findings: &mut Vec<Finding>) -> Result<(), Error> {
+    let tables: Vec<String> = tables.iter().map(u32::to_string).collect();
+    let sql = format!(
+        "SELECT DISTINCT n.nspname || '.' || c.relname, p.oid::regprocedure FROM pg_class c \
+         JOIN pg_namespace n ON n.oid = c.relnamespace CROSS JOIN LATERAL ( \
+         SELECT 'pg_constraint'::regclass, oid FROM pg_constraint WHERE conrelid = c.oid AND contype = 'c' UNION ALL \
+         SELECT 'pg_attrdef'::regclass, d.oid FROM pg_attrdef d JOIN pg_attribute a ON a.attrelid = d.adrelid \
+         AND a.attnum = d.adnum WHERE d.adrelid = c.oid AND a.attgenerated <> '' UNION ALL \
+         SELECT 'pg_class'::regclass, indexrelid FROM pg_index WHERE indrelid = c.oid) AS part (class, oid) \
+         JOIN pg_depend x ON x.classid = part.class AND x.objid = part.oid AND x.refclassid = 'pg_proc'::regclass \
+         JOIN pg_proc p ON p.oid = x.refobjid JOIN pg_language l ON l.oid = p.prolang \
+         WHERE c.oid = ANY ('{{{}}}') AND {USER_SCHEMA} AND l.lanname NOT IN ('internal', 'c') AND p.prosqlbody IS NULL \
+         AND NOT EXISTS (SELECT FROM unnest(p.proconfig) AS s WHERE s LIKE 'search_path=%') ORDER BY 1, 2",
+        tables.join(",")
+    );
+    for row in link.query(&sql).await? {
+        let note = format!(
+            "no row is there to try {} with, which must find what it names without a search path",
+            text(&row, 1)
+        );
+        findings.push(not_looked("rows", &text(&row, 0), note));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_is_taken_apart_and_names_another_database() {
+        let script = "--\n-- PostgreSQL database dump; x\n--\n\\restrict abc\n\nSET client_encoding = 'UTF8';\n\
+                      CREATE DATABASE \"my shop\" WITH TEMPLATE = template0;\n\n\\connect -reuse-previous=on \"dbname='my shop'\"\n\
+                      ALTER DATABASE \"my shop\" SET x.y TO 'a;b';\nCOMMENT ON DATABASE \"my shop\" IS 'it''s\n-- here; \"';\n\
+                      ALTER ROLE me IN DATABASE \"my shop\" SET x.y TO '1';\n";
+        let there: Vec<String> =
+            statements(script).iter().filter_map(|statement| renamed(statement, "my shop", "s")).collect();
+        assert_eq!(
+            there,
+            [
+                "CREATE DATABASE \"s\" WITH TEMPLATE = template0",
+                "ALTER DATABASE \"s\" SET x.y TO 'a;b'",
+                "COMMENT ON DATABASE \"s\" IS 'it''s\n-- here; \"'",
+                "ALTER ROLE me IN DATABASE \"s\" SET x.y TO '1'",
+            ]
+        );
+        assert_eq!(renamed("ALTER DATABASE shop OWNER TO x", "shop", "s").unwrap(), "ALTER DATABASE \"s\" OWNER TO x");
+        assert_eq!(renamed("ALTER DATABASE shops OWNER TO x", "shop", "s"), None);
+    }
+}

@@ -1,0 +1,201 @@
+//! A look into rows, for a bounded time: text that cannot be written in UTF8, and values whose text is longer than a gigabyte, which
+//! no server can tell another one.
+
+use crate::check::{Finding, Verdict};
+use crate::inventory::{Inventory, TableDef, number, text};
+use crate::link::{Link, Purpose, identifier};
+use crate::rehearsal::{not_looked, told};
+use crate::{Error, Server};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// Time for a look into all tables.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Bytes of a row's values from which on it may not fit into a message.
+const LONGEST: u64 = (1 << 30) - (64 << 10);
+/// Bytes of a value, where it is stored, below which it is never that long: compression makes at most 1/255 of it.
+const LEAST_STORED: u64 = 1 << 20;
+/// Bytes of a value, where it is stored, whose text may be that long if its type is neither text nor bytes.
+const DOUBTFUL: u64 = 32 << 20;
+
+/// Looks into all tables of a database, and adds what was found, or not looked at.
+///
+/// # Errors
+///
+/// Those of the server, but for those of single rows.
+pub(crate) async fn look(source: &Server, findings: &mut Vec<Finding>) -> Result<(), Error> {
+    let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
+    let mut inventory = Inventory::read(&mut link).await?;
+    inventory.tables.sort_by_key(|table| table.bytes);
+    let begun = Instant::now();
+    long_values(&mut link, &inventory.tables, begun, findings).await?;
+    odd_bytes(&mut link, &inventory.tables, begun, findings).await
+}
+
+/// Tables with rows whose text is longer than a server can send, as far as they are found in a bounded time: those that a change
+/// of which was not told may be of.
+pub(crate) async fn with_long_values(source: &Server) -> Result<Vec<String>, Error> {
+    let mut findings = Vec::new();
+    let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
+    let mut inventory = Inventory::read(&mut link).await?;
+    inventory.tables.sort_by_key(|table| table.bytes);
+    long_values(&mut link, &inventory.tables, Instant::now(), &mut findings).await?;
+    let long = findings.into_iter().filter(|finding| finding.verdict != Verdict::NotLookedAt);
+    Ok(long.map(|finding| finding.name).collect())
+}
+
+/// Runs a question about a table in what is left of the time; the inner error is the reason why it has no answer.
+async fn ask(link: &mut Link, sql: &str, begun: Instant) -> Result<Result<crate::link::Row, Error>, Error> {
+    let left = LIMIT.saturating_sub(begun.elapsed()).as_millis().max(1);
+    link.query(&format!("SET statement_timeout = {left}")).await?;
+    match link.query(sql).await {
+        Ok(rows) => Ok(Ok(rows.into_iter().next().unwrap_or_default())),
+        Err(error @ Error::Sql { .. }) => Ok(Err(error)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Adds that some tables were not looked into.
+fn left_out(kind: &str, left: &[String], findings: &mut Vec<Finding>) {
+    const NAMED: usize = 5;
+    if left.is_empty() {
+        return;
+    }
+    let named = left.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
+    let more = if left.len() > NAMED { format!(" and {} more", left.len() - NAMED) } else { String::new() };
+    let note = format!("not in the {} s that a look takes at most: {named}{more}", LIMIT.as_secs());
+    findings.push(not_looked(kind, &format!("{} tables", left.len()), note));
+}
+
+/// Finds rows that a server cannot write in UTF8, as which all is copied.
+async fn odd_bytes(
+    link: &mut Link,
+    tables: &[TableDef],
+    begun: Instant,
+    findings: &mut Vec<Finding>,
+) -> Result<(), Error> {
+    const KIND: &str = "text";
+    let encoding = "SELECT pg_encoding_to_char(encoding) FROM pg_database WHERE datname = current_database()";
+    let encoding = link.text(encoding).await?;
+    if encoding == "UTF8" {
+        return Ok(());
+    }
+    let mut left = Vec::new();
+    for table in tables {
+        let sql = format!(
+            "SELECT count(convert_to(_stillpoint_row::text, 'UTF8')) FROM ONLY {} AS _stillpoint_row",
+            table.qualified()
+        );
+        match ask(link, &sql, begun).await? {
+            Ok(_) => {}
+            // Class 22: data exceptions.
+            Err(error) if error.sqlstate().is_some_and(|code| code.starts_with("22")) => {
+                let note =
+                    format!("{}; the database's encoding is {encoding}, and all is copied as UTF8", told(&error));
+                let (name, verdict) = (table.display(), Verdict::Refused);
+                findings.push(Finding { kind: KIND.into(), name, verdict, note });
+            }
+            Err(_) => left.push(table.display()),
+        }
+    }
+    left_out(KIND, &left, findings);
+    Ok(())
+}
+
+/// Expressions for the lengths of the values of a row.
+#[derive(Default)]
+struct Shape {
+    /// Sums over a row: its bytes, and those of its text.
+    bytes: Vec<String>,
+    text: Vec<String>,
+    /// Bytes of values of other types, as they are stored.
+    others: Vec<String>,
+}
+
+/// Tables that have large values which lie elsewhere, by number.
+async fn shapes(link: &mut Link) -> Result<HashMap<u32, Shape>, Error> {
+    let rows = link
+        .query(&format!(
+            "SELECT c.oid, a.attname, CASE coalesce(nullif(t.typbasetype, 0), t.oid) WHEN 'bytea'::regtype THEN 'bytes' \
+             WHEN 'text'::regtype THEN 'text' WHEN 'varchar'::regtype THEN 'text' WHEN 'bpchar'::regtype THEN 'text' \
+             WHEN 'json'::regtype THEN 'text' WHEN 'xml'::regtype THEN 'text' ELSE 'other' END \
+             FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid JOIN pg_type t ON t.oid = a.atttypid \
+             WHERE c.relkind = 'r' AND c.reltoastrelid <> 0 AND pg_relation_size(c.reltoastrelid) > {LEAST_STORED} \
+             AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND t.typlen = -1"
+        ))
+        .await?;
+    let mut shapes: HashMap<u32, Shape> = HashMap::new();
+    for row in rows {
+        let (shape, name) = (shapes.entry(number(&row, 0)).or_default(), identifier(&text(&row, 1)));
+        let large = |length: &str| {
+            format!("CASE WHEN pg_column_size({name}) > {LEAST_STORED} THEN octet_length({length})::bigint ELSE 0 END")
+        };
+        match text(&row, 2).as_str() {
+            // Two digits for each byte.
+            "bytes" => {
+                shape.text.push(format!("2 * {}", large(&name)));
+                shape.bytes.push(large(&name));
+            }
+            "text" => {
+                let length = large(&format!("{name}::text"));
+                shape.text.push(length.clone());
+                shape.bytes.push(length);
+            }
+            _ => shape.others.push(format!("coalesce(pg_column_size({name}), 0)")),
+        }
+    }
+    Ok(shapes)
+}
+
+/// Finds rows that do not fit into a message: their values are not read for it, but for text that is compressed.
+async fn long_values(
+    link: &mut Link,
+    tables: &[TableDef],
+    begun: Instant,
+    findings: &mut Vec<Finding>,
+) -> Result<(), Error> {
+    const KIND: &str = "large values";
+    let shapes = shapes(link).await?;
+    let mut left = Vec::new();
+    for table in tables {
+        let Some(shape) = shapes.get(&table.oid) else { continue };
+        let sum = |of: &[String]| if of.is_empty() { "0".into() } else { of.join(" + ") };
+        let others =
+            if shape.others.is_empty() { "0".into() } else { format!("greatest({})", shape.others.join(", ")) };
+        let sql = format!(
+            "SELECT count(*) FILTER (WHERE text > {LONGEST}), count(*) FILTER (WHERE bytes > {LONGEST}), \
+             coalesce(max(others), 0) FROM (SELECT {} AS text, {} AS bytes, {others} AS others FROM ONLY {}) AS lengths",
+            sum(&shape.text),
+            sum(&shape.bytes),
+            table.qualified()
+        );
+        let Ok(row) = ask(link, &sql, begun).await? else {
+            left.push(table.display());
+            continue;
+        };
+        let (long, longer, others): (u64, u64, u64) = (number(&row, 0), number(&row, 1), number(&row, 2));
+        let uncopied = if table.binary() { longer } else { long };
+        let mut find = |verdict, note: String| {
+            findings.push(Finding { kind: KIND.into(), name: table.display(), verdict, note });
+        };
+        if uncopied > 0 {
+            find(
+                Verdict::Refused,
+                format!("{uncopied} rows do not fit into the gigabyte of a message, and cannot be copied"),
+            );
+        } else if long > 0 {
+            let note = "rows are copied whose text is longer than a gigabyte; no log tells of them: one that is written before the \
+                        migration is finished ends it, or keeps `fallback` from succeeding";
+            find(Verdict::Moved, format!("{long} {note}"));
+        }
+        if others > DOUBTFUL {
+            let stored = others >> 20;
+            find(
+                Verdict::NotLookedAt,
+                format!("values of up to {stored} MiB: how long their text is was not looked at"),
+            );
+        }
+    }
+    left_out(KIND, &left, findings);
+    Ok(())
+}
