@@ -19,16 +19,19 @@ const NAME: EntryName = EntryName::new("demo", "entry-1");
 static ONE: Mutex<()> = Mutex::new(());
 
 /// A directory with the cache in `cache` and the number of makings in `made`.
-struct Place(TempDir, MutexGuard<'static, ()>);
+struct Place {
+    directory: TempDir,
+    _alone: MutexGuard<'static, ()>,
+}
 
 impl Place {
     fn new() -> Place {
         let alone = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-        Place(tempfile::tempdir().expect("make a directory"), alone)
+        Place { directory: tempfile::tempdir().expect("make a directory"), _alone: alone }
     }
 
     fn at(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
+        self.directory.path().join(name)
     }
 
     fn cache(&self) -> Cache {
@@ -63,7 +66,7 @@ impl Place {
             "--test-threads=1",
         ]);
         let mut command = Command::new(words[0]);
-        command.args(&words[1..]).env("CHILD_JOB", job).env("CHILD_PLACE", self.0.path());
+        command.args(&words[1..]).env("CHILD_JOB", job).env("CHILD_PLACE", self.directory.path());
         command.env("STILLPOINT_CACHE_LOG", self.at("log"));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start a process")
     }

@@ -11,7 +11,7 @@ use crate::options::{Failure, Options, State};
 use crate::outfit::{self, PUBLICATIONS};
 use crate::owner::{self, Held};
 use crate::progress::{Observer, Teller};
-use crate::run::{Following, Outcome, catch_up, compare_between, with_any_proxy};
+use crate::run::{Following, Outcome, catch_up, compare_between, named, with_any_proxy};
 use crate::switch::{self, Direction, Side};
 use crate::{Error, fence, several, since, undo};
 use std::time::Duration;
@@ -87,6 +87,7 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
             Err(Failure { error, state })
         }
         (Err(error), Ok(false)) => {
+            let error = named(error, &options.target).await;
             teller.tell(EventKind::FellBack { transition: 0, reason: error.to_string() });
             stay_on_target(options, &mut journal).await.map_err(Failure::on_target)?;
             if may_go_on && matches!(error, Error::ProxyGone(_)) && is_served(options).await {

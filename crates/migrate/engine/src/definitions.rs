@@ -53,7 +53,7 @@ const LAZY: (&str, &str) = ("synchronous_commit", "off");
 /// A definition that a target does not take.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fault {
-    /// Its line in the dump's list: kind, schema, name and owner.
+    /// Kind, name and owner, as pg_restore has them.
     pub(crate) of: String,
     /// The server's error, its first line.
     pub(crate) why: String,
@@ -108,7 +108,8 @@ pub(crate) async fn attempt(target: &Server, major: u32, dump: &Path) -> Result<
 
 async fn attempt_with(target: &Server, major: u32, dump: &Path, which: &str, list: &str) -> Result<Vec<Fault>, Error> {
     let mut command = client("pg_restore", major, target);
-    command.arg(which).arg(format!("--dbname={}", of_database(&target.database))).arg("--").arg(dump);
+    // without --verbose it does not say of which entry an error is
+    command.args(["--verbose", which]).arg(format!("--dbname={}", of_database(&target.database))).arg("--").arg(dump);
     command.env("PGAPPNAME", maker(target));
     command.env("PGOPTIONS", settings::options(major, &[LAZY, ("lc_messages", "C")]));
     let output = ended(command, "pg_restore", list).await?;

@@ -258,9 +258,11 @@ impl Error {
     /// Returns true if a server could not make a text or message, as it would be longer than a gigabyte.
     pub(crate) fn is_of_length(&self) -> bool {
         match self {
-            // The first has no code of its own.
+            // Neither has a code of its own.
             Error::Sql { code, message, .. } => {
-                code == "54000" || code == "XX000" && message.starts_with("invalid memory alloc request size")
+                code == "54000"
+                    && (message.starts_with("out of memory") || message.starts_with("string buffer exceeds"))
+                    || code == "XX000" && message.starts_with("invalid memory alloc request size")
             }
             _ => false,
         }

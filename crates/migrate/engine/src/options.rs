@@ -189,6 +189,9 @@ impl Failure {
             (Error::SchemaChanged(_) | Error::CatalogsChanged(_) | Error::InTheWay(_), _) => {
                 "run it again when definitions rest"
             }
+            (Error::TooLong { .. }, State::OnTarget) => {
+                "the log tells of that row at no later time either: `finish` ends the migration, with clients on the target"
+            }
             (Error::TooLong { .. }, _) => "run it again when no such row is written",
             (Error::Outrun { .. }, _) => "more players (--players), or run it when there is less load",
             (Error::Capture(_), _) => "run it again without what is named, or with wal_level=logical on the source",

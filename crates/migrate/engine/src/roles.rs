@@ -231,7 +231,9 @@ impl Role {
     /// Statements that have the target's role be like this one, but for [`Role::equipped`].
     fn changed(&self, there: &Role) -> String {
         let name = identifier(&self.name);
-        let mut sql = format!("ALTER ROLE {name} {}{}; ALTER ROLE {name} RESET ALL; ", self.with(), self.until());
+        // no statement takes an end away that was never set
+        let until = if self.valid_until == there.valid_until { String::new() } else { self.until() };
+        let mut sql = format!("ALTER ROLE {name} {}{until}; ALTER ROLE {name} RESET ALL; ", self.with());
         for membership in &there.memberships {
             sql += &format!("REVOKE {} FROM {name}; ", identifier(&membership.role));
         }

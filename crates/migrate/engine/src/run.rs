@@ -30,7 +30,7 @@ use crate::recording::Recording;
 use crate::switch::{self, Side};
 use crate::throttle::{Bounds, COPIED, Throttle};
 use crate::weight::yielding;
-use crate::{Error, Roles, Server, fence, owner, roles, several, undo, values};
+use crate::{Error, Roles, Server, owner, roles, several, undo, values};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -186,17 +186,16 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
     }
 }
 
-/// The same error, with the tables that it is about where only a look into them tells.
-async fn named(error: Error, source: &Server) -> Error {
-    if !error.is_of_length() || error.is_of_target() {
-        return error;
-    }
+/// The same error, with the tables that it is about where only a look into them tells: those of the server that is followed.
+pub(crate) async fn named(error: Error, followed: &Server) -> Error {
     let message = match &error {
-        Error::Sql { message, .. } => message.clone(),
-        other => other.to_string(),
+        Error::Sql { server, message, .. } if *server == followed.to_string() && error.is_of_length() => {
+            message.clone()
+        }
+        _ => return error,
     };
     // What cannot be asked leaves the error as good as it was.
-    let tables = values::with_long_values(source).await.unwrap_or_default();
+    let tables = values::with_long_values(followed).await.unwrap_or_default();
     Error::TooLong { message, tables }
 }
 

@@ -24,7 +24,7 @@ const REFUSED: &[(&str, &str)] = &[
         "CREATE FUNCTION twice(int) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT 2 * $1'; \
          CREATE FUNCTION fourfold(a int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS 'BEGIN RETURN twice(twice(a)); END'; \
          CREATE TABLE found (id int PRIMARY KEY); INSERT INTO found VALUES (1); CREATE INDEX by_f ON found (fourfold(id))",
-        "definition INDEX public by_f",
+        "definition INDEX by_f",
     ),
     (
         "CREATE FUNCTION twice(int) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT 2 * $1'; \
@@ -36,11 +36,11 @@ const REFUSED: &[(&str, &str)] = &[
 
 /// The same where the target is of a newer version.
 const REFUSED_THERE: &[(&str, &str)] = &[
-    ("CREATE VIEW written AS SELECT buffers_backend FROM pg_stat_bgwriter", "definition VIEW public written"),
+    ("CREATE VIEW written AS SELECT buffers_backend FROM pg_stat_bgwriter", "definition VIEW written"),
     (
         "CREATE VIEW a AS SELECT 1 AS a; CREATE FUNCTION made() RETURNS bigint LANGUAGE sql BEGIN ATOMIC SELECT \
          checkpoints_timed FROM pg_stat_bgwriter; END",
-        "definition FUNCTION public made()",
+        "definition FUNCTION made(",
     ),
 ];
 
