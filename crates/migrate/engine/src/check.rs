@@ -193,6 +193,7 @@ async fn look(options: &Options) -> Result<Report, Error> {
     let mut sources = sources(&mut link, &inventory, by, &can).await?;
     tables(&inventory, &sources, &plain, &mut findings);
     survey(&mut link, *accepted, &mut findings).await?;
+    unreadable(&mut link, &inventory, &mut findings).await?;
     strangers(&mut link, options, by, &mut findings).await?;
     if by.is_by_proxy() {
         proxy_only(can, wanted, &mut findings);
@@ -293,12 +294,18 @@ async fn strangers(link: &mut Link, options: &Options, by: Capture, findings: &m
         if front.serving().await?.is_none() {
             return Ok(None);
         }
+        let backends = front.backends().await?;
+        front.are_at(&backends, link, &options.source).await?;
         fence::bypassing(link, &mut front, &options.source.database).await.map(Some)
     };
     let strangers = match asking.await {
         Ok(Some(strangers)) => strangers,
         Ok(None) => {
             refuse(findings, "tenant", options.tenant.clone(), "the proxy's configuration has no tenant for it");
+            return Ok(());
+        }
+        Err(error @ Error::ServedElsewhere { .. }) => {
+            refuse(findings, "proxy", &options.tenant, error.to_string());
             return Ok(());
         }
         Err(error @ (Error::Proxy(_) | Error::ProxyGone(_))) => {
@@ -320,6 +327,22 @@ async fn strangers(link: &mut Link, options: &Options, by: Capture, findings: &m
         };
         let finding = note("session", format!("{} (process {})", text(&row, 1), text(&row, 0)), why.into());
         findings.push(Finding { verdict, ..finding });
+    }
+    Ok(())
+}
+
+/// Refuses names that are no text: a database that keeps bytes of any encoding (SQL_ASCII) may have some.
+async fn unreadable(link: &mut Link, inventory: &Inventory, findings: &mut Vec<Finding>) -> Result<(), Error> {
+    if link.text("SHOW server_encoding").await? != "SQL_ASCII" {
+        return Ok(());
+    }
+    let tables = inventory.tables.iter().chain(&inventory.partitioned);
+    let names = tables.flat_map(|table| {
+        std::iter::once(table.display()).chain(table.columns.iter().map(|column| column.name.clone()))
+    });
+    let names = names.chain(inventory.sequences.iter().cloned());
+    for name in names.filter(|name| name.contains(char::REPLACEMENT_CHARACTER)) {
+        refuse(findings, "name", name, "it is no UTF-8, in a database whose encoding is SQL_ASCII: rename it first");
     }
     Ok(())
 }

@@ -240,7 +240,7 @@ impl Link {
         parameters.extend(settings::at_login(own));
         self.sender.put(|buffer| frontend::startup_message(parameters, buffer))?;
         self.sender.flush().await?;
-        let (mut scram, mut major, mut superuser) = (None, 0, false);
+        let (mut scram, mut major, mut superuser, mut is_bytes) = (None, 0, false, false);
         loop {
             let frame = self.receiver.any_frame().await?;
             match frame.tag {
@@ -248,6 +248,7 @@ impl Link {
                 b'S' => match parameter(&frame.body) {
                     Some(("server_version", version)) => major = leading_number(version),
                     Some(("is_superuser", value)) => superuser = value == "on",
+                    Some(("server_encoding", value)) => is_bytes = value == "SQL_ASCII",
                     _ => {}
                 },
                 b'N' => {}
@@ -257,7 +258,7 @@ impl Link {
                 tag => return Err(self.receiver.protocol(format!("`{}` at log-in", char::from(tag)))),
             }
         }
-        match settings::after_login(major, superuser, own) {
+        match settings::after_login(major, superuser, is_bytes, own) {
             Some(rest) => self.query(&rest).await.map(drop),
             None => Ok(()),
         }

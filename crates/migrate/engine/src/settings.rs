@@ -82,16 +82,17 @@ pub(crate) fn at_login<'s>(own: &[(&'s str, &'s str)]) -> Vec<(&'s str, &'s str)
 }
 
 /// A statement for the rest, of which a server is told only when it is known who it is and who we are there. One alone: a
-/// session that sends changes takes no more at a time.
-pub(crate) fn after_login(major: u32, superuser: bool, own: &[(&str, &str)]) -> Option<String> {
+/// session that sends changes takes no more at a time. A database whose text is bytes of any encoding (`is_bytes`) would refuse
+/// those of its own that are no UTF-8.
+pub(crate) fn after_login(major: u32, superuser: bool, is_bytes: bool, own: &[(&str, &str)]) -> Option<String> {
     let may = |pinned: &&Pinned| match pinned.when {
         When::AtLogin => false,
         When::Since(first) => major >= first,
         When::AsSuperuser => superuser,
     };
     let due = BEHAVIOUR.iter().filter(may).filter(|pinned| !is_among(own, pinned.name));
-    let each: Vec<String> =
-        due.map(|Pinned { name, value, .. }| format!("set_config('{name}', '{value}', false)")).collect();
+    let due = due.map(|pinned| (pinned.name, pinned.value)).chain(is_bytes.then_some(("client_encoding", "SQL_ASCII")));
+    let each: Vec<String> = due.map(|(name, value)| format!("set_config('{name}', '{value}', false)")).collect();
     (!each.is_empty()).then(|| format!("SELECT {}", each.join(", ")))
 }
 
@@ -332,11 +333,13 @@ mod tests {
             (vec!["a, b"], vec!["5"], vec!["0"])
         );
         assert_eq!(of("transaction_timeout"), Vec::<&str>::new(), "not every server knows it");
-        assert_eq!(after_login(15, false, &[]), None);
-        let told = after_login(17, false, &[]).unwrap();
+        assert_eq!(after_login(15, false, false, &[]), None);
+        let bytes = after_login(15, false, true, &[]).unwrap();
+        assert_eq!(bytes, "SELECT set_config('client_encoding', 'SQL_ASCII', false)");
+        let told = after_login(17, false, false, &[]).unwrap();
         assert!(told.starts_with("SELECT set_config('transaction_timeout', '0', false), "), "{told}");
         let own = [("session_replication_role", "replica")];
-        assert!(!after_login(15, true, &own).unwrap().contains("session_replication_role"));
+        assert!(!after_login(15, true, false, &own).unwrap().contains("session_replication_role"));
         let options = options(16, &[("synchronous_commit", "off")]);
         assert!(options.contains("-c default_transaction_isolation=read\\ committed "), "{options}");
         assert!(

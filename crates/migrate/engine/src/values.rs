@@ -77,7 +77,8 @@ async fn odd_bytes(
     const KIND: &str = "text";
     let encoding = "SELECT pg_encoding_to_char(encoding) FROM pg_database WHERE datname = current_database()";
     let encoding = link.text(encoding).await?;
-    if encoding == "UTF8" {
+    // a database of bytes is read and written as such
+    if ["UTF8", "SQL_ASCII"].contains(&encoding.as_str()) {
         return Ok(());
     }
     let mut left = Vec::new();

@@ -92,30 +92,44 @@ async fn what_a_target_does_not_take_is_refused_by_name_and_nothing_is_left() {
     until("sessions to end", || (target.sql("postgres", sessions) == "0").then_some(()));
 }
 
+/// A database that keeps bytes of any encoding.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_that_are_no_text_are_found_wherever_they_are() {
+async fn bytes_that_are_no_text_arrive_as_they_are() {
     if !available() {
         return;
     }
-    let (source, target) = (Cluster::start(&["wal_level=logical"]), Cluster::start(&["wal_level=logical"]));
-    let make = |name: &str| {
-        format!("CREATE DATABASE {name} TEMPLATE template0 ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'")
-    };
-    for name in ["plain", "odd", "odder"] {
-        source.sql("postgres", &make(name));
-        source.sql(name, "CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t SELECT i, 'grün' FROM generate_series(1, 9999) i");
-    }
-    source.sql("odd", "INSERT INTO t VALUES (0, convert_from('\\xff', 'SQL_ASCII'))");
-    source.sql(
-        "odder",
-        "DO $$ BEGIN EXECUTE 'COMMENT ON TABLE t IS ' || quote_literal(convert_from('\\xff', 'SQL_ASCII')); END $$",
+    let bench = Bench::start();
+    bench.source.sql("postgres", "CREATE DATABASE shop TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C'");
+    bench.source.sql(
+        "shop",
+        "CREATE TABLE odd (id int PRIMARY KEY, note text, many text[]); \
+         INSERT INTO odd SELECT g, E'a\\xff' || g, ARRAY[E'\\xfe', E'\\xc3'] FROM generate_series(1, 9) g",
     );
-    assert_eq!(report(&source, &target, "plain").await.refusals(), Vec::<String>::new());
-    let odd = report(&source, &target, "odd").await.refusals();
-    assert!(odd.len() == 1 && odd[0].starts_with("text public.t: ") && odd[0].contains("22021"), "{odd:?}");
-    let odder = report(&source, &target, "odder").await.refusals();
-    assert!(odder.len() == 1 && odder[0].starts_with("definitions odder: "), "{odder:?}");
-    assert_eq!(databases(&target), "");
+    let changes = "UPDATE odd SET note = E'\\xfd' || note WHERE id < 4; INSERT INTO odd VALUES (10, E'\\xe9', '{}'); \
+                   DELETE FROM odd WHERE id = 9";
+    bench.front.lock().unwrap().at_pause = vec![changes];
+    let options = bench.options("shop");
+    let outcome = run(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
+    let bytes = "SELECT md5(string_agg(encode(convert_to(id || note || many::text, 'SQL_ASCII'), 'hex'), ' ' ORDER BY id)), \
+                 count(*), count(*) FILTER (WHERE note LIKE E'\\xfd%') FROM odd";
+    bench.look_into_source("shop");
+    let there = bench.target.sql("shop", bytes);
+    assert_eq!(there, bench.source.sql("shop", bytes));
+    assert!(there.ends_with("|9|3"), "{there}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_that_are_no_text_are_refused() {
+    if !available() {
+        return;
+    }
+    let bench = Bench::start();
+    bench.source.sql("postgres", "CREATE DATABASE shop TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C'");
+    let odd = "DO $$ BEGIN EXECUTE 'CREATE TABLE t (id int PRIMARY KEY, \"' || E'\\xff' || '\" int)'; END $$";
+    bench.source.sql("shop", odd);
+    let refusals = check(&bench.options("shop")).await.expect("a report").refusals().join("\n");
+    assert!(refusals.contains("it is no UTF-8"), "{refusals}");
 }
 
 /// A function that no row was given to is named; nothing is refused for it.
