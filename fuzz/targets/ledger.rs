@@ -1,16 +1,50 @@
 //! The ledger: bytes in the memory of a target, which may be hostile, read by a tool that runs as root. Each record
-//! carries a checksum, so the first byte of the input chooses between bytes as they come and records under right ones.
+//! carries a checksum, so the first byte of the input chooses between bytes as they come and records under right ones. What is
+//! decoded is used as the tool uses it: nothing that it says may harm its reader.
 #![no_main]
 
 use libfuzzer_sys::{Corpus, fuzz_target};
 use sha2::{Digest, Sha256};
-use stillpoint_patch_engine::ledger;
+use stillpoint_patch_engine::ledger::{self, Phase, Record, Version, View};
 
 fuzz_target!(init: stillpoint_fuzz::seed(seeds), |input: &[u8]| -> Corpus {
     let Some((&mode, bytes)) = input.split_first() else { return Corpus::Reject };
-    let _ = if mode & 1 == 0 { ledger::decode(bytes) } else { ledger::decode(&under_checksums(bytes)) };
+    let found = if mode & 1 == 0 { ledger::decode(bytes) } else { ledger::decode(&under_checksums(bytes)) };
+    if let Ok(found) = found {
+        read(&found.view);
+        // a record of ours goes behind whatever is there, or is refused
+        let number = found.view.last_transition;
+        let record = Record::Phase { transition: number, phase: Phase::Aborted };
+        assert!(found.encode(&record).is_ok_and(|bytes| bytes.len() % 8 == 0));
+    }
     Corpus::Keep
 });
+
+/// Looks at everything that scripts, tables and plans are made of.
+fn read(view: &View) {
+    for patch in &view.placed {
+        let is_plain = |text: &str| !text.chars().any(char::is_control);
+        // names of files and words of a script
+        assert!(!patch.name.is_empty() && !patch.name.contains(['/', '"', '\\', ' ']) && is_plain(&patch.name));
+        assert!(patch.symbols.iter().all(|symbol| is_plain(&symbol.name)));
+        assert!(patch.functions.iter().all(|function| is_plain(&function.name) && is_plain(&function.unit)));
+        // memory that is read at once
+        assert!(patch.states.start >= patch.arena.start && patch.arena.len <= 1 << 30);
+        assert!(patch.eh_frame.len <= patch.arena.len && patch.search_table.len <= patch.arena.len);
+    }
+    let versions = view.versions(&view.active);
+    for (entry, origin) in view.origins() {
+        assert_eq!(versions.contains_key(&entry), matches!(view.version(&view.active, entry), Version::Patched(..)));
+        let _ = origin.displaced;
+    }
+    for constant in view.constants() {
+        let now = view.contents(&view.active, constant.at).expect("a constant is known by its place");
+        assert!(now.len() <= 16 << 20);
+    }
+    assert!(view.active.iter().all(|number| view.patch(*number).is_some()));
+    assert!(view.bytes_kept() <= 4 << 30);
+    let _ = view.trampolines();
+}
 
 /// Cuts the input into records (a length byte pair before each) and writes a ledger around them.
 fn under_checksums(mut bytes: &[u8]) -> Vec<u8> {

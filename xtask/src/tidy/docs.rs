@@ -1,6 +1,7 @@
 //! Documents say what is so: crate headers, commands, terms, licences.
 
 use super::{Finding, SourceFile, Tree};
+use std::collections::BTreeSet;
 
 /// Every library opens with a header that states what it guarantees.
 pub(super) fn crate_headers(tree: &Tree) -> Vec<Finding> {
@@ -14,6 +15,21 @@ pub(super) fn crate_headers(tree: &Tree) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// Page with a table of fuzz targets.
+const SECURITY: &str = "docs/security.md";
+
+/// The table of fuzz targets has a line for each file of `fuzz/targets`, and no other.
+pub(super) fn fuzz_targets(tree: &Tree) -> Vec<Finding> {
+    let files = tree.rust_below("fuzz/targets").filter_map(|file| file.path.rsplit('/').next()?.strip_suffix(".rs"));
+    let files: BTreeSet<&str> = files.collect();
+    let table = tree.file(SECURITY).and_then(|page| page.text.split_once("## Bytes from outside\n"));
+    let rows = table.into_iter().flat_map(|(_, table)| table.lines());
+    let rows: BTreeSet<&str> = rows.filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
+    let missing = files.difference(&rows).map(|name| format!("no line for fuzz target {name}"));
+    let left = rows.difference(&files).map(|name| format!("there is no fuzz target {name}"));
+    missing.chain(left).map(|text| Finding::new(SECURITY, 0, text)).collect()
 }
 
 /// Documents whose commands are checked.
@@ -119,6 +135,14 @@ mod tests {
     use super::*;
 
     const MAKEFILE: (&str, &str) = ("Makefile", ".PHONY: test\ntest: setup ## all\n\t@x\nPREFIX ?= a:b\n");
+
+    #[test]
+    fn each_fuzz_target_has_a_line() {
+        let page = "| `other` | x |\n## Bytes from outside\n| Target |\n| `a` | x |\n| `gone` | x |\n";
+        let tree = Tree::of_files([("fuzz/targets/a.rs", ""), ("fuzz/targets/b.rs", ""), (SECURITY, page)]);
+        let found: Vec<String> = fuzz_targets(&tree).into_iter().map(|finding| finding.message).collect();
+        assert_eq!(found, ["no line for fuzz target b", "there is no fuzz target gone"]);
+    }
 
     #[test]
     fn commands_that_exist_are_fine() {

@@ -51,6 +51,7 @@ fn findings(tree: &Tree) -> Vec<Finding> {
         text::host_names,
         docs::crate_headers,
         docs::commands_exist,
+        docs::fuzz_targets,
         docs::glossary,
         docs::licences,
     ];

@@ -24,7 +24,7 @@ impl Credentials {
         Credentials::parse(&status).ok_or_else(|| io::Error::other("its status names no credentials"))
     }
 
-    fn parse(status: &str) -> Option<Credentials> {
+    pub(super) fn parse(status: &str) -> Option<Credentials> {
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         let ids = |name: &str| -> Option<Vec<u32>> {
             field(name)?.split_ascii_whitespace().map(|id| id.parse().ok()).collect()
