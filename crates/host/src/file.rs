@@ -1,11 +1,13 @@
-//! Files that appear whole or not at all, and files of other users that are read.
+//! Files that appear whole or not at all, files of other users, and those that the caller of a command names for himself.
 
 use crate::Error;
 use crate::error::At;
-use rustix::fs::OFlags;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, chmodat, mkdirat, openat, openat2};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 /// Readers of a file that is written.
@@ -40,18 +42,112 @@ pub(crate) fn write(path: &Path, bytes: &[u8], readable: Readable, durable: bool
     Ok(())
 }
 
-/// Reads a regular file, whose owner may be any user, once and at most `limit` bytes.
+/// Opens a mount point, which may be a directory or a file, to have its file system written to disk.
 ///
 /// # Errors
-/// It is no regular file, is longer, or cannot be read.
-pub fn read_regular(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
-    // a FIFO that nothing writes to would hold the caller
-    let flags = OFlags::NONBLOCK.bits().cast_signed();
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).at("opening", path)?;
+/// It cannot be opened.
+pub fn open_mount_point(path: &Path) -> Result<File, Error> {
+    open_readable(path)
+}
+
+/// Opens a regular file, whose owner may be any user, to be read.
+///
+/// # Errors
+/// It is no regular file, or cannot be opened.
+pub fn open_regular(path: &Path) -> Result<File, Error> {
+    let file = open_readable(path)?;
     if !file.metadata().at("looking at", path)?.is_file() {
         return Err(Error::Untrusted { path: path.to_owned(), why: "it is no regular file".into() });
     }
-    bounded(file, path, limit)
+    Ok(file)
+}
+
+fn open_readable(path: &Path) -> Result<File, Error> {
+    // a FIFO that nothing writes to would hold the caller
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    OpenOptions::new().read(true).custom_flags(flags).open(path).at("opening", path)
+}
+
+/// Reads such a file once and at most `limit` bytes.
+///
+/// # Errors
+/// As [`open_regular`], or it is longer, or cannot be read.
+pub fn read_regular(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
+    bounded(open_regular(path)?, path, limit)
+}
+
+/// Reads a regular text file as [`read_regular`] does.
+///
+/// # Errors
+/// As [`read_regular`], or it is no UTF-8.
+pub fn read_regular_text(path: &Path, limit: u64) -> Result<String, Error> {
+    String::from_utf8(read_regular(path, limit)?).map_err(std::io::Error::other).at("reading", path)
+}
+
+/// Reads a text that the caller of a command has named as an operand: a pipe will do, and so will any length. Not for a path
+/// that another user can choose.
+///
+/// # Errors
+/// It cannot be read, or is no UTF-8.
+pub fn read_named(path: &Path) -> Result<String, Error> {
+    fs::read_to_string(path).at("reading", path)
+}
+
+/// Writes to a file that the caller of a command has named for its output: a pipe or a device will do. Not for a path that
+/// another user can choose.
+///
+/// # Errors
+/// It cannot be written.
+pub fn write_named(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    fs::write(path, bytes).at("writing", path)
+}
+
+/// Lists names of what is in a directory, whose owner may be any user, sorted. A name that is no UTF-8 is left out.
+///
+/// # Errors
+/// It is no directory, or cannot be read.
+pub fn list(directory: &Path) -> Result<Vec<String>, Error> {
+    let entries = fs::read_dir(directory).at("listing", directory)?;
+    let mut names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    Ok(names)
+}
+
+/// Opens a file in a tree of directories that another process can change, to be read and added to: makes it (0644) where it is
+/// not there. The path is taken below `root`, and no link is followed in it.
+///
+/// # Errors
+/// It cannot be opened, or is no regular file of one name.
+pub fn open_below(root: &File, path: &Path) -> Result<File, Error> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let file = File::from(openat2(root, path, flags, Mode::from_raw_mode(0o644), resolve).at("opening", path)?);
+    let found = file.metadata().at("looking at", path)?;
+    if found.is_file() && found.nlink() == 1 {
+        return Ok(file);
+    }
+    Err(Error::Untrusted { path: path.to_owned(), why: "it is no regular file of one name".into() })
+}
+
+/// Makes a directory for its owner alone (0700) in one that another user may own, and opens it. No link is followed.
+///
+/// # Errors
+/// The name is taken, or the directory cannot be made.
+pub fn make_directory(path: &Path) -> Result<OwnedFd, Error> {
+    mkdirat(CWD, path, Mode::RWXU).at("making", path)?;
+    // the owner of the one above can exchange it for a link
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(CWD, path, flags, Mode::empty()).at("opening", path)
+}
+
+/// Listens at a socket of these permissions, whatever the umask.
+///
+/// # Errors
+/// The path is taken, or the socket cannot be made.
+pub fn listen(path: &Path, mode: u32) -> Result<UnixListener, Error> {
+    let listener = UnixListener::bind(path).at("listening at", path)?;
+    chmodat(CWD, path, Mode::from_raw_mode(mode), AtFlags::empty()).at("setting the mode of", path)?;
+    Ok(listener)
 }
 
 /// Reads all of a file, at most `limit` bytes.
@@ -67,7 +163,7 @@ pub(crate) fn bounded(file: File, path: &Path, limit: u64) -> Result<Vec<u8>, Er
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    use rustix::fs::{FileType, mknodat};
 
     #[test]
     fn files_of_other_users_neither_hold_their_reader_nor_fill_its_memory() {
@@ -81,6 +177,44 @@ mod tests {
         mknodat(CWD, path("fifo"), FileType::Fifo, Mode::RUSR, 0).unwrap();
         for name in ["fifo", "."] {
             assert!(read_regular(&path(name), 4).unwrap_err().to_string().contains("no regular file"), "{name}");
+        }
+        fs::write(path("bytes"), [0xff]).unwrap();
+        assert_eq!(read_regular_text(&path("text"), 4).unwrap(), "four");
+        assert!(read_regular_text(&path("bytes"), 4).is_err());
+        assert_eq!(list(dir.path()).unwrap(), ["bytes", "fifo", "sparse", "text"]);
+        assert!(list(&path("none")).unwrap_err().is_not_found());
+    }
+
+    #[test]
+    fn a_file_in_another_process_s_tree_is_reached_by_no_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        fs::create_dir(path("tmp")).unwrap();
+        fs::write(path("outside"), "stays").unwrap();
+        std::os::unix::fs::symlink("../outside", path("tmp/link")).unwrap();
+        std::os::unix::fs::symlink("tmp", path("way")).unwrap();
+        fs::hard_link(path("outside"), path("tmp/second")).unwrap();
+        mknodat(CWD, path("tmp/fifo"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let root = File::open(dir.path()).unwrap();
+        let open = |name: &str| open_below(&root, Path::new(name));
+        open("tmp/new").unwrap().write_all(b"one").unwrap();
+        let mut text = String::new();
+        open("/tmp/new").unwrap().read_to_string(&mut text).unwrap();
+        assert_eq!(text, "one");
+        for name in ["tmp/link", "way/new", "tmp/second", "tmp/fifo", "tmp"] {
+            assert!(open(name).is_err(), "{name}");
+        }
+        assert_eq!(fs::read(path("outside")).unwrap(), b"stays");
+    }
+
+    #[test]
+    fn a_socket_has_the_permissions_that_were_asked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        for mode in [0o666, 0o600] {
+            let path = dir.path().join(format!("{mode:o}"));
+            let _listener = listen(&path, mode).unwrap();
+            assert_eq!(fs::symlink_metadata(&path).unwrap().permissions().mode() & 0o777, mode);
+            assert!(listen(&path, mode).is_err());
         }
     }
 }

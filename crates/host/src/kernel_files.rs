@@ -2,11 +2,91 @@
 //!
 //! What lies there is the kernel's, and belongs to the process that it is about. Links in it are magic: they lead to files, and not
 //! to names, so that the rule of [`crate::trusted`] does not apply. A path that begins elsewhere, or leads upwards, is refused.
+//! Devices, which the kernel makes below `/dev`, are opened here as well.
 
 use std::ffi::OsString;
-use std::fs::{self, File, Metadata};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Component, Path, PathBuf};
+
+/// Files of the running kernel, or files of a test that stand for them.
+///
+/// Paths are those of the kernel's, `/proc/...` and `/sys/...`, in both.
+#[derive(Debug, Clone)]
+pub struct Files {
+    root: PathBuf,
+}
+
+impl Files {
+    /// Files of the running kernel.
+    pub fn of_kernel() -> Files {
+        Files { root: "/".into() }
+    }
+
+    /// Files that stand for them, below a directory of a test.
+    pub fn below(root: &Path) -> Files {
+        Files { root: root.to_owned() }
+    }
+
+    /// Reads a file as text.
+    ///
+    /// # Errors
+    /// The path is none of the kernel's, or the file cannot be read, or is no UTF-8.
+    pub fn text(&self, path: impl AsRef<Path>) -> io::Result<String> {
+        fs::read_to_string(self.at(path.as_ref())?)
+    }
+
+    /// Reads a file of one value, without the space around it; empty if the file cannot be read.
+    pub fn value(&self, path: impl AsRef<Path>) -> String {
+        self.text(path).map(|text| text.trim().to_owned()).unwrap_or_default()
+    }
+
+    /// Writes a file, which the kernel has made already.
+    ///
+    /// # Errors
+    /// The path is none of the kernel's, or the kernel does not take it.
+    pub fn write(&self, path: impl AsRef<Path>, bytes: impl AsRef<[u8]>) -> io::Result<()> {
+        fs::write(self.at(path.as_ref())?, bytes)
+    }
+
+    /// Lists names in a directory; none of one that cannot be read.
+    pub fn names(&self, path: impl AsRef<Path>) -> Vec<OsString> {
+        let entries = self.at(path.as_ref()).and_then(fs::read_dir);
+        entries.into_iter().flatten().flatten().map(|entry| entry.file_name()).collect()
+    }
+
+    /// Returns true if there is such a file, links followed.
+    pub fn exists(&self, path: impl AsRef<Path>) -> bool {
+        self.at(path.as_ref()).is_ok_and(|path| path.exists())
+    }
+
+    /// Path of a file after all links.
+    ///
+    /// # Errors
+    /// The path is none of the kernel's, or leads to no file of it.
+    pub fn canonical(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
+        let found = fs::canonicalize(self.at(path.as_ref())?)?;
+        let below = found.strip_prefix(fs::canonicalize(&self.root)?).map_err(io::Error::other)?;
+        Ok(Path::new("/").join(below))
+    }
+
+    /// Makes a directory, such as a control group, where there is none.
+    ///
+    /// # Errors
+    /// The path is none of the kernel's, or the kernel does not make it.
+    pub fn make_directory(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        match fs::create_dir(self.at(path.as_ref())?) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            made => made,
+        }
+    }
+
+    fn at(&self, path: &Path) -> io::Result<PathBuf> {
+        let below = of_kernel(path)?.strip_prefix("/").map_err(io::Error::other)?;
+        Ok(self.root.join(below))
+    }
+}
 
 /// Reads a file as text.
 ///
@@ -38,6 +118,29 @@ pub fn write(path: impl AsRef<Path>, bytes: impl AsRef<[u8]>) -> io::Result<()> 
 /// The path is none of the kernel's, or the file cannot be opened.
 pub fn open(path: impl AsRef<Path>) -> io::Result<File> {
     File::open(of_kernel(path.as_ref())?)
+}
+
+/// Opens a device, to be written.
+///
+/// # Errors
+/// The path is none below `/dev`, or is no device, or the device cannot be opened.
+pub fn device(path: &Path) -> io::Result<File> {
+    if !path.starts_with("/dev") || path.components().any(|part| part == Component::ParentDir) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no path of a device"));
+    }
+    // looked at first, since some devices take it for a command to be opened
+    if !fs::metadata(path)?.file_type().is_char_device() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no device"));
+    }
+    OpenOptions::new().write(true).open(path)
+}
+
+/// Removes a directory that the kernel lets be removed, such as a control group without processes.
+///
+/// # Errors
+/// The path is none of the kernel's, or the kernel does not remove it.
+pub fn remove_directory(path: impl AsRef<Path>) -> io::Result<()> {
+    fs::remove_dir(of_kernel(path.as_ref())?)
 }
 
 /// Reads what a magic link says of itself.
@@ -84,6 +187,30 @@ mod tests {
         for path in ["/etc/passwd", "/proc/../etc/passwd", "/process", "proc/self/status", ""] {
             assert_eq!(bytes(path).unwrap_err().kind(), io::ErrorKind::InvalidInput, "{path}");
         }
-        assert!(names("/etc").is_empty() && write("/tmp/x", "").is_err());
+        assert!(names("/etc").is_empty() && write("/tmp/x", "").is_err() && remove_directory("/tmp/x").is_err());
+    }
+
+    #[test]
+    fn files_of_a_test_stand_for_those_of_the_kernel() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::below(dir.path());
+        fs::create_dir_all(dir.path().join("sys/class")).unwrap();
+        files.make_directory("/sys/class/a").unwrap();
+        files.make_directory("/sys/class/a").unwrap();
+        files.write("/sys/class/a/value", "7\n").unwrap();
+        std::os::unix::fs::symlink("a", dir.path().join("sys/class/b")).unwrap();
+        assert_eq!((files.value("/sys/class/b/value"), files.value("/sys/class/none")), ("7".into(), String::new()));
+        assert_eq!(files.canonical("/sys/class/b").unwrap(), Path::new("/sys/class/a"));
+        assert!(files.exists("/sys/class/b") && !files.exists("/sys/class/c") && files.names("/sys/class").len() == 2);
+        assert!(files.text(dir.path().join("sys/class/a/value")).is_err(), "a path is always one of the kernel's");
+        assert!(Files::of_kernel().text("/proc/self/status").unwrap().starts_with("Name:"));
+    }
+
+    #[test]
+    fn devices_are_opened_and_no_other_files() {
+        assert!(device(Path::new("/dev/null")).is_ok());
+        for path in ["/etc/passwd", "/dev/../etc/passwd", "/dev/shm", "/dev/none"] {
+            assert!(device(Path::new(path)).is_err(), "{path}");
+        }
     }
 }

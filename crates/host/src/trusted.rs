@@ -72,6 +72,14 @@ impl Directory {
         walk(path, Owner::RootOrCaller, Some(Mode::RWXU))
     }
 
+    /// The same, and what is made every user can read (0755).
+    ///
+    /// # Errors
+    /// As [`Directory::make`].
+    pub fn make_public(path: &Path) -> Result<Directory, Error> {
+        walk(path, Owner::RootOrCaller, Some(READABLE_DIRECTORY))
+    }
+
     /// Makes one of root's that every user can read (0755, whatever the umask).
     ///
     /// # Errors
@@ -152,6 +160,18 @@ impl Directory {
         std::fs::remove_dir_all(&self.path).at("removing", &self.path)
     }
 
+    /// Removes it if nothing is in it; returns false if something is.
+    ///
+    /// # Errors
+    /// It cannot be removed.
+    pub fn remove_if_empty(self) -> Result<bool, Error> {
+        match unlinkat(CWD, &self.path, AtFlags::REMOVEDIR) {
+            Ok(()) => Ok(true),
+            Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(false),
+            Err(error) => Err(error).at("removing", &self.path),
+        }
+    }
+
     /// Closes it to all users but its owner (0700).
     ///
     /// # Errors
@@ -211,7 +231,7 @@ impl Directory {
         let linked = linkat(&self.fd, &half, &self.fd, name, AtFlags::empty());
         let _ = unlinkat(&self.fd, &half, AtFlags::empty());
         match linked {
-            Ok(()) => fsync(self.opened()?).at("writing", &self.path).map(|()| true),
+            Ok(()) => self.sync().map(|()| true),
             Err(Errno::EXIST) => Ok(false),
             Err(error) => Err(error).at("naming", &path),
         }
@@ -222,7 +242,7 @@ impl Directory {
         let half = self.half(name, bytes, form)?;
         renameat(&self.fd, &half, &self.fd, name).at("naming", &path)?;
         if form.synced {
-            fsync(self.opened()?).at("writing", &self.path)?;
+            self.sync()?;
         }
         Ok(path)
     }
@@ -264,6 +284,32 @@ impl Directory {
         self.open_file(name, flags, Mode::RUSR | Mode::WUSR).map(File::from).at("making", &path)
     }
 
+    /// Opens a file to be added to, and makes it for its owner alone (0600) where it is not there.
+    ///
+    /// # Errors
+    /// As [`Directory::file`], or it cannot be made.
+    pub fn append(&self, name: &str) -> Result<File, Error> {
+        self.checked(name, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)
+    }
+
+    /// Gives a file another name, in the place of one of that name.
+    ///
+    /// # Errors
+    /// One of the names is none of a file, or the file cannot be renamed.
+    pub fn rename(&self, from: &str, to: &str) -> Result<(), Error> {
+        let path = self.path_of(to)?;
+        self.path_of(from)?;
+        renameat(&self.fd, from, &self.fd, to).at("naming", &path)
+    }
+
+    /// Writes the names of its files to disk.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    pub fn sync(&self) -> Result<(), Error> {
+        fsync(self.opened()?).at("writing", &self.path)
+    }
+
     /// Opens a file to be locked: makes it where it is not there, and leaves it as it is otherwise.
     ///
     /// # Errors
@@ -286,10 +332,22 @@ impl Directory {
     /// # Errors
     /// It is not such a file.
     pub fn file(&self, name: &str) -> Result<File, Error> {
+        self.checked(name, OFlags::RDONLY)
+    }
+
+    /// The same; the file can be written as well.
+    ///
+    /// # Errors
+    /// As [`Directory::file`].
+    pub fn file_to_change(&self, name: &str) -> Result<File, Error> {
+        self.checked(name, OFlags::RDWR)
+    }
+
+    /// Opens a file, and refuses one that is another user's, or no regular one.
+    fn checked(&self, name: &str, flags: OFlags) -> Result<File, Error> {
         let path = self.path_of(name)?;
         // a FIFO that nothing writes to would hold the caller
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let fd = self.open_file(name, flags, Mode::empty());
+        let fd = self.open_file(name, flags | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR);
         let file = File::from(fd.map_err(|errno| link_or(errno, "opening", &path))?);
         let stat = fstat(&file).at("looking at", &path)?;
         is_safe(&path, &stat, self.owner, false)?;
@@ -326,8 +384,12 @@ impl Directory {
         }
     }
 
-    /// Opens it for what a descriptor that only stands for a path cannot do.
-    fn opened(&self) -> Result<OwnedFd, Error> {
+    /// Opens it for what a descriptor that only stands for a path cannot do: to be read, synchronized, or handed to another
+    /// process.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn opened(&self) -> Result<OwnedFd, Error> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         openat(&self.fd, ".", flags, Mode::empty()).at("opening", &self.path)
     }
@@ -469,6 +531,8 @@ mod tests {
         fs::write(&outside, "stays").unwrap();
         symlink(dir.path(), made.path().join("link")).unwrap();
         assert!((5000..1 << 20).contains(&made.allocated().unwrap()));
+        assert!(!Directory::open(made.path()).unwrap().remove_if_empty().unwrap());
+        assert!(Directory::make(&made.path().join("below")).unwrap().remove_if_empty().unwrap());
         made.remove_all().unwrap();
         assert_eq!((fs::read_dir(dir.path()).unwrap().count(), fs::read(&outside).unwrap()), (1, b"stays".to_vec()));
     }
@@ -484,6 +548,7 @@ mod tests {
         if !rustix::process::geteuid().is_root() {
             return;
         }
+        assert_eq!(mode(Directory::make_public(&dir.path().join("public")).unwrap().path()), 0o755);
         let shown = Directory::make_readable(&dir.path().join("a/b")).unwrap();
         let path = shown.write_readable("text", b"x").unwrap();
         assert_eq!((mode(&dir.path().join("a")), mode(shown.path()), mode(&path)), (0o755, 0o755, 0o644));
@@ -523,6 +588,25 @@ mod tests {
         assert_eq!(made.kind("dump").unwrap(), FileType::RegularFile);
         made.remove("dump").unwrap();
         assert!(made.read("dump", 6).unwrap_err().is_not_found());
+    }
+
+    #[test]
+    fn a_log_is_added_to_and_renamed_where_it_lies() {
+        let dir = tempfile::tempdir().unwrap();
+        let made = Directory::make(&dir.path().join("own")).unwrap();
+        made.append("log").unwrap().write_all(b"one").unwrap();
+        made.append("log").unwrap().write_all(b"two").unwrap();
+        assert_eq!((mode(&made.path().join("log")), made.read("log", 6).unwrap()), (0o600, b"onetwo".to_vec()));
+        made.rename("log", "old").unwrap();
+        made.sync().unwrap();
+        assert_eq!(made.names().unwrap(), ["old"]);
+        assert!(made.rename("old", "../old").is_err() && made.rename("../own/old", "new").is_err());
+        let outside = dir.path().join("outside");
+        fs::write(&outside, "stays").unwrap();
+        symlink(&outside, made.path().join("log")).unwrap();
+        assert!(why(made.append("log")).contains("symbolic link"));
+        set(&made.path().join("old"), 0o666);
+        assert!(why(made.append("old")).contains("others can write"));
     }
 
     #[test]

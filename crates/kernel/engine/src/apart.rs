@@ -6,8 +6,8 @@
 
 use crate::Error;
 use crate::error::At;
-use std::fs;
 use std::path::{Path, PathBuf};
+use stillpoint_host::kernel_files::{self, Files};
 use stillpoint_host::systemd::service_of_group;
 
 const ROOT: &str = "/sys/fs/cgroup";
@@ -18,27 +18,28 @@ pub(crate) fn beside(unit: &str, pid: u32) -> Result<(), Error> {
     if groups.is_empty() {
         return Err(Error::Unit { unit: unit.to_owned(), why: "this process is in no control group of it".into() });
     }
-    groups.iter().try_for_each(|group| enter(group, pid))
+    groups.iter().try_for_each(|group| enter(&Files::of_kernel(), group, pid))
 }
 
 /// Takes the groups away when nobody is in them any more.
 pub(crate) fn leave(unit: &str) {
     for group in groups(unit).unwrap_or_default() {
-        let _ = fs::remove_dir(group);
+        let _ = kernel_files::remove_directory(group);
     }
 }
 
 fn groups(unit: &str) -> Result<Vec<PathBuf>, Error> {
-    let own = fs::read_to_string("/proc/self/cgroup").at("read", "/proc/self/cgroup")?;
-    Ok(groups_in(Path::new(ROOT), &own, unit))
+    let own = kernel_files::text("/proc/self/cgroup").at("read", "/proc/self/cgroup")?;
+    Ok(groups_in(&Files::of_kernel(), &own, unit))
 }
 
 /// The groups in each hierarchy that systemd ends units by, with what is said of this process.
-fn groups_in(root: &Path, own: &str, unit: &str) -> Vec<PathBuf> {
+fn groups_in(files: &Files, own: &str, unit: &str) -> Vec<PathBuf> {
+    let root = Path::new(ROOT);
     let group = |line: &str| {
         let mut parts = line.splitn(3, ':').skip(1);
         let mounted = match parts.next()? {
-            "" if root.join("cgroup.controllers").exists() => root.to_owned(),
+            "" if files.exists(root.join("cgroup.controllers")) => root.to_owned(),
             "" => root.join("unified"),
             "name=systemd" => root.join("systemd"),
             _ => return None,
@@ -51,12 +52,10 @@ fn groups_in(root: &Path, own: &str, unit: &str) -> Vec<PathBuf> {
     own.lines().filter_map(group).collect()
 }
 
-fn enter(group: &Path, pid: u32) -> Result<(), Error> {
-    if !group.is_dir() {
-        fs::create_dir(group).at("make", group)?;
-    }
+fn enter(files: &Files, group: &Path, pid: u32) -> Result<(), Error> {
+    files.make_directory(group).at("make", group)?;
     let members = group.join("cgroup.procs");
-    fs::write(&members, pid.to_string()).at("write", members)
+    files.write(&members, pid.to_string()).at("write", members)
 }
 
 #[cfg(test)]
@@ -66,22 +65,22 @@ mod tests {
     #[test]
     fn a_daemon_is_in_the_slice_of_its_unit_and_not_in_the_unit() {
         let dir = tempfile::tempdir().unwrap();
-        let root = dir.path();
+        let (root, files) = (Path::new(ROOT), Files::below(dir.path()));
         let unit = "redis-server.service";
         let own = "0::/system.slice/redis-server.service\n";
-        assert_eq!(groups_in(root, own, unit), [root.join("unified/system.slice/stillpoint-memory-redis-server")]);
-        fs::write(root.join("cgroup.controllers"), "cpu").unwrap();
+        assert_eq!(groups_in(&files, own, unit), [root.join("unified/system.slice/stillpoint-memory-redis-server")]);
+        std::fs::create_dir_all(dir.path().join("sys/fs/cgroup/system.slice")).unwrap();
+        files.write(root.join("cgroup.controllers"), "cpu").unwrap();
         let expected = root.join("system.slice/stillpoint-memory-redis-server");
-        assert_eq!(groups_in(root, own, unit), std::slice::from_ref(&expected));
+        assert_eq!(groups_in(&files, own, unit), std::slice::from_ref(&expected));
         let within = "0::/system.slice/redis-server.service/payload\n";
-        assert_eq!(groups_in(root, within, unit), std::slice::from_ref(&expected));
+        assert_eq!(groups_in(&files, within, unit), std::slice::from_ref(&expected));
         let old = "4:memory:/system.slice/redis-server.service\n1:name=systemd:/system.slice/redis-server.service\n";
-        assert_eq!(groups_in(root, old, unit), [root.join("systemd/system.slice/stillpoint-memory-redis-server")]);
-        assert!(groups_in(root, "0::/user.slice/session-1.scope\n", unit).is_empty());
-        assert!(groups_in(root, "0::/user.slice/user@0.service/redis-server.service\n", unit).is_empty());
-        fs::create_dir(root.join("system.slice")).unwrap();
-        enter(&expected, 4121).unwrap();
-        enter(&expected, 4122).unwrap();
-        assert_eq!(fs::read_to_string(expected.join("cgroup.procs")).unwrap(), "4122");
+        assert_eq!(groups_in(&files, old, unit), [root.join("systemd/system.slice/stillpoint-memory-redis-server")]);
+        assert!(groups_in(&files, "0::/user.slice/session-1.scope\n", unit).is_empty());
+        assert!(groups_in(&files, "0::/user.slice/user@0.service/redis-server.service\n", unit).is_empty());
+        enter(&files, &expected, 4121).unwrap();
+        enter(&files, &expected, 4122).unwrap();
+        assert_eq!(files.text(expected.join("cgroup.procs")).unwrap(), "4122");
     }
 }

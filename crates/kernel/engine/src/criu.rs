@@ -7,18 +7,21 @@ use rustix::fs::Mode;
 use rustix::io::{Errno, FdFlags};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use rustix::process::umask;
-use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use stillpoint_host::kernel_files;
+use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_criu::rpc::{Answer, Features, Request, RequestType, Version};
 
 /// The oldest version that is driven: 4.1 restores memory lazily on the kernels that matter.
 const OLDEST: (i32, i32) = (4, 1);
 /// Longer than any message of criu's.
 const MESSAGE: usize = 1 << 16;
+/// Longest log of criu's, or of a daemon, that is read.
+pub(crate) const LOG_BYTES_MAX: u64 = 256 << 20;
 /// Has criu stop what it restores or leaves at system calls and not at a breakpoint. The kernel keeps a breakpoint as an event of
 /// perf until its thread ends, and looks at it whenever it switches to that; and a thread that comes to one when criu has been
 /// killed is killed by it. It is one of the "faults" of criu's own tests, and what criu does on processors without breakpoints.
@@ -217,7 +220,7 @@ impl Worker {
     /// Only for dumps, as what criu restores would inherit it.
     pub(crate) fn spare(&self) {
         let path = format!("/proc/{}/oom_score_adj", self.child.id());
-        if let Err(error) = fs::write(path, "-1000") {
+        if let Err(error) = kernel_files::write(path, "-1000") {
             tracing::debug!("criu is no more protected than others when memory runs out: {error}");
         }
     }
@@ -237,7 +240,7 @@ impl Worker {
 
 /// The errors that stand in a log of criu's: the first is the reason, most others are its consequences.
 pub(crate) fn errors_in(dir: &Path, log: &str) -> Vec<String> {
-    let text = fs::read(dir.join(log)).unwrap_or_default();
+    let text = Directory::open(dir).and_then(|dir| dir.read(log, LOG_BYTES_MAX)).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let errors = text.lines().filter_map(|line| line.split_once("Error (").map(|(_, error)| error));
     let plain = errors.map(|error| error.split_once("): ").map_or(error, |(_, plain)| plain).trim().to_owned());

@@ -10,15 +10,16 @@
 
 use crate::checkpoint::{CheckpointOptions, through_page_server};
 use crate::criu::errors_in;
-use crate::error::At;
 use crate::progress::{Progress, now_ns};
 use crate::store::{PASS, Store};
 use crate::{Error, tree};
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use stillpoint_host::kernel_files;
+use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_criu::rpc::{Answer, Options, PageServer, Request, RequestType};
 use stillpoint_kernel_foam::{LAZY, Object, PAGE, PRESENT};
 
@@ -90,8 +91,7 @@ fn by_criu(
     parent: Option<&Path>,
 ) -> Result<(Store, PathBuf), Error> {
     let dir = options.image.join(format!("{PASS}{number}"));
-    fs::DirBuilder::new().mode(0o700).create(&dir).at("make", &dir)?;
-    let images = File::open(&dir).at("open", &dir)?;
+    let images = Directory::make(&dir)?.opened()?;
     let log = format!("{PASS}{number}.log");
     let request = |pages| {
         let asked = Options {
@@ -150,7 +150,7 @@ struct Open {
 impl Open {
     fn of(process: &Process) -> std::io::Result<Self> {
         let path = |name: &str| format!("/proc/{}/{name}", process.pid);
-        Ok(Open { memory: File::open(path("mem"))?, pagemap: File::open(path("pagemap"))? })
+        Ok(Open { memory: kernel_files::open(path("mem"))?, pagemap: kernel_files::open(path("pagemap"))? })
     }
 
     /// Gives the pages of a mapping that are the process's own and in memory.

@@ -2,20 +2,19 @@
 
 use crate::Error;
 use crate::status::{Status, peek};
-use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use stillpoint_host::kernel_files;
 use stillpoint_host::systemd::{ControlGroup, ServiceName};
 use stillpoint_patch_tracee::Pid;
 
 fn all_pids() -> Vec<i32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|e| e.file_name().to_str().and_then(|n| n.parse().ok())).collect()
+    kernel_files::names("/proc").iter().filter_map(|name| name.to_str()?.parse().ok()).collect()
 }
 
 /// A field of `/proc/PID/stat`, counted from the one behind the name.
 fn stat_field<T: std::str::FromStr>(pid: i32, index: usize) -> Option<T> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let stat = kernel_files::text(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_whitespace().nth(index)?.parse().ok()
 }
 
@@ -39,9 +38,9 @@ fn parents_first(pids: impl IntoIterator<Item = i32>) -> Vec<Pid> {
 /// under that name counts, for it needs the patch as much as the others; whether the patch fits, its build-id tells.
 pub fn of_executable(path: &Path) -> Result<Vec<Pid>, Error> {
     let file = |source| Error::File { path: path.display().to_string(), source };
-    let (name, identity) = match fs::canonicalize(path) {
+    let (name, identity) = match path.canonicalize() {
         Ok(full) => {
-            let metadata = fs::metadata(&full).map_err(file)?;
+            let metadata = full.metadata().map_err(file)?;
             (full, Some((metadata.dev(), metadata.ino())))
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => (path.to_owned(), None),
@@ -51,10 +50,10 @@ pub fn of_executable(path: &Path) -> Result<Vec<Pid>, Error> {
     let runs_it = |pid: &i32| {
         let link = format!("/proc/{pid}/exe");
         let same_file = || {
-            let metadata = fs::metadata(&link).ok()?;
+            let metadata = kernel_files::metadata(&link).ok()?;
             Some(identity? == (metadata.dev(), metadata.ino()))
         };
-        fs::read_link(&link).is_ok_and(|to| to == name || to == gone) || same_file() == Some(true)
+        kernel_files::link(&link).is_ok_and(|to| to == name || to == gone) || same_file() == Some(true)
     };
     Ok(parents_first(all_pids().into_iter().filter(runs_it)))
 }

@@ -4,8 +4,9 @@ use crate::image::{Dynamic, text_segments};
 use crate::ledger::{Version, View};
 use crate::{Error, Quiescence};
 use sha2::{Digest, Sha256};
-use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use stillpoint_host::kernel_files;
 use stillpoint_patch_format::{Avma, Constant, Function, Patch};
 use stillpoint_patch_insn::{self as insn, EntryPlan, JUMP_LEN};
 use stillpoint_patch_tracee::{Mapping, Module, Process};
@@ -220,9 +221,9 @@ pub(crate) fn no_uprobe(probes: &[(String, Avma)], function: &str, entry: Avma, 
 /// All uprobes in a module that the kernel tells of: name and address.
 pub(crate) fn uprobes(module: &Module) -> Vec<(String, Avma)> {
     let lists = ["/sys/kernel/tracing/uprobe_events", "/sys/kernel/debug/tracing/uprobe_events"];
-    let Some(text) = lists.iter().find_map(|path| fs::read_to_string(path).ok()) else { return Vec::new() };
+    let Some(text) = lists.iter().find_map(|path| kernel_files::text(path).ok()) else { return Vec::new() };
     let inside = |(probe, path, offset): (&str, &str, u64)| {
-        fs::metadata(path).ok().filter(|file| file.ino() == module.file.1)?;
+        Path::new(path).metadata().ok().filter(|file| file.ino() == module.file.1)?;
         let mapping = module.mappings.iter().find(|m| (m.offset..m.offset + m.len()).contains(&offset))?;
         Some((probe.to_owned(), Avma(mapping.start.0 + (offset - mapping.offset))))
     };

@@ -13,7 +13,7 @@ use crate::{Error, host};
 use procfs::process::Process;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -97,7 +97,7 @@ fn no_guardian(why: &str) -> Error {
 /// The guardian itself: waits for the end of process `tool`, with orders on its standard input.
 pub fn guard(state: &Path, tool: i32) -> Result<(), Error> {
     // what is short of memory must not end both
-    let _ = fs::write("/proc/self/oom_score_adj", "-1000");
+    let _ = stillpoint_host::kernel_files::write("/proc/self/oom_score_adj", "-1000");
     let orders = std::io::stdin().as_fd().try_clone_to_owned().doing("hear the switch")?;
     watch_over(state, tool, &mut UnixStream::from(orders), &reset_machine)
 }
@@ -238,6 +238,7 @@ fn is_traced(pid: i32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     /// A tool that holds a socket of criu's, and its guardian; criu's side of the socket, the orders, and what is known when

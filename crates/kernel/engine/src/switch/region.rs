@@ -7,10 +7,11 @@ use crate::Error;
 use crate::checkpoint::existing;
 use crate::error::At;
 use serde::{Deserialize, Serialize};
-use std::fs;
+use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use stillpoint_host::kernel_files::{self, Files};
 
 /// How long the device may take to appear.
 const APPEARS: Duration = Duration::from_secs(10);
@@ -49,16 +50,18 @@ impl Region {
     pub(super) fn of(directory: &Path, running: &str, next: &str) -> Result<Option<Region>, String> {
         let nearest = existing(directory);
         let failed = |why: &dyn std::fmt::Display| format!("{}: {why}", nearest.display());
-        let path = fs::canonicalize(nearest).map_err(|error| failed(&error))?;
-        let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(|error| failed(&error))?;
+        let path = nearest.canonicalize().map_err(|error| failed(&error))?;
+        let mounts = kernel_files::text("/proc/self/mountinfo").map_err(|error| failed(&error))?;
         let Some(mount) = mount_of(&mounts, &path).filter(|mount| mount.source.starts_with('/')) else {
             return Ok(None);
         };
         // file systems without a device are told by their kind
-        let Ok(device) = fs::metadata(&mount.source) else { return Ok(None) };
+        let Ok(device) = Path::new(&mount.source).metadata() else { return Ok(None) };
         let (major, minor) = (rustix::fs::major(device.rdev()), rustix::fs::minor(device.rdev()));
-        let block = fs::canonicalize(format!("/sys/dev/block/{major}:{minor}"));
-        let Some(found) = block.ok().map(|block| placed(&block)).transpose().map_err(|why| failed(&why))?.flatten()
+        let files = Files::of_kernel();
+        let block = files.canonical(format!("/sys/dev/block/{major}:{minor}"));
+        let Some(found) =
+            block.ok().map(|block| placed(&files, &block)).transpose().map_err(|why| failed(&why))?.flatten()
         else {
             return Ok(None);
         };
@@ -81,7 +84,7 @@ impl Region {
     pub(super) fn reach(&self) -> Result<(), Error> {
         let path = "/proc/self/mountinfo";
         let is_there = || -> Result<bool, Error> {
-            let mounts = fs::read_to_string(path).at("read", path)?;
+            let mounts = kernel_files::text(path).at("read", path)?;
             Ok(mount_of(&mounts, &self.at).is_some_and(|mount| mount.at == self.at))
         };
         if is_there()? {
@@ -100,14 +103,15 @@ impl Region {
     fn device(&self) -> Result<PathBuf, Error> {
         let end = Instant::now() + APPEARS;
         let mut loaded = false;
+        let (files, class) = (Files::of_kernel(), Path::new("/sys/class/block"));
         loop {
-            let mut blocks = fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
-            let is_it = |block: &Path| {
-                let placed = fs::canonicalize(block).ok().and_then(|block| placed(&block).ok().flatten());
-                placed == Some((self.start, self.bytes)) && !block.join("partition").exists()
+            let is_it = |name: &OsString| {
+                let block = class.join(name);
+                let placed = files.canonical(&block).ok().and_then(|block| placed(&files, &block).ok().flatten());
+                placed == Some((self.start, self.bytes)) && !files.exists(block.join("partition"))
             };
-            if let Some(block) = blocks.find(|block| is_it(&block.path())) {
-                return Ok(Path::new("/dev").join(block.file_name()));
+            if let Some(block) = files.names(class).into_iter().find(is_it) {
+                return Ok(Path::new("/dev").join(block));
             }
             if !loaded {
                 loaded = true;
@@ -158,7 +162,7 @@ fn mount_of(mounts: &str, path: &Path) -> Option<Mount> {
 
 /// First address and length of the RAM behind a block device, by its directory in /sys; nothing when it is a disk. NVDIMMs
 /// and the like are disks: they need no argument, and do not end with the power.
-fn placed(block: &Path) -> Result<Option<(u64, u64)>, String> {
+fn placed(files: &Files, block: &Path) -> Result<Option<(u64, u64)>, String> {
     let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let own = name(block);
     if PASSING
@@ -167,18 +171,17 @@ fn placed(block: &Path) -> Result<Option<(u64, u64)>, String> {
     {
         return Err(format!("/dev/{own} lies in memory, which does not outlive this kernel"));
     }
-    let below: Vec<String> =
-        fs::read_dir(block.join("slaves")).into_iter().flatten().flatten().map(|slave| name(&slave.path())).collect();
+    let below = files.names(block.join("slaves"));
+    let below: Vec<String> = below.iter().map(|slave| slave.to_string_lossy().into_owned()).collect();
     if below.iter().any(|slave| slave.starts_with("pmem")) {
         return Err(format!("/dev/{own} lies over {}: put the file system straight onto that", below.join(", ")));
     }
-    let read = |path: PathBuf| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
     let Some(namespace) = block.ancestors().find(|above| name(above).starts_with("namespace")) else { return Ok(None) };
     let bus = namespace.ancestors().find(|above| name(above).starts_with("ndbus"));
-    if bus.map(|bus| read(bus.join("provider"))).as_deref() != Some("e820") {
+    if bus.map(|bus| files.value(bus.join("provider"))).as_deref() != Some("e820") {
         return Ok(None);
     }
-    let number = |file: &str| super::memmap::number(&read(namespace.join(file)));
+    let number = |file: &str| super::memmap::number(&files.value(namespace.join(file)));
     match (number("resource"), number("size")) {
         (Some(start), Some(bytes)) if start > 0 => Ok(Some((start, bytes))),
         _ => Err(format!("/dev/{own}: where it lies is not told ({})", namespace.display())),
@@ -209,13 +212,16 @@ mod tests {
 
     #[test]
     fn regions_are_told_from_disks_and_from_memory_that_passes() {
-        let sys = tempfile::tempdir().unwrap();
+        let root = tempfile::tempdir().unwrap();
+        let kernel = Files::below(root.path());
+        let devices = Path::new("/sys/devices");
         let make = |path: &str, files: &[(&str, &str)]| {
-            let dir = sys.path().join(path);
-            fs::create_dir_all(&dir).unwrap();
-            files.iter().for_each(|(name, text)| fs::write(dir.join(name), text).unwrap());
-            dir
+            let dir = root.path().join("sys/devices").join(path);
+            std::fs::create_dir_all(&dir).unwrap();
+            files.iter().for_each(|(name, text)| std::fs::write(dir.join(name), text).unwrap());
+            devices.join(path)
         };
+        let placed = |block: &Path| placed(&kernel, block);
         make("e820_pmem/ndbus0", &[("provider", "e820\n")]);
         let namespace = [("resource", "0x40000000\n"), ("size", "268435456\n")];
         make("e820_pmem/ndbus0/region0/namespace0.0", &namespace);
@@ -229,7 +235,7 @@ mod tests {
         assert!(placed(&make("virtual/block/ram0", &[])).unwrap_err().contains("does not outlive"));
         assert!(placed(&make("virtual/block/zram1", &[])).is_err());
         make("virtual/block/dm-0/slaves/pmem0", &[]);
-        assert!(placed(&sys.path().join("virtual/block/dm-0")).unwrap_err().contains("lies over pmem0"));
+        assert!(placed(&devices.join("virtual/block/dm-0")).unwrap_err().contains("lies over pmem0"));
         // whoever is not root is not told the address
         make("e820_pmem/ndbus0/region1/namespace1.0", &[("resource", "0x0\n"), ("size", "2097152\n")]);
         assert!(

@@ -5,17 +5,22 @@ use super::system::run;
 use crate::Error;
 use crate::error::At;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File, OpenOptions};
+use std::ffi::OsString;
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use stillpoint_host::file::read_regular;
+use stillpoint_host::kernel_files::{self, Files};
 
 const CLASS: &str = "/sys/class/watchdog";
 const MODULES: &str = "/sys/module";
 /// What makes the core of all drivers leave it running when the kernel goes.
 const KEEP: &str = "/sys/module/watchdog/parameters/stop_on_reboot";
+/// Longest list of a kernel's modules.
+const LIST_BYTES_MAX: u64 = 64 << 20;
 /// How long a driver may take to come up.
 const APPEARS: Duration = Duration::from_secs(10);
 
@@ -49,15 +54,19 @@ pub(super) fn usable(device: &Path, limit_s: u32, next: &str) -> Result<Watchdog
     if name.is_empty() || !class.exists() {
         return Err(format!("there is no watchdog {}", device.display()));
     }
-    let read = |path: PathBuf| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
     let modules = Path::new("/lib/modules").join(next);
+    let list = |name: &str| {
+        let bytes = read_regular(&modules.join(name), LIST_BYTES_MAX).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    let files = Files::of_kernel();
     let seen = Seen {
-        driver: driver_of(&class, Path::new(MODULES)),
-        nowayout: read(class.join("nowayout")) == "1",
-        active: read(class.join("state")) == "active",
-        stop_on_reboot: read(KEEP.into()),
-        modules: read(modules.join("modules.dep")),
-        builtin: read(modules.join("modules.builtin")),
+        driver: driver_of(&files, &class),
+        nowayout: files.value(class.join("nowayout")) == "1",
+        active: files.value(class.join("state")) == "active",
+        stop_on_reboot: files.value(KEEP),
+        modules: list("modules.dep"),
+        builtin: list("modules.builtin"),
     };
     judge(&seen).map(|driver| Watchdog { driver, limit_s }).map_err(|why| format!("{}: {why}", device.display()))
 }
@@ -95,21 +104,18 @@ fn is_module(path: &str, name: &str) -> bool {
 
 /// The module behind a watchdog. Some drivers (i6300esb) do not tell the kernel which device theirs is: those are known by the
 /// name that watchdog and driver have in common. A watchdog that the kernel counts by itself has no driver of any bus.
-fn driver_of(class: &Path, modules: &Path) -> Option<String> {
-    let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
-    if let Ok(module) = fs::canonicalize(class.join("device/driver/module")) {
-        return name(&module);
+fn driver_of(files: &Files, class: &Path) -> Option<String> {
+    if let Ok(module) = files.canonical(class.join("device/driver/module")) {
+        return module.file_name().map(|name| name.to_string_lossy().into_owned());
     }
-    let identity = fs::read_to_string(class.join("identity")).ok()?;
-    let drives = |module: &Path| {
-        let mut drivers = fs::read_dir(module.join("drivers")).into_iter().flatten().flatten();
+    let identity = files.text(class.join("identity")).ok()?;
+    let modules = Path::new(MODULES);
+    let drives = |module: &OsString| {
+        let drivers = files.names(modules.join(module).join("drivers"));
         // BUS:NAME
-        drivers.any(|driver| {
-            driver.file_name().to_string_lossy().split_once(':').is_some_and(|it| it.1 == identity.trim())
-        })
+        drivers.iter().any(|driver| driver.to_string_lossy().split_once(':').is_some_and(|it| it.1 == identity.trim()))
     };
-    let mut all = fs::read_dir(modules).ok()?.flatten().map(|entry| entry.path());
-    name(&all.find(|module| drives(module))?)
+    files.names(modules).into_iter().find(drives).map(|module| module.to_string_lossy().into_owned())
 }
 
 /// A watchdog that runs. One that is dropped runs on, and does its work.
@@ -121,7 +127,7 @@ impl Armed {
     fn start(device: &Path, limit_s: u32) -> Result<Self, Error> {
         let path = device.to_string_lossy();
         run("set the watchdog's limit", "wdctl", &["--settimeout", &limit_s.to_string(), &path], None)?;
-        OpenOptions::new().write(true).open(device).at("start", device).map(|device| Armed { device })
+        kernel_files::device(device).at("start", device).map(|device| Armed { device })
     }
 
     fn ping(&mut self) -> std::io::Result<()> {
@@ -164,11 +170,11 @@ impl Watchdog {
 
     /// Its device file on this kernel, once it is there.
     fn device(&self) -> Result<PathBuf, Error> {
-        let end = Instant::now() + APPEARS;
+        let (end, files) = (Instant::now() + APPEARS, Files::of_kernel());
         loop {
-            let mut classes = fs::read_dir(CLASS).into_iter().flatten().flatten().map(|entry| entry.path());
-            let found = classes.find(|class| driver_of(class, Path::new(MODULES)).as_ref() == Some(&self.driver));
-            let device = found.and_then(|class| Some(Path::new("/dev").join(class.file_name()?)));
+            let drives =
+                |name: &OsString| driver_of(&files, &Path::new(CLASS).join(name)).as_ref() == Some(&self.driver);
+            let device = files.names(CLASS).into_iter().find(drives).map(|name| Path::new("/dev").join(name));
             match device.filter(|device| device.exists()) {
                 Some(device) => return Ok(device),
                 None if Instant::now() < end => std::thread::sleep(Duration::from_millis(10)),
@@ -236,21 +242,22 @@ mod tests {
     #[test]
     fn a_driver_is_known_by_its_device_or_by_its_name() {
         let dir = tempfile::tempdir().expect("a directory");
-        let of = |name: &str| dir.path().join(name);
+        let of = |name: &str| dir.path().join("sys").join(name);
         for path in ["module/e1000/drivers/pci:e1000", "module/i6300esb/drivers/pci:i6300ESB timer", "module/softdog"] {
-            fs::create_dir_all(of(path)).expect("make it");
+            std::fs::create_dir_all(of(path)).expect("make it");
         }
         let watchdog = |name: &str, identity: &str| {
-            fs::create_dir_all(of(name)).expect("make it");
-            fs::write(of(name).join("identity"), format!("{identity}\n")).expect("write it");
+            std::fs::create_dir_all(of(name)).expect("make it");
+            std::fs::write(of(name).join("identity"), format!("{identity}\n")).expect("write it");
         };
         watchdog("watchdog0", "i6300ESB timer");
         watchdog("watchdog1", "Software Watchdog");
         watchdog("watchdog2", "iTCO_wdt");
-        fs::create_dir_all(of("watchdog2/device/driver")).expect("make it");
-        fs::create_dir_all(of("module/iTCO_wdt")).expect("make it");
+        std::fs::create_dir_all(of("watchdog2/device/driver")).expect("make it");
+        std::fs::create_dir_all(of("module/iTCO_wdt")).expect("make it");
         std::os::unix::fs::symlink(of("module/iTCO_wdt"), of("watchdog2/device/driver/module")).expect("link it");
-        let module = |name: &str| driver_of(&of(name), &of("module"));
+        let files = Files::below(dir.path());
+        let module = |name: &str| driver_of(&files, &Path::new("/sys").join(name));
         assert_eq!(module("watchdog0").as_deref(), Some("i6300esb"));
         assert_eq!(module("watchdog1"), None);
         assert_eq!(module("watchdog2").as_deref(), Some("iTCO_wdt"));
