@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 use serde::Serialize;
+use stillpoint_host::file::write_named;
 use stillpoint_host::text::one_line;
 use stillpoint_measure::compare::compare;
 use stillpoint_measure::load::{Arrivals, Counters, Finished, Load, Mix, Plan, Protocol, Snapshot, Target, fill};
@@ -350,10 +351,8 @@ fn run_report(args: ReportArgs, output: &Output) -> Result<(), Failure> {
     let other_lines = timeline.other_lines;
     let report = Report::of(records, timeline).map_err(unread)?;
     output.progress_done();
-    std::fs::write(&args.output, report.html()).map_err(|error| {
-        let error = anyhow::Error::new(error).context(format!("cannot write {}", args.output.display()));
-        Failure::failed(error, "the records are as they were")
-    })?;
+    write_named(&args.output, report.html().as_bytes())
+        .map_err(|error| Failure::failed(error, "the records are as they were"))?;
     if report.ends.iter().any(Option::is_none) {
         output.warn("a record is cut off: its load generator did not end in order; everything before is shown");
     }

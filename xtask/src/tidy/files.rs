@@ -21,14 +21,6 @@ const FOLDERS: [&str; 4] =
     ["crates/cli/src", "crates/kernel/engine/src", "crates/migrate/engine/src", "crates/patch/engine/src"];
 /// Files that open others by paths of root's own, and are to go through the opener as well.
 const BY_THEMSELVES: &[&str] = &[
-    "crates/cli/src/measure.rs",
-    "crates/cli/src/measure/postgres.rs",
-    "crates/cli/src/patch/enable.rs",
-    "crates/cli/src/patch/enabled.rs",
-    "crates/cli/src/patch/exec_helper.rs",
-    "crates/cli/src/patch/key.rs",
-    "crates/cli/src/patch/refresh.rs",
-    "crates/cli/src/patch/unit_file.rs",
     "crates/kernel/engine/src/checkpoint.rs",
     "crates/kernel/engine/src/derive.rs",
     "crates/kernel/engine/src/journal.rs",
@@ -46,7 +38,6 @@ const BY_THEMSELVES: &[&str] = &[
     "crates/kernel/engine/src/switch/system.rs",
     "crates/kernel/engine/src/volatile.rs",
     "crates/migrate/engine/src/journal.rs",
-    "crates/patch/engine/src/debuggers.rs",
 ];
 
 /// Only listed files open others by a path; all else goes through `stillpoint_host::trusted`, `stillpoint_host::file`

@@ -154,9 +154,7 @@ fn show_anomalies(anomalies: &[Anomaly], output: &Output) {
 }
 
 pub(super) fn run_check(args: CheckArgs, output: &Output) -> Result<(), Failure> {
-    let text = std::fs::read_to_string(&args.history).map_err(|error| {
-        Failure::refused(anyhow::Error::new(error).context(format!("cannot read {}", args.history.display())))
-    })?;
+    let text = stillpoint_host::file::read_named(&args.history).map_err(Failure::refused)?;
     let history = History::from_lines(&text)
         .map_err(|problem| Failure::refused(anyhow::anyhow!("{}: {problem}", args.history.display())))?;
     let anomalies = check(&history, args.isolation.isolation().level());

@@ -4,14 +4,13 @@ use super::bases::{Missing, Stack};
 use super::enabled::{self, Enabled, Root, Stored};
 use super::processes::{Policy, Trust};
 use super::refresh::Request;
-use super::unit_file::{self, Service};
+use super::unit_file::{self, Service, UNIT_FILE_MAX};
 use crate::output::{Failure, Output};
 use anyhow::Context;
 use serde::Serialize;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use stillpoint_host::file::read_regular;
+use stillpoint_host::file::{read_regular, read_regular_text};
 use stillpoint_host::systemd::ServiceName;
 use stillpoint_host::trusted::Directory;
 use stillpoint_patch_format::Patch;
@@ -177,7 +176,7 @@ pub(crate) fn enable(args: EnableArgs, output: &Output) -> Result<(), Failure> {
             let path = enabled.add(&name, &bytes)?;
             Line::new("enabled", &unit, &Stored { path, bytes }).show(output);
         }
-        if fs::read_to_string(&drop_in).is_ok_and(|there| there == text) {
+        if read_regular_text(&drop_in, UNIT_FILE_MAX).is_ok_and(|there| there == text) {
             return Ok(());
         }
         enabled::write(&drop_in, text.as_bytes())?;
@@ -303,12 +302,16 @@ fn stranded(go: &[Stored], stay: &[Stored]) -> Option<Missing> {
 
 fn remove_drop_in(root: &Root, unit: &ServiceName, output: &Output) -> anyhow::Result<()> {
     let path = unit_file::drop_in(root, unit);
-    match fs::remove_file(&path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        removed => removed.with_context(|| path.display().to_string())?,
+    let (directory, name) = match Directory::of_file(&path) {
+        Err(error) if error.is_not_found() => return Ok(()),
+        opened => opened?,
+    };
+    match directory.remove(name) {
+        Err(error) if error.is_not_found() => return Ok(()),
+        removed => removed?,
     }
     // Other drop-ins may lie there.
-    let _ = path.parent().map(fs::remove_dir);
+    let _ = directory.remove_if_empty();
     reload(root, output);
     Ok(())
 }

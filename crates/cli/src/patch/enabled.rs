@@ -7,7 +7,6 @@
 
 use super::processes::{PATCH_MAX, read_patch};
 use anyhow::Context;
-use std::fs;
 use std::path::{Path, PathBuf};
 use stillpoint_host::systemd::ServiceName;
 use stillpoint_host::trusted::Directory;
@@ -123,7 +122,7 @@ impl Enabled {
         directory.remove(name)?;
         if !directory.names()?.iter().any(|name| name.ends_with(".patch")) {
             // Something else that lies there is somebody else's.
-            let _ = fs::remove_dir(&self.directory);
+            let _ = directory.remove_if_empty();
         }
         Ok(())
     }

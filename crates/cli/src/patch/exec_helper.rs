@@ -17,13 +17,13 @@ use super::refresh;
 use super::unit_file::{self, Service};
 use crate::output::Failure;
 use anyhow::Context;
-use std::fs;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use stillpoint_host::file::listen;
 use stillpoint_host::systemd::{ServiceName, service_of_process};
 use stillpoint_patch_tracee::launch::introduction::{Connected, Introduced};
 use stillpoint_patch_tracee::{Module, Process};
@@ -51,9 +51,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         serve(&args, connection.into());
         return Ok(());
     };
-    let listener = UnixListener::bind(path).map_err(failed)?;
     // A process that connects gets nothing but what root has enabled for its own unit.
-    fs::set_permissions(path, fs::Permissions::from_mode(0o666)).map_err(failed)?;
+    let listener = listen(path, 0o666).map_err(|error| Failure::failed(error, "programs run unpatched"))?;
     let args = Arc::new(args);
     for connection in listener.incoming() {
         let (connection, args) = (connection.map_err(failed)?, Arc::clone(&args));
@@ -127,7 +126,7 @@ pub(super) struct Executables {
 impl Executables {
     fn of(service: &Service) -> Executables {
         let programs = service.exec_start.iter().filter_map(|line| unit_file::program(line));
-        let files = programs.filter_map(|program| fs::metadata(program).ok()).map(|file| (file.dev(), file.ino()));
+        let files = programs.filter_map(|program| program.metadata().ok()).map(|file| (file.dev(), file.ino()));
         Executables { files: files.collect() }
     }
 

@@ -84,6 +84,6 @@ fn read(file: &std::path::Path) -> anyhow::Result<PublicKey> {
     if file.extension().is_some_and(|e| e == "key") {
         return Ok(read_secret_key(file)?.public());
     }
-    let text = std::fs::read_to_string(file).with_context(|| format!("key file {}", file.display()))?;
+    let text = stillpoint_host::file::read_named(file).context("key file")?;
     PublicKey::parse(&text).with_context(|| format!("key file {}", file.display()))
 }

@@ -7,12 +7,12 @@
 
 use super::enable::reload;
 use super::enabled::{self, Root};
-use super::unit_file::{self, Service};
+use super::unit_file::{self, Service, UNIT_FILE_MAX};
 use crate::output::{Failure, Output};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
-use std::fs;
 use std::path::PathBuf;
+use stillpoint_host::file::read_regular_text;
 use stillpoint_host::systemd::ServiceName;
 
 /// Arguments of `stillpoint patch refresh`.
@@ -94,7 +94,7 @@ fn recorded(root: &Root, unit: &ServiceName) -> anyhow::Result<Option<Record>> {
         return Ok(None);
     };
     let at = || path.display().to_string();
-    Record::read(&fs::read_to_string(&path).with_context(at)?).with_context(at).map(Some)
+    Record::read(&read_regular_text(&path, UNIT_FILE_MAX)?).with_context(at).map(Some)
 }
 
 /// Request of the drop-in that is in force for a unit; `None` if there is none.
@@ -146,7 +146,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
 fn refresh(args: &Args, unit: &ServiceName, output: &Output) -> anyhow::Result<bool> {
     let drop_in = unit_file::drop_in(&args.root, unit);
     let at = || drop_in.display().to_string();
-    let old = fs::read_to_string(&drop_in).with_context(at)?;
+    let old = read_regular_text(&drop_in, UNIT_FILE_MAX)?;
     let record = Record::read(&old).with_context(at)?;
     let service = Service::read(&args.root, unit)?;
     let text = unit_file::text(&service, &record.request)?;

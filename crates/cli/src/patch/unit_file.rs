@@ -7,8 +7,8 @@ use super::enabled::Root;
 use super::refresh::{Record, Request};
 use anyhow::Context;
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
+use stillpoint_host::file::{list, read_regular_text};
 use stillpoint_host::systemd::ServiceName;
 
 /// Where units lie; an earlier directory hides a later one's file of the same name (systemd.unit(5)).
@@ -22,6 +22,9 @@ const DIRECTORIES: [&str; 5] = [
 
 /// Name of our drop-in: late, so that it sees what others say.
 const DROP_IN: &str = "90-stillpoint.conf";
+
+/// Longest file of a unit that is read.
+pub(crate) const UNIT_FILE_MAX: u64 = 1 << 20;
 
 /// Groups of system calls that a helper in a unit's sandbox makes: ptrace and kcmp, priorities.
 pub(crate) const NEEDED: &str = "@debug @resources";
@@ -50,15 +53,15 @@ pub(crate) fn drop_ins_of_ours(root: &Root, unit: &ServiceName) -> [PathBuf; 2] 
 /// The directory of units cannot be read.
 pub(crate) fn with_drop_in(root: &Root) -> anyhow::Result<Vec<ServiceName>> {
     let directory = root.at(DIRECTORIES[0]);
-    let entries = match fs::read_dir(&directory) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.with_context(|| directory.display().to_string())?,
+    let entries = match list(&directory) {
+        Err(error) if error.is_not_found() => return Ok(Vec::new()),
+        entries => entries?,
     };
-    let unit = |entry: fs::DirEntry| {
-        let unit = ServiceName::complete(entry.file_name().to_str()?.strip_suffix(".d")?).ok()?;
+    let unit = |name: &String| {
+        let unit = ServiceName::complete(name.strip_suffix(".d")?).ok()?;
         drop_in(root, &unit).exists().then_some(unit)
     };
-    let mut units: Vec<ServiceName> = entries.flatten().filter_map(unit).collect();
+    let mut units: Vec<ServiceName> = entries.iter().filter_map(unit).collect();
     units.sort();
     Ok(units)
 }
@@ -118,7 +121,7 @@ impl Service {
         files.extend(drop_ins(root, &names));
         let mut service = Service::default();
         for file in files {
-            let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+            let text = read_regular_text(&file, UNIT_FILE_MAX)?;
             service.add(&text);
         }
         anyhow::ensure!(!service.exec_start.is_empty(), "unit {unit} has no ExecStart=");
@@ -150,10 +153,10 @@ impl Service {
 fn drop_ins(root: &Root, names: &[String]) -> Vec<PathBuf> {
     let mut found: BTreeMap<String, PathBuf> = BTreeMap::new();
     for directory in DIRECTORIES.iter().flat_map(|d| names.iter().map(move |n| root.at(d).join(format!("{n}.d")))) {
-        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
+        for name in list(&directory).unwrap_or_default() {
             if name.ends_with(".conf") && name != DROP_IN {
-                found.entry(name).or_insert(entry.path());
+                let path = directory.join(&name);
+                found.entry(name).or_insert(path);
             }
         }
     }

@@ -5,12 +5,11 @@ use crate::ledger::{PlacedPatch, SymbolRecord};
 use crate::store;
 use object::write::{Object, StandardSection, Symbol, SymbolSection};
 use object::{Architecture, BinaryFormat, Endianness, SectionKind, SymbolFlags, SymbolKind, SymbolScope};
-use rustix::fs::{Mode, OFlags, ResolveFlags};
 use std::collections::HashSet;
-use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use stillpoint_host::file::open_below;
+use stillpoint_host::kernel_files;
 use stillpoint_host::trusted::Directory;
 use stillpoint_patch_format::Avma;
 use stillpoint_patch_tracee::{Memory, Pid, Process};
@@ -117,18 +116,11 @@ fn write_perf_map(process: &Process, lines: &str) -> Result<PathBuf, Error> {
     let inner = process.status()?.ns_pids.last().copied().unwrap_or(pid.0);
     let shown = PathBuf::from(format!("/proc/{pid}/root/tmp/perf-{inner}.map"));
     let io = |source: std::io::Error| Error::File { path: shown.display().to_string(), source };
-    let root = File::open(format!("/proc/{pid}/root")).map_err(io)?;
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let name = format!("tmp/perf-{inner}.map");
-    let file = rustix::fs::openat2(&root, name, flags, Mode::from_raw_mode(0o644), resolve);
-    let mut file = File::from(file.map_err(|e| io(e.into()))?);
-    let found = file.metadata().map_err(io)?;
-    if !found.is_file() || found.nlink() != 1 {
-        return Err(io(std::io::Error::other("not a regular file of one name")));
-    }
-    if found.len() > PERF_MAP_MAX {
-        return Err(io(std::io::Error::other(format!("has {} bytes, more than {PERF_MAP_MAX}", found.len()))));
+    let root = kernel_files::open(format!("/proc/{pid}/root")).map_err(io)?;
+    let mut file = open_below(&root, Path::new(&format!("tmp/perf-{inner}.map")))?;
+    let bytes = file.metadata().map_err(io)?.len();
+    if bytes > PERF_MAP_MAX {
+        return Err(io(std::io::Error::other(format!("has {bytes} bytes, more than {PERF_MAP_MAX}"))));
     }
     let mut old = Vec::new();
     (&file).take(PERF_MAP_MAX).read_to_end(&mut old).map_err(io)?;
