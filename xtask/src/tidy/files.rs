@@ -21,12 +21,6 @@ const FOLDERS: [&str; 4] =
     ["crates/cli/src", "crates/kernel/engine/src", "crates/migrate/engine/src", "crates/patch/engine/src"];
 /// Files that open others by paths of root's own, and are to go through the opener as well.
 const BY_THEMSELVES: &[&str] = &[
-    "crates/kernel/engine/src/checkpoint.rs",
-    "crates/kernel/engine/src/derive.rs",
-    "crates/kernel/engine/src/journal.rs",
-    "crates/kernel/engine/src/lazy/keeper.rs",
-    "crates/kernel/engine/src/restore.rs",
-    "crates/kernel/engine/src/store.rs",
     "crates/kernel/engine/src/switch/boot.rs",
     "crates/kernel/engine/src/switch/handover.rs",
     "crates/kernel/engine/src/switch/journal.rs",
@@ -36,7 +30,6 @@ const BY_THEMSELVES: &[&str] = &[
     "crates/kernel/engine/src/switch/reserve.rs",
     "crates/kernel/engine/src/switch/resume.rs",
     "crates/kernel/engine/src/switch/system.rs",
-    "crates/kernel/engine/src/volatile.rs",
     "crates/migrate/engine/src/journal.rs",
 ];
 

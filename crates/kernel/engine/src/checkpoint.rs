@@ -13,10 +13,10 @@ use crate::tree::{Held, tree};
 use crate::{Error, MachineKey, guard, host, sockets};
 use rustix::event::Timespec;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_criu::rpc::{Answer, NetworkLock, Options, PageServer, Request, RequestType, Version};
 use stillpoint_kernel_foam::{Form, PRESENT};
 
@@ -179,7 +179,7 @@ fn dump(
     at: &dyn Fn(Moment) -> Result<(), Error>,
     progress: &Progress<'_>,
 ) -> Result<Checkpoint, Error> {
-    let directory = File::open(&options.image).at("open", &options.image)?;
+    let directory = Directory::open(&options.image)?.opened()?;
     let before = store.written();
     let begun = now_ns();
     let request = |pages| {
@@ -285,7 +285,7 @@ pub(crate) fn through_page_server<T>(
     Ok(Served { answer, ended, left, held, lost })
 }
 
-fn asked(options: &CheckpointOptions, directory: &File, pages: i32, parent: Option<String>) -> Options {
+fn asked(options: &CheckpointOptions, directory: &OwnedFd, pages: i32, parent: Option<String>) -> Options {
     let lock = match options.guard {
         Guard::Nftables => NetworkLock::Nftables,
         Guard::None => NetworkLock::Skip,

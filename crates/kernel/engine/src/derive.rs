@@ -4,9 +4,7 @@
 use crate::error::At;
 use crate::store::is_derived;
 use crate::{Error, Image};
-use std::fs::OpenOptions;
-use std::os::unix::fs::{FileExt, OpenOptionsExt, symlink};
-use std::path::Path;
+use std::os::unix::fs::{FileExt, symlink};
 use stillpoint_kernel_criu::page_server::{Form, PE_LAZY, PE_PRESENT};
 use stillpoint_kernel_criu::pagemap::{Gaps, Pages, encode};
 use stillpoint_kernel_foam::{Extent, LAZY, Object, PAGE, PRESENT, Placement, Recorded};
@@ -37,11 +35,14 @@ pub(crate) fn for_criu(image: &Image, restore: Restore, form: Form) -> Result<()
         let gaps = gaps(recorded, restore);
         let ranges = recorded.extents.iter().map(|extent| pages(extent, restore));
         let bytes = encode(form, number, gaps.unwrap_or(Gaps::Closed), ranges);
-        write(&image.dir().join(pagemap), &bytes)?;
-        let path = image.dir().join(format!("pages-{number}.img"));
+        image.directory().create(&pagemap)?.write_all_at(&bytes, 0).at("write", image.dir().join(pagemap))?;
+        let pages = format!("pages-{number}.img");
         match gaps {
-            Some(_) => symlink(recorded.object.file_name(), &path).at("link", &path)?,
-            None => copy(image, recorded, restore, &path)?,
+            Some(_) => {
+                let path = image.dir().join(pages);
+                symlink(recorded.object.file_name(), &path).at("link", &path)?;
+            }
+            None => copy(image, recorded, restore, &pages)?,
         }
     }
     Ok(())
@@ -79,9 +80,9 @@ fn pages(extent: &Extent, restore: Restore) -> Pages {
 }
 
 /// One stored page after another, but for those that criu leaves to us: in their place is a hole.
-fn copy(image: &Image, recorded: &Recorded, restore: Restore, path: &Path) -> Result<(), Error> {
-    let mut options = OpenOptions::new();
-    let file = options.write(true).create_new(true).mode(0o600).open(path).at("make", path)?;
+fn copy(image: &Image, recorded: &Recorded, restore: Restore, name: &str) -> Result<(), Error> {
+    let file = image.directory().create(name)?;
+    let path = image.dir().join(name);
     let (mut place, mut buffer) = (0, vec![0; 1 << 20]);
     for extent in recorded.extents.iter().filter(|extent| extent.flags & PRESENT != 0) {
         let skipped = extent.is_lazy() && restore == Restore::OnDemand;
@@ -89,16 +90,10 @@ fn copy(image: &Image, recorded: &Recorded, restore: Restore, path: &Path) -> Re
         while at < extent.end() && !skipped {
             let part = &mut buffer[..(extent.end() - at).min(1 << 20) as usize];
             image.read(recorded.object, at, part)?;
-            file.write_all_at(part, place + (at - extent.start)).at("write", path)?;
+            file.write_all_at(part, place + (at - extent.start)).at("write", &path)?;
             at += part.len() as u64;
         }
         place += extent.pages * PAGE;
     }
     file.set_len(place).at("lengthen", path)
-}
-
-fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    let mut options = OpenOptions::new();
-    let file = options.write(true).create_new(true).mode(0o600).open(path).at("make", path)?;
-    file.write_all_at(bytes, 0).at("write", path)
 }

@@ -1,14 +1,16 @@
 //! What was done with an image, line by line beside it, for whoever comes later.
 
 use crate::Error;
+use crate::error::At;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
+use stillpoint_host::trusted::Directory;
 
 const NAME: &str = "journal.log";
+/// Longest journal that is read.
+const BYTES_MAX: u64 = 64 << 20;
 
 /// One line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,13 +35,13 @@ pub struct Line {
 /// The journal of one image.
 #[derive(Debug)]
 pub(crate) struct Journal {
-    path: PathBuf,
+    dir: PathBuf,
     pid: Option<i32>,
 }
 
 impl Journal {
     pub(crate) fn of(dir: &Path) -> Self {
-        Journal { path: dir.join(NAME), pid: None }
+        Journal { dir: dir.to_owned(), pid: None }
     }
 
     /// Every line says whose it is.
@@ -58,21 +60,21 @@ impl Journal {
             error: error.map(Error::with_causes),
         };
         if let Err(error) = self.append(&line) {
-            tracing::warn!("{}: {error}", self.path.display());
+            tracing::warn!("{}: {}", self.dir.join(NAME).display(), error.with_causes());
         }
     }
 
-    fn append(&self, line: &Line) -> std::io::Result<()> {
-        let mut text = serde_json::to_string(line)?;
+    fn append(&self, line: &Line) -> Result<(), Error> {
+        let mut text = serde_json::to_string(line).map_err(std::io::Error::from).doing("encode a line")?;
         text.push('\n');
-        let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(&self.path)?;
-        file.write_all(text.as_bytes())
+        let mut file = Directory::open(&self.dir)?.append(NAME)?;
+        file.write_all(text.as_bytes()).doing("add a line")
     }
 
     /// All lines; those that were cut off are left out.
     pub(crate) fn lines(&self) -> Vec<Line> {
-        let text = fs::read_to_string(&self.path).unwrap_or_default();
-        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+        let text = Directory::open(&self.dir).and_then(|dir| dir.read(NAME, BYTES_MAX)).unwrap_or_default();
+        String::from_utf8_lossy(&text).lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 }
 
@@ -83,6 +85,7 @@ pub(crate) fn now_s() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn lines_are_read_as_they_were_written_and_torn_ones_left_out() {

@@ -3,7 +3,7 @@
 use crate::addresses;
 use crate::apart;
 use crate::check::{Finding, Weight};
-use crate::criu::{Criu, Worker, errors_in};
+use crate::criu::{Criu, LOG_BYTES_MAX, Worker, errors_in};
 use crate::derive::{Restore, by_criu, for_criu};
 use crate::error::At;
 use crate::progress::{Observer, Progress, now_ns};
@@ -13,13 +13,12 @@ use crate::{Error, Image, MachineKey, Used, guard, host, used};
 use procfs::process::Process;
 use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_criu::image::{inet_sockets, processes};
 use stillpoint_kernel_criu::lazy::SOCKET;
 use stillpoint_kernel_criu::page_server::Form;
@@ -276,7 +275,7 @@ fn run(
     (mut worker, mut daemon): (Worker, Option<&mut Daemon>),
     stopped: &dyn Fn() -> Result<(), Error>,
 ) -> Result<i32, Error> {
-    let directory = File::open(image.dir()).at("open", image.dir())?;
+    let directory = image.directory().opened()?;
     let lock = match options.guard {
         crate::Guard::Nftables => NetworkLock::Nftables,
         crate::Guard::None => NetworkLock::Skip,
@@ -295,7 +294,7 @@ fn run(
         network_lock: Some(lock as i32),
         ..Options::default()
     };
-    let _ = fs::remove_file(image.dir().join(RESTORE_LOG));
+    let _ = image.directory().remove(RESTORE_LOG);
     let mut refused = None;
     // a daemon that fails kills the processes, of which criu does not hear
     let mut failed = false;
@@ -335,8 +334,7 @@ struct Daemon {
 
 impl Daemon {
     fn start(options: &RestoreOptions) -> Result<Self, Error> {
-        let path = options.image.join(DAEMON_LOG);
-        let log = OpenOptions::new().append(true).create(true).mode(0o600).open(&path).at("open", &path)?;
+        let log = Directory::open(&options.image)?.append(DAEMON_LOG)?;
         let (program, arguments) =
             options.daemon.split_first().ok_or_else(|| Error::Daemon("no program was named for it".into()))?;
         let mut command = Command::new(program);
@@ -406,7 +404,8 @@ impl Drop for Daemon {
 
 /// The last error that the daemon has said, or whatever it said last.
 fn said(dir: &Path) -> String {
-    let said = fs::read_to_string(dir.join(DAEMON_LOG)).unwrap_or_default();
+    let said = Directory::open(dir).and_then(|dir| dir.read(DAEMON_LOG, LOG_BYTES_MAX)).unwrap_or_default();
+    let said = String::from_utf8_lossy(&said);
     let error = said.lines().rev().find_map(|line| line.strip_prefix("error: lazy-pages daemon: "));
     error.or(said.lines().last()).unwrap_or("it did not say why").to_owned()
 }

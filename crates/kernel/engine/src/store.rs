@@ -3,11 +3,12 @@
 use crate::error::At;
 use crate::image::read_with_holes;
 use crate::{Error, MachineKey};
+use rustix::fs::FileType;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_foam::{
@@ -26,7 +27,7 @@ const LONGEST: u64 = 1 << 47;
 /// A checkpoint that has no seal yet.
 #[derive(Debug)]
 pub(crate) struct Store {
-    dir: PathBuf,
+    directory: Directory,
     form: Form,
     memories: BTreeMap<Object, Growing>,
     passes: u32,
@@ -68,11 +69,11 @@ impl Store {
         directory.close()?;
         let form = match form {
             Some(form) => form,
-            None if takes_sparse(dir)? => Form::Sparse,
+            None if takes_sparse(&directory)? => Form::Sparse,
             None => Form::Dense,
         };
         Ok(Store {
-            dir: dir.to_owned(),
+            directory,
             form,
             memories: BTreeMap::new(),
             passes: 0,
@@ -103,9 +104,8 @@ impl Store {
     /// Pages of a memory follow in this pass.
     pub(crate) fn open(&mut self, object: Object) -> Result<(), Error> {
         if !self.memories.contains_key(&object) {
-            let path = self.dir.join(object.file_name());
-            let mut options = OpenOptions::new();
-            let file = options.read(true).write(true).create_new(true).mode(0o600).open(&path).at("make", &path)?;
+            let name = object.file_name();
+            let (file, path) = (self.directory.create(&name)?, self.directory.path().join(name));
             let (memory, placement) = (Memory::new(object), Placement::new(self.form));
             self.memories.insert(object, Growing { memory, placement, file, path, open: false });
         }
@@ -178,8 +178,8 @@ impl Store {
         // A memory that the pass did not open belongs to a process that has ended.
         let gone: Vec<Object> = self.memories.iter().filter(|(_, g)| !g.open).map(|(object, _)| *object).collect();
         for object in gone {
-            if let Some(growing) = self.memories.remove(&object) {
-                fs::remove_file(&growing.path).at("remove", &growing.path)?;
+            if self.memories.remove(&object).is_some() {
+                self.directory.remove(&object.file_name())?;
             }
         }
         for growing in self.memories.values_mut() {
@@ -216,41 +216,38 @@ impl Store {
             growing.file.sync_all().at("write to disk", &growing.path)?;
         }
         self.forget_passes()?;
-        let beside = beside(&self.dir)?;
+        let beside = beside(&self.directory)?;
         let recorded = |growing: &Growing| Recorded::of(&growing.memory, growing.placement.clone());
         let recorded: Vec<_> = self.memories.values().map(recorded).collect::<Result<_, _>>()?;
         let (memories, sums): (Vec<Recorded>, Vec<Vec<u8>>) = recorded.into_iter().unzip();
         let index = Index { origin, form: self.form, passes: self.passes, memories, beside };
         let encoded = index.encode()?;
-        let (new, seal) = (self.dir.join("foam.seal.new"), self.dir.join(SEAL));
-        let mut options = OpenOptions::new();
-        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new).at("make", &new)?;
+        let new = "foam.seal.new";
+        let mut file = self.directory.create(new)?;
         let by_key = key.seal(&encoded[..HEADER]).to_vec();
         let mut parts = std::iter::once(&encoded).chain(&sums).chain([&by_key]);
-        parts.try_for_each(|part| file.write_all(part)).and_then(|()| file.sync_all()).at("write", &new)?;
+        parts.try_for_each(|part| file.write_all(part)).and_then(|()| file.sync_all()).doing("write a seal")?;
         // all names are on disk before the one that makes them count
-        sync_directory(&self.dir)?;
-        fs::rename(&new, &seal).at("name", &seal)?;
-        sync_directory(&self.dir)?;
+        self.directory.sync()?;
+        self.directory.rename(new, SEAL)?;
+        self.directory.sync()?;
         Ok(index)
     }
 
     /// Everything of criu's passes is in one place now: nothing refers to them any more.
     fn forget_passes(&self) -> Result<(), Error> {
-        let link = self.dir.join(PARENT);
-        if link.is_symlink() {
-            fs::remove_file(&link).at("remove", &link)?;
+        match self.directory.remove(PARENT) {
+            Err(error) if !error.is_not_found() => return Err(error.into()),
+            _ => {}
         }
-        for entry in fs::read_dir(&self.dir).at("list", &self.dir)?.flatten() {
-            if entry.file_name().to_string_lossy().starts_with(PASS) {
-                fs::remove_dir_all(entry.path()).at("remove", entry.path())?;
-            }
+        for name in self.directory.names()?.iter().filter(|name| name.starts_with(PASS)) {
+            Directory::open(&self.directory.path().join(name))?.remove_all()?;
         }
         Ok(())
     }
 
     fn growing(&mut self, object: Object) -> Result<&mut Growing, Error> {
-        let path = self.dir.join(object.file_name());
+        let path = self.directory.path().join(object.file_name());
         self.memories.get_mut(&object).ok_or(Error::Damaged { path, why: "pages came before it was opened".into() })
     }
 }
@@ -315,29 +312,27 @@ impl Growing {
 
 /// Takes away what an unfinished checkpoint has left, but for criu's logs.
 pub(crate) fn discard(dir: &Path) {
-    let Ok(entries) = fs::read_dir(dir) else { return };
-    for entry in entries.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) && name.starts_with(PASS) {
-            let _ = fs::remove_dir_all(entry.path());
+    let Ok(directory) = Directory::open(dir) else { return };
+    for name in directory.names().unwrap_or_default() {
+        if name.starts_with(PASS) && directory.kind(&name).is_ok_and(|kind| kind == FileType::Directory) {
+            let _ = Directory::open(&directory.path().join(name)).and_then(Directory::remove_all);
         } else if !name.ends_with(".log") {
-            let _ = fs::remove_file(entry.path());
+            let _ = directory.remove(&name);
         }
     }
 }
 
-fn takes_sparse(dir: &Path) -> Result<bool, Error> {
-    let path = dir.join("foam.probe");
-    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path).at("make", &path)?;
-    let probed = file.set_len(LONGEST);
-    fs::remove_file(&path).at("remove", &path)?;
+fn takes_sparse(directory: &Directory) -> Result<bool, Error> {
+    let name = "foam.probe";
+    let probed = directory.create(name)?.set_len(LONGEST);
+    directory.remove(name)?;
     match probed {
         Ok(()) => Ok(true),
         Err(error) if matches!(error.raw_os_error(), Some(code) if code == rustix::io::Errno::FBIG.raw_os_error()) => {
             Ok(false)
         }
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(false),
-        Err(error) => Err(error).at("lengthen", &path),
+        Err(error) => Err(error).at("lengthen", directory.path().join(name)),
     }
 }
 
@@ -353,21 +348,17 @@ pub(crate) fn is_derived(name: &str) -> bool {
     name.starts_with("pagemap-") || name.starts_with("pages-")
 }
 
-fn beside(dir: &Path) -> Result<Vec<Beside>, Error> {
+fn beside(directory: &Directory) -> Result<Vec<Beside>, Error> {
     let mut files = Vec::new();
-    for entry in fs::read_dir(dir).at("list", dir)? {
-        let entry = entry.at("list", dir)?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if is_ours_or_passing(&name) || !entry.file_type().at("look at", entry.path())?.is_file() {
+    for name in directory.names()?.into_iter().filter(|name| !is_ours_or_passing(name)) {
+        if directory.kind(&name)? != FileType::RegularFile {
             continue;
         }
-        let path = entry.path();
-        let file = File::open(&path).at("open", &path)?;
+        let (path, file) = (directory.path().join(&name), directory.file(&name)?);
         file.sync_all().at("write to disk", &path)?;
         let (bytes, digest) = digest(file, &path)?;
         files.push(Beside { name, bytes, digest });
     }
-    files.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(files)
 }
 
@@ -386,8 +377,4 @@ pub(crate) fn digest(mut file: File, path: &Path) -> Result<(u64, [u8; 32]), Err
             }
         }
     }
-}
-
-fn sync_directory(dir: &Path) -> Result<(), Error> {
-    File::open(dir).and_then(|dir| dir.sync_all()).at("write to disk", dir)
 }

@@ -4,12 +4,14 @@ use crate::Error;
 use crate::error::At;
 use crate::tree::tree;
 use procfs::process::Process;
-use rustix::fs::{Gid, Mode, OFlags, Uid, fchmod, fchown, open};
+use rustix::fs::{Gid, Mode, Uid, fchmod, fchown};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, Metadata};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::fs::Metadata;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use stillpoint_host::file::make_directory;
+use stillpoint_host::kernel_files;
 
 /// A directory in memory that a program's sockets and open files are restored into.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -108,12 +110,13 @@ fn held(process: &Process, sockets: &BTreeMap<u64, PathBuf>) -> Vec<(String, Kin
     let of = PathBuf::from(format!("/proc/{}", process.pid));
     let mut links: Vec<PathBuf> = vec![of.join("cwd"), of.join("root")];
     for dir in ["fd", "map_files"] {
-        links.extend(fs::read_dir(of.join(dir)).into_iter().flatten().flatten().map(|entry| entry.path()));
+        let dir = of.join(dir);
+        links.extend(kernel_files::names(&dir).into_iter().map(|name| dir.join(name)));
     }
     let mut held = Vec::new();
     for link in links {
         // one that is closed meanwhile is nobody's hindrance
-        let (Ok(name), Ok(data)) = (fs::read_link(&link), fs::metadata(&link)) else { continue };
+        let (Ok(name), Ok(data)) = (kernel_files::link(&link), kernel_files::metadata(&link)) else { continue };
         if data.file_type().is_socket() {
             let bound = sockets.get(&data.ino()).filter(|path| path.parent().is_some_and(is_memory));
             held.extend(bound.map(|path| (path.to_string_lossy().into_owned(), Kind::Socket, 1)));
@@ -137,8 +140,8 @@ fn kind(data: &Metadata) -> Kind {
 fn made_again(directory: &Path) -> Vec<(PathBuf, Directory)> {
     let mut found = Vec::new();
     for path in directory.ancestors() {
-        let Ok(data) = fs::metadata(path) else { continue };
-        let above = path.parent().and_then(|above| fs::metadata(above).ok());
+        let Ok(data) = path.metadata() else { continue };
+        let above = path.parent().and_then(|above| above.metadata().ok());
         if !is_memory(path) || above.is_none_or(|above| above.dev() != data.dev()) {
             break;
         }
@@ -156,10 +159,8 @@ pub(crate) fn make_again(directories: &[Directory]) -> Result<(), Error> {
     let mut made = Vec::new();
     for directory in directories.iter().filter(|directory| !directory.path.exists()) {
         let path = &directory.path;
-        fs::DirBuilder::new().mode(0o700).create(path).at("make", path)?;
-        // what it lies in may be the unit's own user's, who can exchange it for a link
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        made.push((directory, open(path, flags, Mode::empty()).at("open", path)?));
+        // what it lies in may be the unit's own user's
+        made.push((directory, make_directory(path)?));
     }
     // those above are given away last: until then no other user can change what is in them
     for (Directory { path, mode, uid, gid }, opened) in made.iter().rev() {
@@ -180,7 +181,7 @@ pub(crate) fn is_memory(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs::File;
+    use std::fs::{self, File};
     use std::os::unix::net::UnixListener;
 
     #[test]

@@ -8,11 +8,11 @@ use crate::{Error, Image};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, getpid, kill_process, pidfd_open, waitpid};
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::time::Duration;
+use stillpoint_host::file::listen;
+use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_uffd::{Log, Record, split};
 
 /// Events of all memories while they are filled: 48 MiB if all are used.
@@ -41,14 +41,14 @@ pub struct LazyOptions {
 pub fn serve(options: &LazyOptions, ready: impl FnOnce()) -> Result<(), Error> {
     let image = Image::open(&options.image)?;
     let log = Log::new(RECORDS)?;
-    let _ = fs::remove_file(&options.socket);
-    let listener = UnixListener::bind(&options.socket).at("listen on", &options.socket)?;
-    fs::set_permissions(&options.socket, PermissionsExt::from_mode(0o600)).at("close to others", &options.socket)?;
+    let (directory, name) = Directory::of_file(&options.socket)?;
+    let _ = directory.remove(name);
+    let listener = listen(&options.socket, 0o600)?;
     ready();
     expect(&listener)?;
     let (criu, _) = listener.accept().at("wait for criu on", &options.socket)?;
     drop(listener);
-    let _ = fs::remove_file(&options.socket);
+    let _ = directory.remove(name);
     let journal = Journal::of(image.dir());
     let done = Pair { image, log, criu, rate: options.rate }.keep(None);
     journal.note("fill", "done", None, done.as_ref().err());
