@@ -5,12 +5,12 @@ use super::{Finding, Tree};
 
 /// Ways to open, make or change a file by its path.
 const WAYS: [&str; 8] = [
-    "std::fs",
     "File::open",
     "File::create",
     "File::options",
     "OpenOptions",
     "DirBuilder",
+    "read_dir",
     "rustix::fs::open",
     "openat",
 ];
@@ -19,39 +19,16 @@ const TYPES: [&str; 2] = ["::File", "::Metadata"];
 /// Packages whose commands root runs for others, by their folders.
 const FOLDERS: [&str; 4] =
     ["crates/cli/src", "crates/kernel/engine/src", "crates/migrate/engine/src", "crates/patch/engine/src"];
-/// Files that open others by paths of root's own, and are to go through the opener as well.
-const BY_THEMSELVES: &[&str] = &[
-    "crates/kernel/engine/src/switch/boot.rs",
-    "crates/kernel/engine/src/switch/handover.rs",
-    "crates/kernel/engine/src/switch/journal.rs",
-    "crates/kernel/engine/src/switch/loader.rs",
-    "crates/kernel/engine/src/switch/meeting.rs",
-    "crates/kernel/engine/src/switch/phases.rs",
-    "crates/kernel/engine/src/switch/reserve.rs",
-    "crates/kernel/engine/src/switch/resume.rs",
-    "crates/kernel/engine/src/switch/system.rs",
-    "crates/migrate/engine/src/journal.rs",
-];
 
-/// Only listed files open others by a path; all else goes through `stillpoint_host::trusted`, `stillpoint_host::file`
-/// and `stillpoint_host::kernel_files`.
+/// No file of a product opens others by a path: all go through `stillpoint_host::trusted`, `stillpoint_host::file` and
+/// `stillpoint_host::kernel_files`.
 pub(super) fn opened_in_one_place(tree: &Tree) -> Vec<Finding> {
-    opened_but_in(tree, BY_THEMSELVES)
-}
-
-fn opened_but_in(tree: &Tree, listed: &[&str]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in FOLDERS.iter().flat_map(|folder| tree.rust_below(folder)).filter(|file| !file.is_test()) {
         let code = code_only(&file.text);
-        let lines = lines_outside_tests(&code);
-        let found = lines.iter().find(|(_, line)| opens(line));
-        match (found, listed.contains(&file.path.as_str())) {
-            (Some((number, _)), false) => {
-                let text = "opens files by itself: take stillpoint_host::trusted, or list it in xtask's tidy/files.rs";
-                findings.push(Finding::new(&file.path, *number, text));
-            }
-            (None, true) => findings.push(Finding::new(&file.path, 0, "take it out of the list in tidy/files.rs")),
-            _ => {}
+        if let Some((number, _)) = lines_outside_tests(&code).into_iter().find(|(_, line)| opens(line)) {
+            let text = "opens files by itself: take stillpoint_host's trusted, file or kernel_files";
+            findings.push(Finding::new(&file.path, number, text));
         }
     }
     findings
@@ -66,7 +43,13 @@ fn opens(line: &str) -> bool {
             .filter_map(|name| rest.strip_prefix(name))
             .any(|rest| !rest.starts_with(|c| is_word(c) || c == ':'))
     };
-    WAYS[1..].iter().any(|way| line.contains(way)) || line.split("std::fs").skip(1).any(|rest| !is_type(rest))
+    let imports = |group: &str, wanted: &str| {
+        line.split_once(group).is_some_and(|(_, names)| names.split(|c| !is_word(c)).any(|name| name == wanted))
+    };
+    WAYS.iter().any(|way| line.contains(way))
+        || line.split("std::fs").skip(1).any(|rest| !is_type(rest))
+        || imports("std::{", "fs")
+        || imports("rustix::fs::{", "open")
 }
 
 #[cfg(test)]
@@ -74,18 +57,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_opens_others_is_found_and_one_that_does_not_is_taken_out() {
+    fn a_file_that_opens_others_is_found() {
         let path = "crates/cli/src/patch/x.rs";
-        for way in WAYS {
-            let text = format!("//! std::fs\nfn f() {{ {way}; }}\n#[cfg(test)]\nmod tests {{}}\n");
+        let others = [
+            "use std::fs;",
+            "use std::{fs, io};",
+            "use std::fs::{File, Metadata};",
+            "std::fs::File::open_x",
+            "use rustix::fs::{Mode, open};",
+        ];
+        for way in WAYS.into_iter().chain(others) {
+            let text = format!("//! std::fs\nfn f() {{ {way} }}\n#[cfg(test)]\nmod tests {{}}\n");
             let tree = Tree::of_files([(path, text.as_str()), ("crates/measure/src/x.rs", "use std::fs;\n")]);
-            let found = opened_but_in(&tree, &[]);
+            let found = opened_in_one_place(&tree);
             assert_eq!(found.iter().map(|finding| finding.line).collect::<Vec<_>>(), [2], "{way}");
-            assert_eq!(opened_but_in(&tree, &[path]), []);
         }
-        let tests = "fn f() {}\n#[cfg(test)]\nmod tests {\n use std::fs;\n}\n";
-        let tree = Tree::of_files([(path, tests)]);
-        assert_eq!(opened_but_in(&tree, &[]), []);
-        assert_eq!(opened_but_in(&tree, &[path]).len(), 1);
+    }
+
+    #[test]
+    fn tests_and_types_open_none() {
+        let tests = "use std::fs::File;\nuse std::fs::Metadata;\nuse rustix::fs::{Mode, OFlags};\n\
+                     fn f(at: &std::fs::File) {}\n#[cfg(test)]\nmod tests {\n use std::fs;\n}\n";
+        assert_eq!(opened_in_one_place(&Tree::of_files([("crates/cli/src/patch/x.rs", tests)])), []);
     }
 }

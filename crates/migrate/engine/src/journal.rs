@@ -9,9 +9,8 @@ use crate::roles::Roles;
 use rustix::process::{Pid, Signal};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,6 +18,8 @@ use stillpoint_host::trusted::Directory;
 
 /// Bytes of a file beside the journals, or of one of them: definitions of very many tables are some.
 const FILE_MAX: u64 = 1 << 30;
+/// Bytes of a lock file, which holds a process id.
+const HOLDER_MAX: u64 = 64;
 /// How the file beside a journal ends that tells of definitions.
 const DEFINITIONS: &str = "definitions";
 /// What is older tells of a copy that ended without a word.
@@ -276,13 +277,13 @@ pub(crate) fn tell_copying(state: &Path, database: &str, number: usize, copying:
 
 /// A copy has ended.
 pub(crate) fn forget_copying(state: &Path, database: &str, number: usize) {
-    let _ = copying_of(state, database, number).map(fs::remove_file);
+    let _ = copying_of(state, database, number).map(|path| remove(&path));
 }
 
 /// How far a copy is; none when nobody tells of one.
 pub(crate) fn copying(state: &Path, database: &str, number: usize) -> Option<Copying> {
     let path = copying_of(state, database, number).ok()?;
-    let written = fs::metadata(&path).and_then(|told| told.modified()).ok()?;
+    let written = path.metadata().and_then(|told| told.modified()).ok()?;
     // A clock that was set back makes it fresh.
     let fresh = written.elapsed().map_or(true, |age| age < FRESH);
     read(&path).ok()?.filter(|_| fresh)
@@ -394,8 +395,9 @@ fn lock_beside(state: &Path, path: &Path, patience: Duration) -> Result<Option<F
     let wrong = |source| Error::Journal { path: path.into(), source };
     Directory::make(state)?;
     let held = path.with_extension("lock");
-    let mut options = OpenOptions::new();
-    let lock = options.write(true).create(true).truncate(false).mode(0o600).open(&held).map_err(wrong)?;
+    let (directory, name) = Directory::of_file(&held)?;
+    directory.lock_file(name)?;
+    let lock = directory.file_to_change(name)?;
     let begun = Instant::now();
     loop {
         match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
@@ -418,7 +420,8 @@ pub(crate) async fn interrupt(state: &Path, database: &str, limit: Duration) -> 
     let mut asked = None;
     while try_lock(state, database, Duration::ZERO)?.is_none() {
         let path = path_of(state, database)?.with_extension("lock");
-        let holder = fs::read_to_string(&path).map_err(|source| Error::Journal { path: path.clone(), source })?;
+        let (directory, name) = Directory::of_file(&path)?;
+        let holder = String::from_utf8_lossy(&directory.read(name, HOLDER_MAX)?).into_owned();
         // A guardian tells nothing, and is soon done.
         if let Some(pid) = holder.parse().ok().and_then(Pid::from_raw).filter(|pid| asked != Some(*pid)) {
             asked = Some(pid);
@@ -579,13 +582,9 @@ impl Journal {
     fn replace(&self, path: &Path, content: &impl Serialize) -> Result<(), Error> {
         let wrong = |source| Error::Journal { path: path.into(), source };
         let text = serde_json::to_vec_pretty(content).map_err(|error| wrong(error.into()))?;
-        let new = self.path.with_extension("new");
-        let mut options = OpenOptions::new();
-        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new).map_err(wrong)?;
-        file.write_all(&text).and_then(|()| file.sync_all()).map_err(wrong)?;
-        fs::rename(&new, path).map_err(wrong)?;
-        let directory = path.parent().unwrap_or(Path::new("."));
-        File::open(directory).and_then(|directory| directory.sync_all()).map_err(wrong)
+        let (directory, name) = Directory::of_file(path)?;
+        directory.write_synced(name, &text)?;
+        Ok(())
     }
 
     /// Where the definitions lie with which a target is made.
@@ -616,18 +615,25 @@ impl Journal {
     /// The migration is over: nothing of it is left.
     pub(crate) fn end(self) -> Result<(), Error> {
         for number in std::iter::once(self.record.number).chain(self.record.others.iter().map(|other| other.number)) {
-            let _ = fs::remove_file(self.dump_of(number));
-            let _ = fs::remove_file(self.definitions_of(number));
-            let _ = fs::remove_file(self.path.with_extension(format!("copying-{}", number + 1)));
+            let _ = remove(&self.dump_of(number));
+            let _ = remove(&self.definitions_of(number));
+            let _ = remove(&self.path.with_extension(format!("copying-{}", number + 1)));
         }
-        let _ = fs::remove_file(self.path.with_extension(DEFINITIONS));
-        fs::remove_file(&self.path).map_err(|source| Error::Journal { path: self.path.clone(), source })
+        let _ = remove(&self.path.with_extension(DEFINITIONS));
+        Ok(remove(&self.path)?)
     }
+}
+
+/// Removes a file of a state directory.
+fn remove(path: &Path) -> Result<(), stillpoint_host::Error> {
+    let (directory, name) = Directory::of_file(path)?;
+    directory.remove(name)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn record() -> Record {
         Record {

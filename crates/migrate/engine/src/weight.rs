@@ -13,9 +13,10 @@ use crate::throttle::{Bounds, Throttle};
 use crate::{Error, Server};
 use rustix::io::Errno;
 use rustix::process::{Pid, setpriority_process};
+use std::io;
 use std::time::Duration;
-use std::{fs, io};
 use stillpoint_events::EventKind;
+use stillpoint_host::kernel_files;
 
 /// Of a process that nobody has weighed.
 pub(crate) const WHOLE: u64 = 1024;
@@ -77,8 +78,8 @@ pub(crate) fn niceness(weight: u64) -> i32 {
 
 /// Whether this is the server's process: another one may have the number here, where the server counts in a world of its own.
 pub(crate) fn is_here(pid: i32, age_s: f64) -> io::Result<()> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let uptime = fs::read_to_string("/proc/uptime")?;
+    let stat = kernel_files::text(format!("/proc/{pid}/stat"))?;
+    let uptime = kernel_files::text("/proc/uptime")?;
     let age = age_here_s(&stat, &uptime, rustix::param::clock_ticks_per_second());
     if age.is_some_and(|age| (age - age_s).abs() < BEGINNING_S) {
         return Ok(());
@@ -95,7 +96,7 @@ fn age_here_s(stat: &str, uptime: &str, ticks_per_s: u64) -> Option<f64> {
 }
 
 pub(crate) fn weigh(pid: i32, nice: i32) -> io::Result<()> {
-    match fs::write(format!("/proc/{pid}/autogroup"), nice.to_string()) {
+    match kernel_files::write(format!("/proc/{pid}/autogroup"), nice.to_string()) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }

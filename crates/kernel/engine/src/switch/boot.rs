@@ -6,9 +6,9 @@ use super::system::skip_pids;
 use super::unit;
 use crate::error::At;
 use crate::{Error, host};
-use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use stillpoint_host::trusted::Directory;
 
 /// Units that are started on an idle machine get ids from here on, so that another kernel's first processes have none of
 /// them.
@@ -58,19 +58,12 @@ fn prepare(journal: &Journal, decision: Decision, (program, state): (&Path, &Pat
     let names: Vec<String> = journal.units.iter().map(|unit| unit.name.clone()).collect();
     if matches!(decision, Decision::Restore | Decision::Return) {
         for name in &names {
-            let dir = units.join(format!("{name}.d"));
-            fs::create_dir_all(&dir).at("make", &dir)?;
-            // the last of all drop-ins
-            let path = dir.join("zz-stillpoint.conf");
-            fs::write(&path, unit::from_image(program, state, name)).at("write", path)?;
+            drop_in(units, name, &unit::from_image(program, state, name))?;
         }
     }
     if decision == Decision::Restore {
         for name in &journal.held {
-            let dir = units.join(format!("{name}.d"));
-            fs::create_dir_all(&dir).at("make", &dir)?;
-            let path = dir.join("zz-stillpoint.conf");
-            fs::write(&path, format!("[Unit]\nAfter={LEADER}\n")).at("write", path)?;
+            drop_in(units, name, &format!("[Unit]\nAfter={LEADER}\n"))?;
         }
     }
     keeper((program, state), units)?;
@@ -82,33 +75,37 @@ fn prepare(journal: &Journal, decision: Decision, (program, state): (&Path, &Pat
 
 /// Has systemd start a unit before all ordinary ones.
 fn want(path: &Path, units: &Path) -> Result<(), Error> {
-    let wants = units.join("sysinit.target.wants");
-    fs::create_dir_all(&wants).at("make", &wants)?;
-    let link = wants.join(path.file_name().unwrap_or_default());
-    let _ = fs::remove_file(&link);
+    let wants = Directory::make_public(&units.join("sysinit.target.wants"))?;
+    let name = path.file_name().unwrap_or_default();
+    let link = wants.path().join(name);
+    let _ = wants.remove(name);
     symlink(path, &link).at("link", link)
 }
 
 /// Writes the unit that owns the guard, and has all other services start after it: any of them may flush nftables.
 fn keeper((program, state): (&Path, &Path), units: &Path) -> Result<(), Error> {
-    let path = units.join(KEEPER);
-    fs::write(&path, unit::guard_keeper(program, state, SOCKET)).at("write", &path)?;
+    let text = unit::guard_keeper(program, state, SOCKET);
+    let path = Directory::make_public(units)?.write_readable(KEEPER, text.as_bytes())?;
     let after = format!("[Unit]\nAfter={KEEPER}\n");
     // a drop-in of a unit's own hides the one of the same name that is for all services
     for (dir, text) in [("service.d".to_owned(), after.as_str()), (format!("{KEEPER}.d"), "")] {
-        let dir = units.join(dir);
-        fs::create_dir_all(&dir).at("make", &dir)?;
-        let path = dir.join("zz-stillpoint-guard.conf");
-        fs::write(&path, text).at("write", path)?;
+        let directory = Directory::make_public(&units.join(dir))?;
+        directory.write_readable("zz-stillpoint-guard.conf", text.as_bytes())?;
     }
     want(&path, units)
 }
 
+/// Writes the last of all drop-ins of a unit.
+fn drop_in(units: &Path, name: &str, text: &str) -> Result<(), Error> {
+    let directory = Directory::make_public(&units.join(format!("{name}.d")))?;
+    directory.write_readable("zz-stillpoint.conf", text.as_bytes())?;
+    Ok(())
+}
+
 /// Writes the unit that leads; where it is.
 fn leader(wanted: &[String], (program, state): (&Path, &Path), units: &Path) -> Result<PathBuf, Error> {
-    let path = units.join(LEADER);
-    fs::write(&path, unit::leader(program, state, wanted)).at("write", &path)?;
-    Ok(path)
+    let text = unit::leader(program, state, wanted);
+    Ok(Directory::make_public(units)?.write_readable(LEADER, text.as_bytes())?)
 }
 
 #[cfg(test)]
@@ -116,6 +113,7 @@ mod tests {
     use super::super::journal::Unit;
     use super::*;
     use std::cell::RefCell;
+    use std::fs;
 
     #[test]
     fn units_and_guard_are_there_whatever_becomes_of_process_ids() {

@@ -2,15 +2,16 @@
 //! firmware, which may take its time and may clear RAM. Before it is loaded, and where it cannot be, the boot loader does so.
 
 use super::config::Config;
-use super::handover::{available, built};
+use super::handover::{CONFIGURATION_MAX, available, built};
 use super::line;
 use super::memmap::taken;
-use super::system::{Kernel, run};
+use super::system::{IMAGE_MAX, Kernel, run};
 use crate::error::At;
 use crate::{Error, host};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
-use std::{fs, io};
+use stillpoint_host::file::{read_regular, read_regular_text};
+use stillpoint_host::kernel_files::{self, Files};
 use stillpoint_kernel_crash::{Old, archive, reservation};
 
 /// What the running kernel was started with.
@@ -64,12 +65,12 @@ impl Crash {
         let options =
             [(to, ["CONFIG_KEXEC_FILE", "CONFIG_CRASH_DUMP"].as_slice()), (&host::kernel(), &["CONFIG_KEXEC"])];
         for (version, options) in options {
-            let text = fs::read_to_string(config.boot.join(format!("config-{version}"))).ok();
+            let text = read_regular_text(&config.boot.join(format!("config-{version}")), CONFIGURATION_MAX).ok();
             if let Some(option) = options.iter().find(|option| !built(text.as_deref(), option)) {
                 return Err(format!("{version} was built without {option}"));
             }
         }
-        let lockdown = fs::read_to_string("/sys/kernel/security/lockdown").unwrap_or_default();
+        let lockdown = kernel_files::text("/sys/kernel/security/lockdown").unwrap_or_default();
         if !lockdown.is_empty() && !lockdown.contains("[none]") {
             return Err("this kernel is locked down, and a crash kernel could not start it".into());
         }
@@ -96,12 +97,11 @@ impl Crash {
     pub(super) fn load(&self, config: &Config, to: &str) -> Result<Loaded, Error> {
         let refused = |why| Error::Refused(vec![why]);
         let old = Kernel::find(&config.boot, &host::kernel()).map_err(refused)?;
-        let read = |path: &Path| fs::read(path).at("read", path);
-        let (kernel, initrd) = (read(&old.image)?, read(&old.initrd)?);
-        let (parameters, running) = (read(Path::new(PARAMETERS))?, line::running()?);
+        let (kernel, initrd) = (read_regular(&old.image, IMAGE_MAX)?, read_regular(&old.initrd, IMAGE_MAX)?);
+        let (parameters, running) = (kernel_files::bytes(PARAMETERS).at("read", PARAMETERS)?, line::running()?);
         whole(&parameters).map_err(refused)?;
         let kept = taken(&running).map_err(refused)?;
-        let cpus = fs::read_to_string("/proc/cpuinfo").at("read", "/proc/cpuinfo")?;
+        let cpus = kernel_files::text("/proc/cpuinfo").at("read", "/proc/cpuinfo")?;
         let old = Old {
             kernel: &kernel,
             initrd: &initrd,
@@ -117,8 +117,8 @@ impl Crash {
 
     /// On the next kernel: notes whether it is there.
     pub(super) fn look(&mut self) {
-        let read = |path| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
-        self.loaded = Some(match (read(SIZE).as_str(), read(LOADED).as_str()) {
+        let files = Files::of_kernel();
+        self.loaded = Some(match (files.value(SIZE).as_str(), files.value(LOADED).as_str()) {
             ("" | "0", _) => Err("the kernel keeps no memory for it".into()),
             (_, "1") => Ok(()),
             _ => Err("it could not be loaded: the kernel's log says why".into()),
@@ -131,7 +131,9 @@ impl Crash {
             return;
         }
         let unloaded = run("unload the crash kernel", "kexec", &["-s", "-p", "-u"], None);
-        let given = unloaded.and_then(|_| fs::write(SIZE, "0").at("write", SIZE)).map_err(|error| error.with_causes());
+        let given = unloaded
+            .and_then(|_| kernel_files::write(SIZE, "0").at("write", SIZE))
+            .map_err(|error| error.with_causes());
         if let Err(why) = &given {
             tracing::warn!("{} MiB stay with a crash kernel: {why}", self.mib);
         }
@@ -160,17 +162,16 @@ fn reserved(config: &Config) -> Result<u64, String> {
         return Ok(mib << 20);
     }
     let old = Kernel::find(&config.boot, &host::kernel())?;
-    let failed = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
-    let kernel = fs::read(&old.image).map_err(|error| failed(&old.image, error))?;
-    let initrd = fs::metadata(&old.initrd).map_err(|error| failed(&old.initrd, error))?;
+    let kernel = read_regular(&old.image, IMAGE_MAX).map_err(|error| error.to_string())?;
+    let initrd = old.initrd.metadata().map_err(|error| format!("{}: {error}", old.initrd.display()))?;
     reservation(&kernel, initrd.len())
 }
 
 /// Whether the parameters say all there is to say.
 fn whole(parameters: &[u8]) -> Result<(), String> {
-    let more = fs::read_dir(MORE_PARAMETERS).into_iter().flatten().flatten();
-    let kinds = more.filter_map(|entry| fs::read_to_string(entry.path().join("type")).ok());
-    if kinds.into_iter().any(|kind| kind.trim() == MORE_MEMORY) {
+    let files = Files::of_kernel();
+    let kind = |name| files.value(Path::new(MORE_PARAMETERS).join(name).join("type"));
+    if files.names(MORE_PARAMETERS).into_iter().any(|name| kind(name) == MORE_MEMORY) {
         return Err("this machine's map of memory has too many entries".into());
     }
     // the old kernel comes without the firmware's services, which would tell

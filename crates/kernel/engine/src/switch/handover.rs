@@ -7,8 +7,10 @@ use super::system::run;
 use crate::Error;
 use crate::error::At;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::{Path, PathBuf};
+use stillpoint_host::file::read_regular_text;
+use stillpoint_host::kernel_files;
 use stillpoint_host::trusted::Directory;
 use stillpoint_kernel_handover::{DEVICE, Device, Session, keep, memory, take};
 
@@ -22,6 +24,8 @@ const BESIDE: u64 = 64 << 20;
 /// So much RAM is left to everything else.
 const LEFT: u64 = 128 << 20;
 const ALIGN: u64 = 1 << 20;
+/// Bytes of the list of options that a kernel was built with.
+pub(super) const CONFIGURATION_MAX: u64 = 16 << 20;
 
 /// What a kernel must have been built with, and told, to hand memory over or to take it.
 const BUILT: [&str; 3] = ["CONFIG_KEXEC_HANDOVER", "CONFIG_LIVEUPDATE", "CONFIG_LIVEUPDATE_MEMFD"];
@@ -63,7 +67,8 @@ impl Handover {
         (from, to): (&str, &str),
         (running, next): (&str, &str),
     ) -> Result<Self, Vec<String>> {
-        let built = |version: &str| fs::read_to_string(config.boot.join(format!("config-{version}"))).ok();
+        let built =
+            |version: &str| read_regular_text(&config.boot.join(format!("config-{version}")), CONFIGURATION_MAX).ok();
         let mut refused = Vec::new();
         // what it was built with says why, and is not needed when it is there
         if !Path::new(DEVICE).exists() {
@@ -159,7 +164,7 @@ fn device(memory: &File) -> Result<Device, Error> {
 
 fn leave(at: &Path) -> Result<(), Error> {
     let path = "/proc/self/mountinfo";
-    if mounted_at(&fs::read_to_string(path).at("read", path)?, at).as_deref() == Some(at) {
+    if mounted_at(&kernel_files::text(path).at("read", path)?, at).as_deref() == Some(at) {
         run("unmount the images' memory", "umount", &["--lazy", &at.to_string_lossy()], None)?;
     }
     Ok(())
@@ -204,6 +209,7 @@ fn lacks(config: Option<&str>, line: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     const CONFIG: &str = "CONFIG_KEXEC_HANDOVER=y\nCONFIG_LIVEUPDATE=y\nCONFIG_LIVEUPDATE_MEMFD=y\nCONFIG_BLK_DEV_LOOP=m\n\
                           CONFIG_EXT4_FS=y\n# CONFIG_KEXEC_HANDOVER_ENABLE_DEFAULT is not set\n";

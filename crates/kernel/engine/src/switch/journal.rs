@@ -214,10 +214,9 @@ impl Journal {
 
     /// Away with all images, and with the memory that was for them alone.
     pub(super) fn drop_images(&self) -> Result<(), Error> {
-        let images = self.config.images();
-        let removed = std::fs::remove_dir_all(&images).at("remove", images);
+        let removed = trusted::Directory::open(&self.config.images()).and_then(trusted::Directory::remove_all);
         self.handover.iter().for_each(Handover::leave);
-        removed
+        Ok(removed?)
     }
 
     /// The units whose memory is being brought out of its images.

@@ -1,8 +1,11 @@
 //! What comes up when nobody jumps: after a panic, a hang or a loss of power the boot loader chooses, and it must choose the
 //! kernel that runs. GRUB's configuration, as Debian makes it, says what it chooses.
 
-use std::fs;
 use std::path::Path;
+use stillpoint_host::file::read_regular_text;
+
+/// Bytes of a file of GRUB's.
+const CONFIGURATION_MAX: u64 = 16 << 20;
 
 /// What whoever goes to another kernel must know of that.
 pub(super) fn warning(boot: &Path, from: &str) -> Option<String> {
@@ -20,8 +23,9 @@ pub(super) fn warning(boot: &Path, from: &str) -> Option<String> {
 fn default_kernel(boot: &Path) -> Result<String, String> {
     for dir in ["grub", "grub2"] {
         let path = boot.join(dir).join("grub.cfg");
-        if let Ok(config) = fs::read_to_string(&path) {
-            let environment = fs::read_to_string(boot.join(dir).join("grubenv")).unwrap_or_default();
+        if let Ok(config) = read_regular_text(&path, CONFIGURATION_MAX) {
+            let environment = boot.join(dir).join("grubenv");
+            let environment = read_regular_text(&environment, CONFIGURATION_MAX).unwrap_or_default();
             return chosen(&config, &environment).map_err(|why| format!("{}: {why}", path.display()));
         }
     }
@@ -106,6 +110,7 @@ fn quoted(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn config(default: &str) -> String {
         format!(

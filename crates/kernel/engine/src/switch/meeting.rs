@@ -8,13 +8,13 @@ use crate::restore::RESTORE_LOG;
 use crate::tree::descendants;
 use procfs::process::Process;
 use rustix::net::sockopt::socket_peercred;
-use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use stillpoint_host::file::listen;
+use stillpoint_host::trusted::Directory;
 
 const PATH: &str = "/run/stillpoint/switch.sock";
 /// Between two looks: how long all wait for the last one.
@@ -56,12 +56,11 @@ impl Meeting {
     }
 
     fn at(path: &Path) -> Result<Self, Error> {
-        if let Some(dir) = path.parent() {
-            fs::create_dir_all(dir).at("make", dir)?;
-        }
-        let _ = fs::remove_file(path);
-        let listener = UnixListener::bind(path).at("listen at", path)?;
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).at("close", path)?;
+        // the exec helper's socket is there too, which every user can reach
+        Directory::make_public(path.parent().unwrap_or(Path::new("/")))?;
+        let (directory, name) = Directory::of_file(path)?;
+        let _ = directory.remove(name);
+        let listener = listen(path, 0o600)?;
         listener.set_nonblocking(true).doing("listen")?;
         Ok(Meeting { listener, members: Vec::new() })
     }
@@ -148,7 +147,7 @@ impl Meeting {
         let pids = descendants(&roots).into_iter().chain(roots);
         let io = pids.filter_map(|pid| Process::new(pid).and_then(|process| process.io()).ok());
         let logs = journal.units.iter().map(|unit| journal.image(&unit.name).join(RESTORE_LOG));
-        let said = logs.filter_map(|log| fs::metadata(log).ok());
+        let said = logs.filter_map(|log| log.metadata().ok());
         io.map(|io| io.rchar + io.wchar).sum::<u64>() + said.map(|log| log.len()).sum::<u64>()
     }
 }
@@ -249,6 +248,7 @@ mod tests {
     use super::super::journal::Unit;
     use super::*;
     use std::cell::Cell;
+    use std::fs;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     /// A journal of units of these names, whose restores may do nothing for `limit_s`.

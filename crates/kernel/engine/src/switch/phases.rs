@@ -26,7 +26,7 @@ use crate::{
 };
 use procfs::process::Process;
 use rustix::process::{Signal, getpid, kill_process};
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
@@ -260,7 +260,7 @@ pub fn switch(plan: &Plan, observer: Observer<'_>) -> Result<std::convert::Infal
         tell(observer, EventKind::Warning { text });
     }
     let images = plan.config.images();
-    let _ = fs::remove_dir_all(&images);
+    let _ = Directory::open(&images).and_then(Directory::remove_all);
     let handed = hand_over(&mut journal, observer)?;
     Directory::make(&images)?;
     let guardian = Guardian::start(state, &lock)?;
@@ -414,7 +414,7 @@ impl Switch<'_> {
     fn progress(&self) -> u64 {
         let written = Process::myself().and_then(|own| own.io()).map_or(0, |io| io.wchar);
         let logs = self.journal.units.iter().map(|unit| self.journal.image(&unit.name).join(DUMP_LOG));
-        written + logs.filter_map(|log| fs::metadata(log).ok()).map(|log| log.len()).sum::<u64>()
+        written + logs.filter_map(|log| log.metadata().ok()).map(|log| log.len()).sum::<u64>()
     }
 
     /// Waits until every checkpoint has come to a moment.

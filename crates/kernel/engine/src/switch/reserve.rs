@@ -4,15 +4,17 @@ use super::line;
 use super::memmap::{Ram, argument, number};
 use crate::Error;
 use crate::error::At;
-use std::fs::{self, OpenOptions};
-use std::io::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use stillpoint_host::kernel_files::Files;
+use stillpoint_host::trusted::Directory;
 
 /// Where GRUB's configuration is added to.
 pub const DROPIN: &str = "/etc/default/grub.d/stillpoint-memory.cfg";
 /// How ours begins: nobody else's file is replaced or removed.
 const MARK: &str = "# stillpoint kernel memory: RAM for images that outlive kernels";
+/// Bytes of a drop-in that is read.
+const DROPIN_MAX: u64 = 1 << 20;
 const FIRMWARE: &str = "/sys/firmware/memmap";
 
 /// What is wanted.
@@ -44,7 +46,7 @@ fn refused(why: String) -> Error {
 /// Chooses a clean range, and writes it down if that is wanted.
 pub fn reserve(wanted: &Reserve) -> Result<Reserved, Error> {
     let bytes = number(&wanted.size).ok_or_else(|| refused(format!("{} is no size; 4G is one", wanted.size)))?;
-    let range = ram()?.choose(bytes, &firmware(Path::new(FIRMWARE)), &line::running()?).map_err(refused)?;
+    let range = ram()?.choose(bytes, &firmware(&Files::of_kernel()), &line::running()?).map_err(refused)?;
     let argument = argument(&range);
     let text = dropin(&argument);
     if let Some(path) = &wanted.write {
@@ -60,17 +62,17 @@ pub fn regions() -> Result<Vec<(u64, u64)>, Error> {
 
 fn ram() -> Result<Ram, Error> {
     let path = "/proc/iomem";
-    Ram::parse(&fs::read_to_string(path).at("read", path)?).map_err(refused)
+    Ram::parse(&Files::of_kernel().text(path).at("read", path)?).map_err(refused)
 }
 
 /// What the firmware calls RAM: what it does not is not to be trusted with data, whatever a command line made of it.
-fn firmware(dir: &Path) -> Vec<Range<u64>> {
-    let read = |path: PathBuf| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
+fn firmware(files: &Files) -> Vec<Range<u64>> {
     let entry = |entry: PathBuf| {
-        let (start, end) = (number(&read(entry.join("start")))?, number(&read(entry.join("end")))?);
-        (read(entry.join("type")) == "System RAM").then_some(start..end.checked_add(1)?)
+        let value = |name: &str| files.value(entry.join(name));
+        let (start, end) = (number(&value("start"))?, number(&value("end"))?);
+        (value("type") == "System RAM").then_some(start..end.checked_add(1)?)
     };
-    fs::read_dir(dir).into_iter().flatten().flatten().filter_map(|found| entry(found.path())).collect()
+    files.names(FIRMWARE).into_iter().filter_map(|name| entry(Path::new(FIRMWARE).join(name))).collect()
 }
 
 /// A shell reads it, and GRUB what the shell makes of it: a `!` between double quotes is none of their affair.
@@ -85,29 +87,32 @@ fn write(path: &Path, text: &str) -> Result<(), Error> {
             format!("{} is not there: without GRUB the argument goes onto the command line by hand", dir.display());
         return Err(refused(text));
     }
-    fs::create_dir_all(dir).at("make", dir)?;
-    match OpenOptions::new().write(true).create_new(true).open(path) {
-        Ok(mut file) => file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).at("write", path),
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-            Err(refused(format!("{} is there already: --remove takes it away", path.display())))
-        }
-        Err(error) => Err(error).at("make", path),
+    Directory::make_public(dir)?;
+    let (directory, name) = Directory::of_file(path)?;
+    if directory.write_new(name, text.as_bytes())? {
+        return Ok(());
     }
+    Err(refused(format!("{} is there already: --remove takes it away", path.display())))
 }
 
 /// Takes the drop-in away; false if there is none.
 pub fn give_back(path: &Path) -> Result<bool, Error> {
-    match fs::read_to_string(path) {
-        Ok(text) if text.starts_with(MARK) => fs::remove_file(path).at("remove", path).map(|()| true),
+    let read =
+        Directory::of_file(path).and_then(|(directory, name)| Ok((directory.read(name, DROPIN_MAX)?, directory, name)));
+    match read {
+        Ok((text, directory, name)) if text.starts_with(MARK.as_bytes()) => {
+            Ok(directory.remove(name).map(|()| true)?)
+        }
         Ok(_) => Err(refused(format!("{} is not of our making", path.display()))),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error).at("read", path),
+        Err(error) if error.is_not_found() => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn a_drop_in_is_written_once_and_only_ours_is_removed() {
@@ -131,14 +136,14 @@ mod tests {
     fn the_firmware_s_list_is_read() {
         let dir = tempfile::tempdir().unwrap();
         for (number, start, end, kind) in [(0, "0x0", "0x9fbff", "System RAM"), (1, "0xf0000", "0xfffff", "Reserved")] {
-            let entry = dir.path().join(number.to_string());
-            fs::create_dir(&entry).unwrap();
+            let entry = dir.path().join("sys/firmware/memmap").join(number.to_string());
+            fs::create_dir_all(&entry).unwrap();
             for (name, text) in [("start", start), ("end", end), ("type", kind)] {
                 fs::write(entry.join(name), format!("{text}\n")).unwrap();
             }
         }
-        let found: Vec<_> = firmware(dir.path()).iter().map(|range| (range.start, range.end)).collect();
+        let found: Vec<_> = firmware(&Files::below(dir.path())).iter().map(|range| (range.start, range.end)).collect();
         assert_eq!(found, [(0, 0x9_fc00)]);
-        assert!(firmware(&dir.path().join("none")).is_empty());
+        assert!(firmware(&Files::below(&dir.path().join("none"))).is_empty());
     }
 }

@@ -20,10 +20,11 @@ use crate::{Criu, Error, Guard, MACHINE_KEY, RestoreOptions, host, restore_then}
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::ffi::OsString;
-use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use stillpoint_host::kernel_files;
+use stillpoint_host::trusted::Directory;
 
 /// systemctl's words for units that nothing has begun to restore here, and for others.
 const START: &str = "start";
@@ -62,7 +63,7 @@ pub enum Fault {
 impl Fault {
     /// What the command line of this kernel asks for.
     fn asked() -> Option<Fault> {
-        let line = fs::read_to_string("/proc/cmdline").unwrap_or_default();
+        let line = kernel_files::text("/proc/cmdline").unwrap_or_default();
         let asked = line.split_whitespace().find_map(|part| part.strip_prefix("stillpoint.fault="));
         match asked {
             Some("restore" | TWICE) => Some(Fault::Restore),
@@ -273,7 +274,7 @@ fn lead(journal: &mut Journal, watch: &mut Option<Kept>, held: &mut Option<Held>
         look_back(journal);
     }
     journal.begun_on.push(kernel.clone());
-    let up_us = fs::read_to_string("/proc/uptime").ok().and_then(|text| seconds_to_us(&text));
+    let up_us = kernel_files::text("/proc/uptime").ok().and_then(|text| seconds_to_us(&text));
     journal.took("boot", up_us.unwrap_or(0));
     journal.write()?;
     // The new kernel lets nobody go whom a watchdog that cannot be stopped would end.
@@ -493,16 +494,16 @@ fn panic_on(processor: usize) {
     if let Err(error) = sched_setaffinity(None, &only) {
         tracing::warn!("there is no processor {processor}: {error}");
     }
-    let _ = fs::write("/proc/sysrq-trigger", "c");
+    let _ = kernel_files::write("/proc/sysrq-trigger", "c");
 }
 
 /// A test's: turns the first byte of the first memory of an image.
 fn damage(image: &Path) -> Result<(), Error> {
-    let names = fs::read_dir(image).at("list", image)?.flatten().map(|entry| entry.path());
-    let is_memory =
-        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("foam-task"));
-    let Some(path) = names.filter(is_memory).min() else { return Err(Error::Unsealed(image.to_owned())) };
-    let file = OpenOptions::new().read(true).write(true).open(&path).at("open", &path)?;
+    let directory = Directory::open(image)?;
+    let Some(name) = directory.names()?.into_iter().find(|name| name.starts_with("foam-task")) else {
+        return Err(Error::Unsealed(image.to_owned()));
+    };
+    let (path, file) = (image.join(&name), directory.file_to_change(&name)?);
     let place = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(0)).at("look into", &path)?;
     let mut byte = [0];
     file.read_exact_at(&mut byte, place).at("read", &path)?;

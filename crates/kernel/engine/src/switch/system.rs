@@ -9,13 +9,20 @@ use crate::error::At;
 use crate::volatile::is_memory;
 use crate::{Error, MACHINE_KEY};
 use rustix::fs::MemfdFlags;
-use std::fs;
+use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use stillpoint_host::file::{open_mount_point, open_regular, read_regular, read_regular_text};
+use stillpoint_host::kernel_files::{self, Files};
+
+/// Bytes of a kernel, or of an initramfs.
+pub(super) const IMAGE_MAX: u64 = 2 << 30;
+/// Bytes of `/etc/fstab`.
+const FSTAB_MAX: u64 = 1 << 20;
 
 /// Runs a program to its end; what it says on its standard error is why it failed.
 pub(super) fn run(what: &'static str, program: &str, arguments: &[&str], input: Option<&str>) -> Result<String, Error> {
@@ -93,15 +100,15 @@ impl Kernel {
     }
 
     /// Its initramfs with an archive behind it, in memory.
-    fn with_behind(&self, archive: &[u8]) -> Result<fs::File, Error> {
-        let mut bytes = fs::read(&self.initrd).at("read", &self.initrd)?;
+    fn with_behind(&self, archive: &[u8]) -> Result<File, Error> {
+        let mut bytes = read_regular(&self.initrd, IMAGE_MAX)?;
         // where a kernel looks for another archive
         bytes.resize(bytes.len().next_multiple_of(4), 0);
         let file = rustix::fs::memfd_create("initrd", MemfdFlags::CLOEXEC);
-        let mut file = fs::File::from(file.map_err(io::Error::from).doing("make room for an initramfs")?);
+        let mut file = File::from(file.map_err(io::Error::from).doing("make room for an initramfs")?);
         file.write_all(&bytes).and_then(|()| file.write_all(archive)).doing("put an initramfs together")?;
         // what somebody may still write to is not loaded
-        fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).doing("put an initramfs together")
+        kernel_files::open(format!("/proc/self/fd/{}", file.as_raw_fd())).doing("put an initramfs together")
     }
 
     /// Out of memory again.
@@ -114,7 +121,7 @@ impl Kernel {
 /// protocol for x86 has the sizes.
 fn whole(image: &Path) -> Result<(), String> {
     let failed = |why: &dyn std::fmt::Display| format!("{} is no kernel that can be started: {why}", image.display());
-    let file = fs::File::open(image).map_err(|error| failed(&error))?;
+    let file = open_regular(image).map_err(|error| failed(&error))?;
     let length = file.metadata().map_err(|error| failed(&error))?.len();
     let mut header = [0; 0x206];
     file.read_exact_at(&mut header, 0).map_err(|error| failed(&error))?;
@@ -141,7 +148,7 @@ pub(super) fn jump() -> Error {
 
 /// Starts the machine anew, at once: for when nothing may go on.
 pub(super) fn reset() -> ! {
-    let _ = fs::write("/proc/sysrq-trigger", "b");
+    let _ = kernel_files::write("/proc/sysrq-trigger", "b");
     loop {
         std::thread::sleep(Duration::from_secs(1));
     }
@@ -166,7 +173,7 @@ fn unescaped(path: &str) -> String {
 
 /// The file systems of block devices that can be written. They are opened before what is to be on disk is written: only of
 /// what goes wrong after that the kernel tells.
-pub(super) struct Disks(Vec<(String, fs::File)>);
+pub(super) struct Disks(Vec<(String, File)>);
 
 impl Disks {
     pub(super) fn open() -> Result<Self, Error> {
@@ -174,8 +181,8 @@ impl Disks {
     }
 
     fn at(mounts: Vec<String>) -> Result<Self, Error> {
-        let open = |at: String| fs::File::open(&at).at("open", &at).map(|file| (at, file));
-        mounts.into_iter().map(open).collect::<Result<_, _>>().map(Disks)
+        let open = |at: String| Ok((at.clone(), open_mount_point(Path::new(&at))?));
+        mounts.into_iter().map(open).collect::<Result<_, Error>>().map(Disks)
     }
 
     /// Everything onto all of them, and onto others. `sync` alone does not say when something could not be written.
@@ -188,14 +195,14 @@ impl Disks {
 /// What can be written now.
 pub(super) fn writable_now() -> Result<Vec<String>, Error> {
     let path = "/proc/self/mountinfo";
-    fs::read_to_string(path).at("read", path).map(|mounts| writable(&mounts))
+    kernel_files::text(path).at("read", path).map(|mounts| writable(&mounts))
 }
 
 /// Everything onto disk, and nothing after it: the page cache does not survive a jump.
 pub(super) fn still() -> Result<Vec<String>, Error> {
     let mounts = writable_now()?;
     rustix::fs::sync();
-    fs::write("/proc/sysrq-trigger", "u").at("write", "/proc/sysrq-trigger")?;
+    kernel_files::write("/proc/sysrq-trigger", "u").at("write", "/proc/sysrq-trigger")?;
     let end = Instant::now() + Duration::from_secs(30);
     loop {
         let left = writable_now()?;
@@ -218,7 +225,7 @@ pub(super) fn unstill(mounts: &[String]) -> Result<(), Error> {
 
 /// Sees to it that new processes have ids above this one.
 pub(super) fn skip_pids(above: u32) -> Result<(), Error> {
-    skip_pids_in(Path::new("/proc/sys/kernel"), above)
+    skip_pids_in(&Files::of_kernel(), above)
 }
 
 /// The highest id of a process that Linux knows.
@@ -226,16 +233,16 @@ const HIGHEST_PID: u32 = 4 << 20;
 /// Ids that are to be free above.
 const FREE_PIDS: u32 = 1 << 14;
 
-fn skip_pids_in(settings: &Path, above: u32) -> Result<(), Error> {
-    let (most, last) = (settings.join("pid_max"), settings.join("ns_last_pid"));
-    let read = |path: &Path| fs::read_to_string(path).at("read", path).map(|text| text.trim().parse().unwrap_or(0));
+fn skip_pids_in(files: &Files, above: u32) -> Result<(), Error> {
+    let (most, last) = ("/proc/sys/kernel/pid_max", "/proc/sys/kernel/ns_last_pid");
+    let read = |path: &str| files.text(path).at("read", path).map(|text| text.trim().parse().unwrap_or(0));
     // A kernel that has just come up gives 32768 on a small machine; systemd raises it, but later than this is called. Above
     // it no id is taken for the last one, and none is restored.
-    if read(&most)? < above.saturating_add(FREE_PIDS) {
-        fs::write(&most, HIGHEST_PID.to_string()).at("write", &most)?;
+    if read(most)? < above.saturating_add(FREE_PIDS) {
+        files.write(most, HIGHEST_PID.to_string()).at("write", most)?;
     }
     let above = above.min(HIGHEST_PID - 1);
-    if read(&last)? < above { fs::write(&last, above.to_string()).at("write", last) } else { Ok(()) }
+    if read(last)? < above { files.write(last, above.to_string()).at("write", last) } else { Ok(()) }
 }
 
 /// What a switch asks of this machine, beside its units.
@@ -247,10 +254,10 @@ pub(super) fn missing(config: &Config) -> Vec<String> {
             missing.push(format!("{program} is not there: install {package}"));
         }
     }
-    if fs::read_to_string("/sys/kernel/kexec_loaded").is_err() {
+    if kernel_files::text("/sys/kernel/kexec_loaded").is_err() {
         missing.push("this kernel cannot load another one (CONFIG_KEXEC)".into());
     }
-    let line = fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    let line = kernel_files::text("/proc/cmdline").unwrap_or_default();
     if line.split_whitespace().any(|part| part.starts_with("ip=")) {
         missing.push("the command line has ip=: addresses would be up before the guard".into());
     }
@@ -298,10 +305,11 @@ fn unseen(config: &Config) -> Vec<String> {
         }
         Err(error) => unseen.push(error.with_causes()),
     }
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let path = existing(&config.state);
-    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    if let Some(at) = mounted_late(&read("/proc/self/mountinfo"), &read("/etc/fstab"), &path) {
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let mounts = kernel_files::text("/proc/self/mountinfo").unwrap_or_default();
+    let fstab = read_regular_text(Path::new("/etc/fstab"), FSTAB_MAX).unwrap_or_default();
+    if let Some(at) = mounted_late(&mounts, &fstab, &path) {
         unseen.push(format!(
             "{state} lies on {}, which is not mounted when the next kernel looks for a switch: keep the state on the root file \
              system (images may lie elsewhere), or give it x-initrd.mount in /etc/fstab",
@@ -325,15 +333,18 @@ fn mounted_late(mounts: &str, fstab: &str, path: &Path) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn ids_above_what_a_new_kernel_gives_are_made_room_for() {
         let dir = tempfile::tempdir().unwrap();
-        let (most, last) = (dir.path().join("pid_max"), dir.path().join("ns_last_pid"));
+        let settings = dir.path().join("proc/sys/kernel");
+        fs::create_dir_all(&settings).unwrap();
+        let (most, last) = (settings.join("pid_max"), settings.join("ns_last_pid"));
         let after = |above| {
             fs::write(&most, "32768\n").unwrap();
             fs::write(&last, "700\n").unwrap();
-            skip_pids_in(dir.path(), above).unwrap();
+            skip_pids_in(&Files::below(dir.path()), above).unwrap();
             let read = |path: &Path| fs::read_to_string(path).unwrap().trim().parse::<u32>().unwrap();
             (read(&most), read(&last))
         };
