@@ -23,6 +23,7 @@ pub mod long;
 pub mod packages;
 pub mod patience;
 pub mod port;
+pub mod random;
 pub mod recipes;
 mod unavailable;
 pub mod wait;

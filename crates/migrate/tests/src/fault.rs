@@ -1,6 +1,6 @@
 //! What goes wrong, and when.
 
-use crate::random::Random;
+use crate::Random;
 use crate::stage::{Stage, Tool};
 use rustix::process::Signal;
 use std::time::Duration;

@@ -12,16 +12,15 @@
 
 mod fault;
 pub mod processors;
-mod random;
 pub mod recording;
 mod stage;
 pub mod teller;
 mod trial;
 
 pub use fault::{Fault, Moment};
-pub use random::Random;
 pub use stage::{Ended, Proxy, Stage, Tool};
 pub use stillpoint_testing::binary::stillpoint;
+pub use stillpoint_testing::random::Random;
 pub use trial::{LEVELS, Trial};
 
 /// Whether the long form is asked for.

@@ -1,8 +1,8 @@
 //! One move of the database under load, with a fault, and what must hold afterwards.
 
+use crate::Random;
 use crate::fault::{Fault, Moment};
 use crate::is_soak;
-use crate::random::Random;
 use crate::stage::{Ended, Stage, Tool};
 use std::time::Duration;
 use stillpoint_measure::postgres::{Isolation, PostgresFinished, PostgresLoad, PostgresPlan, prepare};

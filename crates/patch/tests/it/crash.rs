@@ -6,6 +6,7 @@ use std::time::Instant;
 use stillpoint_patch_tests::cli::Stillpoint;
 use stillpoint_patch_tests::kill_at::{Ending, Moment, run, sample};
 use stillpoint_patch_tests::victim::{Phase, Program, Victim, apply, revert, soak, status};
+use stillpoint_testing::random::Random;
 
 /// Kills of each test without `STILLPOINT_SOAK=1`, which kills after every system call.
 const KILLS: usize = 16;
@@ -133,7 +134,7 @@ fn killed_at_random_instants() {
         now.as_nanos() as u64
     });
     println!("SEED={seed}");
-    let mut random = Random(seed | 1);
+    let mut random = Random::new(seed);
     for operation in [Operation::Apply, Operation::Revert, Operation::Abort] {
         let program = program(operation);
         let patch = program.patch(2);
@@ -148,18 +149,6 @@ fn killed_at_random_instants() {
             let instant = whole.mul_f64(random.unit() * 1.1);
             case.kill(Moment::AfterTime(instant), i % 2 == 0);
         }
-    }
-}
-
-/// xorshift64: reproducible from the seed that is printed.
-struct Random(u64);
-
-impl Random {
-    fn unit(&mut self) -> f64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 

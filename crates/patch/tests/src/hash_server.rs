@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use stillpoint_measure::clock::now_ns;
+use stillpoint_testing::random::Random;
 use tempfile::TempDir;
 
 const NAME: &str = "hash_server";
@@ -148,7 +149,7 @@ impl Running {
             let (stop, mut client, port) = (stop.clone(), self.client(), self.port);
             std::thread::spawn(move || {
                 let mut samples = Vec::new();
-                let mut random = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(u64::from(number) + 1);
+                let mut random = Random::new(u64::from(number));
                 while !stop.load(Ordering::Relaxed) {
                     let sent_ns = now_ns();
                     let (mut sample, mut lost) = (client.try_ask(seed), 0);
@@ -157,8 +158,7 @@ impl Running {
                         (client, sample) = answered(port, seed);
                     }
                     samples.push(Sample { sent_ns, lost, ..sample.expect("it was answered") });
-                    random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                    std::thread::sleep(rest.mul_f64((random >> 40) as f64 / (1u64 << 24) as f64));
+                    std::thread::sleep(rest.mul_f64(random.unit()));
                 }
                 samples
             })

@@ -2,7 +2,7 @@
 //! ours), all of them at REPEATABLE READ, and none leaves anything to the moment.
 
 use super::front::Front;
-use crate::random::Random;
+use crate::Random;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -2,6 +2,7 @@
 
 use std::process::Command;
 use stillpoint_patch_differ::{Options, TargetElf, UnitInput, diff, exports, place};
+use stillpoint_testing::random::Random;
 
 const SOURCE: &str = r#"
 #include <stdio.h>
@@ -39,44 +40,32 @@ fn build() -> [Vec<u8>; 4] {
     ["shipped.o", "before.o", "after.o", "target"].map(|name| std::fs::read(at(name)).expect("read what cc wrote"))
 }
 
-/// A small generator with a stated seed, so that a failure can be repeated.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % bound.max(1) as u64) as usize
+/// Damages a few bytes, mostly with values that hurt, or cuts the end off.
+fn damage(random: &mut Random, bytes: &mut Vec<u8>) {
+    for _ in 0..=random.below(6) {
+        let at = random.index(bytes.len());
+        match random.below(5) {
+            0 => bytes[at] = random.below(256) as u8,
+            1 => bytes[at] ^= 1 << random.below(8),
+            2 => bytes.iter_mut().skip(at).take(8).for_each(|b| *b = 0xff),
+            3 => bytes.iter_mut().skip(at).take(4).for_each(|b| *b = 0),
+            _ => bytes.iter_mut().skip(at).take(8).for_each(|b| *b = 0x7f),
+        }
     }
-
-    /// Damages a few bytes, mostly with values that hurt, or cuts the end off.
-    fn damage(&mut self, bytes: &mut Vec<u8>) {
-        for _ in 0..=self.below(6) {
-            let at = self.below(bytes.len());
-            match self.below(5) {
-                0 => bytes[at] = self.below(256) as u8,
-                1 => bytes[at] ^= 1 << self.below(8),
-                2 => bytes.iter_mut().skip(at).take(8).for_each(|b| *b = 0xff),
-                3 => bytes.iter_mut().skip(at).take(4).for_each(|b| *b = 0),
-                _ => bytes.iter_mut().skip(at).take(8).for_each(|b| *b = 0x7f),
-            }
-        }
-        if self.below(20) == 0 {
-            bytes.truncate(self.below(bytes.len()));
-        }
+    if random.below(20) == 0 {
+        bytes.truncate(random.index(bytes.len()));
     }
 }
 
 #[test]
 fn damage_is_refused_and_never_panics() {
     let clean = build();
-    let mut random = Random(0x5eed_0f9a_7ba9_e501);
+    let mut random = Random::new(0x5eed);
     let rounds = 2000;
     for round in 0..rounds {
         let mut bytes = clean.clone();
-        let victim = random.below(4);
-        random.damage(&mut bytes[victim]);
+        let victim = random.index(4);
+        damage(&mut random, &mut bytes[victim]);
         let [shipped, before, after, elf] = &bytes;
         println!("round {round}: damaged {victim}");
         let _ = exports(elf);

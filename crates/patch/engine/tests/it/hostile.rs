@@ -15,6 +15,7 @@ use stillpoint_patch_engine::{Error, Landing, debugger_files, peek};
 use stillpoint_patch_format::{Avma, BuildId, Scope};
 use stillpoint_patch_tracee::Pid;
 use stillpoint_testing::long::rounds;
+use stillpoint_testing::random::Random;
 use tempfile::TempDir;
 
 /// Maps what its arguments say, and waits for its end: a file to be copied into a ledger's place, how many further mappings, and
@@ -181,15 +182,11 @@ fn a_forged_ledger_is_refused_and_nothing_is_written_for_it() {
     }
 }
 
-/// Numbers that are the same for the same seed (xorshift).
-struct Dice(u64);
+struct Dice(Random);
 
 impl Dice {
     fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as usize % end
+        self.0.index(end)
     }
 
     fn text(&mut self) -> String {
@@ -316,7 +313,7 @@ impl Dice {
 fn ledgers_that_were_made_up_harm_no_reader() {
     let shop = Workshop::new();
     let seed = std::env::var("STILLPOINT_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x5eed);
-    let (mut dice, mut believed) = (Dice(seed), 0);
+    let (mut dice, mut believed) = (Dice(Random::new(seed)), 0);
     for round in 0..rounds(40, 1000) {
         let records = dice.records();
         let forger = shop.forger(&records);

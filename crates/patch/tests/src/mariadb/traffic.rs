@@ -13,6 +13,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use stillpoint_measure::clock::now_ns;
 use stillpoint_measure::record::{End, Header, Outcome, Record, Sample};
+use stillpoint_testing::random::Random;
 
 /// Rows that one client's statements are spread over.
 const ROWS: u64 = 10_000;
@@ -237,14 +238,15 @@ fn follow(
     stop: &AtomicBool,
     again: Option<&Path>,
 ) -> Result<Vec<Sample>, String> {
-    let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ (u64::from(number) + 1).wrapping_mul(0xd134_2543_de82_ef95));
+    let mut random = Random::new(u64::from(number));
     let gap_ns = plan.rate.map(|rate| 1e9 * f64::from(plan.connections) / rate);
     let mut due = now_ns();
     let mut samples = Vec::new();
     let mut lost_ns = None;
     while !stop.load(Ordering::Relaxed) {
         if let Some(gap) = gap_ns {
-            due += (-random.unit().ln() * gap) as u64;
+            // of a number above 0
+            due += (-(1.0 - random.unit()).ln() * gap) as u64;
             while now_ns() < due && !stop.load(Ordering::Relaxed) {
                 let left = due.saturating_sub(now_ns());
                 std::thread::sleep(Duration::from_nanos(left.min(100_000_000)));
@@ -298,35 +300,13 @@ fn connected(socket: &Path, stop: &AtomicBool) -> Option<Client> {
     None
 }
 
-/// Numbers that look random and are the same in each run (xorshift).
-#[derive(Debug)]
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        (self.next() >> 11) % end
-    }
-
-    /// Above 0, at most 1.
-    fn unit(&mut self) -> f64 {
-        ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn transactions_take_rows_in_one_order() {
-        let mut random = Random(1);
+        let mut random = Random::new(1);
         for _ in 0..1000 {
             let statements = Work::TpcC.statements(&mut random);
             let item = |s: &String| s.strip_prefix("UPDATE stock ")?.rsplit(' ').next()?.parse::<u64>().ok();
@@ -334,15 +314,5 @@ mod tests {
             assert!(items.is_sorted_by(|a, b| a < b), "{statements:?}");
             assert_eq!((statements[0].as_str(), statements.last().unwrap().as_str()), ("BEGIN", "COMMIT"));
         }
-    }
-
-    #[test]
-    fn random_numbers_stay_in_their_range() {
-        let mut random = Random(7);
-        let all: Vec<f64> = (0..10_000).map(|_| random.unit()).collect();
-        assert!(all.iter().all(|&n| n > 0.0 && n <= 1.0));
-        let mean = all.iter().sum::<f64>() / all.len() as f64;
-        assert!((0.48..0.52).contains(&mean), "{mean}");
-        assert!((0..1000).all(|_| random.below(10) < 10));
     }
 }

@@ -16,6 +16,7 @@ use stillpoint_patch_tests::mariadb::effect::nothing;
 use stillpoint_patch_tests::mariadb::traffic::{Plan, Traffic, Work};
 use stillpoint_patch_tests::operation::Called;
 use stillpoint_patch_tests::patching;
+use stillpoint_testing::random::Random;
 
 /// What happens at the beginning of a second: nothing, a program that touches nobody, one apply or revert.
 const KINDS: [&str; 4] = ["none", "program", "probe", "local"];
@@ -81,13 +82,9 @@ pub(super) fn seconds(server: &Annotated, amount: Amount) -> Section {
 /// As many of each kind, in an order that follows from their number alone.
 fn shuffled(of_each: usize) -> Vec<&'static str> {
     let mut kinds: Vec<&str> = KINDS.iter().flat_map(|&kind| std::iter::repeat_n(kind, of_each)).collect();
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = Random::new(1);
     for at in (1..kinds.len()).rev() {
-        // xorshift64
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        kinds.swap(at, (state % (at as u64 + 1)) as usize);
+        kinds.swap(at, random.index(at + 1));
     }
     kinds
 }
