@@ -6,15 +6,14 @@ use crate::Error;
 use crate::error::At;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
-use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use stillpoint_host::trusted::Directory;
+use stillpoint_host::{file, kernel_files};
 
 /// Line that a keeper prints when its guard is up.
 pub const RAISED: &str = "raised";
@@ -113,7 +112,7 @@ pub fn keep_connections(image: &Path, raised: impl FnOnce()) -> Result<(), Error
 /// The kernel does not make the tables, or another keeper is there.
 pub(crate) fn keep(keeper: Keeper, raised: impl FnOnce()) -> Result<(), Error> {
     // a machine that is short of memory must not lose the guard
-    let _ = fs::write("/proc/self/oom_score_adj", "-1000");
+    let _ = kernel_files::write("/proc/self/oom_score_adj", "-1000");
     keeper.run(raised)
 }
 
@@ -177,7 +176,7 @@ impl Keeper {
     }
 
     fn lift(&self, nftables: &Nftables, mut stream: UnixStream) -> Result<(), Error> {
-        let _ = fs::remove_file(&self.socket);
+        remove(&self.socket);
         let done = self.remove(nftables);
         let text = done.as_ref().err().map_or_else(|| LIFTED.to_owned(), Error::with_causes);
         // one that has gone meanwhile looks at the tables again
@@ -188,16 +187,21 @@ impl Keeper {
 
 /// Listens for the order to lift; only root and this user can give it.
 fn listen(path: &Path) -> Result<UnixListener, Error> {
-    if let Some(dir) = path.parent() {
-        fs::create_dir_all(dir).at("make", dir)?;
+    if let Some(directory) = path.parent() {
+        Directory::make_public(directory)?;
     }
     if is_kept(path) {
         return Err(Error::Step { what: GUARD, why: format!("another keeper listens at {}", path.display()) });
     }
-    let _ = fs::remove_file(path);
-    let listener = UnixListener::bind(path).at("listen at", path)?;
-    fs::set_permissions(path, PermissionsExt::from_mode(0o600)).at("close", path)?;
-    Ok(listener)
+    remove(path);
+    Ok(file::listen(path, 0o600)?)
+}
+
+/// Removes a file, if it is there.
+fn remove(path: &Path) {
+    if let Ok((directory, name)) = Directory::of_file(path) {
+        let _ = directory.remove(name);
+    }
 }
 
 /// Returns true if a keeper is there.
@@ -223,8 +227,8 @@ pub(crate) fn lift_at(socket: &Path, name: &str) -> Result<Outcome, Error> {
         }
     }
     nftables.remove(&[(name, false)])?;
-    let _ = fs::remove_file(socket);
-    let _ = fs::remove_file(gaps_beside(socket));
+    remove(socket);
+    remove(&gaps_beside(socket));
     Ok(Outcome { stood, gaps })
 }
 

@@ -76,7 +76,7 @@ fn prepare(journal: &Journal, decision: Decision, (program, state): (&Path, &Pat
 /// Has systemd start a unit before all ordinary ones.
 fn want(path: &Path, units: &Path) -> Result<(), Error> {
     let wants = Directory::make_public(&units.join("sysinit.target.wants"))?;
-    let name = path.file_name().unwrap_or_default();
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let link = wants.path().join(name);
     let _ = wants.remove(name);
     symlink(path, &link).at("link", link)

@@ -1,9 +1,13 @@
 //! Obstacles to loading a kernel, or to a boot without an operator.
 
 use super::region::mounted_source;
-use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use stillpoint_host::file::{open_regular, read_regular_text};
+use stillpoint_host::kernel_files::{self, Files};
+
+/// Bytes of `/etc/crypttab`.
+const CRYPTTAB_MAX: u64 = 1 << 20;
 
 /// Refusals, and warnings of things that were not looked at.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -14,7 +18,7 @@ pub(super) struct Obstacles {
 
 /// Looks at what the running kernel says of loading another one. `image` is the kernel to go to.
 pub(super) fn loading(image: &Path) -> Obstacles {
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let read = |path: &str| kernel_files::text(path).unwrap_or_default();
     let signed = is_signed(image);
     loading_by(
         &read("/proc/sys/kernel/kexec_load_disabled"),
@@ -53,7 +57,7 @@ fn loading_by(disabled: &str, limit: &str, lockdown: &str, (image, signed): (&Pa
 /// Returns true if a kernel has a signature (a table of certificates, as UEFI's Secure Boot checks it); nothing if the file
 /// cannot be read.
 fn is_signed(image: &Path) -> Option<bool> {
-    let file = fs::File::open(image).ok()?;
+    let file = open_regular(image).ok()?;
     let mut head = vec![0; 1 << 12];
     let read = file.read_at(&mut head, 0).ok()?;
     head.truncate(read);
@@ -73,16 +77,16 @@ fn certificates(head: &[u8]) -> Option<u32> {
 
 /// Finds file systems below these paths for which the initramfs asks a passphrase: the machine would wait for an operator.
 pub(super) fn passphrases(paths: &[&Path]) -> Obstacles {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let crypttab = fs::read_to_string("/etc/crypttab").unwrap_or_default();
+    let mounts = kernel_files::text("/proc/self/mountinfo").unwrap_or_default();
+    let crypttab = read_regular_text(Path::new("/etc/crypttab"), CRYPTTAB_MAX).unwrap_or_default();
     let mut found = Obstacles::default();
     for path in paths {
-        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
         let Some(source) = mounted_source(&mounts, &path) else { continue };
-        let Ok(device) = fs::metadata(&source).map(|device| device.rdev()) else { continue };
+        let Ok(device) = Path::new(&source).metadata().map(|device| device.rdev()) else { continue };
         let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
         let device = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
-        for name in encrypted(&device) {
+        for name in encrypted(&Files::of_kernel(), &device) {
             asked(&path, &name, &crypttab, &mut found);
         }
     }
@@ -92,12 +96,12 @@ pub(super) fn passphrases(paths: &[&Path]) -> Obstacles {
 }
 
 /// Names of the encrypted devices that a block device lies on, by its directory in /sys.
-fn encrypted(device: &Path) -> Vec<String> {
-    let read = |name: &str| fs::read_to_string(device.join(name)).unwrap_or_default();
-    let below = fs::read_dir(device.join("slaves")).into_iter().flatten().flatten();
-    let mut names: Vec<String> = below.flat_map(|slave| encrypted(&slave.path())).collect();
-    if read("dm/uuid").starts_with("CRYPT-") {
-        names.push(read("dm/name").trim().to_owned());
+fn encrypted(files: &Files, device: &Path) -> Vec<String> {
+    let slaves = device.join("slaves");
+    let below = files.names(&slaves);
+    let mut names: Vec<String> = below.iter().flat_map(|slave| encrypted(files, &slaves.join(slave))).collect();
+    if files.value(device.join("dm/uuid")).starts_with("CRYPT-") {
+        names.push(files.value(device.join("dm/name")));
     }
     names
 }
@@ -131,6 +135,7 @@ fn asked(path: &Path, name: &str, crypttab: &str, found: &mut Obstacles) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn a_kernel_that_loads_no_other_one_is_found() {
@@ -166,16 +171,17 @@ mod tests {
     fn encrypted_devices_are_found_below_others() {
         let dir = tempfile::tempdir().unwrap();
         let device = |path: &str, uuid: &str, name: &str| {
-            let dm = dir.path().join(path).join("dm");
+            let dm = dir.path().join("sys").join(path).join("dm");
             fs::create_dir_all(&dm).unwrap();
             fs::write(dm.join("uuid"), uuid).unwrap();
             fs::write(dm.join("name"), format!("{name}\n")).unwrap();
         };
         device("root", "LVM-abc", "vg-root");
         device("root/slaves/dm-0", "CRYPT-LUKS2-abc", "disk_crypt");
-        fs::create_dir_all(dir.path().join("root/slaves/dm-0/slaves/vda3")).unwrap();
-        assert_eq!(encrypted(&dir.path().join("root")), ["disk_crypt"]);
-        assert!(encrypted(&dir.path().join("none")).is_empty());
+        fs::create_dir_all(dir.path().join("sys/root/slaves/dm-0/slaves/vda3")).unwrap();
+        let files = Files::below(dir.path());
+        assert_eq!(encrypted(&files, Path::new("/sys/root")), ["disk_crypt"]);
+        assert!(encrypted(&files, Path::new("/sys/none")).is_empty());
     }
 
     #[test]

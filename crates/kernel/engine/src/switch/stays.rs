@@ -11,9 +11,9 @@ use crate::error::At;
 use procfs::process::Process;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::Path;
 use std::time::Duration;
+use stillpoint_host::kernel_files;
 
 /// Services that systemd starts after this one are ordinary ones; all others belong to the machine itself.
 const ORDINARY: &str = "basic.target";
@@ -76,7 +76,7 @@ struct Caller {
 impl Caller {
     fn read() -> Result<Self, Error> {
         let path = "/proc/self/cgroup";
-        let groups = fs::read_to_string(path).at("read", path)?;
+        let groups = kernel_files::text(path).at("read", path)?;
         let of_systemd =
             |line: &str| line.strip_prefix("0::").or(line.strip_prefix("1:name=systemd:")).map(str::to_owned);
         let group = groups.lines().find_map(of_systemd).unwrap_or_default();
