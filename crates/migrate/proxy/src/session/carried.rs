@@ -230,7 +230,8 @@ impl Carried {
     /// to have, where it may set them; none where nothing was inherited. Names and values are in the session's encoding, which is
     /// set before.
     pub(crate) fn ask_inherited(&self) -> Option<Batch> {
-        const DIFFERENT: &[u8] = b"SELECT w.name, w.value FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2)) w (name, value) \
+        const DIFFERENT: &[u8] =
+            b"SELECT w.name, w.value FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2)) w (name, value) \
             LEFT JOIN pg_catalog.pg_settings s ON s.name = w.name WHERE CASE WHEN s.name IS NULL \
             THEN w.name LIKE '%.%' AND pg_catalog.current_setting(w.name, true) IS DISTINCT FROM w.value \
             ELSE s.setting IS DISTINCT FROM w.value AND (s.context = 'user' \
