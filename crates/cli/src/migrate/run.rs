@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<(), Failure> {
     (options.copy_jobs, options.share) = (args.copy_jobs, args.share);
     options.snapshot_limit = args.snapshot_timeout;
     if args.dry_run {
-        return check::look(&args.what, true, output);
+        return check::look(&args.what, false, output);
     }
     match watched(&args.what.servers, &options, output, |observer| migrate(&options, observer))? {
         Outcome::Switched { paused } => output.line(format_args!(
