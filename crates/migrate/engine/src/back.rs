@@ -33,7 +33,7 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
     let mut journal = Journal::open(&options.state, &options.source.database).map_err(Failure::untouched)?;
     let held = owner::hold_if_there(&options.source, &journal.record.migration).await;
     let held = held.map_err(Failure::untouched)?;
-    if is_over(held.as_ref(), &journal)? {
+    if is_over(held.as_ref(), &journal).map_err(Failure::untouched)? {
         return journal.end().map(|()| Some(Outcome::AlreadyThere)).map_err(Failure::untouched);
     }
     match journal.record.phase {
@@ -101,8 +101,8 @@ async fn attempt(options: &Options, may_go_on: bool, teller: &Teller) -> Result<
 }
 
 /// [`Held::is_over`]; false where the source could not be asked.
-fn is_over(held: Option<&Held>, journal: &Journal) -> Result<bool, Failure> {
-    held.map_or(Ok(false), |held| held.is_over(journal)).map_err(Failure::untouched)
+fn is_over(held: Option<&Held>, journal: &Journal) -> Result<bool, Error> {
+    held.map_or(Ok(false), |held| held.is_over(journal))
 }
 
 /// Clients are on the source: what is left of the migration goes, the target's database with it.
@@ -202,7 +202,7 @@ pub async fn finish(options: &Options) -> Result<(), Failure> {
     }
     let held = owner::hold_if_there(&options.source, &journal.record.migration).await;
     let held = held.map_err(Failure::untouched)?;
-    if is_over(held.as_ref(), &journal)? {
+    if is_over(held.as_ref(), &journal).map_err(Failure::untouched)? {
         return journal.end().map_err(Failure::untouched);
     }
     take_away(options, &mut journal).await.map_err(Failure::on_target)?;
