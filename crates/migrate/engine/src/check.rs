@@ -6,7 +6,7 @@
 use crate::front::Front;
 use crate::inventory::{Inventory, NOT_OF_EXTENSION, TableDef, USER_SCHEMA, number, text};
 use crate::link::{Link, Purpose, literal};
-use crate::{Capture, Error, Options, Server, fence, owner, rehearsal, roles, surroundings};
+use crate::{Capture, Error, Options, Server, fence, outfit, owner, rehearsal, roles, surroundings};
 use serde::Serialize;
 use std::collections::HashSet;
 use stillpoint_migrate_proxy::{Capturable, capturable, capturable_question};
@@ -194,6 +194,10 @@ async fn look(options: &Options) -> Result<Report, Error> {
     tables(&inventory, &sources, &plain, &mut findings);
     survey(&mut link, *accepted, &mut findings).await?;
     unreadable(&mut link, &inventory, &mut findings).await?;
+    match outfit::must_be_ours(&mut link, outfit::SCHEMA).await {
+        Err(Error::Refused(why)) => refuse(&mut findings, "schema", outfit::SCHEMA, why.join("; ")),
+        looked => looked?,
+    }
     strangers(&mut link, options, by, &mut findings).await?;
     if by.is_by_proxy() {
         proxy_only(can, wanted, &mut findings);

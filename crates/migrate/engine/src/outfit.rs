@@ -24,15 +24,40 @@ pub(crate) struct IdentityChange {
 
 /// Our schema with its tables; `position` is where the replay onto this server begins.
 pub(crate) async fn install(link: &mut Link, position: Lsn) -> Result<(), Error> {
-    let sql = format!(
-        "CREATE SCHEMA IF NOT EXISTS stillpoint; \
+    let made = "BEGIN; CREATE SCHEMA IF NOT EXISTS stillpoint; \
          CREATE TABLE IF NOT EXISTS stillpoint.applied (stamps bigint[] NOT NULL); \
          CREATE TABLE IF NOT EXISTS stillpoint.position (position bigint NOT NULL); \
-         CREATE TABLE IF NOT EXISTS stillpoint.epoch (migration text NOT NULL, epoch int NOT NULL, serving bool NOT NULL); \
-         TRUNCATE stillpoint.applied, stillpoint.position; \
-         INSERT INTO stillpoint.position VALUES ({position})"
+         CREATE TABLE IF NOT EXISTS stillpoint.epoch (migration text NOT NULL, epoch int NOT NULL, serving bool NOT NULL)";
+    link.query(made).await?;
+    must_be_ours(link, SCHEMA).await?;
+    let filled = format!(
+        "TRUNCATE stillpoint.applied, stillpoint.position; INSERT INTO stillpoint.position VALUES ({position}); COMMIT"
     );
-    link.query(&sql).await.map(drop)
+    link.query(&filled).await.map(drop)
+}
+
+/// Schema of a migration in a database that is moved.
+pub(crate) const SCHEMA: &str = "stillpoint";
+
+/// Refuses a schema of ours that another role has made, or has a relation in: that could have triggers and views there that run
+/// with our rights. A transaction that is open is rolled back then.
+///
+/// # Errors
+///
+/// [`Error::Refused`]; others when the server cannot be asked.
+pub(crate) async fn must_be_ours(link: &mut Link, schema: &str) -> Result<(), Error> {
+    let sql = format!(
+        "SELECT r.rolname, current_database() FROM pg_namespace n CROSS JOIN LATERAL (SELECT n.nspowner UNION ALL \
+         SELECT c.relowner FROM pg_class c WHERE c.relnamespace = n.oid) AS part (owner) JOIN pg_roles r ON r.oid = part.owner \
+         WHERE n.nspname = {} AND NOT r.rolsuper AND r.rolname <> current_user",
+        literal(schema)
+    );
+    let Some(row) = link.query(&sql).await?.into_iter().next() else { return Ok(()) };
+    let (role, database) = (text(&row, 0), text(&row, 1));
+    link.query("ROLLBACK").await?;
+    Err(Error::Refused(vec![format!(
+        "schema {schema} of database {database} has things of role {role}, and must be a superuser's: drop or rename it"
+    )]))
 }
 
 /// Takes [`install`] and [`publish`] back.

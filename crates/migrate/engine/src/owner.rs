@@ -15,7 +15,7 @@ use crate::fence::{ENDING, beside};
 use crate::inventory::text;
 use crate::journal::{Journal, Phase};
 use crate::link::{Link, literal};
-use crate::outfit::WHO;
+use crate::outfit::{WHO, must_be_ours};
 use crate::progress::Teller;
 use crate::{APPLICATION, Error, Options, Server};
 use serde::Serialize;
@@ -28,6 +28,8 @@ use std::time::{Duration, Instant};
 /// migration's number.
 const COMMANDS: u32 = 0x0053_5443;
 const MIGRATIONS: u32 = 0x0053_544e;
+/// Schema of the table.
+const SCHEMA: &str = "stillpoint_migrations";
 /// Key of the lock under which the table is made and dropped, which is no command's.
 const TABLE: u64 = 0x0053_544f;
 /// Time for the session of a command that has just ended to end too.
@@ -63,6 +65,7 @@ pub(crate) async fn owner(beside: &mut Link, database: &str) -> Result<Option<Ow
     if beside.value("SELECT to_regclass('stillpoint_migrations.owners')").await?.is_none() {
         return Ok(None);
     }
+    must_be_ours(beside, SCHEMA).await?;
     let sql = format!(
         "SELECT migration, journal, date_trunc('second', since) FROM stillpoint_migrations.owners WHERE database = {}",
         literal(database)
@@ -92,13 +95,16 @@ pub(crate) async fn claim(options: &Options, journal: &mut Journal) -> Result<()
     let (record, place) = (&journal.record, place(&options.state));
     let values = [record.database.as_str(), &record.migration, &place].map(literal).join(", ");
     let sql = format!(
-        "SET client_min_messages = error; SELECT pg_advisory_xact_lock({TABLE}); \
+        "SET client_min_messages = error; BEGIN; SELECT pg_advisory_xact_lock({TABLE}); \
          CREATE SCHEMA IF NOT EXISTS stillpoint_migrations; \
          CREATE TABLE IF NOT EXISTS stillpoint_migrations.owners (database text PRIMARY KEY, migration text NOT NULL, \
-         journal text NOT NULL, since timestamptz NOT NULL DEFAULT now()); \
-         INSERT INTO stillpoint_migrations.owners VALUES ({values}) ON CONFLICT (database) DO NOTHING"
+         journal text NOT NULL, since timestamptz NOT NULL DEFAULT now())"
     );
     link.query(&sql).await?;
+    must_be_ours(&mut link, SCHEMA).await?;
+    let named =
+        format!("INSERT INTO stillpoint_migrations.owners VALUES ({values}) ON CONFLICT (database) DO NOTHING; COMMIT");
+    link.query(&named).await?;
     journal.update(|record| record.claimed = true)
 }
 

@@ -275,3 +275,47 @@ async fn a_migration_without_its_journal_is_removed_by_its_number() {
     bench.assert_clean("shop");
     run(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
 }
+
+/// A role that may make schemas has made ours before, with code that would run with our rights.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn schemas_of_our_names_that_another_role_has_made_are_refused() {
+    if !available() {
+        return;
+    }
+    let bench = Bench::start();
+    bench.source.sql("postgres", "CREATE ROLE app; GRANT CREATE ON DATABASE postgres TO app");
+    bench.source.sql("postgres", "CREATE DATABASE shop OWNER app");
+    bench.target.sql("postgres", "CREATE ROLE app");
+    bench.source.sql("shop", "CREATE TABLE item (id int PRIMARY KEY)");
+    let rises = "BEGIN ALTER ROLE app SUPERUSER; RETURN";
+    let traps = [
+        (
+            "shop",
+            "stillpoint",
+            format!(
+                "CREATE TABLE stillpoint.position (position bigint); CREATE FUNCTION stillpoint.rise() RETURNS trigger \
+                 LANGUAGE plpgsql AS '{rises} NEW; END'; CREATE TRIGGER rise BEFORE INSERT ON stillpoint.position \
+                 FOR EACH ROW EXECUTE FUNCTION stillpoint.rise()"
+            ),
+        ),
+        (
+            "postgres",
+            "stillpoint_migrations",
+            format!(
+                "CREATE FUNCTION stillpoint_migrations.rise() RETURNS text LANGUAGE plpgsql AS '{rises} 1; END'; \
+                 CREATE VIEW stillpoint_migrations.owners AS SELECT 'shop' AS database, stillpoint_migrations.rise() AS migration, \
+                 '' AS journal, now() AS since"
+            ),
+        ),
+    ];
+    for (database, schema, trap) in traps {
+        bench.source.sql(database, &format!("SET ROLE app; CREATE SCHEMA {schema}; {trap}"));
+        let failure = run(&bench.options("shop"), observer().0).await.unwrap_err();
+        assert!(matches!(&failure.error, Error::Refused(why) if why[0].contains(schema)), "{failure:?}");
+        assert_eq!(failure.state, State::Untouched);
+        assert_eq!(bench.source.sql("postgres", "SELECT rolsuper FROM pg_roles WHERE rolname = 'app'"), "f");
+        bench.source.sql(database, &format!("DROP SCHEMA {schema} CASCADE"));
+    }
+    let outcome = run(&bench.options("shop"), observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
+}
