@@ -227,7 +227,8 @@ async fn in_the_way(source: &Server) -> Error {
     }
 }
 
-/// Makes the database, with its settings and rights. Returns true if it is there.
+/// Makes the database, with its settings and rights. Returns true if it was made: one that another role made a moment before may
+/// hold code that would run with our rights.
 async fn database_itself(
     scratch: &Server,
     name: &str,
@@ -236,14 +237,23 @@ async fn database_itself(
 ) -> Result<bool, Error> {
     let mut link = Link::connect(&scratch.database("postgres"), Purpose::Statements, &[]).await?;
     let statements = statements(script);
+    let mut is_made = false;
     for statement in statements.iter().filter_map(|statement| renamed(statement, name, &scratch.database)) {
-        if let Err(error @ Error::Sql { .. }) = link.query(&statement).await {
-            let statement = statement.replace(&identifier(&scratch.database), &identifier(name));
-            findings.push(refused("definition", &statement, format!("the target does not take it: {}", told(&error))));
+        match link.query(&statement).await {
+            Ok(_) => is_made |= statement.starts_with("CREATE DATABASE "),
+            Err(error @ Error::Sql { .. }) => {
+                let statement = statement.replace(&identifier(&scratch.database), &identifier(name));
+                let note = format!("the target does not take it: {}", told(&error));
+                findings.push(refused("definition", &statement, note));
+            }
+            Err(error) => return Err(error),
+        }
+        // it comes first
+        if !is_made {
+            break;
         }
     }
-    let there = format!("SELECT 1 FROM pg_database WHERE datname = {}", literal(&scratch.database));
-    Ok(link.value(&there).await?.is_some())
+    Ok(is_made)
 }
 
 /// Statements of a script of pg_restore's about a database itself, without its commands for psql.
