@@ -265,20 +265,20 @@ mod tests {
     #[test]
     fn each_definition_that_fails_is_told_once() {
         let told = "pg_restore: while PROCESSING TOC:\n\
-                    pg_restore: from TOC entry 215; 1259 16386 VIEW public v me\n\
+                    pg_restore: from TOC entry 215; 1259 16386 VIEW v me\n\
                     pg_restore: error: could not execute query: ERROR:  column s.gone does not exist\nLINE 2: s.gone\n\
                     Command was: CREATE VIEW public.v AS\n SELECT s.gone;\n\n\
                     pg_restore: error: could not execute query: ERROR:  relation \"public.v\" does not exist\n\
                     Command was: ALTER TABLE public.v OWNER TO me;\n\n\
-                    pg_restore: from TOC entry 216; 0 0 ACL public VIEW v me\n\
+                    pg_restore: from TOC entry 216; 0 0 ACL VIEW v me\n\
                     pg_restore: error: could not execute query: ERROR:  relation \"public.v\" does not exist\n\
                     pg_restore: warning: errors ignored on restore: 3\n";
         let fault = |of: &str, why: &str| Fault { of: of.into(), why: why.into() };
         assert_eq!(
             faults(told),
             [
-                fault("VIEW public v me", "column s.gone does not exist"),
-                fault("ACL public VIEW v me", "relation \"public.v\" does not exist"),
+                fault("VIEW v me", "column s.gone does not exist"),
+                fault("ACL VIEW v me", "relation \"public.v\" does not exist"),
             ]
         );
         assert_eq!(faults("pg_restore: error: could not open input file"), [fault("", "could not open input file")]);

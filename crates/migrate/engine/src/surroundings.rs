@@ -11,7 +11,8 @@ use stillpoint_migrate_proxy::SESSION_SETTINGS;
 /// what the configuration file says.
 const SETTINGS: &str = "WITH files AS MATERIALIZED (SELECT DISTINCT ON (name) name, setting FROM pg_file_settings \
      WHERE applied ORDER BY name, seqno DESC) SELECT s.name, CASE WHEN s.source IN ('client', 'session', 'user', \
-     'database', 'database user') THEN coalesce(f.setting, s.boot_val) ELSE s.reset_val END FROM pg_settings s LEFT JOIN files f ON lower(f.name) = lower(s.name) WHERE s.context IN ('user', 'superuser') \
+     'database', 'database user') THEN coalesce(f.setting, s.boot_val) ELSE s.reset_val END \
+     FROM pg_settings s LEFT JOIN files f ON lower(f.name) = lower(s.name) WHERE s.context IN ('user', 'superuser') \
      AND s.category ~ '^(Client Connection Defaults|Error Handling|Lock Management|Version and Platform|Write-Ahead Log / S)' \
      AND s.name NOT IN ('client_encoding', 'session_replication_role') ORDER BY 1";
 

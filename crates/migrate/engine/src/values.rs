@@ -24,24 +24,28 @@ const DOUBTFUL: u64 = 32 << 20;
 ///
 /// Those of the server, but for those of single rows.
 pub(crate) async fn look(source: &Server, findings: &mut Vec<Finding>) -> Result<(), Error> {
-    let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
-    let mut inventory = Inventory::read(&mut link).await?;
-    inventory.tables.sort_by_key(|table| table.bytes);
+    let (mut link, tables) = smallest_first(source).await?;
     let begun = Instant::now();
-    long_values(&mut link, &inventory.tables, begun, findings).await?;
-    odd_bytes(&mut link, &inventory.tables, begun, findings).await
+    long_values(&mut link, &tables, begun, findings).await?;
+    odd_bytes(&mut link, &tables, begun, findings).await
 }
 
 /// Tables with rows whose text is longer than a server can send, as far as they are found in a bounded time: those that a change
 /// of which was not told may be of.
 pub(crate) async fn with_long_values(source: &Server) -> Result<Vec<String>, Error> {
     let mut findings = Vec::new();
-    let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
-    let mut inventory = Inventory::read(&mut link).await?;
-    inventory.tables.sort_by_key(|table| table.bytes);
-    long_values(&mut link, &inventory.tables, Instant::now(), &mut findings).await?;
+    let (mut link, tables) = smallest_first(source).await?;
+    long_values(&mut link, &tables, Instant::now(), &mut findings).await?;
     let long = findings.into_iter().filter(|finding| finding.verdict != Verdict::NotLookedAt);
     Ok(long.map(|finding| finding.name).collect())
+}
+
+/// Connects, and lists the tables in the order in which most of them are looked into before the time is over.
+async fn smallest_first(source: &Server) -> Result<(Link, Vec<TableDef>), Error> {
+    let mut link = Link::connect(source, Purpose::Statements, &[]).await?;
+    let mut tables = Inventory::read(&mut link).await?.tables;
+    tables.sort_by_key(|table| table.bytes);
+    Ok((link, tables))
 }
 
 /// Runs a question about a table in what is left of the time; the inner error is the reason why it has no answer.
