@@ -32,6 +32,8 @@ const MIGRATIONS: u32 = 0x0053_544e;
 const SCHEMA: &str = "stillpoint_migrations";
 /// Key of the lock under which the table is made and dropped, which is no command's.
 const TABLE: u64 = 0x0053_544f;
+/// Begins a transaction that changes the table. Its commit waits for no standby, which would hold up every command while it is gone.
+const BEGIN: &str = "BEGIN; SET LOCAL synchronous_commit = local; SELECT pg_advisory_xact_lock";
 /// Time for the session of a command that has just ended to end too.
 const COMMAND_ENDING: Duration = Duration::from_secs(2);
 /// Between two tries to take the lock.
@@ -95,7 +97,7 @@ pub(crate) async fn claim(options: &Options, journal: &mut Journal) -> Result<()
     let (record, place) = (&journal.record, place(&options.state));
     let values = [record.database.as_str(), &record.migration, &place].map(literal).join(", ");
     let sql = format!(
-        "SET client_min_messages = error; BEGIN; SELECT pg_advisory_xact_lock({TABLE}); \
+        "SET client_min_messages = error; {BEGIN}({TABLE}); \
          CREATE SCHEMA IF NOT EXISTS stillpoint_migrations; \
          CREATE TABLE IF NOT EXISTS stillpoint_migrations.owners (database text PRIMARY KEY, migration text NOT NULL, \
          journal text NOT NULL, since timestamptz NOT NULL DEFAULT now())"
@@ -115,7 +117,7 @@ pub(crate) async fn claim(options: &Options, journal: &mut Journal) -> Result<()
 /// When the server cannot be asked.
 pub(crate) async fn release(server: &Server, migration: &str) -> Result<(), Error> {
     let mut link = beside(server).await?;
-    link.query(&format!("BEGIN; SELECT pg_advisory_xact_lock({TABLE})")).await?;
+    link.query(&format!("{BEGIN}({TABLE})")).await?;
     if owner(&mut link, &server.database).await?.is_some() {
         let (database, migration) = (literal(&server.database), literal(migration));
         let table = "stillpoint_migrations.owners";
