@@ -80,7 +80,7 @@ fuzz: setup ## feed every decoder of outside bytes with garbage (FUZZ_SECONDS=60
 	@STILLPOINT_FUZZ_SECONDS="$${FUZZ_SECONDS:-60}" $(CARGO) run --quiet --locked -p xtask -- fuzz
 
 # libstillpoint, built beside the binary
-LIBSTILLPOINT = $(MAKE) -C runtime BUILD='$(abspath $(RELEASE))/libstillpoint' PREFIX='$(PREFIX)' DESTDIR='$(if $(DESTDIR),$(abspath $(DESTDIR)))'
+LIBSTILLPOINT = $(MAKE) -C crates/patch/runtime BUILD='$(abspath $(RELEASE))/libstillpoint' PREFIX='$(PREFIX)' DESTDIR='$(if $(DESTDIR),$(abspath $(DESTDIR)))'
 
 install: build ## install the binary, libstillpoint, the man pages and the key directory (PREFIX, DESTDIR)
 	@install -D -m 755 $(RELEASE)/stillpoint '$(DESTDIR)$(PREFIX)/bin/stillpoint'

@@ -1,4 +1,4 @@
-//! The kernel with address-space generations, and its tests in an emulated machine (`generations/run`).
+//! The kernel with address-space generations, and its tests in an emulated machine (`crates/patch/generations/run`).
 
 use crate::programs::target_dir;
 use crate::runner::{CACHE_LOG, cache_log, report};
@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// Exit code of `setup/generations`, and of `generations/run` after it, for what the archive withholds.
+/// Exit code of `setup/generations`, and of `crates/patch/generations/run` after it, for what the archive withholds.
 const WITHHELD: &str = "exit status: 75";
 
 /// Exit code for what this machine cannot get for another reason.
@@ -51,7 +51,7 @@ pub(crate) fn short(root: &Path, logs: &Path, summary: &mut Summary) -> Result<(
 }
 
 /// Builds the kernel and its tests unless the cache has them.
-pub(crate) const BUILD: [&str; 2] = ["generations/run", "--build"];
+pub(crate) const BUILD: [&str; 2] = ["crates/patch/generations/run", "--build"];
 
 /// Command that runs the short form by hand.
 const SHORT_BY_HAND: &str = "cargo run -p xtask -- generations-short";
@@ -68,7 +68,7 @@ fn required() -> bool {
 }
 
 fn run(root: &Path, logs: &Path, name: &str, words: &[&str], limit: Duration, summary: &mut Summary) -> Result<()> {
-    let mut command = Command::new("generations/run");
+    let mut command = Command::new("crates/patch/generations/run");
     command.args(words);
     in_tree(&mut command, root, logs)?;
     if std::env::var_os("STILLPOINT_BIN").is_none() {
@@ -77,7 +77,7 @@ fn run(root: &Path, logs: &Path, name: &str, words: &[&str], limit: Duration, su
     let mut outcome = step::run(name, &mut command, &logs.join(format!("{name}.log")), limit)?;
     let counts = counts(&mut outcome, required());
     report(&format!("{name} (in a machine of their own)"), &outcome, counts);
-    summary.add(name, &format!("generations/run {}", words.join(" ")), &outcome, counts);
+    summary.add(name, &format!("crates/patch/generations/run {}", words.join(" ")), &outcome, counts);
     Ok(())
 }
 

@@ -98,13 +98,13 @@ pub fn handover() -> Result<PathBuf, Unavailable> {
 /// A kernel with address-space generations and its tests; `variant` may be empty.
 pub fn generations(variant: &str, version: &str) -> Result<PathBuf, Unavailable> {
     let mut files = vec!["setup/archive", "setup/linux-source", "setup/linux-source.sh"];
-    files.extend(["generations/kernel", "generations/tests"]);
-    let makefile = workspace_root().join("generations/tests/Makefile");
+    files.extend(["crates/patch/generations/kernel", "crates/patch/generations/tests"]);
+    let makefile = workspace_root().join("crates/patch/generations/tests/Makefile");
     let makefile = fs::read_to_string(&makefile).map_err(|error| format!("read {}: {error}", makefile.display()))?;
     let outside: Vec<String> = makefile
         .split_whitespace()
         .filter(|word| word.starts_with("../../"))
-        .map(|word| format!("generations/tests/{word}"))
+        .map(|word| format!("crates/patch/generations/tests/{word}"))
         .collect();
     files.extend(outside.iter().map(String::as_str));
     let script = Script { name: "generations", files: &files, words: &[variant, version], compilers: &["gcc"] };
@@ -113,7 +113,7 @@ pub fn generations(variant: &str, version: &str) -> Result<PathBuf, Unavailable>
 
 /// A machine whose processor has PCID.
 pub fn bochs() -> Result<PathBuf, Unavailable> {
-    let files = &["setup/archive", "generations/machine/bochs.edits"];
+    let files = &["setup/archive", "crates/patch/generations/machine/bochs.edits"];
     Script { name: "bochs", files, words: &[], compilers: &["g++"] }.entry(&[])
 }
 
@@ -124,7 +124,7 @@ pub fn postgresql() -> Result<PathBuf, Unavailable> {
 
 /// libstillpoint of this tree, shared and static.
 pub fn libstillpoint() -> Result<PathBuf, Unavailable> {
-    let runtime = workspace_root().join("runtime");
+    let runtime = workspace_root().join("crates/patch/runtime");
     let mut inputs = vec![version("gcc")?];
     for part in ["Makefile", "include", "runtime.map", "src"] {
         inputs.push(contents(&runtime.join(part))?);

@@ -28,10 +28,10 @@ pub(super) struct Workplace {
 /// Quiescence points that a package is built with.
 #[derive(clap::Args)]
 pub(super) struct Integration {
-    /// Build the package with the quiescence points of this directory, for instance `integrations/redis`.
+    /// Build the package with the quiescence points of this directory, for instance `crates/patch/integrations/redis`.
     #[arg(long, value_name = "DIR", requires_all = ["debian", "library"])]
     integration: Option<PathBuf>,
-    /// Directory of the `libstillpoint.so` that it is linked with, for instance `runtime/build`.
+    /// Directory of the `libstillpoint.so` that it is linked with, for instance `crates/patch/runtime/build`.
     #[arg(long, value_name = "DIR", requires = "integration")]
     library: Option<PathBuf>,
 }

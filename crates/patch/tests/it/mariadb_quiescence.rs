@@ -1,4 +1,4 @@
-//! MariaDB with quiescence points (`integrations/mariadb`): both connection policies, under load, in every mode.
+//! MariaDB with quiescence points (`crates/patch/integrations/mariadb`): both connection policies, under load, in every mode.
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::Instant;
@@ -33,7 +33,7 @@ fn the_edits_fit_the_source() {
         Ok(packaged) => packaged,
         Err(why) => skip!(why),
     };
-    let edits = Integration::read(&workspace_root().join("integrations/mariadb")).unwrap_or_else(|e| panic!("{e}"));
+    let edits = Integration::read(&workspace_root().join("crates/patch/integrations/mariadb")).unwrap_or_else(|e| panic!("{e}"));
     let tree = tempfile::tempdir().expect("make a directory");
     let applied = edits.apply(&packaged.source, tree.path()).unwrap_or_else(|e| panic!("{e}"));
     assert!(!applied.files.is_empty() && applied.written == applied.files, "{:?}", applied.files);

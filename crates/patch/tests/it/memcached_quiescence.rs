@@ -1,4 +1,4 @@
-//! Debian's memcached with quiescence points (`integrations/memcached`): every mode, with all its threads.
+//! Debian's memcached with quiescence points (`crates/patch/integrations/memcached`): every mode, with all its threads.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};

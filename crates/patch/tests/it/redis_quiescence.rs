@@ -1,4 +1,4 @@
-//! Debian's redis with quiescence points (`integrations/redis`): every mode, with everything that redis does beside its
+//! Debian's redis with quiescence points (`crates/patch/integrations/redis`): every mode, with everything that redis does beside its
 //! main loop going on.
 
 use std::process::Stdio;

@@ -1,4 +1,4 @@
-//! Servers built as Debian builds them, with the quiescence points of `integrations/` and linked with libstillpoint.
+//! Servers built as Debian builds them, with the quiescence points of `crates/patch/integrations/` and linked with libstillpoint.
 
 use crate::Unavailable;
 use crate::cli::Stillpoint;
@@ -19,7 +19,7 @@ pub fn libstillpoint() -> Result<&'static Path, Unavailable> {
 
 /// Options of `stillpoint patch build` and `target` for the integration of this name.
 pub fn options(name: &str) -> Result<Vec<OsString>, Unavailable> {
-    let edits = workspace_root().join("integrations").join(name);
+    let edits = workspace_root().join("crates/patch/integrations").join(name);
     Ok(vec!["--integration".into(), edits.into(), "--library".into(), libstillpoint()?.into()])
 }
 

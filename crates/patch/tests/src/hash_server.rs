@@ -1,4 +1,4 @@
-//! The example of `runtime/examples`: a hash server with quiescence points, its mistake, the patch for it, and clients
+//! The example of `crates/patch/runtime/examples`: a hash server with quiescence points, its mistake, the patch for it, and clients
 //! that note when they asked and what they were told.
 
 use crate::cli::Stillpoint;
@@ -33,7 +33,7 @@ impl HashServer {
     #[track_caller]
     pub fn build() -> HashServer {
         let dir = TempDir::with_prefix("stillpoint-example-").expect("make a directory for the example");
-        let examples = crate::workspace_root().join("runtime/examples");
+        let examples = crate::workspace_root().join("crates/patch/runtime/examples");
         let source = dir.path().join("source");
         fs::create_dir(&source).expect("make a directory for the source");
         let unit = format!("{NAME}.c");

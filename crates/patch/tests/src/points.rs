@@ -24,7 +24,7 @@ pub fn program(name: &str) -> Program {
 #[track_caller]
 pub fn flags() -> (String, Vec<String>) {
     let library = libstillpoint().display();
-    let include = format!("-I{}", crate::workspace_root().join("runtime/include").display());
+    let include = format!("-I{}", crate::workspace_root().join("crates/patch/runtime/include").display());
     (include, vec![format!("-L{library}"), "-lstillpoint".into(), format!("-Wl,-rpath,{library}")])
 }
 

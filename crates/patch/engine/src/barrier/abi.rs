@@ -1,4 +1,4 @@
-//! `runtime/include/stillpoint_abi.h` in Rust: layouts, and their bytes decoded and encoded. Pure data.
+//! `crates/patch/runtime/include/stillpoint_abi.h` in Rust: layouts, and their bytes decoded and encoded. Pure data.
 //!
 //! The structures are never laid over the target's memory; they only say where each member lies. A test compiles the
 //! header and compares every size, offset and constant.

@@ -1,4 +1,4 @@
-//! What the kernel says of a process's generations, and the calls that change them (`generations/man/asgen.2`).
+//! What the kernel says of a process's generations, and the calls that change them (`crates/patch/generations/man/asgen.2`).
 
 use crate::Error;
 use crate::calm;

@@ -1,4 +1,4 @@
-//! The other way to patch: on a kernel with address-space generations (`generations/`) each thread sees its own text, and
+//! The other way to patch: on a kernel with address-space generations (`crates/patch/generations/`) each thread sees its own text, and
 //! no dispatcher decides.
 //!
 //! ```text

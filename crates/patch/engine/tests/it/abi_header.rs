@@ -7,7 +7,7 @@ use stillpoint_patch_engine::abi;
 
 #[test]
 fn every_size_offset_and_constant_is_that_of_the_header() {
-    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../runtime/include");
+    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("../runtime/include");
     let mut source =
         String::from("#include <stddef.h>\n#include <stdio.h>\n#include <stillpoint_abi.h>\nint main(void) {\n");
     for (name, _) in abi::facts() {

@@ -114,7 +114,7 @@ fn life_cycle(flags: &[&str], object_flags: &[&str]) {
     assert!(matches!(revert(pid, &Which::All, &options(), &mut quiet()), Ok(Outcome::AlreadyThere(_))));
 }
 
-/// Where the kernel has generations, `generations/tests/patching.c` is the test.
+/// Where the kernel has generations, `crates/patch/generations/tests/patching.c` is the test.
 #[test]
 fn a_kernel_without_generations_is_named_and_nothing_is_touched() {
     let dir = tempfile::tempdir().expect("directory");

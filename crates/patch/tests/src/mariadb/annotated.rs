@@ -1,4 +1,4 @@
-//! A mariadbd built from the same source with the quiescence points of `integrations/mariadb`, once, and kept.
+//! A mariadbd built from the same source with the quiescence points of `crates/patch/integrations/mariadb`, once, and kept.
 //!
 //! The tree and everything compiled lie in the cache: when an edit changes, the units that it concerns are compiled
 //! again, and no more. What the tests do not need is left out (plugins, engines, the client programs).
@@ -94,7 +94,7 @@ fn made(mut packaged: Packaged, library: &Path) -> Annotated {
     let library = &library.canonicalize().expect("the library is there");
     let build = shelf.join("build");
     let integration =
-        Integration::read(&workspace_root().join("integrations/mariadb")).unwrap_or_else(|e| panic!("{e}"));
+        Integration::read(&workspace_root().join("crates/patch/integrations/mariadb")).unwrap_or_else(|e| panic!("{e}"));
     let tree = shelf.join("tree");
     // What was sealed and is not whole was damaged since; what has no seal was cut off, and ninja knows what it had finished.
     let sealed = [&tree, &build].map(|dir| (dir.with_extension("seal").exists(), cache::is_sealed(dir)));

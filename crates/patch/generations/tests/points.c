@@ -4,7 +4,7 @@
  * a mode promises to threads between two of them.
  */
 #define _GNU_SOURCE
-#include "../../crates/patch/tests/programs/control.h"
+#include "../../tests/programs/control.h"
 
 #include <signal.h>
 #include <sys/wait.h>
