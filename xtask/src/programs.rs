@@ -1,7 +1,8 @@
 //! Test programs of the tree: built by one call of cargo with one set of features, and cut into units.
 //!
-//! A unit is what the runner starts, times and lists: all tests in the library or the binary of a crate, or one module of the
-//! crate's integration tests (`tests/it`). Each unit is a process of its own, since tests trace, fork and change limits.
+//! A unit is what the runner starts, times and lists: all tests in the library or the binary of a crate, or one module of a
+//! crate's integration tests, in a folder of its tests each of the folder's modules. Each unit is a process of its own, since tests
+//! trace, fork and change limits.
 
 use anyhow::{Context, Result, bail};
 use cargo_metadata::{Artifact, Message, Package, TargetKind};
@@ -100,6 +101,11 @@ impl Program {
         command
     }
 
+    /// Returns true if the integration tests have this folder of modules.
+    fn has_folder(&self, name: &str) -> bool {
+        self.package_dir.join("it").join(name).join("mod.rs").is_file()
+    }
+
     /// Its units, in the order of their modules' names.
     fn units(self, root: &Path) -> Result<Vec<Unit>> {
         let name = format!("{} {}", self.package, self.target);
@@ -112,7 +118,7 @@ impl Program {
         let program = Rc::new(self);
         let mut units: Vec<Unit> = Vec::new();
         for test in text.lines().filter_map(|line| line.strip_suffix(": test")) {
-            let module = module_of(test).filter(|_| !program.is_unit);
+            let module = module_of(test, |folder| program.has_folder(folder)).filter(|_| !program.is_unit);
             match units.iter_mut().find(|unit| unit.module.as_deref() == module) {
                 Some(unit) => unit.tests.push(test.to_owned()),
                 None => units.push(Unit {
@@ -127,9 +133,11 @@ impl Program {
     }
 }
 
-/// First module of a test's full name.
-fn module_of(test: &str) -> Option<&str> {
-    test.split_once("::").map(|(module, _)| module)
+/// First module of a test's full name; with a module of it where the first is a folder.
+fn module_of(test: &str, is_folder: impl Fn(&str) -> bool) -> Option<&str> {
+    let (first, rest) = test.split_once("::")?;
+    let within = rest.split_once("::").filter(|_| is_folder(first));
+    Some(&test[..first.len() + within.map_or(0, |(module, _)| "::".len() + module.len())])
 }
 
 /// Builds the binaries and the test programs of the whole tree, and returns their units.
@@ -198,8 +206,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tests_of_a_module_share_its_first_name() {
+    fn tests_of_a_module_share_its_first_name_and_in_a_folder_two() {
+        let module_of = |test| module_of(test, |folder| folder == "engine");
         assert_eq!(module_of("hostile::startup::refuses"), Some("hostile"));
+        assert_eq!(module_of("engine::startup::refuses"), Some("engine::startup"));
+        assert_eq!(module_of("engine::refuses"), Some("engine"));
         assert_eq!(module_of("refuses"), None);
     }
 }

@@ -18,12 +18,34 @@ const ORDER: [&str; 9] = [
 /// Modules that spend most of their time waiting for servers and disks, and time nothing: several of them run side by side.
 const WAITING: [(&str, &[&str]); 4] = [
     (
-        "stillpoint-migrate-proxy",
-        &["drivers", "hostile", "metrics", "pass", "regress", "replication", "signals", "silent", "startup", "tls"],
+        "stillpoint-migrate-tests",
+        &[
+            "proxy::drivers",
+            "proxy::hostile",
+            "proxy::metrics",
+            "proxy::pass",
+            "proxy::regress",
+            "proxy::replication",
+            "proxy::signals",
+            "proxy::silent",
+            "proxy::startup",
+            "proxy::tls",
+        ],
     ),
     (
-        "stillpoint-migrate-engine",
-        &["attach", "check", "faults", "holds", "names", "regress", "run", "since", "targets", "tls"],
+        "stillpoint-migrate-tests",
+        &[
+            "engine::attach",
+            "engine::check",
+            "engine::faults",
+            "engine::holds",
+            "engine::names",
+            "engine::regress",
+            "engine::run",
+            "engine::since",
+            "engine::targets",
+            "engine::tls",
+        ],
     ),
     (
         "stillpoint-migrate-tests",

@@ -27,12 +27,12 @@ const END_TO_END: &str = "stillpoint-patch-tests";
 
 /// Other modules with a long form.
 const LONG_FORMS: [(&str, &str); 9] = [
-    ("stillpoint-patch-differ", "programs_cxx"),
+    ("stillpoint-patch-tests", "differ::programs_cxx"),
     ("stillpoint-kernel-tests", "faults"),
     ("stillpoint-kernel-tests", "switch"),
     ("stillpoint-migrate-replay", "unit"),
-    ("stillpoint-migrate-engine", "regress"),
-    ("stillpoint-migrate-proxy", "regress"),
+    ("stillpoint-migrate-tests", "engine::regress"),
+    ("stillpoint-migrate-tests", "proxy::regress"),
     ("stillpoint-migrate-tests", "faults"),
     ("stillpoint-migrate-tests", "levels"),
     ("stillpoint-migrate-tests", "tpcc"),
@@ -66,7 +66,7 @@ fn number<N: std::str::FromStr>(name: &str, otherwise: N) -> Result<N> {
 
 fn has_long_form(unit: &Unit) -> bool {
     let listed = LONG_FORMS.iter().any(|(package, module)| unit.package() == *package && unit.is_called(module));
-    listed || (unit.package() == END_TO_END && !unit.is_unit())
+    listed || (unit.package() == END_TO_END && !unit.is_unit() && !unit.label().contains("::"))
 }
 
 /// Runs rounds until the hours are full; returns true if no step failed, in this run or before.

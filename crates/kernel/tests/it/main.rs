@@ -1,6 +1,8 @@
-//! Switches of an emulated machine's kernel.
+//! Switches of an emulated machine's kernel, and tests of the engine on this one.
 //!
-//! Each module runs as a process of its own: `cargo test -p stillpoint-kernel-tests --test it switch::`.
+//! Each module, in the folder each of its modules, runs as a process of its own: `cargo test -p stillpoint-kernel-tests --test it switch::`.
+
+mod engine;
 
 mod crash;
 mod faults;

@@ -1,6 +1,11 @@
-//! Whole migrations with the binary.
+//! Whole migrations with the binary, and tests of each crate in the folder of its name.
 //!
-//! Each module runs as a process of its own: `cargo test -p stillpoint-migrate-tests --test it faults::`.
+//! Each module, in a folder each of its modules, runs as a process of its own: `cargo test -p stillpoint-migrate-tests --test it faults::`.
+
+mod capture;
+mod engine;
+mod proxy;
+mod wire;
 
 mod backlog;
 mod behind;

@@ -1,6 +1,6 @@
 //! One directive program, patched while it runs.
 
-use super::driver::{self, Built, Case, Live, Server, Variant};
+use crate::differ::driver::{self, Built, Case, Live, Server, Variant};
 use std::path::PathBuf;
 use stillpoint_patch_differ::{Outcome, Refusal};
 use stillpoint_patch_tests::cli::{Run, Stillpoint};

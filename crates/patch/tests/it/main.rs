@@ -1,10 +1,17 @@
-//! Tests of live patching on real servers and programs, through the `stillpoint` binary.
+//! Tests of live patching: of real servers and programs through the `stillpoint` binary, and of each crate in the folder of its name.
 //!
-//! Each module is a unit of scheduling: `xtask test` runs it as a process of its own.
+//! Each module, in a folder each of its modules, is a unit of scheduling: `xtask test` runs it as a process of its own.
 
 #[macro_use]
-#[path = "../../differ/tests/it/driver/mod.rs"]
-mod driver;
+mod differ;
+
+mod builder;
+mod engine;
+mod format;
+mod insn;
+mod integrations;
+mod tracee;
+mod unwind;
 
 mod bad_input;
 mod crash;

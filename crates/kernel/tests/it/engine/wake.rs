@@ -1,0 +1,136 @@
+//! A request that is sent while nobody holds the connection is tried again and again, each time after twice as long. It
+//! does not wait for the next time.
+
+use crate::engine::support::{Client, Redis, criu, restore, scratch, until};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Long enough for a restore on a slow machine.
+const FAR: Duration = Duration::from_secs(10);
+
+/// Its packets never leave the machine: criu's rules drop them before they are sent.
+#[test]
+fn a_client_of_the_same_machine_is_served_before_it_tries_again() {
+    for server in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
+        served_before_trying_again(server, None);
+    }
+}
+
+/// Its packets are sent, and dropped where they arrive.
+#[test]
+fn a_client_outside_is_served_before_it_tries_again() {
+    let outside = Outside::new();
+    for server in outside.servers() {
+        served_before_trying_again(server, Some(&outside));
+    }
+}
+
+fn served_before_trying_again(server: IpAddr, outside: Option<&Outside>) {
+    if server.is_ipv6() && !speaks_v6() {
+        return println!("SKIPPED: this machine does not speak IPv6");
+    }
+    let (Some(criu), dir) = (criu(), scratch()) else { return };
+    let Some(mut redis) = Redis::start(dir.path()) else { return };
+    let mut client = match outside {
+        Some(outside) => outside.within(|| Client::connect_to(server, redis.port)),
+        None => Client::connect_to(server, redis.port),
+    };
+    assert_eq!(client.ask("PING"), "+PONG");
+    let port = client.stream.get_ref().local_addr().unwrap().port();
+    // on a machine that is too slow nothing is learned
+    let served = (0..3).any(|round| {
+        let image = dir.path().join(format!("image{round}"));
+        // one more request lies in the connection's queue, which nobody reads meanwhile
+        let mut busy = Client::connect(redis.port);
+        busy.send("DEBUG SLEEP 2");
+        client.send("PING");
+        redis.victim.checkpoint(&criu, &image, &[]);
+        client.send("PING");
+        let (seen, next) = until("a try of which the next is far away", || {
+            let next = next_try(port, outside)?;
+            Some((Instant::now(), next))
+        });
+        restore(&criu, &image, &[]);
+        assert_eq!((client.line(), client.line()), ("+PONG".to_owned(), "+PONG".to_owned()));
+        seen.elapsed() < next
+    });
+    assert!(served, "{server}: each time only when it tried again");
+}
+
+fn speaks_v6() -> bool {
+    TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_ok()
+}
+
+/// When the client's end of a connection tries again by itself, if that is far away: `ss` says such seconds whole.
+fn next_try(port: u16, outside: Option<&Outside>) -> Option<Duration> {
+    let mut command = outside.map_or_else(|| Command::new("ss"), |outside| outside.command("ss"));
+    let sender = format!("sport = :{port}");
+    let shown = command.args(["-tnoH", "state", "established", &sender]).output().expect("run ss");
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    let timer = shown.split_once("timer:(")?.1;
+    let left = timer.split(',').nth(1)?.strip_suffix("sec")?.parse().map(Duration::from_secs).ok();
+    left.filter(|left| *left >= FAR)
+}
+
+/// Another machine, as far as the network is concerned: a namespace that a cable leads to.
+struct Outside {
+    name: String,
+    number: u32,
+}
+
+impl Outside {
+    fn new() -> Outside {
+        let number = std::process::id() % 250 + 1;
+        let outside = Outside { name: format!("stillpoint-{}-wake", std::process::id()), number };
+        let (here, there) = (format!("spw{number}a"), format!("spw{number}b"));
+        let name = &outside.name;
+        ip(&format!("netns add {name}"));
+        ip(&format!("link add {here} type veth peer name {there} netns {name}"));
+        for (of, device, end) in [("", &here, 1), (&format!("-n {name}"), &there, 2)] {
+            ip(&format!("{of} addr add 10.78.{number}.{end}/24 dev {device}"));
+            if speaks_v6() {
+                ip(&format!("{of} addr add fd78:{number:x}::{end}/64 dev {device} nodad"));
+            }
+            ip(&format!("{of} link set {device} up"));
+        }
+        outside
+    }
+
+    /// Addresses of this machine, as seen from there.
+    fn servers(&self) -> [IpAddr; 2] {
+        let number = self.number;
+        [format!("10.78.{number}.1"), format!("fd78:{number:x}::1")].map(|address| address.parse().unwrap())
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name, program]);
+        command
+    }
+
+    /// Does something there; its sockets stay there.
+    fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        let there = File::open(format!("/run/netns/{}", self.name)).unwrap();
+        let enter = || {
+            move_into_link_name_space(there.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+            work()
+        };
+        std::thread::scope(|scope| scope.spawn(enter).join().unwrap())
+    }
+}
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "del", &self.name]).status();
+    }
+}
+
+#[track_caller]
+fn ip(arguments: &str) {
+    let done = Command::new("ip").args(arguments.split_whitespace()).output().expect("run ip");
+    assert!(done.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&done.stderr));
+}

@@ -1,0 +1,199 @@
+//! Definitions made on the source while a migration is under way are not lost: they end the migration by name.
+
+use crate::engine::support::{Bench, observer};
+use std::sync::Arc;
+use stillpoint_events::{Event, EventKind};
+use stillpoint_migrate_engine::{Error, FaultPoint, Observer, Options, Outcome, State, fallback, run};
+use stillpoint_migrate_testbed::available;
+
+/// Statements that bring no row of a table, and the name by which each must be told.
+const DEFINED: [(&str, &str); 20] = [
+    ("SELECT lo_create(4711)", "new large object 4711"),
+    ("ALTER DATABASE shop SET work_mem = '5MB'", "changed database shop"),
+    ("ALTER DATABASE shop SET default_transaction_read_only = off", "changed database shop"),
+    ("ALTER ROLE guest IN DATABASE shop SET work_mem = '5MB'", "changed database shop"),
+    ("GRANT CREATE ON DATABASE shop TO guest", "changed database shop"),
+    ("GRANT CONNECT ON DATABASE shop TO guest", "changed database shop"),
+    ("COMMENT ON DATABASE shop IS 'x'", "changed database shop"),
+    ("GRANT CREATE ON SCHEMA public TO guest", "changed schema public"),
+    ("ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO guest", "new default acl for role postgres on tables"),
+    ("CREATE TEXT SEARCH CONFIGURATION words (COPY = simple)", "new text search configuration public.words"),
+    ("CREATE COLLATION c (locale = 'C')", "new collation public.c"),
+    (
+        "CREATE OPERATOR === (LEFTARG = int, RIGHTARG = int, FUNCTION = int4eq)",
+        "new operator public.===(integer,integer)",
+    ),
+    ("CREATE SERVER there FOREIGN DATA WRAPPER far", "new server there"),
+    ("CREATE USER MAPPING FOR guest SERVER there", "new user mapping guest on server there"),
+    ("CREATE STATISTICS s ON tid, bid FROM pgbench_history", "new statistics object public.s"),
+    ("ALTER SEQUENCE tickets INCREMENT 5", "changed sequence public.tickets"),
+    ("CREATE PUBLICATION p FOR TABLE pgbench_tellers", "new publication p"),
+    ("CREATE SCHEMA more", "new schema more"),
+    ("CREATE CAST (mood AS int) WITH INOUT", "new cast (public.mood AS integer)"),
+    ("CREATE EVENT TRIGGER e ON ddl_command_end EXECUTE FUNCTION e()", "new event trigger e"),
+];
+
+fn bench() -> Bench {
+    let bench = Bench::start();
+    for cluster in [&bench.source, &bench.target] {
+        cluster.sql("postgres", "CREATE ROLE guest");
+    }
+    bench.source.sql("postgres", "CREATE DATABASE shop");
+    bench.source.pgbench("shop", &["-i", "-s", "1", "-q"]);
+    bench.source.sql(
+        "shop",
+        "CREATE SEQUENCE tickets; CREATE TYPE mood AS ENUM ('ok'); CREATE FOREIGN DATA WRAPPER far; \
+         CREATE FUNCTION e() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END'",
+    );
+    bench
+}
+
+/// Runs, and has something done on the source when a phase begins.
+async fn run_with(
+    bench: &Arc<Bench>,
+    options: &Options,
+    at: &'static str,
+    act: impl Fn(&Bench) + Send + Sync + 'static,
+) -> Result<Outcome, stillpoint_migrate_engine::Failure> {
+    let acting = Arc::clone(bench);
+    let observer: Observer = Arc::new(move |event: Event| {
+        println!("{:?}", event.kind);
+        if matches!(&event.kind, EventKind::PhaseStarted { phase, .. } if phase == at) {
+            act(&acting);
+        }
+    });
+    run(options, observer).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_defined_in_mid_run_ends_it_by_name() {
+    if !available() {
+        return;
+    }
+    let bench = Arc::new(bench());
+    let options = Options { share: 0.0, ..bench.options("shop") };
+    // Those of one name, each alone.
+    let (alone, together): (Vec<_>, Vec<_>) = DEFINED.iter().partition(|(_, name)| *name == "changed database shop");
+    let groups = alone.into_iter().map(|one| vec![one]).chain([together]);
+    for group in groups {
+        let statements: Vec<&str> = group.iter().map(|(sql, _)| *sql).collect();
+        let failure = run_with(&bench, &options, "compare", move |bench| {
+            statements.iter().for_each(|sql| drop(bench.source.sql("shop", sql)));
+        });
+        let failure = failure.await.unwrap_err();
+        let Error::SchemaChanged(told) = &failure.error else { panic!("{failure:?}") };
+        for (sql, name) in &group {
+            assert!(told.split("; ").any(|told| told == *name), "{sql}: {told}");
+        }
+        assert_eq!(failure.state, State::OnSource, "{failure:?}");
+        assert_eq!(bench.front.lock().unwrap().serving.1, bench.source.port());
+    }
+    bench.source.sql("shop", "DROP EVENT TRIGGER e; DROP PUBLICATION p; SELECT lo_unlink(4711)");
+    bench.assert_clean("shop");
+    let outcome = run(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    assert!(matches!(outcome, Outcome::Switched { .. }), "{outcome:?}");
+    assert_eq!(bench.target.sql("shop", "SELECT count(*) FROM pg_namespace WHERE nspname = 'more'"), "1");
+}
+
+/// Behind the last look at all definitions.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_defined_in_the_pause_ends_it_by_name() {
+    if !available() {
+        return;
+    }
+    let bench = bench();
+    let options = Options { share: 0.0, ..bench.options("shop") };
+    for (sql, name, back) in [
+        ("CREATE SCHEMA more", "new schema more", "DROP SCHEMA more"),
+        ("SELECT lo_create(4711)", "new large object 4711", "SELECT lo_unlink(4711)"),
+        ("GRANT CONNECT ON DATABASE shop TO guest", "changed database shop", "SELECT 1"),
+        ("REVOKE CONNECT ON DATABASE shop FROM guest", "changed database shop", "SELECT 1"),
+        ("ALTER DATABASE shop SET work_mem = '5MB'", "changed database shop", "SELECT 1"),
+        // The setting that the fence uses.
+        ("ALTER DATABASE shop SET default_transaction_read_only = off", "changed database shop", "SELECT 1"),
+        (
+            "ALTER DATABASE shop SET default_transaction_read_only = on",
+            "changed database shop",
+            "SET TRANSACTION READ WRITE; ALTER DATABASE shop RESET default_transaction_read_only",
+        ),
+    ] {
+        bench.front.lock().unwrap().at_pause = vec![sql];
+        let failure = run(&options, observer().0).await.unwrap_err();
+        assert!(matches!(&failure.error, Error::SchemaChanged(told) if told == name), "{sql}: {failure:?}");
+        assert_eq!(failure.state, State::OnSource, "{failure:?}");
+        let asked = bench.front.lock().unwrap().asked.clone();
+        assert!(!asked.contains(&"switch".to_owned()), "{asked:?}");
+        let may = bench.source.sql("postgres", "SELECT has_database_privilege('guest', 'shop', 'CONNECT')");
+        assert_eq!(may, "t", "PUBLIC may: {sql}");
+        let granted = "SELECT count(*) FROM pg_database, aclexplode(datacl) WHERE datname = 'shop' \
+                       AND grantee = 'guest'::regrole AND privilege_type = 'CONNECT'";
+        let expected = if sql.starts_with("GRANT CONNECT") { "1" } else { "0" };
+        assert_eq!(bench.source.sql("postgres", granted), expected, "rights are as {sql} left them");
+        bench.source.sql("shop", back);
+        bench.assert_clean("shop");
+    }
+}
+
+/// The fence sets the database read-only; its own value goes to the target, and is there again when the fence is lifted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_keeps_its_own_default_of_read_only() {
+    if !available() {
+        return;
+    }
+    let bench = bench();
+    let options = Options { share: 0.0, ..bench.options("shop") };
+    let settings = "SELECT coalesce(string_agg(s, ' '), '') FROM pg_db_role_setting d JOIN pg_database b ON b.oid = d.setdatabase, \
+                    unnest(setconfig) s WHERE datname = 'shop'";
+    for own in ["false", "on"] {
+        bench.source.sql("postgres", &format!("ALTER DATABASE shop SET default_transaction_read_only = '{own}'"));
+        let own = format!("default_transaction_read_only={own}");
+        let once = Options { faults: vec![FaultPoint::Fenced], pause_attempts: 1, ..options.clone() };
+        run(&once, observer().0).await.unwrap_err();
+        assert_eq!(bench.source.sql("postgres", settings), own, "behind a pause that came to nothing");
+        run(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+        assert_eq!(bench.target.sql("postgres", settings), own);
+        let fenced = bench.source.sql("postgres", settings);
+        assert!(fenced.split(' ').any(|setting| setting == "default_transaction_read_only=on"), "{fenced}");
+        fallback(&options, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+        assert_eq!(bench.source.sql("postgres", settings), own, "the fence is gone");
+    }
+    bench.source.sql("postgres", "ALTER DATABASE shop RESET default_transaction_read_only");
+    bench.assert_clean("shop");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_defines_nothing_does_not_keep_it_from_ending() {
+    if !available() {
+        return;
+    }
+    let bench = bench();
+    let passing = "CREATE TEMP TABLE passing (a serial PRIMARY KEY, b text); TRUNCATE pgbench_history; ANALYZE";
+    let once = Options { share: 0.0, pause_attempts: 1, ..bench.options("shop") };
+    bench.front.lock().unwrap().at_pause = vec![passing];
+    run(&once, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    bench.front.lock().unwrap().at_pause = vec![passing];
+    fallback(&once, observer().0).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    bench.assert_clean("shop");
+}
+
+/// A change that was taken back keeps one pause from being used, and no more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_taken_back_costs_a_pause() {
+    if !available() {
+        return;
+    }
+    let bench = bench();
+    let options = Options { share: 0.0, ..bench.options("shop") };
+    bench.front.lock().unwrap().at_pause =
+        vec!["CLUSTER pgbench_branches USING pgbench_branches_pkey; ALTER TABLE pgbench_branches SET WITHOUT CLUSTER"];
+    let (observer, events) = observer();
+    run(&options, observer).await.unwrap_or_else(|failure| panic!("{failure:?}"));
+    let events = events.lock().unwrap();
+    let warned = events.iter().find_map(|event| match &event.kind {
+        EventKind::Warning { text } if text.contains("definitions changed while clients were paused") => {
+            Some(text.clone())
+        }
+        _ => None,
+    });
+    assert!(warned.is_some_and(|text| text.contains("pg_index")), "{events:?}");
+}

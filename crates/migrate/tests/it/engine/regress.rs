@@ -1,0 +1,124 @@
+//! PostgreSQL's own regression tests while a target follows: afterwards both sides dump equal.
+//!
+//! A migration knows no DDL, and those tests are full of it. So each file is taken apart (`regress/script.rs`): what defines
+//! something is run before the migration, with nothing dropped; what writes or reads rows is run by psql through the proxy
+//! while the target follows, errors included. The short form takes some files, `STILLPOINT_SOAK=1` all of them, and writes the
+//! page; `STILLPOINT_REGRESS=FILE,FILE` takes others. By images of rows not everything is carried: there a file may also end the
+//! migration by name.
+
+mod carried;
+mod page;
+mod script;
+
+use carried::{Carried, Servers};
+use std::fs;
+use std::path::Path;
+use std::sync::OnceLock;
+use stillpoint_migrate_engine::Capture;
+use stillpoint_migrate_testbed::{Regression, available};
+use stillpoint_testing::Unavailable;
+use stillpoint_testing::long::{is_soak, part};
+
+const SHORT: &[&str] = &["insert_conflict", "update", "delete", "returning", "identity", "generated"];
+/// Two that come to their end, and two in which what may stand in a statement does not let them.
+const SHORT_IMAGES: &[&str] = &["delete", "boolean", "returning", "copy"];
+
+/// Files that need others before them, as the schedule says.
+const NEEDED: &[(&str, &[&str])] = &[
+    ("multirangetypes", &["rangetypes"]),
+    ("geometry", &["point", "lseg", "line", "box", "path", "polygon", "circle"]),
+    ("horology", &["date", "time", "timetz", "timestamp", "timestamptz", "interval"]),
+    ("aggregates", &["create_aggregate"]),
+    ("join", &["create_misc"]),
+    ("psql", &["create_am"]),
+    ("select_parallel", &["create_misc"]),
+    ("select_views", &["create_misc", "create_view"]),
+    ("with", &["create_misc"]),
+];
+
+const CHANGED: &str = "definitions changed during the migration";
+
+/// Files that do not leave both sides equal, and what is said of each: what is not carried, is refused or ends a migration.
+const EXCEPTIONS: &[(&str, &str)] = &[
+    // By statements in functions, or in what is explained; `rowsecurity`, taken apart, drops what it has defined.
+    ("alter_table", CHANGED),
+    ("create_index", CHANGED),
+    ("event_trigger", CHANGED),
+    ("plpgsql", CHANGED),
+    ("rowsecurity", CHANGED),
+    ("select_into", CHANGED),
+    // Bytes that are no text in the database's encoding.
+    ("encoding", "invalid byte sequence"),
+    ("object_address", "refused: subscription"),
+    ("subscription", "refused: subscription"),
+    // Taken apart, it leaves transactions prepared.
+    ("temp", "deciding prepared transactions"),
+    // What `pg_dump` writes makes it no second time.
+    ("alter_generic", "extension \"alt_lang2\" is not available"),
+    ("foreign_data", "invalid option"),
+    ("foreign_key", "constraint \"fk_a_fkey4\" for relation \"fk\" already exists"),
+    // A function of an index finds others by the caller's search path alone.
+    ("vacuum", "function do_analyze() does not exist"),
+];
+
+static REGRESSION: OnceLock<Result<Regression, Unavailable>> = OnceLock::new();
+
+fn regression() -> Result<Regression, Unavailable> {
+    Regression::fetch(&stillpoint_testing::workspace_root().join("crates/migrate/tests/regress/fetch"))
+}
+
+/// All files in their order.
+fn schedule(tests: &Path) -> Vec<String> {
+    let text = fs::read_to_string(tests.join("parallel_schedule")).expect("read the schedule");
+    let lines = text.lines().filter_map(|line| line.strip_prefix("test: "));
+    lines.flat_map(|line| line.split_whitespace().map(str::to_owned)).collect()
+}
+
+fn of<'a, T: ?Sized>(table: &[(&str, &'a T)], name: &str) -> Option<&'a T> {
+    table.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_log_tells_leaves_both_sides_equal() {
+    carry(Capture::Log, SHORT, |carried| carried.fault(of(EXCEPTIONS, &carried.name))).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_images_of_rows_tell_leaves_both_sides_equal_or_ends_the_migration_by_name() {
+    carry(Capture::Rows, SHORT_IMAGES, Carried::silent).await;
+}
+
+async fn carry(capture: Capture, short: &[&str], fault: impl Fn(&Carried) -> Option<String>) {
+    if !available() {
+        return;
+    }
+    let regression = match REGRESSION.get_or_init(regression) {
+        Ok(regression) => regression,
+        Err(why) => return stillpoint_testing::skipped(why),
+    };
+    let tests = &regression.tests;
+    let order = schedule(tests);
+    let names: Vec<String> = match std::env::var("STILLPOINT_REGRESS") {
+        Ok(names) => names.split(',').map(str::to_owned).collect(),
+        Err(_) if is_soak() => part(order.clone()),
+        Err(_) => short.iter().map(ToString::to_string).collect(),
+    };
+    let (mut servers, mut all, mut faults) = (None, Vec::new(), Vec::new());
+    for name in &names {
+        let at = servers.take().unwrap_or_else(|| Servers::start(regression, capture));
+        let carried = at.carry(name, of(NEEDED, name).unwrap_or_default()).await;
+        println!("CARRIED {carried:?}");
+        // What a failure leaves is no business of the next file.
+        servers = carried.outcome.is_equal().then_some(at);
+        faults.extend(fault(&carried));
+        all.push(carried);
+        if is_soak() {
+            page::write(&all, &order, capture);
+        }
+    }
+    let wrote: usize = all.iter().map(|carried| carried.wrote).sum();
+    let equal = all.iter().filter(|carried| carried.outcome.is_equal()).count();
+    println!("COUNT files {}\nCOUNT equal {equal}\nCOUNT writes {wrote}", all.len());
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    assert!(is_soak() || equal > 0 && wrote > 50, "{equal} equal, {wrote} writes");
+}

@@ -1,0 +1,5 @@
+//! Tests of the builder with the machine's own compiler.
+
+mod shadow;
+mod source_trees;
+mod withheld_versions;

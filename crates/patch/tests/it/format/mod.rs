@@ -1,0 +1,3 @@
+//! Tests of the patch file.
+
+mod file;

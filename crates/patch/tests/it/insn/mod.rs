@@ -1,0 +1,5 @@
+//! Tests of instructions moved, read and described.
+
+mod displace_properties;
+mod entry;
+mod unwinding;

@@ -1,0 +1,3 @@
+//! Tests of edits placed by anchors.
+
+mod anchors;

@@ -1,0 +1,3 @@
+//! Tests of call-frame information.
+
+mod made;
