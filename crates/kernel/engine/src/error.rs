@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use stillpoint_kernel_criu::Error as Format;
 use stillpoint_kernel_foam::{Error as Foam, Object};
-use stillpoint_kernel_uffd::Error as Uffd;
+use stillpoint_kernel_sys::uffd::Error as Uffd;
 
 /// Why an operation of this crate did not succeed.
 #[derive(Debug, thiserror::Error)]

@@ -2,7 +2,7 @@
 
 use crate::tree::tree;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
-use stillpoint_kernel_repair::leave;
+use stillpoint_kernel_sys::repair::leave;
 
 /// Lets the connections of a process, and of all below it, go on; tells how many did not.
 pub(crate) fn leave_repair(root: i32) -> usize {

@@ -15,7 +15,7 @@ use std::os::unix::fs::FileExt;
 use std::time::Instant;
 use stillpoint_host::kernel_files;
 use stillpoint_kernel_foam::PAGE;
-use stillpoint_kernel_uffd::{HUGE_PAGE, Memory, Put, collapse};
+use stillpoint_kernel_sys::uffd::{HUGE_PAGE, Memory, Put, collapse};
 
 /// A process whose memory has come.
 pub(super) struct Owner {

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use stillpoint_host::file::listen;
 use stillpoint_host::trusted::Directory;
-use stillpoint_kernel_uffd::{Log, Record, split};
+use stillpoint_kernel_sys::uffd::{Log, Record, split};
 
 /// Events of all memories while they are filled: 48 MiB if all are used.
 const RECORDS: usize = 1 << 20;

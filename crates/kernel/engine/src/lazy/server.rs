@@ -15,7 +15,7 @@ use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::time::{Duration, Instant};
 use stillpoint_kernel_criu::lazy::Message;
 use stillpoint_kernel_foam::{Object, PAGE, Pending, Run};
-use stillpoint_kernel_uffd::{Event, Log, Memory, Put, Record};
+use stillpoint_kernel_sys::uffd::{Event, Log, Memory, Put, Record};
 
 /// Brought at once when a page is asked for: its neighbours are asked for next.
 const AROUND: u64 = 16 * PAGE;

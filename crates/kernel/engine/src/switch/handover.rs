@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use stillpoint_host::file::read_regular_text;
 use stillpoint_host::kernel_files;
 use stillpoint_host::trusted::Directory;
-use stillpoint_kernel_handover::{DEVICE, Device, Session, keep, memory, take};
+use stillpoint_kernel_sys::handover::{DEVICE, Device, Session, keep, memory, take};
 
 /// The kernels know it by this name.
 const NAME: &str = "stillpoint-switch";

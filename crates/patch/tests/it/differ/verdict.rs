@@ -32,7 +32,7 @@ pub(crate) fn check(name: &str) {
     }
     assert!(
         failures.is_empty(),
-        "{name} ({})\n{}\nrerun: PROGRAMS_ALL=1 cargo test -p stillpoint-patch-tests --test it -- --exact {}::{name}",
+        "{name} ({})\n{}\nrerun: PROGRAMS_ALL=1 cargo test -p stillpoint-patch-tests --test it -- --exact differ::{}::{name}",
         case.rule,
         failures.join("\n"),
         if case.is_cxx() { "programs_cxx" } else { "programs" },

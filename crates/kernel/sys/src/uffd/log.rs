@@ -5,8 +5,8 @@
 //! blocked in `madvise` has gone on: the next server would bring back what was given up. So the kernel itself writes
 //! the event into the log: the buffer that `read` is given *is* the next record.
 
-use crate::event::{BYTES, Event};
-use crate::{Error, Memory};
+use super::event::{BYTES, Event};
+use super::{Error, Memory};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 

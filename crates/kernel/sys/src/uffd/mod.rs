@@ -15,8 +15,8 @@
 //! ```
 //!
 //! ```no_run
-//! use stillpoint_kernel_uffd::{Event, Log, Memory, Record};
-//! # fn main() -> Result<(), stillpoint_kernel_uffd::Error> {
+//! use stillpoint_kernel_sys::uffd::{Event, Log, Memory, Record};
+//! # fn main() -> Result<(), stillpoint_kernel_sys::uffd::Error> {
 //! # let descriptor = 5;
 //! let (log, memory) = (Log::new(1 << 16)?, Memory::of(descriptor));
 //! log.append(Record::Memory { pid: 4121, memory })?;

@@ -1,6 +1,6 @@
 //! What a userfaultfd tells.
 
-use crate::Error;
+use super::Error;
 
 /// Bytes of one message of the kernel's.
 pub(crate) const BYTES: usize = 32;

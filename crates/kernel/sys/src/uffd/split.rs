@@ -4,7 +4,7 @@
 //! whoever reads the event: killed before passing it on, it would take the child's memory with it. With one table for both
 //! there is no such moment.
 
-use crate::Error;
+use super::Error;
 use rustix::process::Pid;
 use std::time::{Duration, Instant};
 

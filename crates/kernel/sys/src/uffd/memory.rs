@@ -1,6 +1,6 @@
 //! The memory of another process, by the userfaultfd that it was registered with.
 
-use crate::Error;
+use super::Error;
 use linux_raw_sys::general::{uffdio_api, uffdio_copy, uffdio_range, uffdio_register, uffdio_zeropage};
 use linux_raw_sys::ioctl::{UFFDIO_API, UFFDIO_COPY, UFFDIO_REGISTER, UFFDIO_WAKE, UFFDIO_ZEROPAGE};
 use rustix::io::Errno;

@@ -10,7 +10,7 @@
 //!
 //! ```
 //! use std::os::unix::fs::FileExt;
-//! let memory = stillpoint_kernel_handover::memory(1 << 20).unwrap();
+//! let memory = stillpoint_kernel_sys::handover::memory(1 << 20).unwrap();
 //! memory.write_all_at(b"x", (1 << 20) - 1).unwrap();
 //! ```
 //!

@@ -1,0 +1,5 @@
+//! Calls of the kernel that checkpoints and switches need and no library has, one module for each.
+
+pub mod handover;
+pub mod repair;
+pub mod uffd;
