@@ -187,7 +187,9 @@ fn room(root: &Path) -> Result<String> {
 /// Tests of the C library, which count nothing: together they are one.
 pub(crate) fn runtime_tests(root: &Path, logs: &Path, summary: &mut Summary) -> Result<()> {
     let mut command = Command::new("make");
-    command.args(["-C", "crates/patch/runtime", "test"]).arg(format!("BUILD={}", target_dir(root).join("runtime").display()));
+    command
+        .args(["-C", "crates/patch/runtime", "test"])
+        .arg(format!("BUILD={}", target_dir(root).join("runtime").display()));
     single("runtime (C)", "make -C crates/patch/runtime test", command.current_dir(root), logs, summary)
 }
 

@@ -57,7 +57,6 @@ const PLACES: &[(&str, Layer, Pillar)] = &[
     ("stillpoint-kernel-demo", Layer::Tool, Pillar::Shared),
     ("stillpoint-kernel-tests", Layer::Tool, Pillar::Kernel),
     ("stillpoint-migrate-demo", Layer::Tool, Pillar::Shared),
-    ("stillpoint-migrate-testbed", Layer::Tool, Pillar::Migrate),
     ("stillpoint-migrate-tests", Layer::Tool, Pillar::Shared),
     ("stillpoint-measure", Layer::Engine, Pillar::Measure),
     ("stillpoint", Layer::Cli, Pillar::Shared),

@@ -13,12 +13,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use stillpoint_events::{Event, EventKind};
-use stillpoint_kernel_tests::clients::{
-    Beat, Client, Pulse, all_pairs, append, longest, prepare_mariadb, redis_pairs, switch, take_along, until_done,
-};
-use stillpoint_kernel_tests::{Guest, Machine};
 use stillpoint_measure::report::Report;
 use stillpoint_measure::timeline::Timeline;
+use stillpoint_testing::machine::clients::{
+    Beat, Client, Pulse, all_pairs, append, longest, prepare_mariadb, redis_pairs, switch, take_along, until_done,
+};
+use stillpoint_testing::machine::{Guest, Machine};
 
 const UNITS: [&str; 3] = ["mariadb", "memcached", "redis-server"];
 /// Between two requests of one client: all of them share two emulated processors.

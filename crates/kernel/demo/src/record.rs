@@ -1,8 +1,8 @@
 //! The clients' requests as a record of `stillpoint measure`.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
-use stillpoint_kernel_tests::clients::Beat;
 use stillpoint_measure::record::{Header, Outcome, Record, Sample};
+use stillpoint_testing::machine::clients::Beat;
 
 /// Instants as nanoseconds: any zero will do if records and events share it.
 pub(crate) struct Clock {

@@ -2,11 +2,11 @@
 //! without a firmware that may clear the memory in which images lie.
 
 use std::time::{Duration, Instant};
-use stillpoint_kernel_tests::clients::{
+use stillpoint_testing::binary::stillpoint;
+use stillpoint_testing::machine::clients::{
     Client, Pulse, all_pairs, append, images_in_memory, redis_pairs, switch, take_along, until_done,
 };
-use stillpoint_kernel_tests::{Guest, Machine, Shape};
-use stillpoint_testing::binary::stillpoint;
+use stillpoint_testing::machine::{Guest, Machine, Shape};
 
 /// Between two requests of a client: all of them want the emulated processors.
 const REST: Duration = Duration::from_millis(250);

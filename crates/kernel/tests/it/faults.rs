@@ -1,12 +1,12 @@
 //! What goes wrong after the point of no return, and in the middle of it: where that leaves the units, and what they have.
 
 use std::time::Duration;
-use stillpoint_kernel_tests::clients::{
-    Pulse, Sql, Tally, append, prepare_mariadb, switch_with, take_along, until_alone, until_done, until_state,
-};
-use stillpoint_kernel_tests::{Guest, Machine, emulated};
 use stillpoint_testing::binary::stillpoint;
 use stillpoint_testing::long::is_soak;
+use stillpoint_testing::machine::clients::{
+    Pulse, Sql, Tally, append, prepare_mariadb, switch_with, take_along, until_alone, until_done, until_state,
+};
+use stillpoint_testing::machine::{Guest, Machine, emulated};
 
 const REST: Duration = Duration::from_millis(50);
 

@@ -1,11 +1,11 @@
 //! Images in memory that one kernel hands over to the next one: kernels of `setup/handover`, which takes its time.
 
 use std::time::Duration;
-use stillpoint_kernel_tests::clients::{
+use stillpoint_testing::binary::stillpoint;
+use stillpoint_testing::machine::clients::{
     Client, Pulse, all_pairs, append, longest, redis_pairs, switch, take_along, until_done, until_state,
 };
-use stillpoint_kernel_tests::{Guest, Machine, Output, Shape};
-use stillpoint_testing::binary::stillpoint;
+use stillpoint_testing::machine::{Guest, Machine, Output, Shape};
 use stillpoint_testing::skipped;
 
 const REST: Duration = Duration::from_millis(250);

@@ -1,10 +1,10 @@
 //! Switches that cannot be: refused before anything is touched, or taken back from whatever phase fails.
 
 use std::time::Duration;
-use stillpoint_kernel_tests::clients::{Pulse, longest, take_along};
-use stillpoint_kernel_tests::{Machine, Output, Shape, emulated};
 use stillpoint_testing::binary::stillpoint;
 use stillpoint_testing::long::is_soak;
+use stillpoint_testing::machine::clients::{Pulse, longest, take_along};
+use stillpoint_testing::machine::{Machine, Output, Shape, emulated};
 
 const REST: Duration = Duration::from_millis(50);
 

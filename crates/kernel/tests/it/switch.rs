@@ -2,13 +2,13 @@
 //! ways back from each fault; in pieces with `SOAK_PIECES`.
 
 use std::time::Duration;
-use stillpoint_kernel_tests::clients::{
+use stillpoint_testing::binary::stillpoint;
+use stillpoint_testing::long::{is_soak, part, rounds};
+use stillpoint_testing::machine::clients::{
     Client, Newcomers, POSTGRESQL, Postgresql, Pulse, all_pairs, append, images_in_memory, longest, prepare_mariadb,
     prepare_postgresql, redis_pairs, switch, take_along, until_done, until_state,
 };
-use stillpoint_kernel_tests::{Guest, Machine, Shape, emulated};
-use stillpoint_testing::binary::stillpoint;
-use stillpoint_testing::long::{is_soak, part, rounds};
+use stillpoint_testing::machine::{Guest, Machine, Shape, emulated};
 use stillpoint_testing::skipped;
 
 /// Between two requests of a client: all of them want the emulated processors.

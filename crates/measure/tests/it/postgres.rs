@@ -5,7 +5,10 @@ use std::time::Duration;
 use stillpoint_measure::history::{AnomalyKind, History, Level, check};
 use stillpoint_measure::postgres::{Isolation, PostgresLoad, PostgresPlan, Work, prepare};
 use stillpoint_measure::record::Record;
-use stillpoint_migrate_testbed::{Cluster, available, until};
+use stillpoint_testing::{
+    postgresql::{Cluster, available},
+    wait::until,
+};
 
 fn short(plan: PostgresPlan) -> PostgresPlan {
     PostgresPlan { duration: Duration::from_secs(2), ..plan }

@@ -19,8 +19,12 @@ use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_measure::report::Report;
 use stillpoint_measure::timeline::Timeline;
-use stillpoint_migrate_testbed::{Cluster, LoadOutcome, NEWER, available, free_port, newer_available, until};
 use stillpoint_migrate_tests::teller::{COMMITS, TABLES, WRONG_BALANCES};
+use stillpoint_testing::{
+    port::free_port,
+    postgresql::{Cluster, LoadOutcome, NEWER, available, newer_available},
+    wait::until,
+};
 
 /// What is run; `--short` is for a look and for tests.
 struct Size {

@@ -504,7 +504,7 @@ mod tests {
     use crate::Server;
     use crate::link::Purpose;
     use std::collections::BTreeSet;
-    use stillpoint_migrate_testbed::{Cluster, NEWER, available, newer_available};
+    use stillpoint_testing::postgresql::{Cluster, NEWER, available, newer_available};
 
     const SETUP: &str = "CREATE TABLE goods (id serial PRIMARY KEY, note text, price numeric); CREATE SEQUENCE tickets; \
          CREATE FUNCTION e() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END'; \
@@ -690,7 +690,7 @@ mod tests {
             psql.args(["-X", "-q", "-d", "shop", "-c", sql, "-c", "SELECT 'ready', pg_sleep(600)"]);
             let mut session = psql.stdout(std::process::Stdio::null()).spawn().unwrap();
             let slept = "SELECT pid FROM pg_stat_activity WHERE query ~ 'pg_sleep' AND pid <> pg_backend_pid() AND state = 'active'";
-            let pid = stillpoint_migrate_testbed::until("a session to be done", || {
+            let pid = stillpoint_testing::wait::until("a session to be done", || {
                 let pid = cluster.sql("postgres", slept);
                 assert!(session.try_wait().unwrap().is_none(), "{sql} fails");
                 (!pid.is_empty()).then_some(pid)

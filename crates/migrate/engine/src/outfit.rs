@@ -283,7 +283,7 @@ mod tests {
     use super::*;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-    use stillpoint_migrate_testbed::{Cluster, available};
+    use stillpoint_testing::postgresql::{Cluster, available};
 
     const WRITERS: usize = 8;
     const ROUNDS: usize = 200;

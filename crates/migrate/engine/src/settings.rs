@@ -115,7 +115,7 @@ mod tests {
     use crate::inventory::text;
     use crate::link::{Link, Purpose};
     use std::collections::BTreeSet;
-    use stillpoint_migrate_testbed::{Cluster, NEWER, available, newer_available};
+    use stillpoint_testing::postgresql::{Cluster, NEWER, available, newer_available};
 
     /// Kinds of settings that tell how something is done, logged or counted, and of which none ends or changes a session.
     const HARMLESS_KINDS: [&str; 9] = [

@@ -3,8 +3,8 @@
 
 use rustix::process::Signal;
 use stillpoint_events::{Event, EventKind};
-use stillpoint_migrate_testbed::{available, until};
 use stillpoint_migrate_tests::Stage;
+use stillpoint_testing::{postgresql::available, wait::until};
 
 /// Transactions of each of four clients, beside one that touches every row: more than 16 MiB of log, and more than one step.
 const EACH: u32 = 4000;

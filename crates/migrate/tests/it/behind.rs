@@ -4,8 +4,11 @@
 use rustix::process::Signal;
 use std::time::Duration;
 use stillpoint_measure::postgres::Isolation;
-use stillpoint_migrate_testbed::{Cluster, available, until};
 use stillpoint_migrate_tests::{Ended, Fault, Moment, Random, Stage, Trial};
+use stillpoint_testing::{
+    postgresql::{Cluster, available},
+    wait::until,
+};
 
 const RUN: [&str; 5] = ["run", "--share", "0", "--pause-timeout", "3s"];
 const FALLBACK: [&str; 3] = ["fallback", "--pause-timeout", "3s"];

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use stillpoint_measure::postgres::Isolation;
-use stillpoint_migrate_testbed::{available, until};
 use stillpoint_migrate_tests::{Fault, Moment, Stage, Trial};
+use stillpoint_testing::{postgresql::available, wait::until};
 use tokio_postgres::{Client, Error, NoTls};
 
 /// What a writer was told.

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
-use stillpoint_migrate_testbed::{available, until};
 use stillpoint_migrate_tests::Stage;
 use stillpoint_migrate_tests::teller::{COMMITS, TABLES, Teller, WRONG_BALANCES, channel, connect, heard_by};
+use stillpoint_testing::{postgresql::available, wait::until};
 use tokio::task::JoinSet;
 
 const SESSIONS: usize = 64;

@@ -2,8 +2,8 @@
 //! moved all the same. Long form: 300 faults of all kinds at moments of all phases.
 
 use std::time::Duration;
-use stillpoint_migrate_testbed::available;
 use stillpoint_migrate_tests::{Fault, LEVELS, Moment, Random, Stage, Trial, is_soak, rounds};
+use stillpoint_testing::postgresql::available;
 
 /// One fault of a kind there and one back, in the phases where they hurt.
 #[track_caller]

@@ -7,8 +7,11 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_measure::postgres::Isolation;
-use stillpoint_migrate_testbed::{Cluster, available, until};
 use stillpoint_migrate_tests::{Ended, Fault, Moment, Stage, Trial};
+use stillpoint_testing::{
+    postgresql::{Cluster, available},
+    wait::until,
+};
 
 /// A session that does not come through the proxy and does not end when it is told to: the switch-over waits for it behind
 /// the shut door, to its limit.

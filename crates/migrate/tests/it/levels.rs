@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
-use stillpoint_migrate_testbed::{Load, available};
 use stillpoint_migrate_tests::{Fault, LEVELS, Moment, Random, Stage, Trial, is_soak, rounds};
+use stillpoint_testing::postgresql::{Load, available};
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
 const TABLES: &str = "

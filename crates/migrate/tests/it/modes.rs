@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 use stillpoint_migrate_replay::Mode;
-use stillpoint_migrate_testbed::available;
 use stillpoint_migrate_tests::recording::{Front, Target, Way, record};
+use stillpoint_testing::postgresql::available;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_mode_ends_in_what_the_source_holds() {

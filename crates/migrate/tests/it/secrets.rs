@@ -6,8 +6,11 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use stillpoint_migrate_testbed::{Cluster, available, until};
 use stillpoint_migrate_tests::{Stage, stillpoint};
+use stillpoint_testing::{
+    postgresql::{Cluster, available},
+    wait::until,
+};
 
 /// Roles of clients, and their passwords.
 const CLIENTS: [(&str, &str); 2] = [("alice", "first-hidden-word"), ("bob", "second-hidden-word")];

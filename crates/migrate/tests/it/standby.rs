@@ -6,8 +6,12 @@ use std::process::{ChildStdout, Command, Stdio};
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_measure::postgres::Isolation;
-use stillpoint_migrate_testbed::{Guarded, available, tied, until};
 use stillpoint_migrate_tests::{Fault, Moment, Stage, Trial};
+use stillpoint_testing::{
+    child::{Guarded, tied},
+    postgresql::available,
+    wait::until,
+};
 
 const fn trial(back: bool, phase: &'static str, ms: u64) -> Trial {
     let moment = Moment { phase: Some(phase), after: Duration::from_millis(ms) };

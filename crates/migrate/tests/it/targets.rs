@@ -3,8 +3,8 @@
 use std::time::Duration;
 use stillpoint_events::EventKind;
 use stillpoint_measure::postgres::{Isolation, PostgresLoad, PostgresPlan};
-use stillpoint_migrate_testbed::{Cluster, available};
 use stillpoint_migrate_tests::{Stage, Trial};
+use stillpoint_testing::postgresql::{Cluster, available};
 
 #[test]
 fn a_target_that_dies_in_catch_up_is_dropped() {

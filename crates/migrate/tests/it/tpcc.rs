@@ -5,10 +5,15 @@ use rustix::process::Signal;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use stillpoint_migrate_testbed::{Cluster, Guarded, available, skipped, tied, until};
 use stillpoint_migrate_tests::{Stage, rounds};
 use stillpoint_testing::go_tpc::{VERSION, go_tpc};
 use stillpoint_testing::recipes;
+use stillpoint_testing::{
+    child::{Guarded, tied},
+    postgresql::{Cluster, available},
+    skipped,
+    wait::until,
+};
 
 const CLIENTS: u64 = 4;
 /// Payments while a way is under way, before and after it.

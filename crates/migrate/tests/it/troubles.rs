@@ -6,8 +6,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_measure::postgres::{Isolation, PostgresLoad, PostgresPlan};
-use stillpoint_migrate_testbed::{Cluster, available, skipped, until};
 use stillpoint_migrate_tests::{Fault, Moment, Stage, Trial, stillpoint};
+use stillpoint_testing::{
+    postgresql::{Cluster, available},
+    skipped,
+    wait::until,
+};
 
 const QUICK: [&str; 3] = ["run", "--share", "0"];
 

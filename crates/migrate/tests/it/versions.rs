@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 use stillpoint_measure::postgres::Isolation;
-use stillpoint_migrate_testbed::{Cluster, NEWER, newer_available};
 use stillpoint_migrate_tests::{Fault, Moment, Stage, Trial};
+use stillpoint_testing::postgresql::{Cluster, NEWER, newer_available};
 
 const SETTINGS: [&str; 1] = ["wal_level=logical"];
 

@@ -6,7 +6,7 @@
 //! A trial that does not panic guarantees: every acknowledged commit is on the side in service exactly once, and no other;
 //! the database can still be moved.
 //!
-//! The caller must be root on Debian with `postgresql-15` (as for `stillpoint-migrate-testbed`). The binary is
+//! The caller must be root on Debian with `postgresql-15` (as for `stillpoint_testing::postgresql`). The binary is
 //! `$STILLPOINT_BIN`, else it is built. A failing trial panics with all that was printed, and with its seed.
 #![forbid(unsafe_code)]
 

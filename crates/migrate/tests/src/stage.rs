@@ -9,7 +9,11 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use stillpoint_events::Event;
-use stillpoint_migrate_testbed::{Cluster, Relay, free_port, within};
+use stillpoint_testing::{
+    port::free_port,
+    postgresql::{Cluster, Relay},
+    wait::within,
+};
 
 /// The database that is moved.
 const DATABASE: &str = "shop";

@@ -33,7 +33,8 @@ fn the_edits_fit_the_source() {
         Ok(packaged) => packaged,
         Err(why) => skip!(why),
     };
-    let edits = Integration::read(&workspace_root().join("crates/patch/integrations/mariadb")).unwrap_or_else(|e| panic!("{e}"));
+    let edits = Integration::read(&workspace_root().join("crates/patch/integrations/mariadb"))
+        .unwrap_or_else(|e| panic!("{e}"));
     let tree = tempfile::tempdir().expect("make a directory");
     let applied = edits.apply(&packaged.source, tree.path()).unwrap_or_else(|e| panic!("{e}"));
     assert!(!applied.files.is_empty() && applied.written == applied.files, "{:?}", applied.files);

@@ -1,3 +1,4 @@
 //! Tests of what the tests share.
 
+mod postgresql;
 mod withholding;

@@ -424,7 +424,7 @@ mod tests {
     use super::super::transaction::tests::table_def;
     use super::*;
     use std::time::Duration;
-    use stillpoint_migrate_testbed::{Cluster, available};
+    use stillpoint_testing::postgresql::{Cluster, available};
 
     /// A player at a server with a table `t` that has a unique index of which the source knows nothing: what the target
     /// does not take.

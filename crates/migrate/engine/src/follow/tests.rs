@@ -2,7 +2,10 @@
 
 use super::*;
 use crate::outfit::{self, PUBLICATIONS};
-use stillpoint_migrate_testbed::{Cluster, available, until};
+use stillpoint_testing::{
+    postgresql::{Cluster, available},
+    wait::until,
+};
 
 const LIMIT: Duration = Duration::from_secs(300);
 /// A row of the stream, of which the log holds little: it is compressed there.

@@ -333,8 +333,8 @@ fn query_of_bytes(sql: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stillpoint_migrate_testbed::{Cluster, NEWER, available, newer_available};
     use stillpoint_migrate_wire::frame::{Scanner, Step};
+    use stillpoint_testing::postgresql::{Cluster, NEWER, available, newer_available};
 
     fn row(texts: [&str; 4]) -> Vec<Option<Vec<u8>>> {
         texts.map(|text| Some(text.as_bytes().to_vec())).to_vec()

@@ -4,7 +4,7 @@ use stillpoint_migrate_capture::{
     Action, Catalogue, Column, Hash, Image, Reference, Refusal, Rewritten, Seen, Table, Unique, WritesMore, rewrite,
 };
 use stillpoint_migrate_replay::Token;
-use stillpoint_migrate_testbed::{Cluster, available};
+use stillpoint_testing::postgresql::{Cluster, available};
 
 const SCHEMA: &str = "CREATE TABLE parent (id int PRIMARY KEY, note text); \
     CREATE TABLE item (id numeric PRIMARY KEY, code text UNIQUE, amount int NOT NULL, \

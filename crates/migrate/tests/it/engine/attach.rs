@@ -11,7 +11,12 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use stillpoint_migrate_engine::{AttachOptions, DetachOptions, Error, Server, attach, detach};
 use stillpoint_migrate_proxy::control::{Client, Reply, Request, Status};
-use stillpoint_migrate_testbed::{Cluster, Guarded, available, free_port, tied, until};
+use stillpoint_testing::{
+    child::{Guarded, tied},
+    port::free_port,
+    postgresql::{Cluster, available},
+    wait::until,
+};
 
 /// The server's machine, as clients of the other one see it.
 const SERVER: &str = "10.88.0.1";

@@ -1,7 +1,7 @@
 //! Preflight on real servers: what is refused is refused by name, and nothing is touched.
 
 use stillpoint_migrate_engine::{Accepted, Capture, Carries, Options, Report, Server, TableSources, Verdict, check};
-use stillpoint_migrate_testbed::{Cluster, available};
+use stillpoint_testing::postgresql::{Cluster, available};
 
 /// Each of these alone makes a migration impossible; the name that must be in the refusal.
 const REFUSED: &[(&str, &str)] = &[
@@ -97,7 +97,7 @@ async fn a_server_that_calls_roles_otherwise_is_refused() {
         cluster.sql("postgres", "ALTER SYSTEM SET db_user_namespace = on");
         cluster.sql("postgres", "SELECT pg_reload_conf()");
         let on = || (cluster.sql("postgres", "SHOW db_user_namespace") == "on").then_some(());
-        stillpoint_migrate_testbed::until("the setting to be read", on);
+        stillpoint_testing::wait::until("the setting to be read", on);
         let refusals = report(source, target, "shop", Accepted::default()).await.refusals();
         let wanted = format!("setting db_user_namespace: it is on at the {side}");
         assert!(refusals.iter().any(|refusal| refusal.starts_with(&wanted)), "{refusals:?}");
@@ -309,7 +309,7 @@ async fn what_clients_find_changed_is_said_before() {
     let alice = "CREATE ROLE staff; CREATE ROLE alice LOGIN PASSWORD 'one' IN ROLE staff; ALTER ROLE alice SET work_mem = '5MB'";
     source.sql("postgres", &format!("{alice}; CREATE ROLE bob LOGIN; CREATE ROLE carol"));
     target.sql("postgres", "CREATE ROLE alice PASSWORD 'two'");
-    stillpoint_migrate_testbed::until("the configuration to be read again", || {
+    stillpoint_testing::wait::until("the configuration to be read again", || {
         (target.sql("postgres", "SHOW search_path") == "other").then_some(())
     });
     let report = report(&source, &target, "shop", Accepted::default()).await;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_migrate_engine::{Error, Observer, Options, State, Verdict, check, fallback, run};
-use stillpoint_migrate_testbed::available;
+use stillpoint_testing::postgresql::available;
 
 /// Several ranges of keys each, but for some of the last: their keys are sorted by a library, or are none, or there is no row. `heir` has
 /// its columns in another order at the target.

@@ -4,7 +4,7 @@ use crate::engine::support::{Bench, observer};
 use std::sync::Arc;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_migrate_engine::{Error, FaultPoint, Observer, Options, Outcome, State, fallback, run};
-use stillpoint_migrate_testbed::available;
+use stillpoint_testing::postgresql::available;
 
 /// Statements that bring no row of a table, and the name by which each must be told.
 const DEFINED: [(&str, &str); 20] = [

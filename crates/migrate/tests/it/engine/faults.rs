@@ -8,7 +8,7 @@ use stillpoint_events::{Event, EventKind};
 use stillpoint_migrate_engine::{
     Error, Failure, FaultPoint, Observer, Options, Outcome, Phase, Server, State, abort, fallback, finish, run, status,
 };
-use stillpoint_migrate_testbed::{Relay, available};
+use stillpoint_testing::postgresql::{Relay, available};
 
 fn bench() -> Bench {
     let bench = Bench::start();
@@ -288,7 +288,7 @@ async fn a_long_transaction_is_named() {
     let mut psql = bench.source.client("psql");
     psql.args(["-X", "-d", "shop", "-c", "BEGIN; UPDATE pgbench_branches SET bbalance = 1; SELECT pg_sleep(60)"]);
     let mut long = psql.stdout(std::process::Stdio::null()).spawn().unwrap();
-    stillpoint_migrate_testbed::until("the long transaction to run", || {
+    stillpoint_testing::wait::until("the long transaction to run", || {
         let sql = "SELECT count(*) FROM pg_stat_activity WHERE query ~ 'pg_sleep' AND pid <> pg_backend_pid() \
                    AND backend_xid IS NOT NULL";
         (bench.source.sql("shop", sql) == "1").then_some(())

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use stillpoint_events::{Event, EventKind};
 use stillpoint_migrate_engine::{Accepted, Error, Observer, Options, State, check, run};
-use stillpoint_migrate_testbed::{Cluster, Load, available};
+use stillpoint_testing::postgresql::{Cluster, Load, available};
 
 /// When something is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use crate::engine::support::{Bench, observer};
 use std::net::TcpListener;
 use stillpoint_migrate_engine::{Outcome, run};
-use stillpoint_migrate_testbed::available;
+use stillpoint_testing::postgresql::available;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_name_leads_to_no_other_server_and_to_a_file_of_its_own() {

@@ -8,7 +8,7 @@ use stillpoint_events::{Event, EventKind};
 use stillpoint_migrate_engine::{
     Error, Failure, Observer, Options, Outcome, State, abort, check, fallback, finish, run, status,
 };
-use stillpoint_migrate_testbed::available;
+use stillpoint_testing::postgresql::available;
 
 /// First halves of the keys of the locks that a command holds beside the database.
 const COMMANDS: u32 = 0x0053_5443;

@@ -15,9 +15,9 @@ use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
 use stillpoint_migrate_engine::Capture;
-use stillpoint_migrate_testbed::{Regression, available};
 use stillpoint_testing::Unavailable;
 use stillpoint_testing::long::{is_soak, part};
+use stillpoint_testing::postgresql::{Regression, available};
 
 const SHORT: &[&str] = &["insert_conflict", "update", "delete", "returning", "identity", "generated"];
 /// Two that come to their end, and two in which what may stand in a statement does not let them.

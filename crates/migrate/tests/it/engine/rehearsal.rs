@@ -4,7 +4,10 @@ use crate::engine::support::{Bench, observer, proxy_for};
 use std::path::PathBuf;
 use std::sync::Arc;
 use stillpoint_migrate_engine::{Error, Finding, Options, Outcome, Report, Server, Verdict, check, run};
-use stillpoint_migrate_testbed::{Cluster, NEWER, available, newer_available, until};
+use stillpoint_testing::{
+    postgresql::{Cluster, NEWER, available, newer_available},
+    wait::until,
+};
 
 /// Statements that fill a database, and the beginning of its one refusal.
 const REFUSED: &[(&str, &str)] = &[

@@ -4,7 +4,7 @@ use crate::engine::support::{Bench, observer};
 use std::sync::Arc;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_migrate_engine::{Error, FaultPoint, Observer, Options, Roles, State, Verdict, check, fallback, run};
-use stillpoint_migrate_testbed::{NEWER, available, newer_available};
+use stillpoint_testing::postgresql::{NEWER, available, newer_available};
 
 const MADE: &str = "('alice', 'bob', 'keeper', 'staff')";
 
@@ -36,7 +36,7 @@ fn creating(bench: &Bench) -> Options {
 }
 
 /// All that there is to the roles of the database.
-fn told(cluster: &stillpoint_migrate_testbed::Cluster) -> String {
+fn told(cluster: &stillpoint_testing::postgresql::Cluster) -> String {
     cluster.sql(
         "postgres",
         &format!(
@@ -49,7 +49,7 @@ fn told(cluster: &stillpoint_migrate_testbed::Cluster) -> String {
     )
 }
 
-fn present(cluster: &stillpoint_migrate_testbed::Cluster) -> String {
+fn present(cluster: &stillpoint_testing::postgresql::Cluster) -> String {
     cluster.sql(
         "postgres",
         "SELECT coalesce(string_agg(rolname, ' ' ORDER BY rolname), '') FROM pg_roles WHERE rolname !~ '^(pg_|postgres$)'",

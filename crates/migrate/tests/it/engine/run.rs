@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use stillpoint_events::EventKind;
 use stillpoint_migrate_engine::{Copying, Observer, Outcome, fallback, finish, run, status};
-use stillpoint_migrate_testbed::available;
+use stillpoint_testing::postgresql::available;
 
 /// Tables of every kind that needs its own way of copying and replaying.
 const SCHEMA: &str = "

@@ -2,7 +2,7 @@
 
 use crate::engine::support::{Bench, observer};
 use stillpoint_migrate_engine::{Outcome, fallback, run};
-use stillpoint_migrate_testbed::available;
+use stillpoint_testing::postgresql::available;
 
 /// Settings of the manager's role on both servers. Each alone ends a migration, or has it do something else.
 const INHERITED: [&str; 13] = [

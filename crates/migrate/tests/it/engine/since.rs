@@ -2,7 +2,7 @@
 
 use crate::engine::support::{Bench, observer};
 use stillpoint_migrate_engine::{Accepted, Error, Options, State, defined_since, fallback, run, status};
-use stillpoint_migrate_testbed::available;
+use stillpoint_testing::postgresql::available;
 
 /// What a server, or an ordinary client, does without defining anything.
 const HOUSEKEEPING: [&str; 6] = [

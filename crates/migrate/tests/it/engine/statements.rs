@@ -11,7 +11,7 @@ use stillpoint_migrate_engine::{
     Capture, Error, FaultPoint, Observer, Options, Outcome, Schedule, Server, State, fallback, run,
 };
 use stillpoint_migrate_proxy::control::{Client, Reply, Request};
-use stillpoint_migrate_testbed::{Cluster, Load, LoadOutcome, available};
+use stillpoint_testing::postgresql::{Cluster, Load, LoadOutcome, available};
 use tokio::sync::Notify;
 use tokio_postgres::NoTls;
 

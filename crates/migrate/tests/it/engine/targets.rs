@@ -10,7 +10,7 @@ use stillpoint_migrate_engine::{
     Error, Observer, Options, Outcome, Phase, Server, State, abort, check, fallback, finish, run, status,
 };
 use stillpoint_migrate_proxy::control;
-use stillpoint_migrate_testbed::{Cluster, available};
+use stillpoint_testing::postgresql::{Cluster, available};
 use tokio_postgres::NoTls;
 
 /// A bench with a second target, and load on the source.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
 use stillpoint_migrate_engine::{Observer, Outcome, run};
-use stillpoint_migrate_testbed::available;
+use stillpoint_testing::postgresql::available;
 
 /// Statements a second of clients, and how many microseconds each takes.
 type Fare = (f64, u64);

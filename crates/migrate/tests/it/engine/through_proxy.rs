@@ -3,7 +3,7 @@
 use crate::engine::support::{Bench, observer, proxy, sums};
 use std::time::Duration;
 use stillpoint_migrate_engine::{Error, FaultPoint, Options, Outcome, State, fallback, run};
-use stillpoint_migrate_testbed::available;
+use stillpoint_testing::postgresql::available;
 use tokio_postgres::NoTls;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

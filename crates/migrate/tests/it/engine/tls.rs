@@ -4,7 +4,7 @@
 use crate::engine::support::{Bench, observer};
 use std::path::Path;
 use stillpoint_migrate_engine::{Options, Outcome, Server, check, fallback, run};
-use stillpoint_migrate_testbed::{Cluster, available};
+use stillpoint_testing::postgresql::{Cluster, available};
 
 fn server(side: &str, cluster: &Cluster, tls: &str) -> Server {
     Server::parse(side, &format!("{} {tls}", cluster.conninfo("shop")), None).unwrap()

@@ -5,7 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
 use stillpoint_migrate_engine::{Observer, Options, Outcome, Phase, run, status};
-use stillpoint_migrate_testbed::{Cluster, available, until};
+use stillpoint_testing::{
+    postgresql::{Cluster, available},
+    wait::until,
+};
 use tokio::sync::Notify;
 use tokio_postgres::{Client, NoTls};
 

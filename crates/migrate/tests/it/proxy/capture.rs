@@ -4,7 +4,10 @@ use crate::proxy::support;
 use crate::proxy::support::follower::{Followed, Follower};
 use crate::proxy::support::{Proxy, server};
 use stillpoint_migrate_proxy::control::{Reply, Request};
-use stillpoint_migrate_testbed::{Cluster, available, until};
+use stillpoint_testing::{
+    postgresql::{Cluster, available},
+    wait::until,
+};
 use tokio_postgres::NoTls;
 
 /// Two servers with a database, and a proxy before the first.

@@ -5,7 +5,7 @@ use crate::proxy::support::armed::Armed;
 use crate::proxy::support::{Proxy, certificate, server};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use stillpoint_migrate_testbed::{Cluster, available};
+use stillpoint_testing::postgresql::{Cluster, available};
 use stillpoint_testing::{recipes, skipped};
 use tempfile::TempDir;
 

@@ -6,7 +6,10 @@ use crate::proxy::support::{Proxy, ask, ran_elsewhere, server, session};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use stillpoint_migrate_proxy::control::{Reply, Request};
-use stillpoint_migrate_testbed::{Cluster, available, until};
+use stillpoint_testing::{
+    postgresql::{Cluster, available},
+    wait::until,
+};
 use tokio_postgres::NoTls;
 
 /// Of each value, in bytes.

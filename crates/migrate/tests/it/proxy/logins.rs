@@ -1,12 +1,17 @@
 //! Clients that say who they are and never prove it keep none from another address, and those from their own not for long.
 
 use crate::proxy::startup::{Outcome, V3_0, answer, say};
-use crate::proxy::support::{Proxy, error_field, next_message, preparing, psql, raw, raw_from, runtime, server, startup};
+use crate::proxy::support::{
+    Proxy, error_field, next_message, preparing, psql, raw, raw_from, runtime, server, startup,
+};
 use std::io::Write;
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 use stillpoint_migrate_proxy::control::{Reply, Request};
-use stillpoint_migrate_testbed::{Cluster, available, until};
+use stillpoint_testing::{
+    postgresql::{Cluster, available},
+    wait::until,
+};
 
 /// As many as a server has connections, and more.
 const CROWD: usize = 140;

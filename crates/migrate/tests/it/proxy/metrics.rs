@@ -5,7 +5,11 @@ use crate::proxy::support::{Proxy, server};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
-use stillpoint_migrate_testbed::{Cluster, available, free_port, until};
+use stillpoint_testing::{
+    port::free_port,
+    postgresql::{Cluster, available},
+    wait::until,
+};
 use tokio_postgres::NoTls;
 
 fn get(port: u16, path: &str) -> String {

@@ -2,7 +2,7 @@
 
 use crate::proxy::support;
 use crate::proxy::support::{Proxy, server};
-use stillpoint_migrate_testbed::{Cluster, available};
+use stillpoint_testing::postgresql::{Cluster, available};
 use tokio_postgres::{NoTls, SimpleQueryMessage};
 
 fn psql(proxy: &Proxy, user: &str, password: &str, sql: &str) -> Result<String, String> {

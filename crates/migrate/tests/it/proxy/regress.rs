@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use stillpoint_migrate_testbed::{Cluster, Regression, available};
+use stillpoint_testing::postgresql::{Cluster, Regression, available};
 
 /// A choice of those that lean on the protocol, on session state or on errors; the first makes what the others need.
 const SHORT: &[&str] = &[

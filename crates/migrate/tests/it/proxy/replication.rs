@@ -8,7 +8,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use stillpoint_migrate_proxy::control::{Reply, Request};
-use stillpoint_migrate_testbed::{Cluster, available, until};
+use stillpoint_testing::{
+    postgresql::{Cluster, available},
+    wait::until,
+};
 
 /// One of the server's own programs, at the proxy.
 fn program(cluster: &Cluster, proxy: &Proxy, name: &str, arguments: &[&str]) -> Command {

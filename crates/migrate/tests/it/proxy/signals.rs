@@ -2,7 +2,10 @@
 
 use crate::proxy::support::{Proxy, ran_elsewhere, server};
 use std::time::Duration;
-use stillpoint_migrate_testbed::{Cluster, available, until};
+use stillpoint_testing::{
+    postgresql::{Cluster, available},
+    wait::until,
+};
 use tokio_postgres::NoTls;
 
 fn signal(signal: rustix::process::Signal) {

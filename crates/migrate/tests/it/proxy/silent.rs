@@ -6,7 +6,10 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use stillpoint_migrate_testbed::{Cluster, available, free_port};
+use stillpoint_testing::{
+    port::free_port,
+    postgresql::{Cluster, available},
+};
 
 const CROWD: usize = 1000;
 /// Of the proxy, which is in this process.

@@ -1,13 +1,18 @@
 //! What opens a connection is read once: a client is served as the one whom rules and passwords were about, or not at all.
 
-use crate::proxy::support::{Proxy, certificate, error_field, next_message, prepare, psql, raw, runtime, server, startup};
+use crate::proxy::support::{
+    Proxy, certificate, error_field, next_message, prepare, psql, raw, runtime, server, startup,
+};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use stillpoint_migrate_proxy::control::{Reply, Request, Status};
-use stillpoint_migrate_testbed::{Cluster, available, until};
 use stillpoint_migrate_wire::{frontend, scram};
+use stillpoint_testing::{
+    postgresql::{Cluster, available},
+    wait::until,
+};
 use tempfile::TempDir;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::{CertificateDer, pem::PemObject};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use stillpoint_migrate_proxy::control::{Phase, Reply, Request};
-use stillpoint_migrate_testbed::{Cluster, available};
+use stillpoint_testing::postgresql::{Cluster, available};
 use tokio_postgres::{AsyncMessage, NoTls};
 
 /// Two servers that tell who they are, and a proxy in front of the first.
@@ -328,7 +328,7 @@ fn sessions_under_load_move_without_an_error() {
     let sessions =
         "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
     for cluster in [&a, &b] {
-        stillpoint_migrate_testbed::until("all sessions to be gone", || {
+        stillpoint_testing::wait::until("all sessions to be gone", || {
             (cluster.sql("postgres", sessions) == "0").then_some(())
         });
     }

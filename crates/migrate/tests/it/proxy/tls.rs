@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::process::Command;
 use stillpoint_migrate_proxy::control::Reply;
-use stillpoint_migrate_testbed::{Cluster, available};
+use stillpoint_testing::postgresql::{Cluster, available};
 use tempfile::TempDir;
 
 fn encrypted(roles: &str) -> Cluster {
@@ -24,7 +24,7 @@ fn encrypted(roles: &str) -> Cluster {
     fs::write(cluster.data_dir().join("pg_hba.conf"), hba).expect("write pg_hba.conf");
     cluster.sql("postgres", "ALTER SYSTEM SET ssl = on");
     cluster.sql("postgres", "SELECT pg_reload_conf()");
-    stillpoint_migrate_testbed::until("the server to speak TLS", || {
+    stillpoint_testing::wait::until("the server to speak TLS", || {
         (cluster.sql("postgres", "SHOW ssl") == "on").then_some(())
     });
     cluster

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::mpsc;
-use stillpoint_migrate_testbed::{Cluster, free_port};
+use stillpoint_testing::{port::free_port, postgresql::Cluster};
 
 /// The proxy ends with the process.
 pub struct Front {

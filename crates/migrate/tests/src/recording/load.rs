@@ -6,7 +6,7 @@ use crate::Random;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use stillpoint_migrate_testbed::Cluster;
+use stillpoint_testing::postgresql::Cluster;
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 use tokio_postgres::{Client, NoTls};

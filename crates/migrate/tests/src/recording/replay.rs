@@ -5,7 +5,7 @@ use super::record::{Recording, SUMS};
 use std::time::{Duration, Instant};
 use stillpoint_migrate_engine::spoken::{Replay, Way};
 use stillpoint_migrate_engine::{Error, Server};
-use stillpoint_migrate_testbed::{Cluster, until};
+use stillpoint_testing::{postgresql::Cluster, wait::until};
 
 /// A replay that reports nothing for so long hangs.
 const PATIENCE: Duration = Duration::from_secs(120);

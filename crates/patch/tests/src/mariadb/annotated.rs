@@ -93,8 +93,8 @@ fn made(mut packaged: Packaged, library: &Path) -> Annotated {
     let shelf = shelf.canonicalize().expect("the directory is there");
     let library = &library.canonicalize().expect("the library is there");
     let build = shelf.join("build");
-    let integration =
-        Integration::read(&workspace_root().join("crates/patch/integrations/mariadb")).unwrap_or_else(|e| panic!("{e}"));
+    let integration = Integration::read(&workspace_root().join("crates/patch/integrations/mariadb"))
+        .unwrap_or_else(|e| panic!("{e}"));
     let tree = shelf.join("tree");
     // What was sealed and is not whole was damaged since; what has no seal was cut off, and ninja knows what it had finished.
     let sealed = [&tree, &build].map(|dir| (dir.with_extension("seal").exists(), cache::is_sealed(dir)));

@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
-use stillpoint_kernel_tests::clients::{switch, until_done};
-use stillpoint_kernel_tests::{Clock, Guest, Machine, Shape};
 use stillpoint_measure::figure::{Axis, Curve, Figure};
+use stillpoint_testing::machine::clients::{switch, until_done};
+use stillpoint_testing::machine::{Clock, Guest, Machine, Shape};
 
 const WAYS: [(&str, &str); 5] = [
     ("basic", "basic (criu, disk)"),

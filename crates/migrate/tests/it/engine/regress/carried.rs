@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use stillpoint_events::EventKind;
 use stillpoint_migrate_engine::{Capture, Observer, Options, check, finish, run};
-use stillpoint_migrate_testbed::{Cluster, Regression};
+use stillpoint_testing::postgresql::{Cluster, Regression};
 
 /// What `check` refuses is taken away before the migration: what it is, and statements that do so.
 const REFUSED: &[(&str, &str)] = &[

@@ -10,7 +10,11 @@ use stillpoint_migrate_proxy::control::{
     Activity, CounterStatus, Phase, Reply, Request, SessionStatus, Status, TargetSpec, TenantStatus,
 };
 use stillpoint_migrate_proxy::{Server as ProxyServer, ServerTls};
-use stillpoint_migrate_testbed::{Cluster, Load, Programs, free_port, until};
+use stillpoint_testing::{
+    port::free_port,
+    postgresql::{Cluster, Load, Programs},
+    wait::until,
+};
 
 /// Two servers with a state directory and a control socket that behaves as the proxy's, with load that is ended by a
 /// pause instead of being held.

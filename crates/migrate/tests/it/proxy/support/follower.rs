@@ -7,7 +7,7 @@ use std::process::Stdio;
 use stillpoint_migrate_proxy::control::rows::{Did, Row, Syncset as Rows, TableShape};
 use stillpoint_migrate_proxy::control::{Client, Reply, Request};
 use stillpoint_migrate_replay::{Limits, Mode, Player, Scheduler, Stamp, Syncset, Token};
-use stillpoint_migrate_testbed::Cluster;
+use stillpoint_testing::postgresql::Cluster;
 use tokio::sync::mpsc;
 use tokio_postgres::{NoTls, SimpleQueryMessage};
 

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 use stillpoint_migrate_proxy::control::{Client, Reply, Request, TargetSpec};
-use stillpoint_migrate_testbed::{Cluster, free_port, tied};
+use stillpoint_testing::{child::tied, port::free_port, postgresql::Cluster};
 use tempfile::TempDir;
 use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;

@@ -10,8 +10,8 @@ mod chart;
 use std::process::ExitCode;
 use std::time::Duration;
 use stillpoint_migrate_replay::Mode;
-use stillpoint_migrate_testbed::available;
 use stillpoint_migrate_tests::recording::{Front, Recording, Replayed, Target, Way, record};
+use stillpoint_testing::postgresql::available;
 
 /// As a server comes; memory as the machine has it.
 const SETTINGS: [&str; 4] = ["fsync=on", "shared_buffers=256MB", "max_wal_size=2GB", "max_connections=300"];

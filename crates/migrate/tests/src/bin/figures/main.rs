@@ -24,7 +24,7 @@ mod tenants;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
-use stillpoint_migrate_testbed::available;
+use stillpoint_testing::postgresql::available;
 
 /// A page, its values, and drawings with what is added to their files' names.
 pub(crate) struct Page {

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use stillpoint_events::EventKind;
 use stillpoint_measure::postgres::{PostgresLoad, PostgresPlan, Work, prepare};
 use stillpoint_measure::record::Record;
-use stillpoint_migrate_testbed::Cluster;
 use stillpoint_migrate_tests::processors::{pin, processors};
 use stillpoint_migrate_tests::{Ended, Stage};
+use stillpoint_testing::postgresql::Cluster;
 
 /// As a server comes; memory as the machine has it.
 const SETTINGS: [&str; 5] =

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use stillpoint_events::{Event, EventKind};
-use stillpoint_migrate_testbed::{Cluster, within};
 use stillpoint_migrate_tests::Stage;
 use stillpoint_testing::packages::{Binary, binary};
+use stillpoint_testing::{postgresql::Cluster, wait::within};
 
 /// A copy that takes longer has failed.
 const LIMIT: Duration = Duration::from_secs(580);

@@ -7,8 +7,8 @@ use crate::{Raw, Size, against, cluster, of_rounds, spread};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use stillpoint_events::EventKind;
-use stillpoint_migrate_testbed::{Cluster, Load};
 use stillpoint_migrate_tests::Stage;
+use stillpoint_testing::postgresql::{Cluster, Load};
 
 /// Sessions, and transactions a second of all together: the machine is not full.
 const SESSIONS: u32 = 64;

@@ -5,9 +5,9 @@ use crate::pgbench::{answers, now_s, of_event_s};
 use crate::{Raw, cluster};
 use std::time::Duration;
 use stillpoint_events::{Event, EventKind};
-use stillpoint_migrate_testbed::Cluster;
 use stillpoint_migrate_tests::Stage;
 use stillpoint_migrate_tests::processors::{pin, processors};
+use stillpoint_testing::postgresql::Cluster;
 
 /// About 450 MB.
 const SCALE: &str = "30";

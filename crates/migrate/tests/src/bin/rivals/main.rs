@@ -15,7 +15,7 @@ mod phases;
 mod rate;
 
 use std::process::ExitCode;
-use stillpoint_migrate_testbed::{Cluster, available};
+use stillpoint_testing::postgresql::{Cluster, available};
 
 /// As a server comes, but for its log; memory as the machine has it.
 const SETTINGS: [&str; 4] = ["wal_level=logical", "fsync=on", "shared_buffers=256MB", "max_wal_size=2GB"];

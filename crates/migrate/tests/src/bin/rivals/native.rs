@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use stillpoint_migrate_testbed::{Cluster, free_port, until};
+use stillpoint_testing::{port::free_port, postgresql::Cluster, wait::until};
 
 /// Debian's.
 const PGBOUNCER: &str = "/usr/sbin/pgbouncer";

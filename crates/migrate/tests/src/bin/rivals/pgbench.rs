@@ -2,7 +2,7 @@
 
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
-use stillpoint_migrate_testbed::Cluster;
+use stillpoint_testing::postgresql::Cluster;
 
 /// One transaction.
 #[derive(Debug, Clone, Copy)]

@@ -5,8 +5,8 @@ use crate::{Raw, Size, against, cluster, of_rounds, spread};
 use rustix::process::Signal;
 use std::time::Instant;
 use stillpoint_events::{Event, EventKind};
-use stillpoint_migrate_testbed::Cluster;
 use stillpoint_migrate_tests::Stage;
+use stillpoint_testing::postgresql::Cluster;
 
 /// Clients that make the backlog, by transactions of pgbench's own kind: three updates and an insert each.
 const CLIENTS: u32 = 8;

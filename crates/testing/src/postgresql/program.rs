@@ -1,9 +1,9 @@
 //! Debian's programs, run as `postgres`.
 
+use crate::{Unavailable, packages};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use stillpoint_testing::{Unavailable, packages};
 
 /// The major version that Debian 12 has.
 pub(crate) const MAJOR: u32 = 15;
@@ -30,7 +30,7 @@ impl Programs {
             false if major == MAJOR && packages::foreign_release().is_some() => match Programs::unpacked(None) {
                 Ok(programs) => return programs,
                 Err(why) => {
-                    stillpoint_testing::skipped(why);
+                    crate::skipped(why);
                     installed
                 }
             },
@@ -94,7 +94,7 @@ pub(crate) fn version_with_source() -> Result<String, Unavailable> {
 }
 
 fn beside() -> PathBuf {
-    stillpoint_testing::recipes::postgresql().map_or_else(|_| PathBuf::from("/nonexistent"), |entry| entry.join("root"))
+    crate::recipes::postgresql().map_or_else(|_| PathBuf::from("/nonexistent"), |entry| entry.join("root"))
 }
 
 /// Whether clusters of [`NEWER`] can be started too; what is missing is downloaded beside the system. Says why not.
@@ -105,13 +105,13 @@ pub fn newer_available() -> bool {
     if Programs::of_major(NEWER).exist() {
         return true;
     }
-    stillpoint_testing::recipes::postgresql().inspect_err(|why| stillpoint_testing::skipped(why)).is_ok()
+    crate::recipes::postgresql().inspect_err(|why| crate::skipped(why)).is_ok()
 }
 
 /// Whether clusters can be started here. Says why not; with `REQUIRE_ALL=1` it panics instead. The calling test has a limited
-/// time from here on ([`stillpoint_testing::patience`]).
+/// time from here on ([`crate::patience`]).
 pub fn available() -> bool {
-    stillpoint_testing::patience::begin();
+    crate::patience::begin();
     let why = if !rustix::process::geteuid().is_root() {
         "clusters are started as `postgres`, which takes root"
     } else if !Programs::of_major(MAJOR).exist() {
@@ -119,7 +119,7 @@ pub fn available() -> bool {
     } else {
         return true;
     };
-    stillpoint_testing::skipped(why);
+    crate::skipped(why);
     false
 }
 

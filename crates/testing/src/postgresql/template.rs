@@ -2,13 +2,13 @@
 //!
 //! A copy gets a system identifier of its own, as if `initdb` had made it: telling servers apart by it is part of what is tested.
 
-use crate::program::{Programs, postgres_ids};
+use super::program::{Programs, postgres_ids};
+use crate::{Unavailable, recipes};
 use std::fs::Permissions;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use stillpoint_testing::{Unavailable, recipes};
 
 const OPTIONS: [&str; 8] = ["-N", "-A", "trust", "-U", "postgres", "--locale=C", "-E", "UTF8"];
 

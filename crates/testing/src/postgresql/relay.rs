@@ -35,7 +35,8 @@ impl Relay {
     /// A network that stands, to `port` of 127.0.0.1.
     #[track_caller]
     pub fn to(port: u16) -> Relay {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, crate::free_port())).expect("listen on a free port");
+        let listener =
+            TcpListener::bind((Ipv4Addr::LOCALHOST, crate::port::free_port())).expect("listen on a free port");
         let network = Arc::new(Network {
             to: port,
             stalled: AtomicBool::new(false),

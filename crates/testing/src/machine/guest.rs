@@ -1,10 +1,10 @@
 //! What `setup/guest` makes.
 
-use crate::machine::EMULATOR_BROKE;
+use super::machine::EMULATOR_BROKE;
+use crate::{Unavailable, recipes, skipped, workspace_root};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use stillpoint_testing::{Unavailable, recipes, skipped};
 
 /// Beginnings of a test whose emulator breaks.
 const ATTEMPTS: usize = 3;
@@ -115,13 +115,7 @@ fn kernels(dir: &Path) -> Result<Vec<String>, String> {
     Ok(kernels)
 }
 
-/// The source tree.
-fn root() -> PathBuf {
-    let tree = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..");
-    tree.canonicalize().unwrap_or(tree)
-}
-
 /// Where the files lie that are installed with the tool.
 pub(crate) fn packaging() -> PathBuf {
-    root().join("packaging")
+    workspace_root().join("packaging")
 }

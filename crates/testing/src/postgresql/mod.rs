@@ -12,7 +12,7 @@
 //! What it does not do: it measures nothing, and it knows nothing of the product. It is for `[dev-dependencies]` alone.
 //!
 //! ```no_run
-//! # use stillpoint_migrate_testbed::{Cluster, available};
+//! # use stillpoint_testing::postgresql::{Cluster, available};
 //! if !available() { return }
 //! let source = Cluster::start(&["wal_level=logical"]);
 //! source.sql("postgres", "CREATE DATABASE shop");
@@ -22,7 +22,6 @@
 //! let outcome = load.finish();
 //! assert_eq!(outcome.failed, 0, "{}", outcome.text);
 //! ```
-#![forbid(unsafe_code)]
 
 mod cluster;
 mod disk;
@@ -38,7 +37,3 @@ pub use load::{Load, LoadOutcome};
 pub use program::{NEWER, Programs, available, newer_available};
 pub use regress::Regression;
 pub use relay::Relay;
-pub use stillpoint_testing::child::{Guarded, tied};
-pub use stillpoint_testing::port::free_port;
-pub use stillpoint_testing::skipped;
-pub use stillpoint_testing::wait::{until, within};

@@ -1,8 +1,8 @@
 //! PostgreSQL's own regression tests, and a server of exactly their version.
 
-use crate::program::{Programs, version_with_source};
+use super::program::{Programs, version_with_source};
+use crate::{Unavailable, recipes};
 use std::path::{Path, PathBuf};
-use stillpoint_testing::{Unavailable, recipes};
 
 /// Tests, expected output and library of one version. Those of another version may name functions that the server does not have.
 #[derive(Debug, Clone)]

@@ -1,6 +1,6 @@
-//! The testbed itself: what the other tests stand on.
+//! Clusters of PostgreSQL, on which other tests run.
 
-use stillpoint_migrate_testbed::{Cluster, available};
+use stillpoint_testing::postgresql::{Cluster, available};
 
 #[test]
 fn a_cluster_lives_crashes_and_comes_back() {

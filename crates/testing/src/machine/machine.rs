@@ -1,8 +1,10 @@
 //! One emulated machine.
 
-use crate::guest::{Guest, packaging};
-use crate::network::{Door, Network};
-use crate::shell::{Output, Shell};
+use super::guest::{Guest, packaging};
+use super::network::{Door, Network};
+use super::shell::{Output, Shell};
+use crate::child::{Guarded, tied};
+use crate::wait;
 use std::fs;
 use std::io::Write;
 use std::net::TcpStream;
@@ -10,8 +12,6 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use stillpoint_testing::child::{Guarded, tied};
-use stillpoint_testing::wait;
 use tempfile::TempDir;
 
 /// A boot under emulation, on a busy machine.

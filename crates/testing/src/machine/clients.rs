@@ -1,7 +1,9 @@
 //! Clients that must not notice a switch, and what a machine needs before its units can go along.
 
-use crate::machine::LOOK_INTERVAL;
-use crate::{Door, Machine};
+use super::machine::LOOK_INTERVAL;
+use super::{Door, Machine};
+use crate::long::is_soak;
+use crate::wait;
 use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
 use postgres_protocol::message::backend::Message;
@@ -12,8 +14,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use stillpoint_testing::long::is_soak;
-use stillpoint_testing::wait;
 
 /// Debian's unit of PostgreSQL's first cluster.
 pub const POSTGRESQL: &str = "postgresql@15-main";

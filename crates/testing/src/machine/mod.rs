@@ -10,12 +10,11 @@
 //! **It does not** use hardware virtualisation: everything runs slowly, and what a test waits for are conditions.
 //!
 //! ```no_run
-//! use stillpoint_kernel_tests::{Guest, Machine};
+//! use stillpoint_testing::machine::{Guest, Machine};
 //! let guest = Guest::build().unwrap();
 //! let mut machine = Machine::boot(&guest, &guest.kernels[0], "target/debug/stillpoint".as_ref());
 //! println!("{}", machine.ok("uname -r"));
 //! ```
-#![forbid(unsafe_code)]
 
 pub mod clients;
 mod guest;

@@ -1,16 +1,16 @@
 //! A cluster: data directory, port and socket of its own.
 
-use crate::program::{MAJOR, Programs, as_postgres, postgres_ids};
-use crate::template;
-use crate::{Load, LoadOutcome, SmallDisk};
+use super::program::{MAJOR, Programs, as_postgres, postgres_ids};
+use super::template;
+use super::{Load, LoadOutcome, SmallDisk};
+use crate::port::free_port;
+use crate::wait::{until, within};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use stillpoint_testing::port::free_port;
-use stillpoint_testing::wait::{until, within};
 use tempfile::TempDir;
 
 /// What every cluster of ours is set to: the tests are about protocol and state, not about disks.

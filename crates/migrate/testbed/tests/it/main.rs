@@ -1,3 +1,0 @@
-//! The clusters that other tests run on.
-
-mod cluster;
