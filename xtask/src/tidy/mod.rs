@@ -2,6 +2,7 @@
 
 mod docs;
 mod files;
+mod house;
 mod layers;
 mod lexer;
 mod purity;
@@ -44,6 +45,7 @@ fn findings(tree: &Tree) -> Vec<Finding> {
     let rules = [
         layers::directions,
         layers::manifests,
+        house::one_home_for_tests,
         purity::pure_crates,
         purity::unsafe_only_at_the_edge,
         files::opened_in_one_place,
@@ -65,6 +67,9 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
     let tree = Tree::load(root)?;
     for note in text::long_files(&tree) {
         println!("note: {note}");
+    }
+    for (package, files) in house::large_cycles(&tree) {
+        println!("note: {package}: {} files import each other: {}", files.len(), files.join(", "));
     }
     let findings = findings(&tree);
     for finding in &findings {
