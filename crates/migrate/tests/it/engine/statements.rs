@@ -297,7 +297,7 @@ async fn a_killed_run_begins_anew() {
     let places = [shop.bench.source.conninfo("shop"), shop.bench.target.conninfo("shop")];
     let paths = [&shop.options.proxy, &shop.options.state].map(|path| path.to_str().expect("a path").to_owned());
     let mut child = Command::new(std::env::current_exe().expect("this program"))
-        .args(["statements::moves_when_it_is_told_to", "--exact", "--nocapture"])
+        .args(["engine::statements::moves_when_it_is_told_to", "--exact", "--nocapture"])
         .env(TOLD, [places, paths].concat().join("\n"))
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

@@ -98,7 +98,8 @@ fn who_says_nothing_or_says_it_slowly_is_not_waited_for() {
 
 #[test]
 fn a_client_that_does_not_read_holds_up_nobody_and_fills_no_memory() {
-    if ran_elsewhere("hostile::a_client_that_does_not_read_holds_up_nobody_and_fills_no_memory") || !available() {
+    if ran_elsewhere("proxy::hostile::a_client_that_does_not_read_holds_up_nobody_and_fills_no_memory") || !available()
+    {
         return;
     }
     // one thread for all sessions
@@ -437,7 +438,8 @@ fn behind_the_login_who_is_slow_is_served_and_holds_up_nobody() {
 
 #[test]
 fn behind_the_login_who_does_not_read_holds_up_nobody_and_fills_no_memory() {
-    if ran_elsewhere("hostile::behind_the_login_who_does_not_read_holds_up_nobody_and_fills_no_memory") || !available()
+    if ran_elsewhere("proxy::hostile::behind_the_login_who_does_not_read_holds_up_nobody_and_fills_no_memory")
+        || !available()
     {
         return;
     }

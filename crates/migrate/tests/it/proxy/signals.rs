@@ -21,7 +21,7 @@ async fn connect(conninfo: &str) -> Result<tokio_postgres::Client, tokio_postgre
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_hangup_adds_a_tenant_and_the_end_waits_for_transactions() {
-    if ran_elsewhere("signals::a_hangup_adds_a_tenant_and_the_end_waits_for_transactions") || !available() {
+    if ran_elsewhere("proxy::signals::a_hangup_adds_a_tenant_and_the_end_waits_for_transactions") || !available() {
         return;
     }
     let cluster = Cluster::start(&[]);
