@@ -57,6 +57,7 @@ mod journal;
 mod lazy;
 mod machine_key;
 mod netlink;
+mod orphans;
 mod packet;
 mod page_server;
 mod passes;

@@ -9,7 +9,7 @@ use crate::error::At;
 use crate::progress::{Observer, Progress, now_ns};
 use crate::tree::Held;
 use crate::wake::both_ends;
-use crate::{Error, Image, MachineKey, Used, guard, host, used};
+use crate::{Error, Image, MachineKey, Used, guard, host, orphans, used};
 use procfs::process::Process;
 use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
 use std::ffi::OsString;
@@ -219,6 +219,13 @@ fn checked(
     progress.phase("addresses", || addresses::wait(image, options.address_limit, |text| progress.warn(text)))?;
     if let Some(daemon) = &mut daemon {
         progress.phase("daemon", || daemon.ready())?;
+    }
+    match orphans::destroy(image.dir()) {
+        Ok(0) => {}
+        Ok(count) => tracing::info!(count, "connections of an earlier restore, which still closed, are destroyed"),
+        Err(error) => {
+            progress.warn(format!("connections of an earlier restore may be in the way: {}", error.with_causes()));
+        }
     }
     let pid = progress.phase("restore", || run(options, image, (worker, daemon.as_mut()), stopped));
     if pid.is_err() {

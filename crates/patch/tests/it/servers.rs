@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
+use std::process::Command;
 use stillpoint_measure::clock::now_ns;
 use stillpoint_measure::record::{Outcome, Sample};
 use stillpoint_patch_tests::effects::EFFECTS;
@@ -11,6 +12,7 @@ use stillpoint_patch_tests::mariadb::traffic::{Plan, Traffic, Work};
 use stillpoint_patch_tests::mariadb::{Policy, packaged};
 use stillpoint_patch_tests::server::{Memcached, Redis};
 use stillpoint_patch_tests::{packages, skip, wait};
+use stillpoint_testing::packages::Binary;
 
 fn is_there(pid: i32) -> bool {
     PathBuf::from(format!("/proc/{pid}")).exists()
@@ -63,33 +65,49 @@ fn an_unknown_version_is_refused_by_name() {
     assert!(why.text().contains("5:0.0.0-0"), "{why}");
 }
 
+/// Asks a redis for every effect, and compares with the fixes that its package's changelog names; returns how many are not in it.
+fn effects_lacking(binary: &Binary) -> usize {
+    let root = binary.path.ancestors().nth(3).expect("usr/bin lies below the root");
+    let changelog = root.join("usr/share/doc/redis-server/changelog.Debian.gz");
+    let changelog = Command::new("zcat").arg(&changelog).output().expect("run zcat");
+    assert!(changelog.status.success(), "{changelog:?}");
+    let changelog = String::from_utf8_lossy(&changelog.stdout).into_owned();
+    let redis = Redis::start(binary, &[]);
+    let answers = EFFECTS.iter().map(|effect| {
+        let answer = effect.ask(redis.port()).unwrap_or_else(|e| panic!("{effect:?}: {e}"));
+        assert_eq!(answer.fixed, changelog.contains(effect.cve), "{effect:?}: {answer:?}");
+        answer.fixed
+    });
+    let lacking = answers.filter(|fixed| !fixed).count();
+    assert_eq!(redis.client().command(&["DBSIZE"]).unwrap().integer(), 0, "an effect leaves nothing behind");
+    lacking
+}
+
 #[test]
 fn every_effect_shows_on_debians_newest_redis() {
     let binary = match packages::redis(None) {
         Ok(binary) => binary,
         Err(why) => skip!(why),
     };
-    let redis = Redis::start(&binary, &[]);
-    for effect in EFFECTS {
-        let answer = effect.ask(redis.port()).unwrap_or_else(|e| panic!("{effect:?}: {e}"));
-        assert!(answer.fixed, "{effect:?}: {answer:?}");
-    }
-    assert_eq!(redis.client().command(&["DBSIZE"]).unwrap().integer(), 0, "an effect leaves nothing behind");
+    let lacking = effects_lacking(&binary);
+    assert!(lacking < EFFECTS.len(), "{lacking}");
 }
 
 #[test]
 fn debians_older_redis_lacks_the_newest_effect() {
-    let older = packages::versions("redis-server").ok().and_then(|versions| versions.get(1).cloned());
-    let Some(older) = older else { skip!("the archive offers one version of redis only") };
-    let binary = match packages::redis(Some(&older)) {
+    let versions = match packages::versions("redis-server") {
+        Ok(versions) => versions,
+        Err(why) => skip!(why),
+    };
+    let Some(older) = versions.get(1) else {
+        let why = packages::too_few("redis-server", &versions);
+        skip!(why)
+    };
+    let binary = match packages::redis(Some(older)) {
         Ok(binary) => binary,
         Err(why) => skip!(why),
     };
-    let redis = Redis::start(&binary, &[]);
-    for effect in EFFECTS {
-        let answer = effect.ask(redis.port()).unwrap_or_else(|e| panic!("{effect:?}: {e}"));
-        assert_eq!(answer.fixed, effect.cve < "CVE-2026-25243", "{effect:?}: {answer:?}");
-    }
+    assert!(effects_lacking(&binary) > 0);
 }
 
 #[test]

@@ -139,9 +139,13 @@ fn command(criu: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Moves this thread, and what it starts from here on, into a network of its own.
+/// Moves this thread, and what it starts from here on, into a network of its own. Nothing is downloaded from there: programs that tests
+/// run are unpacked before.
 #[track_caller]
 pub(crate) fn own_network() {
+    criu();
+    // where it cannot be had, the test says so when it starts it
+    let _ = packages::redis(None);
     unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace");
     assert!(run("ip link set lo up").is_ok());
 }
